@@ -14,7 +14,7 @@ INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINT
 RESULTS ?= benchmarks/results
 PYTHON_THERE ?= 3.12
 
-.PHONY: help train test test-all check streams prove faults bench gpu gpu-wheels docs clean
+.PHONY: help recipes train test test-all check streams prove faults bench gpu gpu-wheels docs clean
 
 help:
 	@echo "make train      train the demo, a byte-level GPT, to its end (about 3 minutes on 2 cores)"
@@ -27,6 +27,7 @@ help:
 	@echo "make docs       the documentation as a site, in build/site"
 	@echo "make gpu        tests and figures on a CUDA device, with the python3 that has torch there (ROWS=word for some)"
 	@echo "make gpu-wheels what make gpu needs beside torch, to be taken along (PYTHON_THERE=3.12)"
+	@echo "make recipes    trains recipes to their end, with three seeds: an hour (RECIPES=word for some)"
 	@echo "make bench      against plain loops and other trainers (NAME=overhead for one)"
 
 $(READY): pyproject.toml constraints.txt
@@ -64,6 +65,9 @@ prove: $(DEV_READY)
 
 faults: $(DEV_READY)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/run.py --faults '$(FAULTS)'
+
+recipes: $(DEV_READY)
+	OMP_NUM_THREADS=1 $(BIN)/python recipes/run.py --recipes '$(RECIPES)'
 
 bench: $(DEV_READY)
 	$(BIN)/python benchmarks/run.py $(NAME)

@@ -29,7 +29,7 @@ import peers  # noqa: E402
 from harness.imports import import_times  # noqa: E402
 from harness.rounds import Train, chunk_of, interleave  # noqa: E402
 from harness.row import Row, Times, compared, mean_of, read_rows, table, write_rows  # noqa: E402
-from harness.work import Work, mlp, transformer  # noqa: E402
+from harness.work import Work, mlp, transformer, vit  # noqa: E402
 
 RESULTS = HERE / "results" / "overhead.json"
 TUNED, AGAIN, ORDINARY, EVENSTEP = "tuned by hand", "tuned by hand, again", "as people write it", "evenstep"
@@ -73,6 +73,7 @@ CASES = {
         work=partial(mlp, num_microbatches=4), unit="us/microbatch", rounds=40, multiple=50, bound=1.05
     ),
     "transformer": Case(work=transformer, rounds=50, multiple=1, bound=1.00, noise=True),
+    "vit": Case(work=vit, rounds=50, multiple=1, bound=1.02),
 }
 
 

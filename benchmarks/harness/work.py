@@ -5,6 +5,8 @@ over ten thousand updates. The optimizer is AdamW with a constant learning rate 
 """
 
 from dataclasses import dataclass
+from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import torch
@@ -106,3 +108,11 @@ def transformer(*, num_microbatches: int = 1) -> Work:
     if num_microbatches > 1:
         name += f", accumulation {num_microbatches}"
     return Work(name=name, model=model, batches=batches, num_microbatches=num_microbatches)
+
+
+def vit() -> Work:
+    """The vision transformer of the recipe of that name, with batches of 64 images."""
+    torch.manual_seed(0)
+    recipe = run_path(str(Path(__file__).parents[2] / "recipes" / "vit" / "model.py"))
+    batches = [(torch.randn(64, 1, 8, 8), torch.randint(10, (64,))) for _ in range(16)]
+    return Work(name="vit 4 × 64, batch 64 × 16 patches", model=recipe["VisionTransformer"](), batches=batches)

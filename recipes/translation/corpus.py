@@ -7,6 +7,7 @@ what is installed differs from machine to machine, and the fingerprint says so.
 
 import gettext
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Literal
 from zlib import crc32
@@ -26,6 +27,7 @@ LOCALE = Path("/usr/share/locale")
 CONTEXT_MARK = "\x04"  # gettext puts it between a message's context and the message
 
 
+@cache
 def messages(language: str, root: Path = LOCALE) -> dict[str, str]:
     """The translations of `language`, by the English message; of several the first in order is kept.
 

@@ -173,7 +173,8 @@ class Translator(nn.Module):
             max_bytes: of each translation.
         """
         was_training = self.training
-        self.eval()
+        if was_training:
+            self.eval()
         encoded = self.encode(source)
         tokens = torch.full((len(source), 1), BEGIN, device=source.device)
         for _ in range(max_bytes):
@@ -181,11 +182,13 @@ class Translator(nn.Module):
             tokens = torch.cat([tokens, best], 1)
             if (tokens == END).any(1).all():
                 break
-        self.train(was_training)
-        return [_bytes(row) for row in tokens[:, 1:].tolist()]
+        if was_training:
+            self.train()
+        return [bytes_of(row) for row in tokens[:, 1:].tolist()]
 
 
-def _bytes(tokens: list[int]) -> bytes:
+def bytes_of(tokens: list[int]) -> bytes:
+    """A text up to its END."""
     end = tokens.index(END) if END in tokens else len(tokens)
     return bytes(token for token in tokens[:end] if token < 256)
 

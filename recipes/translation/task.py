@@ -5,16 +5,18 @@ stages, of which no rank holds all.
 """
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch.nn.functional as F
 from corpus import PAD, Pairs, padded
-from model import Translator
-from torch import Tensor
+from model import Translator, bytes_of
+from torch import Tensor, nn
 
 from evenstep import Hook, Loss, Task
 from evenstep.checkpoint import newest_checkpoint
@@ -43,6 +45,46 @@ class Translate(Task):
         valid = target != PAD
         right = ((output.argmax(-1) == target) & valid).sum()
         return Loss(nats, metrics={"accuracy": (right, valid.sum())})
+
+
+def bleu_of(counts: Mapping[str, float]) -> float:
+    """Corpus BLEU from the counts of all sentences, as sacrebleu makes it of them."""
+    matches, totals = ([int(counts[f"{kind}{n}"]) for n in range(1, 5)] for kind in ("match", "total"))
+    lengths = {"sys_len": int(counts["written"]), "ref_len": int(counts["wanted"])}
+    return import_module("sacrebleu").BLEU.compute_bleu(matches, totals, **lengths, smooth_method="exp").score
+
+
+class ScoredTranslate(Translate):
+    """The same, and in evaluations `valid/bleu`, of what the model translates greedily: for a model that is whole.
+
+    Args:
+        max_bytes: of each translation.
+
+    Reference: Papineni et al., "BLEU: a method for automatic evaluation of machine translation", ACL 2002, equations 1
+    to 3, as sacrebleu counts.
+    """
+
+    derived = MappingProxyType({"bleu": bleu_of})
+
+    def __init__(self, *, max_bytes: int = 48) -> None:
+        if find_spec("sacrebleu") is None:
+            raise MissingExtraError("sacrebleu", "translation")
+        self.max_bytes = max_bytes
+
+    def evaluate(self, model: nn.Module, batch: Batch) -> Loss:
+        """The loss, and what BLEU counts in the translations of the batch."""
+        loss = cast("Loss", super().evaluate(model, batch))
+        mine = [text.decode(errors="replace") for text in translated(model, batch["source"], self.max_bytes)]
+        references = [bytes_of(row).decode() for row in batch["target"][:, 1:].tolist()]
+        score = import_module("sacrebleu").corpus_bleu(mine, [references])
+        matches = {f"match{n}": count for n, count in enumerate(score.counts, 1)}
+        totals = {f"total{n}": count for n, count in enumerate(score.totals, 1)}
+        return replace(loss, counts={**matches, **totals, "written": score.sys_len, "wanted": score.ref_len})
+
+
+def translated(model: nn.Module, source: Tensor, max_bytes: int) -> list[bytes]:
+    """What a whole `Translator` makes of sources."""
+    return cast("Translator", model).translate(source, max_bytes=max_bytes)
 
 
 class Translations(Hook):

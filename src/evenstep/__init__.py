@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from evenstep import data as data
     from evenstep import errors as errors
     from evenstep import events as events
+    from evenstep import lightning as lightning
     from evenstep import optim as optim
     from evenstep import parallel as parallel
     from evenstep import pipeline as pipeline
@@ -224,7 +225,7 @@ __all__ = [
     "load_weights",
 ]
 
-_PARTS = ("checkpoint", "data", "errors", "events", "optim", "parallel", "pipeline", "precision", "train")
+_PARTS = ("checkpoint", "data", "errors", "events", "lightning", "optim", "parallel", "pipeline", "precision", "train")
 _BESIDE = ("Constant", "Histogram", "Image", "Linear", "Step", "Text")  # that `*` leaves out: others have them, too
 _named, _ = lazy_names(
     __name__,

@@ -262,6 +262,12 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
     return cast("Any", module)._buffers
 
 
+def share_contents(view: nn.Module, module: nn.Module) -> None:
+    """Let one module hold all that another holds, also what is put there later."""
+    for name in ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"):
+        view.__dict__[name] = module.__dict__[name]
+
+
 TAKES_SCALE = "_step_supports_amp_scaling"
 """The attribute by which an optimizer says that its kernel takes `grad_scale` and `found_inf`."""
 

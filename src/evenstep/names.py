@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 LEARNED = ("task_coefficients", "task_balance")
 """The parts of a model that hold what is learned about its tasks: by coefficients, and by what combines gradients."""
 
+TASK_PARAMETERS = "task_parameters"
+"""The part of a model that holds what its tasks train of their own."""
+
 _WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 

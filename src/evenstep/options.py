@@ -327,10 +327,10 @@ def check_task_names(names: Iterable[str]) -> None:
 def check_evaluation_names(names: Iterable[str]) -> None:
     """Raise ArgumentError for a name of an evaluation that would mix its metrics with others."""
     for name in names:
-        if name in ("train", "perf") or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        if name in ("train", "perf", "progress") or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
             raise ArgumentError(
-                f'`{name}` must have a name of letters, digits, `_` and `-` that isn\'t "train" or '
-                f'"perf", which other metrics begin with; call it "valid" or "test".'
+                f'`{name}` must have a name of letters, digits, `_` and `-` that isn\'t "train", '
+                f'"perf" or "progress", which other metrics begin with; call it "valid" or "test".'
             )
 
 

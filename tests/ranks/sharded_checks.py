@@ -504,6 +504,68 @@ def a_fused_optimizer_is_refused_where_bits_must_be_equal(group: Group) -> objec
     return "not refused"
 
 
+class Centers(Task):
+    """The distance to the trained center of a label, in a block of its own, times a trained scale."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.blocks = nn.ModuleList([nn.Linear(3, 1).double()])
+        self.scale = nn.Parameter(torch.tensor([0.5], dtype=torch.float64))
+        with torch.no_grad():
+            for one in self.blocks.parameters():
+                one.copy_(torch.randn(one.shape, generator=generator))
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        wanted = self.blocks[0](batch[0]) * self.scale
+        return ((output - wanted) ** 2).sum() + (wanted.squeeze(-1) - batch[1]).square().sum()
+
+
+def what_a_task_trains_is_that_of_one_process(group: Group) -> object:
+    """Reduced, clipped, averaged, saved whole, gone on with by another strategy; on a model in lists or in a row."""
+
+    def run(strategy: Strategy, kind: Callable[[], nn.Module], *, updates: int, state: Any = None) -> Any:
+        model, task = kind(), Centers()
+        groups = [{"params": list(model.parameters())}, {"params": [*task.blocks.parameters(), task.scale]}]
+        one = Trainer(
+            model=model,
+            task=task,
+            optimizer=torch.optim.AdamW(groups, lr=0.05),
+            data=MapData(DOUBLE, global_batch_size=8, micro_batch_size=2),
+            strategy=strategy,
+            updates=updates,
+            device="cpu",
+            train=Training(clip_norm=0.5, ema=Ema(decay=0.7), check_loss=False),
+        )
+        if state is not None:
+            one.load_state_dict(state)
+        one.train()
+        state = one.state_dict()
+        averages = {f"average {name}": value for name, value in state["ema"].items()}
+        return state, {**state["model"], **averages}
+
+    def row() -> nn.Module:
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+
+    def listed() -> nn.Module:
+        model = Heads().double()
+        model.norm = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]  # whose statistics ranks average
+        return model
+
+    wrong: list[str] = []
+    for name, kind in (("row", row), ("listed", listed)):
+        for shards, alone in ((Fsdp, Single), (OrderedFsdp, Ordered)):
+            (_, ours), (_, theirs) = run(shards(group), kind, updates=4), run(alone(), kind, updates=4)
+            half, _ = run(shards(group), kind, updates=2)
+            (_, again), (_, moved) = (run(one, kind, updates=4, state=half) for one in (shards(group), alone()))
+            exact = 0.0 if shards is OrderedFsdp else 1e-12
+            apart = {"one process": near(ours, theirs), "resumed": near(ours, again), "moved": near(ours, moved)}
+            wrong += [f"{name} {shards.__name__} {what} {far:g}" for what, far in apart.items() if far > exact]
+            if not any(one.startswith("task_parameters.blocks") for one in ours):
+                wrong.append("no task_parameters")
+    return wrong
+
+
 def main() -> None:
     torch.set_num_threads(1)
     group = Processes(torch.device("cpu"), timeout_s=60)

@@ -42,8 +42,10 @@ ALLOWED: dict[str, set[str]] = {
     "train": {"pipeline", "parallel", *LEAVES, OPTIONS},
     "config": {*CORE, OPTIONS, "extras"},  # whose constructors hold the defaults
     "extras": CORE,  # what not every run needs: the core knows it by name only (`plugins`)
+    "hf": CORE,  # models of transformers, which the core does not know
+    "lightning": CORE,  # an adapter for who has one of its modules; it imports no Lightning
     "builders": {*CORE, OPTIONS, "config", "extras"},
-    "cli": {*CORE, OPTIONS, "builders", "config", "extras"},
+    "cli": {*CORE, OPTIONS, "builders", "config", "extras", "hf"},
     "__init__": {*CORE, OPTIONS},
     "__main__": {"cli"},
 }
@@ -109,7 +111,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     assert not {str(path.relative_to(SOURCE)) for path in left}
 
 
-@pytest.mark.parametrize("package", ["", *sorted(CORE), "extras.elastic", "extras.multitask"])
+@pytest.mark.parametrize("package", ["", *sorted(CORE), "extras.elastic", "extras.multitask", "hf"])
 def test_lazy_names_come_from_where_type_checkers_are_told(package: str) -> None:
     """The names that a package imports on first use stand in it twice: for type checkers and for Python."""
     module = import_module(f"evenstep.{package}".rstrip("."))
@@ -134,6 +136,7 @@ def test_there_is_no_dumping_ground() -> None:
 
 def test_the_library_imports_neither_config_nor_command_line_nor_heavy_extras() -> None:
     heavy = ["rich", "pydantic", "tensorboard", "jinja2", "safetensors", "sklearn", "evenstep.config", "evenstep.cli"]
+    heavy += ["transformers", "peft", "evenstep.hf"]
     heavy += ["evenstep.extras", "evenstep.checkpoint.planning", "evenstep.pipeline.schedules.zb_v"]
     code = f"import sys, evenstep; evenstep.Trainer; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

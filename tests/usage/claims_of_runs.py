@@ -52,6 +52,20 @@ AREAS = (
                 "unit/train/test_optimizers.py::"
                 "test_an_optimizer_with_modes_is_put_in_training_mode_and_evaluates_its_other_parameters",
             ),
+            works(
+                "torchao's optimizers with state of 8 and 4 bits (extra `quantization`): resumed with the same "
+                "bits, also on ranks with `ordered` and `zero1`",
+                "usage/test_schedules.py::test_state_in_8_and_4_bits_is_resumed_to_the_bit",
+                "usage/test_schedules.py::"
+                "test_state_in_8_bits_on_ranks_has_the_bits_of_one_process_resumes_and_is_refused_on_shards",
+            ),
+            refused(
+                "torchao's optimizers with `fsdp`, with random rounding, and those that are not known",
+                "usage/test_schedules.py::"
+                "test_state_in_8_bits_on_ranks_has_the_bits_of_one_process_resumes_and_is_refused_on_shards",
+                "unit/optim/test_low_bit.py::test_rounding_by_random_numbers_that_no_resumed_run_would_draw_is_refused",
+                "unit/optim/test_low_bit.py::test_another_optimizer_of_torchao_is_refused_by_name",
+            ),
             refused(
                 "on `fsdp`: what is not known to step each element by itself",
                 "unit/train/test_optimizers.py::"
@@ -157,7 +171,8 @@ AREAS = (
                 "test_a_schedule_free_optimizer_has_its_modes_switched_on_every_strategy_and_resumes",
             ),
             refused(
-                "a parameter of two groups, a pattern that takes none, state in 8 bits where checkpoints are kept",
+                "a parameter of two groups, a pattern that takes none, state of unknown classes of tensors where "
+                "checkpoints are kept",
                 "unit/train/test_grouped.py::test_what_cannot_be_is_refused_in_a_line",
                 "usage/test_schedules.py::test_a_state_of_somebodys_own_tensors_is_refused_after_the_first_step",
             ),

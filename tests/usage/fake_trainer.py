@@ -11,6 +11,12 @@ from evenstep.events import Storage
 @dataclass
 class FakeProgress:
     update: int = 0
+    samples: int = 0
+
+
+class FakePhases:
+    def take(self) -> dict[str, float]:
+        return {"data": 1.0, "forward": 0.5, "save": 0.0}
 
 
 @dataclass
@@ -22,6 +28,7 @@ class FakeTrainer:
     updates: int | None = 100
     evaluations: dict[str, object] = field(default_factory=lambda: {"valid": None})
     progress: FakeProgress = field(default_factory=FakeProgress)
+    phases: FakePhases = field(default_factory=FakePhases)
     layout: dict[str, object] = field(default_factory=lambda: {"ranks": 1})
     resumed_from: str | None = None
 

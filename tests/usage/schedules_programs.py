@@ -22,12 +22,14 @@ from evenstep import (
     Single,
     Task,
     Trainer,
+    Training,
     find_lr,
     grouped_optimizer,
 )
 from evenstep.data import Position
 from evenstep.errors import ArgumentError
 from evenstep.events import UpdateEnd
+from evenstep.parallel import Ordered
 
 POINTS = [(torch.randn(4, generator=torch.Generator().manual_seed(n)), torch.tensor([n % 3 / 2])) for n in range(24)]
 
@@ -192,6 +194,68 @@ def eight_bits(kind: Any, folder: str | None = None) -> float:
         log=Logging(writers=()),
     )
     return trainer.train().metrics["train/loss"]
+
+
+def low_bit(kind: str, strategy: str, stop: int | None = None, folder: str | None = None, group: Any = None) -> str:
+    """A digest of the parameters after 6 updates with an optimizer of torchao, in eager mode, or why it is refused."""
+    import torchao.optim
+
+    class StopAt(Hook):
+        def after_update(self, event: UpdateEnd) -> None:
+            if event.update == stop:
+                self.trainer.request_stop("test")
+
+    torch.compiler.set_stance("force_eager")  # compiling its step takes as long as all else
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 128), nn.Linear(128, 64), nn.Linear(64, 1))
+    mesh = Mesh.of(group, pipeline=2) if strategy == "stages" else None
+    model: nn.Module = net if mesh is None else PipelineModel(net, mesh=mesh, schedule="1f1b")
+    try:
+        trainer = Trainer(
+            model=model,
+            task=Square(),
+            optimizer=getattr(torchao.optim, kind)(model.parameters(), lr=1e-2),
+            data=MapData(POINTS, global_batch_size=8, micro_batch_size=2),
+            updates=6,
+            device="cpu",
+            strategy=strategy_named(strategy, group) if mesh is None else Ordered(mesh.data),
+            folder=folder,
+            hooks=[StopAt()],
+            train=Training(clip_norm=1.0),
+            checkpoint=Checkpointing(asynchronous=False),
+            log=Logging(writers=()),
+        )
+        if folder is not None:
+            trainer.resume()
+        trainer.train()
+    except ArgumentError as error:
+        return str(error)
+    finally:
+        torch.compiler.set_stance("default")
+    own = {type(one.get("exp_avg")).__name__ for one in trainer.optimizer.state.values()}
+    assert mesh is not None or any(name.startswith("OptimState") for name in own), own  # a stage may have small ones
+    state = trainer.state_dict()  # all together
+    if mesh is not None and not trainer.is_first_rank:  # which has the whole
+        return ""
+    return digest({**state["model"], **_flat(state["optimizer"]["state"])})
+
+
+def low_bit_resumed(kind: str, folder: str) -> dict[str, str]:
+    """What `low_bit` gives on these ranks with each strategy, stopped and resumed where it is not refused."""
+    results: dict[str, str] = {}
+    group = group_of_ranks()
+    for strategy in ("ordered", "ordered-zero1", "stages", "fsdp"):
+        own = f"{folder}/{strategy}"
+        refused = low_bit(kind, strategy, 3, own, group)
+        results[strategy] = refused if " " in refused else low_bit(kind, strategy, None, own, group)
+    return results
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Tensor]:
+    if isinstance(tree, Tensor):
+        return {prefix: tree.view(torch.uint8) if tree.itemsize == 1 else tree}
+    parts = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    return {name: one for key, part in parts for name, one in _flat(part, f"{prefix}.{key}").items()}
 
 
 def same(left: Any, right: Any) -> bool:

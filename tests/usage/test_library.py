@@ -504,7 +504,7 @@ MISTAKES = [
     (
         "evaluations",
         {"train": MapData(PAIRS, global_batch_size=4)},
-        '`train` must have a name .* that isn\'t "train" or "perf", which other metrics begin with',
+        '`train` must have a name .* that isn\'t "train", "perf" or "progress", which other metrics begin with',
     ),
     ("evaluations", {"a/b": MapData(PAIRS, global_batch_size=4)}, "`a/b` must have a name of letters, digits"),
     ("evaluations", {1: MapData(PAIRS, global_batch_size=4)}, "the names of `evaluations` must be words, but one is 1"),
@@ -514,7 +514,7 @@ MISTAKES = [
     (
         "log.writers",
         ["json"],
-        "`writers` must be one of console, jsonl, csv, tensorboard, wandb, mlflow, prometheus, but is 'json'; is it 'jsonl'?",
+        "`writers` must be one of console, jsonl, csv, tensorboard, wandb, mlflow, prometheus, but is 'json'; is it",
     ),
     ("log.writers", "tensorbord", "is it 'tensorboard'?"),
     ("log.writers", [JsonlWriter], "`writers` must hold instances of subclasses of `Writer`, but holds the class"),

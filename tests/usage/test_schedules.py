@@ -61,13 +61,36 @@ def test_a_schedule_free_optimizer_has_its_modes_switched_on_every_strategy_and_
         assert value == pytest.approx(loss, rel=1e-12), strategy
 
 
+LOW_BIT = ("AdamW8bit", "Adam8bit", "AdamW4bit", "Adam4bit", "AdamWFp8", "AdamFp8")
+
+
+@pytest.mark.filterwarnings("ignore")  # torchao warns of kernels that it can't load
+@pytest.mark.parametrize("kind", LOW_BIT)
+def test_state_in_8_and_4_bits_is_resumed_to_the_bit(kind: str, tmp_path: Path) -> None:
+    whole = schedules_programs.low_bit(kind, "single")
+    schedules_programs.low_bit(kind, "single", 3, str(tmp_path))
+    assert schedules_programs.low_bit(kind, "single", None, str(tmp_path)) == whole
+
+
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # its step is compiled, which warns of torch's own
-def test_state_in_8_bits_trains_and_is_refused_by_name_where_it_would_be_saved(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")
+def test_a_step_of_state_in_8_bits_is_compiled_as_torchao_does_it(tmp_path: Path) -> None:
     optim = pytest.importorskip("torchao.optim")
-    schedules_programs.eight_bits(optim.AdamW8bit)
-    with pytest.raises(ArgumentError, match="`exp_avg` in the state of AdamW8bit is a OptimState8bit"):
-        schedules_programs.eight_bits(optim.AdamW8bit, folder=str(tmp_path))
+    loss = schedules_programs.eight_bits(optim.AdamW8bit)
+    assert schedules_programs.eight_bits(optim.AdamW8bit, folder=str(tmp_path)) == loss
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["AdamW8bit", *(pytest.param(kind, marks=pytest.mark.slow) for kind in LOW_BIT[1:])])
+def test_state_in_8_bits_on_ranks_has_the_bits_of_one_process_resumes_and_is_refused_on_shards(
+    kind: str, tmp_path: Path
+) -> None:
+    alone = schedules_programs.low_bit(kind, "ordered")
+    for results in on_ranks(2, schedules_programs.low_bit_resumed, kind, str(tmp_path)):
+        said = results.pop("fsdp")
+        assert f"{kind} is not exact on such parts: it keeps its state in blocks" in said and "zero1" in said
+        assert set(results.values()) <= {alone, ""} and results["ordered-zero1"] == alone
+    assert results["stages"] == ""  # on the last rank; the first has the whole
 
 
 def test_a_state_of_somebodys_own_tensors_is_refused_after_the_first_step(tmp_path: Path) -> None:

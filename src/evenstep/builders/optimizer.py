@@ -4,7 +4,7 @@ It decides only what the run file leaves open.
 """
 
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from evenstep.config.arguments import Call
 from evenstep.config.schema import OptimizerTable, ParameterGroupTable
 from evenstep.config.translate import keys_in, said_with
 from evenstep.errors import ConfigError, EvenstepError, TaskError, clause
+from evenstep.names import TASK_PARAMETERS, named_parameters
 from evenstep.optim.groups import ParameterGroup
 from evenstep.optim.sharing import TORCH
 from evenstep.train.checks.model import check_model
@@ -39,9 +40,7 @@ def build_optimizer(
     """
     check_model(model)
     if isinstance(call.function, type):
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        # a rank of a pipeline may have nothing to train, which optimizers take as an empty group only
-        trained = parameters or [{"params": []}]
+        trained = _groups(model)
         try:
             made: object = call(trained, lr=lr, **(_fused(call, model, shards) if fuse else {}))
         except (TypeError, ValueError, RuntimeError) as error:
@@ -53,6 +52,18 @@ def build_optimizer(
     if not isinstance(made, torch.optim.Optimizer):
         raise TaskError(f"`optimizer.target` must give a torch.optim.Optimizer, but gave a {type(made).__name__}.")
     return made
+
+
+def _groups(model: nn.Module) -> list[Any]:
+    """What is trained: the model's parameters, and in a group of their own those of its tasks."""
+    own, of_tasks = list[nn.Parameter](), list[nn.Parameter]()
+    for name, one in named_parameters(model).items():
+        if one.requires_grad:
+            (of_tasks if name.startswith(f"{TASK_PARAMETERS}.") else own).append(one)
+    if of_tasks:
+        return [{"params": own}, {"params": of_tasks}]
+    # a rank of a pipeline may have nothing to train, which optimizers take as an empty group only
+    return own or [{"params": []}]
 
 
 def build_grouped(

@@ -33,6 +33,7 @@ from evenstep.parallel import Mesh
 from evenstep.pipeline import Layers
 from evenstep.train import LoadedWeights, Task, Trainer, described_groups
 from evenstep.train.state.loading import put_weights
+from evenstep.train.tasks.parameters import attach_parameters
 
 _Made = TypeVar("_Made")
 
@@ -152,6 +153,9 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
         return task
 
     model, loaded = _model_and_weights(run, mesh, begins=begins)
+    task = {name: make_task(f"tasks.{name}", one) for name, one in config.tasks.items()}
+    task = task or {"": make_task("task", cast("OneTaskTable", config.task))}
+    attach_parameters(model, task)
     fuse = config.parallel.reduction == "fast" or rank_device(config).type != "cpu"
     shards = config.parallel.strategy == "fsdp"
     if config.optimizer.is_divided:
@@ -159,7 +163,6 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
     else:
         optimizer = build_optimizer(calls["optimizer"], model, config.optimizer.lr, fuse=fuse, shards=shards)
     tables = data_tables(config)
-    task = {name: make_task(f"tasks.{name}", one) for name, one in config.tasks.items()}
     train = {
         key: build_data(
             table,
@@ -190,7 +193,7 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
     return RunParts(
         config=config,
         model=model,
-        task=task or make_task("task", cast("OneTaskTable", config.task)),
+        task=task.get("", task),
         optimizer=optimizer,
         groups=described_groups(optimizer) if config.optimizer.is_divided else (),
         data=build_mixture(config, _by_task(train)) if config.tasks else train["data"],

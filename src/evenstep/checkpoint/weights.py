@@ -25,7 +25,7 @@ from evenstep.checkpoint.reader import CheckpointReader
 from evenstep.checkpoint.table import TensorEntry
 from evenstep.checkpoint.tensorfile import bytes_of, read_header
 from evenstep.errors import CheckpointError, clause
-from evenstep.names import LEARNED, by_plain_name
+from evenstep.names import LEARNED, TASK_PARAMETERS, by_plain_name
 
 SUFFIX, INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
 _HELD_AS = ("state_dict", "model", "model_state_dict", "weights", "module")
@@ -82,7 +82,8 @@ def _of_checkpoint(path: Path, *, average: bool) -> StoredWeights:
     model: dict[str, Any] = by_plain_name(reader.state.get("model") or {})
     if not model:
         raise CheckpointError(f"`{reader.path}` has no weights of a model; give a checkpoint of a run.")
-    held = {name: one for name, one in model.items() if isinstance(one, Tensor) and not name.startswith(LEARNED)}
+    of_tasks = (*LEARNED, TASK_PARAMETERS)
+    held = {name: one for name, one in model.items() if isinstance(one, Tensor) and not name.startswith(of_tasks)}
     if average:
         held = _averages(reader, held)
 

@@ -80,6 +80,19 @@ COMMANDS = {
         path=("RUN.toml", "the run file"),
         settings=_ANY,
     ),
+    "prove": Command(
+        module="prove",
+        summary="prove that a run is the same however it is cut, shared, killed and resumed, on a small copy of it",
+        path=("RUN.toml", "the run file"),
+        settings=_ANY,
+        options=(
+            Option(name="rows", help="only rows whose name contains this, or one of these: cuts,resume", value="TEXT"),
+            Option(name="updates", help="how many updates to compare, 4 by default", value="N"),
+            Option(name="ranks", help="how many ranks the rows with several have, 2 by default", value="N"),
+            Option(name="json", help="write all rows into this file as well", value="FILE"),
+            Option(name="part", help="run one part of it, as the command tells the processes it starts", value="FILE"),
+        ),
+    ),
     "plan": Command(
         module="plan",
         summary="compare pipeline schedules for given costs, or those of a run's model, and draw one",
@@ -142,6 +155,8 @@ COMMANDS = {
             Option(name="average", help="take the average that the run has kept of its parameters"),
             Option(name="dtype", help="the format of what is floating: fp32, bf16 or fp16", value="FORMAT"),
             Option(name="max_file_gb", help="cut into files of at most so many GB, with an index", value="GB"),
+            Option(name="layout", help="hf: a folder that transformers' from_pretrained reads", value="NAME"),
+            Option(name="tokenizer", help="with --layout hf: a folder whose tokenizer goes along", value="FOLDER"),
         ),
     ),
     "replay": Command(
@@ -202,7 +217,7 @@ def _dispatch(arguments: list[str], *, leaves: bool) -> int:
     if not arguments:
         parser.print_help()
         return EXIT_DONE
-    own, settings = split(arguments, [f"--{option.name}" for each in COMMANDS.values() for option in each.options])
+    own, settings = split(arguments, [f"--{option.name}" for option in _options_beside(arguments[0])])
     if own and not own[0].startswith("-") and own[0] not in COMMANDS:
         close = get_close_matches(own[0], COMMANDS, n=1)
         advice = f"did you mean `evenstep {close[0]}`?" if close else f"there are {', '.join(COMMANDS)}."
@@ -222,6 +237,13 @@ def _dispatch(arguments: list[str], *, leaves: bool) -> int:
         run = cast("Callable[..., int]", import_module(f"evenstep.cli.{command.module}").run)
         own_options = {option.name: getattr(options, option.name) for option in command.options}
         return run(getattr(options, "path", ""), settings, **own_options)
+
+
+def _options_beside(command: str) -> list[Option]:
+    """The options that are no settings of a command: those of all, but where it reads options of its own from them."""
+    if command in COMMANDS and COMMANDS[command].options_of is not None:
+        return list(COMMANDS[command].options)
+    return [option for each in COMMANDS.values() for option in each.options]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,25 +1,63 @@
-"""`evenstep export RUN --to FILE`: writes the weights of a run as safetensors, whole or cut with the hub's index."""
+"""`evenstep export RUN --to FILE`: writes the weights of a run as safetensors, whole or cut with the hub's index.
 
+With `--layout hf` a folder as the hub has models, for which the run's model is built again from the run's folder.
+"""
+
+from pathlib import Path
 from typing import Any, cast
 
+from torch import nn
+
+from evenstep.builders import make_model, open_run
 from evenstep.checkpoint.export import export_weights
+from evenstep.cli.folder import CONFIG, find_config
 from evenstep.cli.inspect import spell_bytes
 from evenstep.errors import ConfigError
 from evenstep.exits import EXIT_DONE
 
 
 def run(
-    path: str, settings: list[str], *, to: str | None, average: bool, dtype: str | None, max_file_gb: str | None
+    path: str,
+    settings: list[str],
+    *,
+    to: str | None,
+    average: bool,
+    dtype: str | None,
+    max_file_gb: str | None,
+    layout: str | None,
+    tokenizer: str | None,
 ) -> int:
     """Write them, and say what was written."""
     assert not settings, "the command line takes none"
+    if layout not in (None, "hf"):
+        raise ConfigError([f"`--layout` must be hf, the layout of the hub's models, but is `{layout}`."])
+    if tokenizer is not None and layout is None:
+        raise ConfigError(["`--tokenizer` goes beside a model in the hub's layout; give `--layout hf` as well."])
     if to is None:
-        raise ConfigError(["give the file to write, `--to model.safetensors`."])
-    largest = None if max_file_gb is None else _bytes(max_file_gb)
-    files = export_weights(path, to, average=average, dtype=cast("Any", dtype), max_file_bytes=largest)
+        what = "file to write, `--to model.safetensors`" if layout is None else "folder to write, `--to model`"
+        raise ConfigError([f"give the {what}."])
+    options: dict[str, Any] = {
+        "average": average,
+        "dtype": cast("Any", dtype),
+        "max_file_bytes": None if max_file_gb is None else _bytes(max_file_gb),
+    }
+    files = export_weights(path, to, **options) if layout is None else _as_model(path, to, tokenizer, options)
     for file in files:
         print(f"{spell_bytes(file.stat().st_size):>10}  {file}")
     return EXIT_DONE
+
+
+def _as_model(path: str, to: str, tokenizer: str | None, options: dict[str, Any]) -> list[Path]:
+    """Write a folder that transformers reads."""
+    from evenstep.hf.saving import save_pretrained
+
+    within = Path(path).absolute()
+    folder = next((one for one in (within, *within.parents) if (one / CONFIG).is_file()), Path(path))
+    with open_run(find_config(folder)) as opened:
+        model = make_model(opened)
+        if not isinstance(model, nn.Module):
+            raise ConfigError(["`--layout hf` is for models of transformers, but this run's is given in layers."])
+        return save_pretrained(model, to, weights=path, tokenizer=tokenizer, **options)
 
 
 def _bytes(text: str) -> int:

@@ -42,6 +42,14 @@ class HookProgress(Protocol):
 
     @property
     def update(self) -> int: ...
+    @property
+    def samples(self) -> int: ...
+
+
+class HookPhases(Protocol):
+    """Where the time goes, as a hook sees it."""
+
+    def take(self) -> dict[str, float]: ...
 
 
 class HookTrainer(Protocol):
@@ -49,6 +57,8 @@ class HookTrainer(Protocol):
 
     @property
     def progress(self) -> HookProgress: ...
+    @property
+    def phases(self) -> HookPhases: ...
     @property
     def updates(self) -> int | None: ...
     @property

@@ -19,10 +19,16 @@ from evenstep.events.derived import DerivedMetrics
 from evenstep.events.meters import Meters, Seen
 from evenstep.events.series import Record, Series
 from evenstep.events.shown import Shown, Value
+from evenstep.events.throughput import Throughput
 
 Number: TypeAlias = "float | Tensor"
 Pairs: TypeAlias = dict[tuple[int, str], Any]  # (sum, weight) under (update, name), or what a meter has seen
 Entry: TypeAlias = tuple[int, str, Number, Number]
+
+_COUNT = "\0"  # begins what a count is kept under: no metric has such a name
+
+
+_TOTAL = "progress/weight"  # of all updates, in a saved state
 
 
 def _alone(pairs: Pairs) -> list[Pairs]:
@@ -37,6 +43,10 @@ class Storage:
         history_updates: values kept per metric (one per update); older ones are forgotten here, not in the files.
         meters: of metrics that have a state of their own.
         derived: of metrics that are functions of others.
+        throughput: of metrics that follow from those of several updates.
+
+    Attributes:
+        throughput: see the arguments.
 
     >>> storage = Storage()
     >>> storage.put("train/loss", torch.tensor(6.0), 2, update=1)
@@ -46,7 +56,12 @@ class Storage:
     """
 
     def __init__(
-        self, history_updates: int = 100_000, *, meters: Meters | None = None, derived: DerivedMetrics | None = None
+        self,
+        history_updates: int = 100_000,
+        *,
+        meters: Meters | None = None,
+        derived: DerivedMetrics | None = None,
+        throughput: Throughput | None = None,
     ) -> None:
         if history_updates < 1:
             raise ArgumentError(f"`history_updates` must be at least 1, but is {history_updates}; raise it.")
@@ -58,6 +73,7 @@ class Storage:
         self._series: dict[str, Series] = {}
         self._meters = meters or Meters()
         self._derived = derived or None
+        self.throughput = throughput
         self.observe = self._meters.observe  # what metrics with a state of their own see
 
     def put(self, name: str, sum: Number, weight: Number = 1.0, *, update: int) -> None:
@@ -70,6 +86,15 @@ class Storage:
             update: the update that the value belongs to.
         """
         self._append((update, self._prefix + name, sum, weight))
+
+    def count(self, name: str, count: Number, *, update: int) -> None:
+        """Add to count `name` at `update`: a plain sum, for metrics that are derived; no metric itself.
+
+        Args:
+            name: with the place that it is counted at, such as "valid/matches".
+            count: a number or a detached 0-dim tensor, as for `put`.
+        """
+        self._append((update, f"{_COUNT}{self._prefix}{name}", count, 0.0))
 
     def show(self, name: str, value: Value, *, update: int) -> None:
         """Show a text, an image or a histogram under `name` at `update`; of several under one name the first is kept.
@@ -186,8 +211,14 @@ class Storage:
         ]
         records += self._meters.records(everybody)
         if self._derived is not None:
-            records += self._derived(records)
+            counts = {(update, key[1:]): pair[0] for (update, key), pair in summed.items() if key[:1] == _COUNT}
+            records += self._derived(records, counts)
         records.sort(key=itemgetter(0))  # by update
+        if self.throughput is not None:
+            more = self.throughput(records)
+            if more:
+                records += more
+                records.sort(key=itemgetter(0))
         self._remember(records)
         return records
 
@@ -240,16 +271,23 @@ class Storage:
     def state_dict(self) -> dict[str, Any]:
         """The newest values of every metric, as plain lists. What is pending is not in it: settle and write before.
 
-        Nor is what a clock has measured (`perf/…`): it would make two equal runs' states differ.
+        Nor is what a clock has measured (`perf/…`): it would make two equal runs' states differ; nor what is put at the
+        ends of windows (`progress/…`), but for the sum of all weights.
         """
-        return {name: series.state() for name, series in self._series.items() if not name.startswith("perf/")}
+        state: dict[str, Any] = {
+            name: series.state() for name, series in self._series.items() if not name.startswith(("perf/", "progress/"))
+        }
+        return state if self.throughput is None else {**state, _TOTAL: self.throughput.total}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to a saved history; what is pending belongs to another course of the run and is dropped."""
         self._pending.clear()
         self._shown.clear()
         self._meters.take()
-        self._series = {name: Series(*columns) for name, columns in state.items()}
+        if self.throughput is not None:
+            self.throughput.forget()
+            self.throughput.total = state.get(_TOTAL, 0.0)
+        self._series = {name: Series(*columns) for name, columns in state.items() if name != _TOTAL}
 
     def _remember(self, records: Iterable[Record]) -> None:
         known = self._series.get
@@ -281,7 +319,7 @@ def _read(pending: list[Entry]) -> list[float]:
         if not isinstance(number, Tensor):
             numbers[index] = float(number)
         elif number.dim():
-            name, shape = pending[index // 2][1], list(number.shape)
+            name, shape = pending[index // 2][1].removeprefix(_COUNT), list(number.shape)
             raise ArgumentError(f"metric `{name}` must be put as 0-dim tensors, but one has shape {shape}; sum it.")
         elif number.is_cpu:
             numbers[index] = float(number.item())

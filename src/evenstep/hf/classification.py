@@ -72,9 +72,7 @@ class Classification(Task):
             return Loss(functional.mse_loss(logits, labels.to(logits.dtype), reduction="sum"))
         counts = labels != IGNORED
         right = (logits.argmax(-1) == labels) & counts
-        nats = functional.cross_entropy(
-            logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
+        nats = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="sum")
         return Loss(nats, metrics={"accuracy": (right.sum(), counts.sum())})
 
     def predict(self, output: Any, batch: Any) -> Tensor:

@@ -56,11 +56,11 @@ class ChunkedHead:
             )
         return logits
 
-    def _forward(self, linear: nn.Linear, hidden: Tensor) -> Tensor:
+    def _forward(self, linear: nn.Linear, input: Tensor) -> Tensor:
         if self._expected is None:
-            return nn.Linear.forward(linear, hidden)
+            return nn.Linear.forward(linear, input)
         (targets, weights), self._expected = self._expected, None
-        return chunked_cross_entropy(hidden, linear.weight, targets, bias=linear.bias, weights=weights)
+        return chunked_cross_entropy(input, linear.weight, targets, bias=linear.bias, weights=weights)
 
 
 def _head_of(model: nn.Module) -> nn.Linear:
@@ -82,8 +82,8 @@ def _check_scores(model: nn.Module, linear: nn.Linear) -> None:
     decoder = {"decoder_input_ids": tokens} if getattr(cast(Any, model).config, "is_encoder_decoder", False) else {}
     given: list[Tensor] = []
 
-    def scores(hidden: Tensor) -> Tensor:
-        given.append(100 * torch.randn(*hidden.shape[:-1], linear.out_features).to(hidden))
+    def scores(input: Tensor) -> Tensor:
+        given.append(100 * torch.randn(*input.shape[:-1], linear.out_features).to(input))
         return given[-1]
 
     with without_side_effects([model]), evaluating(model, device):

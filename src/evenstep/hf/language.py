@@ -97,14 +97,14 @@ class _Tokens(Task):
 class CausalLM(_Tokens):
     """The next token, for decoders such as Llama: the scores at place t are for the label at place t + 1.
 
-    Batches are mappings, as tokenizers, data collators and `Packing` make them. All in them is given to the model by its
-    name, but `labels` `[rows, length]` (−100 is not counted) and, if there are some, `weights` `[rows, length]`, which
-    are those of the labels beside them. Not counted are also the first token of a packed document, and a token after
+    Batches are mappings, as tokenizers, data collators and `Packing` make them. All in them is given to the model by
+    its name, but `labels` `[rows, length]` (−100 is not counted) and, if there are some, `weights` `[rows, length]`, of
+    the labels beside them. Not counted are also the first token of a packed document, and a token after
     padding: nothing is there to tell them from.
 
     Args:
-        packed: whether rows hold several documents, which `position_ids` that begin anew tell apart. It is tried, before
-            anything is trained, that the model lets none see another.
+        packed: whether rows hold several documents, which `position_ids` that begin anew tell apart. It is tried,
+            before anything is trained, that the model lets none see another.
         chunked: whether scores are made, and made again in the backward, for some tokens at a time, so that they are
             never in memory all at once; for models whose scores are those of one linear layer.
         label_smoothing: ε: the target is (1 − ε) on the label and ε spread evenly over the vocabulary.

@@ -91,8 +91,8 @@ def rows_of(lengths: Sequence[int], max_tokens: int | None = None) -> list[list[
     for number in sorted(range(len(lengths)), key=lambda one: -lengths[one]):
         if lengths[number] > max_tokens:
             raise DataError(
-                f"a document has {lengths[number]} tokens, more than the {max_tokens} of a row; cut it, leave it out, or "
-                f"raise `max_tokens`."
+                f"a document has {lengths[number]} tokens, more than the {max_tokens} of a row; cut it, leave it out, "
+                f"or raise `max_tokens`."
             )
         row = next((place for place, left in enumerate(room) if left >= lengths[number]), None)
         if row is None:

@@ -3,7 +3,8 @@
 `fsdp` gives each rank a part of every parameter, which is exact only if the new value of an element depends on that
 element alone; `zero1` and stages give each rank some of the parameters, which is exact only if those depend on nothing
 of the others. Neither can be read off an optimizer, so here stand torch's own classes, each tested to the bit
-(tests/usage/test_optimizers.py), and all others must say it themselves. It looks at no number and takes no step.
+(tests/usage/test_optimizers.py), and torchao's, and all others must say it themselves. It looks at no number and takes
+no step.
 """
 
 from collections.abc import Mapping
@@ -73,9 +74,21 @@ TORCH: Mapping[type[Optimizer], Known] = MappingProxyType(
 )
 """Torch's classes. Only these very classes: what a subclass adds is not known."""
 
+_IN_BLOCKS = Known(
+    steps=Granularity.PARAMETER,
+    why="it keeps its state in blocks of elements with a scale for each, which shards would cut elsewhere",
+)
+TORCHAO: Mapping[str, Known] = MappingProxyType(
+    {
+        f"torchao.optim.adam.{name}": _IN_BLOCKS
+        for name in ("Adam8bit", "AdamW8bit", "Adam4bit", "AdamW4bit", "AdamFp8", "AdamWFp8")
+    }
+)
+"""Torchao's classes, by name, since torchao is not loaded for those who do without."""
+
 
 def known(optimizer: Optimizer) -> Known | None:
-    """What is known of `optimizer`, from the table or since it says so; None where nothing is.
+    """What is known of `optimizer`, from the tables or since it says so; None where nothing is.
 
     A class says `elementwise = True` or `parameterwise = True` in its own body, since what holds for it need not hold
     for its subclasses; of a class that is not yours, say it of the object.
@@ -87,6 +100,9 @@ def known(optimizer: Optimizer) -> Known | None:
     kind = type(optimizer)
     if kind in TORCH:
         return TORCH[kind]
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if name in TORCHAO:
+        return TORCHAO[name]
     said = {**vars(kind), **vars(optimizer)}
     if said.get("elementwise") is True:
         return _ELEMENTWISE

@@ -69,12 +69,12 @@ def check_shardable(module: nn.Module, units: Sequence[nn.Module]) -> None:
 
 
 def cuttable(parameter: Tensor) -> bool:
-    """Whether ranks can each hold a part of it: not of a single number, and not of none.
+    """Whether ranks can each hold a part of it: not of a single number, not of none, and not of what must stay whole.
 
     >>> cuttable(torch.zeros(3)), cuttable(torch.zeros(())), cuttable(torch.zeros(0, 3))
     (True, False, False)
     """
-    return parameter.ndim > 0 and parameter.numel() > 0
+    return parameter.ndim > 0 and parameter.numel() > 0 and not getattr(parameter, "stays_whole", False)
 
 
 def check_steppable(whole: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
@@ -86,8 +86,8 @@ def check_steppable(whole: Sequence[nn.Parameter], optimizer: torch.optim.Optimi
         if kernel and stay and len(stay) < len(group["params"]):
             raise ArgumentError(
                 f"group {number} of the optimizer has `{kernel}=True`, and holds parameters that are cut over ranks "
-                f"beside {len(stay)} that can't be (single numbers, or none), which one kernel does not take; leave "
-                f"`{kernel}` out, or give those a group of their own."
+                f"beside {len(stay)} that are not (single numbers, none, or those of tasks), which one kernel does not "
+                f"take; leave `{kernel}` out, or give those a group of their own."
             )
 
 

@@ -67,7 +67,7 @@ class Runner:
             Exception: what an action raised. In a pipeline it has a note that names rank, action and micro-batch.
         """
         self.peers.begin(plan)
-        walked = 0
+        walked, acted = 0, step.acted
         try:
             for action in plan:
                 act = self.stages[action.stage].acts.get(action.op)
@@ -75,6 +75,7 @@ class Runner:
                     can = ", ".join(op.name for op in Op)
                     raise PlanError(f"a stage can do {can}, but the plan says {action}.")
                 act(action, step)
+                acted(action.op)
                 walked += 1
         except BaseException as error:
             for stage in self.stages.values():

@@ -18,6 +18,7 @@ from evenstep.pipeline import PipelineModel, Stage
 from evenstep.renamed import warn
 from evenstep.train.gradient_norms import check_like_parameters
 from evenstep.train.loop import Loop
+from evenstep.train.phases import Phases
 from evenstep.train.progress import Progress
 
 _OLD_NAMES = {"ask_stop": "request_stop", "ask_save": "request_save", "ask_evaluate": "request_evaluate"}
@@ -92,6 +93,11 @@ class TrainerAttributes:
     def progress(self) -> Progress:
         """The counters of committed work."""
         return self._loop.engine.progress
+
+    @property
+    def phases(self) -> Phases:
+        """Where the time of the training thread goes."""
+        return self._loop.engine.phases
 
     @property
     def group_names(self) -> tuple[tuple[str, ...], ...]:

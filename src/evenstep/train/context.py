@@ -12,6 +12,7 @@ from torch import Tensor
 
 from evenstep.events import Bus, Storage
 from evenstep.precision.precision import Precision
+from evenstep.train.phases import Phases
 from evenstep.train.randomness import Randomness
 from evenstep.train.tasks.coefficients import Coefficients, Fixed
 from evenstep.train.tasks.norm_statistics import Norms
@@ -34,6 +35,7 @@ class TrainContext:
         norms: whose statistics the model's normalisation layers use.
         randomness: the generators that forwards and losses draw from.
         seeds: the factors that backwards began with last, as tensors: mostly the next ones' too.
+        phases: where the time goes.
         poison: gives a loss whose gradient is not finite, in place of one that could not be computed, so that all
             ranks come to the end of the update and abort it together; None raises at once.
     """
@@ -52,6 +54,7 @@ class TrainContext:
     norms: Norms = field(default_factory=Norms)
     randomness: Randomness = field(default_factory=Randomness)
     seeds: dict[torch.dtype, tuple[float, Tensor]] = field(default_factory=dict)
+    phases: Phases = field(default_factory=Phases)
     poison: Callable[[], Tensor] | None = None
 
     def silently(self) -> "TrainContext":

@@ -84,6 +84,7 @@ class Engine:
         seed: see the arguments.
         recomputed: the names of the modules whose activations are not kept, of all stages.
         in_float8: the names of the linear layers whose products are in float8, of all stages.
+        phases: where the time goes.
 
     Raises:
         ArgumentError: an argument that cannot be.
@@ -173,6 +174,7 @@ class Engine:
         self.storage, self.precision = setup.storage, setup.precision
         self.group, self.reducers = parts.execution.group, parts.execution.reducers
         self.bus, self.seed, self._ema, self._report = bus, setup.seed, setup.train.ema, report
+        self.phases = parts.context.phases
         self.recomputed, self._empty_cache = setup.recomputed.names, setup.empty_cache
         self.in_float8 = setup.linear_layers.names
         self._evaluated = (("", False),) if self._ema is None else self._ema.passes

@@ -12,9 +12,10 @@ from typing import Any, cast, final
 
 from torch import nn
 
-from evenstep.data import Data, GlobalBatch, Microbatch, Position
+from evenstep.data import Data, Microbatch, Position
 from evenstep.errors import DataError, LostRankError, TaskError
 from evenstep.events import Incident, Record
+from evenstep.train.checks.loss import Guard
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
 from evenstep.train.memory.split_limit import SplitLimit
@@ -22,6 +23,7 @@ from evenstep.train.memory.sub_batch import part_of
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.recovery import Recovery
 from evenstep.train.side_effects import evaluating
+from evenstep.train.tasks.task import evaluates_itself
 from evenstep.train.weigh import Weights, weigh
 
 
@@ -50,7 +52,7 @@ class Evaluation:
         execution: Execution,
         cuts: SplitLimit,
         report: Callable[[Incident], None],
-        guard: Callable[[GlobalBatch], float],
+        guard: Guard,
     ) -> None:
         self._name, self._prefix = name, f"{name}/{below}"
         self._data = data
@@ -60,6 +62,7 @@ class Evaluation:
         self._cuts = cuts
         self._recovery = Recovery(execution=execution, tasks=context.tasks, cuts=cuts, report=report, evaluation=name)
         self._guard = guard
+        self._own = [task for task, one in context.tasks.items() if evaluates_itself(one)]
 
     def __call__(self, update: int) -> list[Record]:
         """Evaluate the parameters after `update`. Nothing else may be pending in the storage.
@@ -77,6 +80,11 @@ class Evaluation:
         records = self._context.storage.settle(self._execution.group.gather)
         if not any(record.name.startswith(prefix) for record in records):
             kinds = ", ".join(f"`{type(task).__name__}.weight`" for task in self._context.tasks.values())
+            if self._own:
+                raise DataError(
+                    f"the evaluation '{self._name}' gave nothing: the weights of all its batches are 0 (see {kinds}), "
+                    f"or `evaluate` gave neither a loss nor metrics; return `Loss(None, metrics={{…}})`."
+                )
             raise DataError(
                 f"the evaluation '{self._name}' holds nothing to evaluate: the weights of all its batches are 0; "
                 f"look at its data and at {kinds}."
@@ -99,7 +107,7 @@ class Evaluation:
                         f"the evaluation '{self._name}' found the model in training mode; something has called "
                         f"`train()` on it meanwhile."
                     )
-                self._guard(batch)
+                self._guard(batch, besides=self._own)
                 weights = weigh(context.tasks, batch, reducers.group)
                 for name in weights.totals:  # one task after the other, on all ranks
                     self._through(weights.of(name), update, batch.position.batch)
@@ -135,5 +143,12 @@ class Evaluation:
     def _step(self, weights: Weights, update: int, batch: int) -> MicrobatchStep:
         path = ("evaluate", self._name, batch)
         return MicrobatchStep(
-            self._context, weights, path=path, update=update, factor=1.0, prefix=self._prefix, cuts=self._cuts
+            self._context,
+            weights,
+            path=path,
+            update=update,
+            factor=1.0,
+            prefix=self._prefix,
+            cuts=self._cuts,
+            model=self._model,
         )

@@ -62,7 +62,8 @@ class Evaluations:
     def _running(self) -> Generator[None]:
         self.is_running = True
         try:
-            yield
+            with self.engine.phases.only("evaluate"):
+                yield
         finally:
             self.is_running = False
 

@@ -15,7 +15,6 @@ begins from there with a new pass over the data. Each step returns why the loop 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from time import perf_counter
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, cast, final
 
@@ -131,7 +130,7 @@ class Loop:
                 agreed = requests.agree(group)
             leave = self._write() if agreed.save else None  # what hooks have put when they heard of it
         if agreed.save and leave is None:
-            with requests.saving():
+            with requests.saving(), self.engine.phases.only("save"):
                 self.checkpointer.begin()
         return leave or agreed.stop
 
@@ -176,14 +175,16 @@ class Loop:
                 if leave is not None:
                     break
                 engine.group.at(engine.progress.update + 1)
-                began, batch = perf_counter(), self.feed.take()
+                began = engine.phases.lap("loop")
+                batch = self.feed.take()
+                data_s = engine.phases.lap("data") - began
                 if batch is None:
                     self._end_of_data()
                 elif self.feed.is_given_up(batch):
                     leave = self.settle()
                     engine.skip(batch)
                 else:
-                    leave = self._one(batch, began=began) or self._after(batch)
+                    leave = self._one(batch, began=began, data_s=data_s) or self._after(batch)
             return leave if isinstance(leave, GoBack) else self.settle() or leave
 
     def _after(self, batch: GlobalBatch) -> Leave:
@@ -206,12 +207,13 @@ class Loop:
             )
             self.reporter.report(Incident(kind="data_ended", update=progress.update, message=message))
 
-    def _one(self, batch: GlobalBatch, *, began: float) -> GoBack | None:
+    def _one(self, batch: GlobalBatch, *, began: float, data_s: float) -> GoBack | None:
         engine, leave, skipped = self.engine, None, 0
-        number, data_s = engine.progress.update + 1, perf_counter() - began
+        number, lap = engine.progress.update + 1, engine.phases.lap
         self.in_progress = batch, number
         if engine.parts.guard.pending:
-            began += engine.parts.guard(batch)
+            with engine.phases.only("check"):
+                began += engine.parts.guard(batch)
         waited_s = engine.reducers.group.waited_s
         if not self._remarks.said:
             self._remark(batch)
@@ -232,6 +234,7 @@ class Loop:
                 task_samples=_by_task(batch, "num_samples") if batch.parts else _NOTHING,
             ),
         ):
+            lap("hooks")
             pending = engine.dispatch(batch)
             skipped = pending.skipped_samples
             self.feed.used(number, batch)
@@ -239,9 +242,10 @@ class Loop:
                 self.feed.count_skipped(skipped)
             if pending.is_known_aborted or engine.num_pending >= self.settle_every_updates:
                 leave = self.settle()
+            lap("apply")
         self.in_progress = None
         engine.after_update(number)
-        self.reporter.busy(perf_counter() - began - (engine.reducers.group.waited_s - waited_s))
+        self.reporter.busy(lap("hooks") - began - (engine.reducers.group.waited_s - waited_s))
         return leave
 
     def _remark(self, batch: GlobalBatch) -> None:
@@ -303,7 +307,9 @@ class Loop:
         """
         engine = self.engine
         update = engine.progress.update
+        engine.phases.lap("loop")
         records = self.reporter.settle(engine.storage, update=update, limit=engine.parts.cuts.limit)
+        engine.phases.lap("write")
         decision = self.policies.about_spikes(records, engine.storage)
         if decision is None:
             return None

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.profiler import record_function
 
 from evenstep.data import Microbatch
@@ -36,8 +36,10 @@ from evenstep.train.backward import descend
 from evenstep.train.context import MicrobatchResults, TrainContext
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.memory.sub_batch import SubBatch
+from evenstep.train.own_evaluation import lent
 from evenstep.train.randomness import LOSS, branch_of
 from evenstep.train.recording import Recording
+from evenstep.train.tasks.task import evaluates_itself
 from evenstep.train.weigh import Weights
 
 Outputs = Mapping[int, Any]  # by the places of the layers that give them
@@ -56,9 +58,11 @@ class MicrobatchStep:
         prefix: of the metrics' names.
         cuts: how finely micro-batches must be cut to fit into memory.
         is_dummy: whether they count nowhere, and run only because those of other ranks do.
+        model: given to tasks that evaluate by themselves; None where that is not asked.
 
     Attributes:
         is_dummy: see the arguments.
+        acted: counts the time of what was just done.
         doing: what it does now, or did when something was raised: the phase ("transfer", "forward", "backward"), the
             micro-batch's number, and the piece.
     """
@@ -74,12 +78,14 @@ class MicrobatchStep:
         prefix: str,
         cuts: SplitLimit,
         is_dummy: bool = False,
+        model: nn.Module | None = None,
     ) -> None:
-        self.is_dummy = is_dummy
+        self.is_dummy, self._model = is_dummy, model
         self._context, self._weights, self._cuts = context, weights, cuts
         self._update, self._factor = update, factor
         self._branch = branch(context.seed, *path)
         self._recording = Recording(context, weights, update, prefix)
+        self.acted = context.phases.acted
         self._parts: dict[int, tuple[Microbatch, SubBatch]] = {}
         self._completes: dict[int, int] | None = None  # where there are several pieces
         self.doing: tuple[str, int, SubBatch] | None = None
@@ -159,13 +165,18 @@ class MicrobatchStep:
                 raise self._weights.failures[one.index]
             task, batch, randomness = context.tasks[one.task], None, context.randomness
             if stage.takes_batch:
-                batch = piece.data if context.transfer is None else context.transfer(piece.data)
+                batch = piece.data
+                if context.transfer is not None:
+                    batch = context.transfer(batch)
+                    context.phases.lap("transfer")
             randomness.begin(context.device, branch_of(self._branch, one.index, piece.path))
             if stage.takes_batch:
                 batch = task.transform(batch)
                 if context.reorder is not None:
                     batch = context.reorder(batch)
             self.doing = "forward", one.index, piece
+            if self._model is not None and evaluates_itself(task):
+                return {}, self._evaluated(self._model, stage, one, piece, batch)
             with context.precision.forward(context.device):
                 with self._around_forward(stage, one, batch) if self._observed else NOTHING as seen:
                     inputs = task.inputs(batch) if stage.takes_inputs else None
@@ -194,6 +205,14 @@ class MicrobatchStep:
         if self._heard:
             self._seen[microbatch] = output, None if total is None else total.detach()
         return {}, total
+
+    def _evaluated(self, model: nn.Module, stage: Stage, one: Microbatch, piece: SubBatch, batch: Any) -> Tensor | None:
+        """Let a task evaluate a micro-batch by itself, and record what it gives."""
+        context, task = self._context, self._context.tasks[one.task]
+        told = self._around_forward(stage, one, batch) if self._observed else NOTHING
+        with context.precision.forward(context.device), lent(model, context) as whole, told:
+            loss = task.evaluate(whole, batch)
+        return self._recording.take(task, one, piece, loss, method="evaluate")
 
     def backward(self, loss: Tensor, microbatch: int) -> None:
         """Go back from the loss of a micro-batch, by its number in the plan."""

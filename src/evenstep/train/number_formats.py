@@ -17,6 +17,7 @@ from evenstep.optim.modes import has_modes
 from evenstep.optim.multi import inner
 from evenstep.optim.stepping import MasterSteps, RoundedSteps, Steps
 from evenstep.parallel import ParameterLayout, Strategy
+from evenstep.parallel.shardable import cuttable
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
 from evenstep.precision.sixteen_bits import stays_float32
@@ -45,7 +46,7 @@ def check_formats(precision: Precision, *, model: nn.Module, optimizer: Optimize
     if strategy.layout.divides != "elements":
         return
     for name, module in model.named_modules():
-        if stays_float32(module) and any(one.ndim for one in module.parameters(recurse=False)):
+        if stays_float32(module) and any(map(cuttable, module.parameters(recurse=False))):
             raise ArgumentError(
                 f"with precision '{precision.name}' the parameters of `{name}`, a {type(module).__name__}, stay "
                 f"float32 beside its statistics, but `fsdp` gathers all parameters in one format; use `ddp` or "

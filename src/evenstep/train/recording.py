@@ -15,7 +15,7 @@ from evenstep.devices import scalar_on
 from evenstep.errors import TaskError
 from evenstep.train.context import MicrobatchResults, TrainContext
 from evenstep.train.memory.sub_batch import SubBatch
-from evenstep.train.tasks.metrics import check_names, is_number, no_pair, observations
+from evenstep.train.tasks.metrics import check_names, checked_counts, is_number, no_pair, observations
 from evenstep.train.tasks.task import Loss, Task
 from evenstep.train.weigh import Weights, weight_of
 
@@ -45,28 +45,40 @@ class Recording:
         self.late_weights: dict[int, Tensor] = {}
         self.gathered = MicrobatchResults()
 
-    def take(self, task: Task, one: Microbatch, piece: SubBatch, loss: Loss | Tensor | None) -> Tensor | None:
+    def take(
+        self, task: Task, one: Microbatch, piece: SubBatch, loss: Loss | Tensor | None, *, method: str = "loss"
+    ) -> Tensor | None:
         """Check and record what the task gave for `piece` of a micro-batch; gives the sum to go back from.
+
+        Args:
+            method: of the task, that gave it; what `evaluate` gives need have no loss.
 
         Raises:
             TaskError: it is no loss that can be trained on.
         """
         if loss is None and not one.task:  # with one task, more likely a forgotten `return` than a batch without a loss
             raise TaskError(
-                f"`{type(task).__name__}.loss` must give a 0-dim tensor, or a `Loss` of one, but gave None for "
+                f"`{type(task).__name__}.{method}` must give a 0-dim tensor, or a `Loss` of one, but gave None for "
                 f"micro-batch {one.index}; return the loss summed over the batch's units, or `Loss(None)` for a batch "
                 f"that has none."
             )
         if not isinstance(loss, Loss):
-            return self._record(task, one, piece, _ALONE, _checked(task, loss, None, one.index))
+            return self._record(task, one, piece, _ALONE, _checked(task, loss, None, one.index, method))
         if loss.observed and task.metrics is Task.metrics:
             raise TaskError(
                 f"`Loss.observed` is what the metric objects of a task see, but `{type(task).__name__}` has no "
                 f"`metrics`; give it some, or log plain numbers by `Loss(…, metrics={{name: (sum, weight)}})`."
             )
+        if loss.counts and not task.derived:
+            raise TaskError(
+                f"`Loss.counts` are what `derived` metrics are made of, but `{type(task).__name__}` has none; say what "
+                f"is made of them, `derived = {{'bleu': function}}`, or log them as metrics, pairs (sum, weight)."
+            )
         if task.late_weight and loss.weight is None and loss.count is not None:
             loss = replace(loss, weight=loss.count)
-        return self._record(task, one, piece, loss, _checked(task, loss.sum, loss.weight, one.index))
+        if loss.sum is None and method == "evaluate":
+            return self._record_without_loss(task, one, piece, loss)
+        return self._record(task, one, piece, loss, _checked(task, loss.sum, loss.weight, one.index, method))
 
     def _record(self, task: Task, one: Microbatch, piece: SubBatch, loss: Loss, total: Tensor | None) -> Tensor | None:
         """Record a loss and what came with it; gives the sum that is trained on, which has its learned coefficient.
@@ -79,15 +91,8 @@ class Recording:
         prefix = f"{self._prefix}{one.task}/" if one.task else self._prefix
         is_plain = loss is _ALONE and not piece.path
         weight = self._weights.each[one.index] if is_plain else self._weight_of(one, piece, loss)
-        if loss.metrics.__class__ is not dict or loss.metrics:  # also what is no mapping, so that it is refused
-            self._record_metrics(task, loss, prefix)
-        if loss.shown:
-            for name, value in loss.shown.items():
-                self._context.storage.show(prefix + name, value, update=update)
-        if task.metrics:
-            for name, seen in observations(task, loss, one.index):
-                key = f"{one.task}/{name}" if one.task else name
-                self._context.storage.observe(self._prefix, key, seen, update=update)
+        if loss is not _ALONE or task.metrics:
+            self._record_told(task, one, loss, prefix)
         if total is None:
             put(prefix + "loss", 0.0, weight, update=update)
             put(prefix + "no_loss", 1.0, update=update)
@@ -97,6 +102,28 @@ class Recording:
         earlier = self.gathered.losses.get(one.index)  # of another piece
         self.gathered.losses[one.index] = one.task, detached if earlier is None else earlier[1] + detached
         return self._trained(one, total, weight) if one.task and torch.is_grad_enabled() else total
+
+    def _record_without_loss(self, task: Task, one: Microbatch, piece: SubBatch, loss: Loss) -> None:
+        """Record what an evaluation has of a micro-batch whose loss nobody asked for."""
+        prefix = f"{self._prefix}{one.task}/" if one.task else self._prefix
+        self._record_told(task, one, loss, prefix)
+        has_none = task.late_weight and loss.weight is None
+        weight = 1.0 if has_none else self._weight_of(one, piece, loss)
+        self._context.storage.count(prefix, weight, update=self._update)  # that of what is derived here
+
+    def _record_told(self, task: Task, one: Microbatch, loss: Loss, prefix: str) -> None:
+        """Record what came with a loss: pairs, counts, and what metric objects see."""
+        storage, update = self._context.storage, self._update
+        if loss.metrics.__class__ is not dict or loss.metrics:  # also what is no mapping, so that it is refused
+            self._record_metrics(task, loss, prefix)
+        if loss.counts.__class__ is not dict or loss.counts:
+            for name, count in checked_counts(task, loss).items():
+                storage.count(prefix + name, count.detach() if isinstance(count, Tensor) else count, update=update)
+        for name, value in loss.shown.items():
+            storage.show(prefix + name, value, update=update)
+        if task.metrics:
+            for name, seen in observations(task, loss, one.index):
+                storage.observe(self._prefix, f"{one.task}/{name}" if one.task else name, seen, update=update)
 
     def _record_metrics(self, task: Task, loss: Loss, prefix: str) -> None:
         """Record the pairs that came with a loss."""
@@ -139,7 +166,7 @@ class Recording:
         return trained
 
 
-def _checked(task: Task, total: Any, weight: object, microbatch: int) -> Tensor | None:
+def _checked(task: Task, total: Any, weight: object, microbatch: int, method: str) -> Tensor | None:
     """The sum to be trained on, in float32 at least; None where the micro-batch has none."""
     if total is None or (isinstance(total, Tensor) and total.ndim and total.numel() == 0):
         if weight is not None or not task.late_weight:
@@ -153,7 +180,7 @@ def _checked(task: Task, total: Any, weight: object, microbatch: int) -> Tensor 
     ):
         # A sum over many units outgrows 16 bits long before its terms do.
         return total.float() if total.dtype in _16_BITS else total
-    raise TaskError(f"`{type(task).__name__}.loss` must give {_fault(task, total, weight, microbatch)}")
+    raise TaskError(f"`{type(task).__name__}.{method}` must give {_fault(task, total, weight, microbatch)}")
 
 
 def _fault(task: Task, total: Any, given: object, microbatch: int) -> str:

@@ -26,7 +26,7 @@ from evenstep.train.checks.launch import check_launched
 from evenstep.train.checks.local import check_local
 from evenstep.train.checks.model import check_model, check_parameters, check_trains
 from evenstep.train.checks.optimizer import check_optimizer
-from evenstep.train.checks.tasks import check_tasks, check_teachers
+from evenstep.train.checks.tasks import check_evaluates, check_tasks, check_teachers
 from evenstep.train.checks.whole_update import check_whole_update
 from evenstep.train.compiled import check_compiled
 from evenstep.train.failures.policies import Policies
@@ -36,8 +36,9 @@ from evenstep.train.number_formats import check_formats
 from evenstep.train.resolve import combine_named, device_of, lr_schedule_of, precision_of, strategy_of
 from evenstep.train.tasks.coefficients import Fixed
 from evenstep.train.tasks.metrics import build_storage
+from evenstep.train.tasks.parameters import parameters_attached
 from evenstep.train.tasks.task import Task
-from evenstep.train.tasks.tasks import Tasks
+from evenstep.train.tasks.tasks import Tasks, named
 
 
 @final
@@ -116,46 +117,48 @@ def set_up(
     """
     check_launched(strategy, model, os.environ)
     check_model(model)
-    check_trains(optimizer, model)
-    formats, schedule = precision_of(precision), lr_schedule_of(lr_schedule)
-    sharing = strategy_of(strategy, device)
-    check_parameters(model, optimizer, formats)
-    on = device_of(device, formats)
-    check_local(sharing, model=model, optimizer=optimizer, precision=formats, train=train, policies=policies)
-    check_formats(formats, model=model, optimizer=optimizer, strategy=sharing)
-    if train.compile == "model":
-        check_compiled(model, sharing, on)
-    check_optimizer(optimizer, model=model, strategy=sharing, device=on, keeps=keeps)
-    tasks = Tasks.of(task, train.coefficients, combine_named(train.combine), train.norm_statistics)
-    check_tasks(tasks, data, evaluations, model=model, policy=policies.non_finite)
-    check_teachers(tasks.by_name, train, sharing, model)
-    for one in tasks.by_name.values():
-        one.prepare(model)
-    if train.compile == "update":
-        check_whole_update(
+    with parameters_attached(model, named(task), optimizer):
+        check_trains(optimizer, model)
+        formats, schedule = precision_of(precision), lr_schedule_of(lr_schedule)
+        sharing = strategy_of(strategy, device)
+        check_parameters(model, optimizer, formats)
+        on = device_of(device, formats)
+        check_local(sharing, model=model, optimizer=optimizer, precision=formats, train=train, policies=policies)
+        check_formats(formats, model=model, optimizer=optimizer, strategy=sharing)
+        if train.compile == "model":
+            check_compiled(model, sharing, on)
+        check_optimizer(optimizer, model=model, strategy=sharing, device=on, keeps=keeps)
+        tasks = Tasks.of(task, train.coefficients, combine_named(train.combine), train.norm_statistics)
+        check_tasks(tasks, data, evaluations, model=model, policy=policies.non_finite)
+        check_evaluates(tasks.by_name, sharing, model)
+        check_teachers(tasks.by_name, train, sharing, model)
+        for one in tasks.by_name.values():
+            one.prepare(model)
+        if train.compile == "update":
+            check_whole_update(
+                model=model,
+                tasks=tasks,
+                optimizer=optimizer,
+                strategy=sharing,
+                precision=formats,
+                policies=policies,
+                device=on,
+            )
+        setup = Setup(
             model=model,
             tasks=tasks,
             optimizer=optimizer,
             strategy=sharing,
             precision=formats,
-            policies=policies,
+            lr_schedule=schedule,
+            seed=seed,
             device=on,
+            train=train,
+            policies=policies,
+            storage=build_storage(tasks.by_name, on),
+            linear_layers=choose_linear_layers(model, formats),
+            recomputed=choose_modules(model, train.memory.checkpoint),
+            empty_cache=build_emptying(train.memory.empty_cache_every_updates, on),
         )
-    setup = Setup(
-        model=model,
-        tasks=tasks,
-        optimizer=optimizer,
-        strategy=sharing,
-        precision=formats,
-        lr_schedule=schedule,
-        seed=seed,
-        device=on,
-        train=train,
-        policies=policies,
-        storage=build_storage(tasks.by_name, on),
-        linear_layers=choose_linear_layers(model, formats),
-        recomputed=choose_modules(model, train.memory.checkpoint),
-        empty_cache=build_emptying(train.memory.empty_cache_every_updates, on),
-    )
-    check_unused(setup.kept)
-    return setup
+        check_unused(setup.kept)
+        return setup

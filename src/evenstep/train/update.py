@@ -154,7 +154,9 @@ class Update:
                 with attempt:
                     computed = self._weigh_and_run(batch, update)
             assert computed is not None
-            return self._judge_and_apply(computed, batch, before)
+            pending = self._judge_and_apply(computed, batch, before)
+            self._context.phases.lap("apply")
+            return pending
         except RuntimeError:
             self._refuse_sparse()
             raise
@@ -164,6 +166,7 @@ class Update:
     def _weigh_and_run(self, batch: GlobalBatch, update: int) -> Computed:
         """Compute the update's gradients and their squared norm; nothing is applied."""
         weights = self._weigh(batch)
+        self._context.phases.lap("weigh")
         if not weights.totals:  # nobody has work
             return Computed(weights, MicrobatchResults(), [], None)
         gathered = self._gather(weights, update)

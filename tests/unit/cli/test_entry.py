@@ -19,6 +19,7 @@ def test_the_commands_are_these() -> None:
         "demo",
         "resume",
         "check",
+        "prove",
         "plan",
         "find-lr",
         "report",

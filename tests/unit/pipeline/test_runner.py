@@ -69,6 +69,8 @@ class Log(Reducer, GathersPerPlan):
     def completed(self, microbatch: int) -> int | None:
         return microbatch
 
+    def acted(self, op: Op) -> None: ...
+
 
 def run(plan: Plan, log: Log) -> list[str]:
     Runner([Stage(nn.Identity(), log)]).run(plan, log)

@@ -30,8 +30,10 @@ def test_all_recipes_are_found():
         "digits",
         "digits_multitask",
         "gpt_bytes",
+        "sft",
         "shakespeare",
         "translation",
+        "vit",
     ]
 
 

@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from evenstep import Logging, MapData, Trainer
 from evenstep.errors import DataError
 from evenstep.pipeline import PipelineModel
 
@@ -144,3 +145,46 @@ def test_what_was_learnt_by_heart_is_translated(
         optimizer.step()
     assert int(task.weight(batch)) == 8
     assert whole.translate(batch["source"], max_bytes=9) == [b"ja", b"nein"]
+
+
+@pytest.mark.parametrize("sizes", [(5, 5), (3, 1), (2, 2)])
+def test_the_bleu_of_an_evaluation_is_that_of_the_corpus(
+    model_file: ModuleType, corpus: ModuleType, task_file: ModuleType, sizes: tuple[int, int]
+) -> None:
+    sacrebleu = pytest.importorskip("sacrebleu")  # the extra `translation`, which `dev` has not
+    texts = ["one two three four five", "to be or not to be", "yes", "a b c d", "the file is there"]
+    pairs = [(torch.tensor(list(text.encode())), torch.tensor([257, *text.encode(), 258])) for text in texts]
+    size, micro = sizes
+    data = MapData(pairs, global_batch_size=size, micro_batch_size=micro, collate=corpus.padded, shuffle=False)
+    wanted_of = {text.encode(): text.replace("be", "bee").replace("d", "") for text in texts}
+
+    class Copies(model_file.Translator):
+        """Translates by a rule, well enough that there are n-grams to count."""
+
+        def translate(self, source: torch.Tensor, *, max_bytes: int) -> list[bytes]:
+            return [wanted_of[bytes(byte for byte in row if byte < 256)].encode() for row in source.tolist()]
+
+    model = Copies(blocks=1, width=16, heads=2, context=32)
+    trainer = Trainer(
+        model=model,
+        task=task_file.ScoredTranslate(),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data=data,
+        evaluations=data,
+        updates=1,
+        device="cpu",
+        log=Logging(writers=()),
+    )
+    found = trainer.evaluate()["valid"]
+    reference = sacrebleu.corpus_bleu([wanted_of[text.encode()] for text in texts], [texts])
+    assert found["bleu"] == reference.score
+    assert 20 < found["bleu"] < 100 and "loss" in found and "accuracy" in found
+
+
+def test_a_translator_evaluates_what_it_writes(
+    model_file: ModuleType, corpus: ModuleType, task_file: ModuleType
+) -> None:
+    pytest.importorskip("sacrebleu")
+    batch = corpus.padded([(torch.tensor(list(b"yes")), torch.tensor([257, *b"ja", 258]))])
+    loss = task_file.ScoredTranslate(max_bytes=4).evaluate(made(model_file).eval(), batch)
+    assert loss.sum.ndim == 0 and loss.counts["wanted"] == 1 and loss.counts["total1"] == loss.counts["written"]

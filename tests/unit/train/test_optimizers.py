@@ -363,3 +363,27 @@ def test_complex128_with_zero1_is_refused_before_a_checkpoint_fails() -> None:
     check_optimizer(adam, model=model, strategy=parts(), device=torch.device("cpu"), keeps=False)
     with pytest.raises(ArgumentError, match=r"no safetensors file has complex128; make those parameters complex64"):
         check_optimizer(adam, model=model, strategy=parts(), device=torch.device("cpu"), keeps=True)
+
+
+def test_one_optimizer_may_be_given_to_two_trainers_that_save(tmp_path: Path) -> None:
+    first = trainer(lambda model: torch.optim.SGD(model.parameters(), lr=0.01), folder=tmp_path / "first")
+    pairs = [(torch.ones(4), torch.zeros(1)) for _ in range(8)]
+    second = Trainer(
+        model=first.model,
+        task=Square(),
+        optimizer=first.optimizer,
+        data=MapData(pairs, global_batch_size=8),
+        updates=2,
+        device="cpu",
+        folder=tmp_path / "second",
+    )
+    assert second.train().update == 2
+    assert first.train().update == 4
+
+
+def test_a_hook_of_ones_own_on_a_step_is_called_in_the_first_one_too(tmp_path: Path) -> None:
+    called: list[int] = []
+    saving = trainer(lambda model: torch.optim.SGD(model.parameters(), lr=0.01), folder=tmp_path)
+    saving.optimizer.register_step_post_hook(lambda *_: called.append(1))
+    saving.train()
+    assert len(called) == 4

@@ -1,12 +1,15 @@
-"""How fast the run is, over windows of updates: perf/update_s, perf/samples_per_s, perf/data_s.
+"""How fast the run is, how far, and where its time goes, over windows of updates.
 
-Where there are several tasks, the last two also for each: perf/<task>/samples_per_s, perf/<task>/data_s.
+    perf/update_s, perf/samples_per_s    without the time of evaluations and checkpoints
+    perf/data_s, perf/forward_s, …       seconds of each phase per update: all that there are add up to the whole
+    perf/time, progress/samples          when the window ended, in seconds since 1970, and samples of all updates so far
 
-It reads a clock and never waits for a device, so a single update on an accelerator would mean little; a window is
-right because logging waits once in a while. Time spent on evaluations and checkpoints does not count.
+Where there are several tasks also perf/<task>/samples_per_s and perf/<task>/data_s. It reads a clock and never waits
+for a device, so a single update on an accelerator would mean little; a window is right because logging waits once in a
+while.
 """
 
-from time import perf_counter
+from time import perf_counter, time
 from typing import final
 
 from evenstep.arguments import require_whole
@@ -25,7 +28,7 @@ from evenstep.events.hook import Hook
 
 @final
 class Timer(Hook):
-    """Put seconds per committed update, samples per second, and seconds per update spent waiting for data.
+    """Put seconds per committed update and of each phase in it, and samples per second.
 
     Args:
         every_updates: the window; values are put when the number of the update divides by it, and at the end.
@@ -47,6 +50,7 @@ class Timer(Hook):
         self._begin()
 
     def before_train(self, event: TrainBegin) -> None:
+        self.trainer.phases.take()  # what came before is of no update
         self._begin()
 
     def before_update(self, event: UpdateBegin) -> None:
@@ -96,6 +100,8 @@ class Timer(Hook):
 
     def _put(self, update: int) -> None:
         seconds, put = perf_counter() - self._began, self.trainer.storage.put
+        put("perf/time", time(), update=update)
+        put("progress/samples", float(self.trainer.progress.samples), update=update)
         put("perf/update_s", seconds, float(self._updates), update=update)
         put("perf/samples_per_s", float(self._samples), seconds, update=update)
         if self._fetches:
@@ -104,4 +110,7 @@ class Timer(Hook):
             put(f"perf/{task}/samples_per_s", float(count), seconds, update=update)
         for task, waited in self._task_data_s.items():
             put(f"perf/{task}/data_s", waited, float(self._fetches), update=update)
+        for phase, spent in self.trainer.phases.take().items():
+            if spent and phase != "data":
+                put(f"perf/{phase}_s", spent, float(self._updates), update=update)
         self._begin()

@@ -99,7 +99,7 @@ class ConsoleWriter(Writer):
         evaluated: list[str] = []
         for _, name, value, weight in records:
             part, _, rest = name.partition("/")
-            if part == "perf" or (part == "train" and "/" in rest):
+            if part in ("perf", "progress") or (part == "train" and "/" in rest):
                 continue
             if part != "train":
                 evaluated.append(f"{name} {value:.4g}")

@@ -25,6 +25,7 @@ Open = Callable[[Variant], AbstractContextManager[Subject]]
 
 _APART = {torch.float64: 1e-9, torch.float32: 1e-4}
 _MOST = 5
+_OF_BATCH = "the batch holds other values for the same samples"
 
 
 def traced(
@@ -78,19 +79,18 @@ def causes_of_resume(open_subject: Open, variant: Variant, *, stop_after: int) -
             traced(open_subject, variant, update),
             traced(open_subject, variant, update, folder=folder),
         )
-    lost = [
-        way
-        for way, state in whole.states[0].items()
-        if resumed.states[0].get(way) != state and not way.startswith("data")
-    ]
-    own = [way for way in lost if way in whole.moved or way not in resumed.states[0]] or lost
+    found = first_difference(whole, resumed, about, same_cut=True)
+    of_data = found.startswith(_OF_BATCH)
+    kept = resumed.states[0]
+    lost = [way for way, state in whole.states[0].items() if kept.get(way) != state]
+    lost = [way for way in lost if way.startswith("data") == of_data or way.startswith("collate")]
+    own = [way for way in lost if way in whole.moved or way not in kept or of_data] or lost
     if own:
         said.append(
             f"these are other after a resume than they were, since no checkpoint holds them: {listed(own)}; keep them "
             f"in buffers, or in the `state_dict` of what they belong to"
         )
-    found = first_difference(whole, resumed, about, same_cut=True)
-    return [*said, *([found] if found and not own else []), *heard]
+    return [*said, *([found] if found and (of_data or not own) else []), *heard]
 
 
 def _new(said: Sequence[str], found: str) -> list[str]:
@@ -141,14 +141,8 @@ def first_difference(one: Trace, other: Trace, about: Mapping[str, str], *, same
             return found
     gradient = _worst(one.gradient, other.gradient, exact=same_cut)
     if gradient:
-        hook = about.get(f"hook {gradient}") or next(
-            (
-                text
-                for key, text in about.items()
-                if key.startswith("hook ") and key.endswith(".") and gradient.startswith(key[5:])
-            ),
-            "",
-        )
+        of_modules = [text for key, text in about.items() if key.endswith(".") and f"hook {gradient}".startswith(key)]
+        hook = about.get(f"hook {gradient}") or next(iter(of_modules), "")
         return (
             f"the gradient of `{gradient}` differs though all outputs and losses are the same: "
             f"{hook or 'something changes it on its way, such as a hook or an autograd function of its own'}"
@@ -172,8 +166,8 @@ def _in_passages(one: Sequence[Passage], other: Sequence[Passage], about: Mappin
     way = differs(lambda each: each.batch)
     if way is not None:
         return (
-            f"the batch holds other values for the same samples{_at(way)}: the dataset or its `collate` draws random "
-            f"numbers for a micro-batch, or looks at all samples of one"
+            f"{_OF_BATCH}{_at(way)}: the dataset or its `collate` draws random numbers for a micro-batch, looks at all "
+            f"samples of one, or keeps something from one to the next"
         )
     way = differs(lambda each: each.transformed)
     if way is not None:

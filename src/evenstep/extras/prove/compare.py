@@ -104,7 +104,7 @@ def measure_of(reference: Ended, reordered: Ended, *, updates: int) -> Measure:
     if scale > 0 and math.isfinite(scale):
         noise = difference(reference.end, reordered.end, scale).value + eps * (norm(reference.end) / scale + TERMS)
         if TIMES * noise <= CAP[narrow]:
-            return Measure(what=f"parameters after {updates} updates", bound=TIMES * noise, scale=scale)
+            return Measure(what=f"parameters, {updates} updates", bound=TIMES * noise, scale=scale)
     size = norm(reference.gradient)
     if not 0 < size < math.inf:
         raise ValueError(
@@ -113,4 +113,4 @@ def measure_of(reference: Ended, reordered: Ended, *, updates: int) -> Measure:
         )
     noise = difference(reference.gradient, reordered.gradient, size).value + eps * TERMS
     bound = min(TIMES * noise, CAP[narrow])
-    return Measure(what="gradient of update 1", bound=bound, scale=size, by_gradient=True)
+    return Measure(what="gradient, update 1", bound=bound, scale=size, by_gradient=True)

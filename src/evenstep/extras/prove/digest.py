@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-_DEPTH = 7
+_States = Iterator[tuple[str, str]]
+_DEPTH = 9
 _MOST = 20_000
 _LARGE = 1 << 22  # elements
 _TORCH = ("_parameters", "_modules", "_buffers", "training")
@@ -62,16 +63,18 @@ def states_of(owners: Mapping[str, object]) -> dict[str, str]:
     found: dict[str, str] = {}
     seen: set[int] = set()
     for name, owner in owners.items():
-        for way, value in _walked(name, owner, _DEPTH, seen):
+        for way, value in _walked(name, name, owner, _DEPTH, seen):
             found.setdefault(way, value)
             if len(found) >= _MOST:
                 return found
     return found
 
 
-def _walked(way: str, value: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, str]]:
+def _walked(way: str, root: str, value: Any, depth: int, seen: set[int], *, ours: bool = False) -> _States:
+    """What is below `value`, but for what objects of this package hold themselves (`ours`): that they save."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        yield way, repr(value)
+        if not ours:
+            yield way, repr(value)
         return
     if id(value) in seen or not depth:
         return
@@ -79,12 +82,17 @@ def _walked(way: str, value: Any, depth: int, seen: set[int]) -> Iterator[tuple[
     if isinstance(value, nn.Parameter) and not isinstance(value, nn.UninitializedParameter):
         return
     if isinstance(value, Tensor | np.ndarray):
-        yield way, sha256_of(_ends_of(value))
+        if not ours:
+            yield way, sha256_of(_ends_of(value))
     elif (state := generator_state(value)) is not None:
         yield way, f"generator {sha256_of(state)}"
     else:
+        home = value.__module__ if isinstance(value, FunctionType) else type(value).__module__
+        still_ours = str(home).startswith("evenstep.") or (ours and home in ("builtins", "functools", "collections"))
         for name, inner in _inside(value):
-            yield from _walked(f"{way}{name}", inner, depth - (not isinstance(value, nn.Module)), seen)
+            here = f"{root}.{name.lstrip('._')}" if still_ours and name else f"{way}{name}"
+            less = not isinstance(value, nn.Module)
+            yield from _walked(here, root, inner, depth - less, seen, ours=still_ours)
 
 
 def _ends_of(value: Any) -> object:

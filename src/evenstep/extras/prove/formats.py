@@ -8,7 +8,7 @@ generators of the model's own are left as they are, because nobody keys those. B
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -81,8 +81,16 @@ def _filled(mean: float, *, like: bool) -> Callable[..., Tensor]:
     return give
 
 
-def _in_place(mean: Callable[..., float]) -> Callable[..., Tensor]:
-    return lambda func, args, kwargs: args[0].fill_(mean(*args[1:], **kwargs))
+def _in_place(means: Callable[[float, float], float], first: float, second: float) -> Callable[..., Tensor]:
+    """What fills a tensor with a mean, which is a function of two numbers, with their defaults."""
+
+    def give(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+        own, *given = args
+        numbers = [*given, *(value for name, value in kwargs.items() if name != "generator")]
+        one, other = [*numbers, *(first, second)[len(numbers) :]][:2]
+        return own.fill_(means(one, other))
+
+    return give
 
 
 def _bernoulli(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
@@ -100,7 +108,7 @@ def _whole(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
     low, high = (0, bounds[0]) if len(bounds) == 1 else (bounds[0], bounds[1])
     if isinstance(shape, Tensor):
         return torch.full_like(shape, (low + high) // 2)
-    return torch.full(cast("Any", shape), (low + high) // 2, dtype=kwargs.get("dtype") or torch.int64)
+    return torch.full(shape, (low + high) // 2, dtype=kwargs.get("dtype") or torch.int64)
 
 
 def _reversed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
@@ -128,7 +136,7 @@ _MEANS: Mapping[str, Callable[..., Any]] = {
     "randint_like": _whole,
     "randperm": _reversed,
     "multinomial": _likeliest,
-    "uniform_": _in_place(lambda low=0.0, high=1.0, **_: (low + high) / 2),
-    "normal_": _in_place(lambda mean=0.0, std=1.0, **_: mean),
-    "exponential_": _in_place(lambda rate=1.0, **_: 1 / rate),
+    "uniform_": _in_place(lambda low, high: (low + high) / 2, 0.0, 1.0),
+    "normal_": _in_place(lambda mean, deviation: mean, 0.0, 1.0),
+    "exponential_": _in_place(lambda rate, unused: 1 / rate, 1.0, 0.0),
 }

@@ -6,11 +6,14 @@ that a run can't have says why, and counts for nothing. A row that fails names i
 
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from io import StringIO
 from pathlib import Path
 from time import perf_counter
 from typing import Any, final
+from warnings import catch_warnings, simplefilter
 
 from torch import Tensor
 
@@ -22,7 +25,8 @@ from evenstep.extras.prove.runs import RefusedError, run_once
 from evenstep.extras.prove.subject import Bench, Cut, Ended, Variant
 
 CUTS: tuple[Cut, ...] = ("2", "4", "ragged")
-SHA = "sha256 of all that training changes"
+SHA = "sha256 of the state"
+_UNKNOWN = "the largest difference is in `{name}`; no part was found to be to blame alone"
 
 
 @final
@@ -68,6 +72,7 @@ class Prover:
         self._bench = bench
         self._inexact = ""
         self._causes: dict[str, list[str]] = {}
+        self._raised: dict[str, str] = {}
 
     def rows(self) -> list[Row]:
         """All rows, in their order: the quick ones first."""
@@ -85,19 +90,22 @@ class Prover:
             *apart,
             (f"stages {ranks}", self._stages),
         ]
-        return [Row(name=name, run=partial(self._judged, run)) for name, run in listed]
+        return [Row(name=name, run=partial(self._judged, name, run)) for name, run in listed]
 
-    def _judged(self, run: Callable[[], Verdict]) -> Verdict:
-        """What a row says, and what it raises, as a value."""
+    def _judged(self, name: str, run: Callable[[], Verdict]) -> Verdict:
+        """What a row says, and what it raises, as a value; what the run itself prints is not heard."""
         try:
-            return run()
+            with redirect_stdout(StringIO()), catch_warnings():
+                simplefilter("ignore")
+                return run()
         except RefusedError as error:
             return Verdict(measure="refused by name", note=str(error))
         except Exception as error:  # noqa: BLE001 - a row that raises has failed; the others still count
             said = str(error) if isinstance(error, EvenstepError) else clause(error)
-            return Verdict(
-                measure="runs to its end", value=type(error).__name__, bound="none", holds=False, causes=[said]
-            )
+            first = self._raised.setdefault(said, name)
+            said = said if first == name else f"it raises what row `{first}` does"
+            kind = type(error).__name__
+            return Verdict(measure="runs to its end", value=kind, bound="none", holds=False, causes=[said])
 
     def _run(self, variant: Variant, **more: Any) -> Ended:
         return run_once(self._bench.open, variant, updates=self._bench.updates, **more)
@@ -141,18 +149,16 @@ class Prover:
         apart = measure(run, reference)
         holds = apart.value <= measure.bound
         return Verdict(
-            measure=measure.what + ("" if self.is_wide else " (float32)"),
+            measure=measure.what + ("" if self.is_wide else ", float32"),
             value=apart.value,
             bound=measure.bound,
             holds=holds,
             note=_largest(apart) if holds is False else self._inexact,
-            causes=()
-            if holds
-            else causes() or [f"the largest difference is in `{apart.of}`; no part was found to be to blame alone"],
+            causes=() if holds else causes() or [_UNKNOWN.format(name=apart.of)],
         )
 
     def _loss(self) -> Verdict:
-        measure = "losses add up, whole and in halves"
+        measure = "losses of halves add up"
         if not self._bench.checks_loss:
             return Verdict(measure=measure, note="the run file says `train.check_loss = false`")
         try:
@@ -175,9 +181,7 @@ class Prover:
             bound=reference.sha256,
             holds=holds,
             note=note,
-            causes=()
-            if holds
-            else causes() or [f"the largest difference is in `{apart.of}`; no part was found to be to blame alone"],
+            causes=() if holds else causes() or [_UNKNOWN.format(name=apart.of)],
         )
 
     def _blame(self, what: str) -> list[str]:
@@ -201,15 +205,16 @@ class Prover:
         return self._near(run, self._whole, lambda: self._blame(cut))
 
     def _optimizer(self) -> Verdict:
-        measure = "against a plain loop of PyTorch"
+        measure = "plain PyTorch loop"
         if not self.is_wide:
             return Verdict(measure=measure, note=self._inexact)
         with self._bench.open(self._still) as subject:
             if why := why_not_plain(subject):
                 return Verdict(measure=measure, note=why)
-            by_hand = plain_loop(subject, updates=self._bench.updates, seed=self._bench.seed)
-        found = self._near(self._four, by_hand, lambda: self._blame("4"))
-        return replace(found, measure=f"{found.measure}, {measure}")
+            by_hand, hooked = plain_loop(subject, updates=self._bench.updates, seed=self._bench.seed), subject.hooks
+        run = self._run(self._still, own_hooks=False) if hooked else self._four  # which may change rates, or gradients
+        found = self._near(run, by_hand, lambda: self._blame("4"))
+        return replace(found, measure=measure)
 
     def _format(self) -> Verdict:
         """In the run's own format: how far two cuts are from each other, as rounding to that format explains it."""
@@ -230,7 +235,7 @@ class Prover:
         apart_now, bound = apart(one), TIMES * max(rounding, self._measure.bound / TIMES)
         holds = apart_now.value <= bound
         return Verdict(
-            measure=f"1 micro-batch and 4, {'distance to float64' if self.is_wide else 'gradient of update 1'}",
+            measure="distance to float64" if self.is_wide else "gradient, update 1",
             value=apart_now.value,
             bound=bound,
             holds=holds,
@@ -288,25 +293,34 @@ class Prover:
         return [*([] if self._bench.uncut else self._blame("4")), *run.said]
 
     def _apart(self, strategy: str) -> Verdict:
-        if not self.is_wide:
-            variant = replace(self._still, strategy=strategy, ranks=self._bench.ranks)
-        else:
-            variant = replace(self._still, strategy=strategy, ranks=self._bench.ranks)
-        run = self._elsewhere(variant)
+        run = self._elsewhere(replace(self._still, strategy=strategy, ranks=self._bench.ranks))
         if run is None:
             return Verdict(measure="parameters", note="no processes of its own")
         if self._measure.by_gradient and not run.gradient:
-            return Verdict(measure="gradient of update 1", note="shards of gradients can't be compared")
+            return Verdict(measure="gradient, update 1", note="shards of gradients can't be compared")
         return self._near(run, self._four, lambda: self._of_ranks(run))
 
     def _stages(self) -> Verdict:
         if self._bench.layered:
             return Verdict(measure=SHA, note=self._bench.layered)
-        ranks = self._bench.ranks
-        run = self._elsewhere(Variant(ordered=True, strategy="ddp", ranks=ranks, pipeline=ranks))
+        ranks, tied = self._bench.ranks, self._tied
+        if tied and self._measure.by_gradient:
+            return Verdict(measure=self._measure.what, note="gradients of stages can't be compared")
+        variant = replace(self._still, strategy="ddp") if tied else Variant(ordered=True, strategy="ddp")
+        run = self._elsewhere(replace(variant, ranks=ranks, pipeline=ranks))
         if run is None:
             return Verdict(measure=SHA, note="no processes of its own")
+        if tied:  # whose gradients are summed in another order where two stages have a copy
+            return self._near(run, self._four, lambda: self._of_ranks(run))
         return self._same(run, self._run(Variant(ordered=True)), lambda: self._of_ranks(run))
+
+    @property
+    def _tied(self) -> bool:
+        """Whether the model uses a parameter in several places."""
+        with self._bench.open(Variant()) as subject:
+            model = subject.model
+            every = list(model.named_parameters(remove_duplicate=False))
+            return len(every) > len({id(one) for _, one in every}) or bool(getattr(model, "aliases", None))
 
 
 def _cut(name: str) -> Cut:

@@ -87,6 +87,7 @@ def run_once(
     hooks: Callable[[Subject], Sequence[Hook]] = lambda subject: (),
     folder: Path | None = None,
     data: Callable[[Data], Data] = lambda data: data,
+    own_hooks: bool = True,
 ) -> Ended:
     """Build a variant, and train it for so many updates.
 
@@ -94,6 +95,7 @@ def run_once(
         hooks: further ones, of the built subject.
         folder: that it saves in, and goes on from where there is something.
         data: what is made of the data.
+        own_hooks: whether the user's hooks take part.
 
     Raises:
         Exception: whatever building or training it raises.
@@ -105,7 +107,7 @@ def run_once(
             source = wide_data(source)
         listen = Listen()
         more = [Laboratory(wide=variant.wide, still=variant.still), listen, StopAt(updates), *hooks(subject)]
-        trainer = subject.trainer(data=source, hooks=[*subject.hooks, *more], folder=folder)
+        trainer = subject.trainer(data=source, hooks=[*(subject.hooks if own_hooks else ()), *more], folder=folder)
         with closing(source):
             begin = model_state(trainer)
             if folder is not None:

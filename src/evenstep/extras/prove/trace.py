@@ -193,7 +193,7 @@ def _own_state(module: nn.Module) -> dict[str, str]:
         for name, value in {**vars(module), **buffers}.items()
         if not name.startswith("_") and id(value) not in inner and not isinstance(value, nn.Module)
     }
-    return states_of({name: value for name, value in own.items()})
+    return states_of(own)
 
 
 def _leaves(value: Any, way: str = "", depth: int = 5) -> Values:

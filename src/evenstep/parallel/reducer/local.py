@@ -46,15 +46,15 @@ class Local(Strategy):
 
     What others have defined are settings of it:
 
-    - *local SGD* and *post-local SGD* (Lin et al. 2018, arXiv:1808.07217, algorithms 1 and 2): the defaults; N updates
-      of mini-batch SGD before.
+    - *local SGD* and *post-local SGD* (Lin et al. 2018, arXiv:1808.07217): the defaults; N updates of mini-batch SGD
+      before.
     - *BMUF* (Chen & Huo 2016): `outer_lr` ζ, `outer_momentum` η. With G = m - θ: Δ ← η·Δ + ζ·G, θ ← θ + Δ. Its
       *Nesterov* form, whose ranks begin with θ + η·Δ, has `nesterov` besides; N updates made together are its warm-up.
-    - *SlowMo* (Wang et al. 2019, arXiv:1910.00643, algorithm 1, equations 2 and 3): `outer_lr` α, `outer_momentum` β,
-      `by_inner_rate`. u ← β·u + (θ - m)/γ, θ ← θ - α·γ·u. Its base optimizer's buffers are those of `inner_state`.
-    - *DiLoCo* (Douillard et al. 2023, arXiv:2311.08105, algorithm 1): `outer_lr=0.7`, `outer_momentum=0.9`, `nesterov`.
-    - *streaming DiLoCo* (Douillard et al. 2025, arXiv:2501.18512, algorithm 2): `fragments` P, `overlap_updates` τ and
-      `own_share` α besides.
+    - *SlowMo* (Wang et al. 2019, arXiv:1910.00643): `outer_lr` α, `outer_momentum` β, `by_inner_rate`.
+      u ← β·u + (θ - m)/γ, θ ← θ - α·γ·u. Its base optimizer's buffers are those of `inner_state`.
+    - *DiLoCo* (Douillard et al. 2023, arXiv:2311.08105): `outer_lr=0.7`, `outer_momentum=0.9`, `nesterov`.
+    - *streaming DiLoCo* (Douillard et al. 2025, arXiv:2501.18512): `fragments` P, `overlap_updates` τ and `own_share` α
+      besides.
 
     The Nesterov forms of BMUF and DiLoCo are one: DiLoCo's θ is BMUF's θ + η·Δ.
 

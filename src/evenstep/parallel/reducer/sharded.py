@@ -250,12 +250,11 @@ class ShardedReducer(Reducer, ChoosesTrained):
         having = [number for number in having if number.numel()]
         if not having:
             return
-        total = torch.stack(
-            [torch.zeros_like(one, dtype=gradient_format(one)) if one.grad is None else one.grad for one in having]
-        )
+        own = [torch.zeros_like(one, dtype=gradient_format(one)) if one.grad is None else one.grad for one in having]
+        total = torch.cat([one.flatten() for one in own])
         self.group.sum(total)()
-        for number, gradient in zip(having, total, strict=True):
-            number.grad = gradient.to(gradient_format(number))
+        for number, gradient in zip(having, total.split([one.numel() for one in having]), strict=True):
+            number.grad = gradient.view(number.shape).to(gradient_format(number))
 
 
 def _called(item: nn.Module) -> Iterator[nn.Module]:
@@ -281,7 +280,7 @@ def units(module: nn.Module) -> list[nn.Module]:
     lists = lists or ([module] if isinstance(module, nn.Sequential) else [])
     inner = {id(item) for outer in lists for item in outer.modules() if item is not outer}
     outermost = [item for part in lists if id(part) not in inner for item in part]
-    items = [one for item in outermost for one in _called(item) if any(True for _ in one.parameters())]
+    items = [one for item in outermost for one in _called(item) if any(map(cuttable, one.parameters()))]
     uses: dict[int, int] = {}
     for _, parameter in module.named_parameters(remove_duplicate=False):
         uses[id(parameter)] = uses.get(id(parameter), 0) + 1

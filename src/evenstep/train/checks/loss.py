@@ -7,7 +7,7 @@ change to make: else its gradients would be those of another loss for every cut.
 trace, and it never ends a run for lack of memory. How the numbers are told apart is in `additive`.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -37,6 +37,7 @@ from evenstep.train.memory.split import num_samples
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.memory.sub_batch import SubBatch, parts_of, reason_not_cut
 from evenstep.train.side_effects import evaluating, without_side_effects
+from evenstep.train.tasks.now import checking_losses
 from evenstep.train.tasks.task import Task
 from evenstep.train.weigh import weight_of
 
@@ -78,11 +79,12 @@ class Guard:
     tries: dict[str, int] = field(default_factory=dict[str, int])
     _said: set[str] = field(default_factory=set[str])
 
-    def __call__(self, batch: GlobalBatch) -> float:
+    def __call__(self, batch: GlobalBatch, *, besides: Collection[str] = ()) -> float:
         """Look at the tasks of a global batch that were not looked at yet; all ranks call it together.
 
         Args:
             batch: that is about to be run.
+            besides: tasks whose loss is not asked for.
 
         Returns:
             The seconds it took.
@@ -95,7 +97,7 @@ class Guard:
         began = perf_counter()
         names = dict.fromkeys(part.task for part in batch.parts) or {"": None}
         norms = batch_norms(self.model) if batch.num_microbatches > 1 and self.model.training else []
-        for name in [name for name in names if name in self.pending and name in self.context.tasks]:
+        for name in [one for one in names if one in self.pending and one in self.context.tasks and one not in besides]:
             owners = [self.model, *self.context.tasks.values()]
             with without_side_effects(owners), evaluating(self.model, self.context.device), _as_in_training():
                 notes = self._look(name, [one for one in batch.microbatches if one.task == name])
@@ -207,11 +209,13 @@ class Guard:
 
 @contextmanager
 def _as_in_training() -> Generator[None]:
-    """Leave out torch's own shortcut for attention in evaluation mode: its outputs are as long as a part needs."""
+    """Let tasks know that it is no evaluation, and leave out torch's shortcut for attention in evaluation mode, whose
+    outputs are as long as a part needs."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with checking_losses():
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(enabled)
 

@@ -13,8 +13,9 @@ from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
 from evenstep.optim.hidden_state import HiddenState, holds_parameters, tells_itself
+from evenstep.optim.low_bit import is_low_bit
 from evenstep.optim.multi import inner
-from evenstep.optim.sharing import Granularity, why_not_by
+from evenstep.optim.sharing import TORCHAO, Granularity, why_not_by
 from evenstep.optim.trial_step import refusals
 from evenstep.parallel import ParameterLayout, Strategy
 from evenstep.pipeline import PipelineModel
@@ -64,6 +65,8 @@ def _check_step(optimizer: Optimizer, device: torch.device) -> None:
             f"`optimizer` must take its step from one gradient, but `step` of {name} needs a closure that evaluates "
             f"the loss again; use an optimizer whose step does not."
         )
+    if type(optimizer).__module__.startswith("torchao.optim"):
+        _check_torchao(optimizer)
     groups: list[dict[str, Any]] = optimizer.param_groups
     if device.type == "cpu" and any(group.get("capturable") for group in groups):
         raise ArgumentError(
@@ -74,6 +77,22 @@ def _check_step(optimizer: Optimizer, device: torch.device) -> None:
         raise ArgumentError(
             f"{name} was built with `differentiable=True`, for a step that gradients flow through, but an update "
             f"changes the parameters themselves; leave it out."
+        )
+
+
+def _check_torchao(optimizer: Optimizer) -> None:
+    """Raise ArgumentError for what torchao's optimizers do beside stepping each parameter in the same way each time."""
+    kind, name = type(optimizer), type(optimizer).__name__
+    if f"{kind.__module__}.{kind.__qualname__}" not in TORCHAO:
+        raise ArgumentError(
+            f"{name} of torchao is none of those that are known to step and resume exactly, "
+            f"{', '.join(one.rpartition('.')[2] for one in TORCHAO)}; take one of these, or one of torch.optim."
+        )
+    if getattr(optimizer, "bf16_stochastic_round", False):
+        raise ArgumentError(
+            f"{name} was built with `bf16_stochastic_round=True`, which draws random numbers that a resumed run would "
+            f"not draw again; leave it out, and let `precision` say how 16-bit parameters are stepped "
+            f"(`bf16-true-no-master` rounds by keyed randomness)."
         )
 
 
@@ -142,32 +161,33 @@ def watch_first_step(optimizer: Optimizer, hidden: HiddenState) -> None:
         hidden: made before that step.
     """
 
-    depth = 0  # a step may call that of its base class, whose hooks are these as well
+    depth, is_first = 0, True  # a step may call that of its base class, whose hooks are these as well
 
     def begin(*_: Any) -> None:
         nonlocal depth
-        depth += 1
+        depth += is_first
 
     def end(*_: Any) -> None:
-        nonlocal depth
-        depth -= 1
-        if depth:
+        nonlocal depth, is_first
+        depth -= is_first
+        if depth or not is_first:
             return
-        for handle in handles:
-            handle.remove()
+        is_first = False  # the hooks stay: torch goes through them here, and there may be others behind these
         fault = hidden.fault() or _of_no_format(optimizer)
         if fault:
             raise ArgumentError(f"the checkpoints of this run could not be resumed: {fault}.")
 
-    handles = [optimizer.register_step_pre_hook(begin), optimizer.register_step_post_hook(end)]
+    optimizer.register_step_pre_hook(begin)
+    optimizer.register_step_post_hook(end)
 
 
 def _of_no_format(optimizer: Optimizer) -> str:
-    """What of the state is a tensor of somebody's own kind (8 bits, say), for which files have no format; else ""."""
+    """What of the state is a tensor of somebody's own kind, for which files have no format; else ""."""
     for one in inner(optimizer):
         for state in one.state.values():
             for name, value in state.items() if isinstance(state, dict) else ():
-                if isinstance(value, torch.Tensor) and type(value).__module__.partition(".")[0] != "torch":
+                is_own = isinstance(value, torch.Tensor) and type(value).__module__.partition(".")[0] != "torch"
+                if is_own and not is_low_bit(value):
                     return (
                         f"`{name}` in the state of {type(one).__name__} is a {type(value).__name__}, for which files "
                         f"have no format; keep no checkpoints (no `folder`), or take an optimizer of plain tensors"

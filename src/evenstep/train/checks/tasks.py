@@ -16,7 +16,7 @@ from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.tasks.listening import MOMENTS, check_heard
-from evenstep.train.tasks.task import Task
+from evenstep.train.tasks.task import Task, evaluates_itself
 from evenstep.train.tasks.tasks import Tasks
 
 _ALMOST = 0.9  # how alike two names are that differ by an "s"
@@ -67,6 +67,24 @@ def check_tasks(
         _check_separable(model)
 
 
+def check_evaluates(tasks: Mapping[str, Task], strategy: Strategy, model: nn.Module) -> None:
+    """Raise ArgumentError for a task that evaluates by itself where no rank holds the whole model."""
+    own = [type(task).__name__ for task in tasks.values() if evaluates_itself(task)]
+    how = _divided(strategy, model)
+    if own and how:
+        raise ArgumentError(
+            f"`{own[0]}.evaluate` is given the whole model, which each rank must hold for it, but the model is {how}; "
+            f'train it with `strategy="ddp"` or `"zero1"`, or evaluate its checkpoints with such a task in one process.'
+        )
+
+
+def _divided(strategy: Strategy, model: nn.Module) -> str:
+    """How ranks share the model so that none holds it whole; "" where each does."""
+    if isinstance(model, PipelineModel):
+        return "in stages"
+    return "in shards" if strategy.layout.divides == "elements" else ""
+
+
 def check_teachers(tasks: Mapping[str, Task], train: Training, strategy: Strategy, model: nn.Module) -> None:
     """Raise ArgumentError for a task that asks the average where there is none, or no rank could run it alone."""
     asking = [type(task).__name__ for task in tasks.values() if task.uses_average]
@@ -78,8 +96,7 @@ def check_teachers(tasks: Mapping[str, Task], train: Training, strategy: Strateg
             f"{said}, but the run has none; give it one, `train=Training(ema=Ema(decay=0.999))`, in a run file a table "
             f"`[ema]`."
         )
-    if isinstance(model, PipelineModel) or strategy.layout.divides == "elements":
-        how = "in stages" if isinstance(model, PipelineModel) else "in shards"
+    if how := _divided(strategy, model):
         raise ArgumentError(
             f"{said}, for which each rank must hold the whole model, but the model is {how}; train it with "
             f'`strategy="ddp"` or `"zero1"`.'

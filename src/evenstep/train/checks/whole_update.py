@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from evenstep.errors import ArgumentError
 from evenstep.events import Hook
 from evenstep.internals import any_gradient_hooks, compiled_in_place, has_foreign_hooks, has_step_hooks, unwrapped
-from evenstep.names import named_parameters
+from evenstep.names import TASK_PARAMETERS, named_parameters
 from evenstep.optim.formulas import FORMULAS
 from evenstep.parallel import Ddp, Single, Strategy
 from evenstep.parallel.buffers import running_statistics
@@ -55,7 +55,7 @@ def check_whole_update(
         compresses=isinstance(strategy, Ddp) and type(strategy.compression) is not Compression,
         changes=strategy.group.can_change,
     )
-    _check_tasks(tasks)
+    _check_tasks(tasks, model)
     _check_optimizer(optimizer)
     _check_model(model, strategy)
 
@@ -134,7 +134,10 @@ def _named(strategy: Strategy) -> str:
     return type(strategy).__name__.lower()
 
 
-def _check_tasks(tasks: Tasks) -> None:
+def _check_tasks(tasks: Tasks, model: nn.Module) -> None:
+    own = next((name for name in named_parameters(unwrapped(model)) if name.startswith(f"{TASK_PARAMETERS}.")), None)
+    if own is not None:
+        raise _refusal(f"a task trains `{own}`, which its loss takes from elsewhere than the graph's arguments")
     for name, task in tasks.by_name.items():
         if task.late_weight:
             what = f"task `{name}`" if name else "the task"

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from evenstep.internals import local_tensor
 from evenstep.names import named_parameters
+from evenstep.optim.low_bit import inner_tensors
 from evenstep.optim.multi import inner
 from evenstep.parallel import mapped
 from evenstep.strides import gradient_format
@@ -83,5 +84,5 @@ def _tensors(states: Iterable[Mapping[Any, Any]]) -> list[Tensor]:
     found: list[Tensor] = []
     for state in states:
         for of_parameter in state.values():
-            mapped(dict(of_parameter), lambda one: found.append(one) if one.ndim else None)
+            mapped(dict(of_parameter), lambda one: found.extend(inner_tensors(one)) if one.ndim else None)
     return found

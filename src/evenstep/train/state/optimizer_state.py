@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from evenstep.errors import CheckpointError
+from evenstep.optim.low_bit import as_plain, from_plain, is_low_bit
 from evenstep.optim.multi import MultiOptimizer
 from evenstep.strides import laid_out
 
@@ -50,7 +51,7 @@ def optimizer_state(
     if _is_by_parameter(saved, names):
         for key, value in saved["state"].items():
             if isinstance(key, int):
-                state[flat[key]] = dict(value)
+                state[flat[key]] = {name: as_plain(one) for name, one in value.items()}
             else:
                 beside.setdefault("state", {})[key] = value
         entries = {key: value for key, value in saved.items() if key not in ("state", "param_groups")}
@@ -153,6 +154,7 @@ def load_optimizer(saved: Tree, optimizer: Optimizer, names: list[list[str]], bu
         optimizer.load_state_dict(deepcopy(beside["whole"]))
         return
     numbers = {name: number for number, name in enumerate(name for group in names for name in group)}
+    saved = {**saved, "state": _of_own_classes(saved["state"], optimizer, names)}
     groups: list[Tree] = []
     for group, own, then in zip(saved["groups"], names, built, strict=True):
         options = {
@@ -175,6 +177,16 @@ def load_optimizer(saved: Tree, optimizer: Optimizer, names: list[list[str]], bu
     _put_right(saved, optimizer, names, [_kernel(g) == k for g, k in zip(optimizer.param_groups, kept, strict=True)])
 
 
+def _of_own_classes(states: Tree, optimizer: Optimizer, names: list[list[str]]) -> Tree:
+    """States in which tensors of few bits are again what they were."""
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    flat = (name for group in names for name in group)
+    devices = {name: one.device for name, one in zip(flat, parameters, strict=True)}
+    return {
+        name: {key: from_plain(value, devices[name]) for key, value in state.items()} for name, state in states.items()
+    }
+
+
 def _put_right(saved: Tree, optimizer: Optimizer, names: list[list[str]], same_kernel: list[bool]) -> None:
     """Undo what torch's casting did to the state."""
     casts = type(optimizer).load_state_dict in _CAST
@@ -193,7 +205,7 @@ def _put_right(saved: Tree, optimizer: Optimizer, names: list[list[str]], same_k
 
 def _as_parameter(value: Any, parameter: Tensor) -> Any:
     """Lying in memory as the parameter does: fused kernels take what lies at the same place, files have rows."""
-    if not isinstance(value, Tensor) or value.shape != parameter.shape or type(parameter.data) is not Tensor:
+    if type(value) is not Tensor or value.shape != parameter.shape or type(parameter.data) is not Tensor:
         return value
     return laid_out(value, parameter)
 
@@ -207,6 +219,8 @@ def _exact(saved: Any, live: Any, parameter: Tensor, *, casts: bool) -> Any:
         parameter: whose state it is.
         casts: whether that was torch's; what a user's own has changed on purpose stays.
     """
+    if is_low_bit(saved):  # made for this optimizer, in memory of its own
+        return saved
     if isinstance(saved, Tensor):
         if not isinstance(live, Tensor):
             return saved.to(parameter.device, copy=True) if casts else live

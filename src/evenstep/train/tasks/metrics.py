@@ -5,6 +5,7 @@ torchmetrics does that, or any object of its `Metric`.
 """
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
@@ -16,8 +17,9 @@ from evenstep.errors import ArgumentError, MissingExtraError, TaskError
 from evenstep.events import Storage
 from evenstep.events.derived import DerivedMetrics
 from evenstep.events.meters import Meters
+from evenstep.events.throughput import Throughput
 from evenstep.internals import pytree
-from evenstep.train.tasks.task import Loss, Task
+from evenstep.train.tasks.task import Loss, Task, evaluates_itself
 
 _OF_UPDATES = ("lr", "grad_norm")  # stand beside a task's metrics of training, and would be averaged with theirs
 _TAKEN = ("loss", "no_loss", *_OF_UPDATES)  # the engine's own
@@ -39,8 +41,23 @@ def build_storage(tasks: Mapping[str, Task], device: torch.device) -> Storage:
                 raise ArgumentError(f"{where} must be a function of the other metrics, but is {said(function)}.")
             if not isinstance(cast("object", name), str) or _is_taken(name) or name in task.metrics:
                 raise ArgumentError(f"{where} must have a name that no other metric has; rename it.")
-    derived = DerivedMetrics({name: task.derived for name, task in tasks.items()})
-    return Storage(meters=build_meters(tasks, device), derived=derived)
+    own = frozenset(name for name, task in tasks.items() if evaluates_itself(task))
+    derived = DerivedMetrics({name: task.derived for name, task in tasks.items()}, evaluating=own)
+    return Storage(meters=build_meters(tasks, device), derived=derived, throughput=_throughput(tasks))
+
+
+def _throughput(tasks: Mapping[str, Task]) -> Throughput:
+    """What counts the weights of all tasks' losses, where some are not samples; in a unit if they have the same."""
+    for task in tasks.values():
+        if not isinstance(cast("object", task.unit), str) or not re.fullmatch(r"[A-Za-z0-9_-]*", task.unit):
+            raise ArgumentError(
+                f"`unit` of {type(task).__name__} must be what its weight counts, one word of letters, digits, `_` and "
+                f"`-` such as 'tokens', but is {task.unit!r}."
+            )
+    units = {task.unit for task in tasks.values()}
+    own = any(task.unit or task.late_weight or type(task).weight is not Task.weight for task in tasks.values())
+    losses = [f"train/{name}/loss" if name else "train/loss" for name in tasks] if own else []
+    return Throughput(losses, (units.pop() if len(units) == 1 else "") or "weight")
 
 
 def _is_taken(name: str) -> bool:
@@ -95,6 +112,31 @@ def check_names(task: Task, loss: Loss) -> None:
             raise TaskError(
                 f"{type(task).__name__} gives a metric called `{name}`, which is what {what} recorded as; rename it."
             )
+
+
+def checked_counts(task: Task, loss: Loss) -> Mapping[str, Tensor | float]:
+    """The counts that came with a loss.
+
+    Raises:
+        TaskError: they are no numbers by name, or have a name that is taken.
+    """
+    if not isinstance(cast("object", loss.counts), Mapping):
+        raise TaskError(
+            f"the counts of {type(task).__name__} must be numbers by name, `{{'correct': 12}}`, but are "
+            f"{said(loss.counts)}; leave them out where there are none."
+        )
+    for name, count in loss.counts.items():
+        if not isinstance(cast("object", name), str) or name in loss.metrics or name in task.derived or _is_taken(name):
+            raise TaskError(
+                f"the counts of {type(task).__name__} must have names that no metric has, but one is {name!r}; rename "
+                f"it."
+            )
+        if not is_number(count):
+            raise TaskError(
+                f"the count `{name}` of {type(task).__name__} must be a number, but is {said(count)}; give the sum "
+                f"over the batch."
+            )
+    return loss.counts
 
 
 def no_pair(task: Task, name: str, given: object) -> TaskError:

@@ -7,7 +7,9 @@ trained does not depend on the cut.
 """
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, final
 
 from torch import Tensor, nn
@@ -24,6 +26,18 @@ from evenstep.train.tasks.task import NOW, Task, asked_too_early
 
 if TYPE_CHECKING:
     from evenstep.train.engine import Engine
+
+_CHECKED: ContextVar[bool] = ContextVar("whether losses are being checked", default=False)
+
+
+@contextmanager
+def checking_losses() -> Generator[None]:
+    """Inside, `Now.is_evaluating` is False: what is run forward is what training would run."""
+    token = _CHECKED.set(True)
+    try:
+        yield
+    finally:
+        _CHECKED.reset(token)
 
 
 @final
@@ -52,6 +66,11 @@ class Now:
     def is_training(self) -> bool:
         """Whether this is an update; False in evaluations, in predictions, and while losses are checked."""
         return self._engine.model.training
+
+    @property
+    def is_evaluating(self) -> bool:
+        """Whether this is an evaluation or a prediction: no update, and no check of a loss that is to be trained."""
+        return not (self.is_training or _CHECKED.get())
 
     @property
     def update(self) -> int:

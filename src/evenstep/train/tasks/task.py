@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from evenstep.devices import scalar_on
 from evenstep.errors import TaskError
 from evenstep.events.shown import Value
+from evenstep.pipeline.layers import arguments
 from evenstep.renamed import warn
 from evenstep.train.memory.split import contents, halves, num_samples
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 
 NOW = "_now"  # where a task has what `Task.now` gives
+IN_MODEL = "_in_model"  # where a task that is a module says that the model holds its parameters and buffers
 
 
 @final
@@ -42,6 +44,8 @@ class Loss:
         count: how many units `sum` covers, as far as the loss itself knows; `of_mean` gives it.
         shown: texts, images and histograms by name, such as `{"text": Text("once upon a time")}`, for writers that
             take them: "train/text", "valid/text". Of several under one name in an update the first is kept.
+        counts: plain numbers by name, such as the matching n-grams of BLEU, that are summed over micro-batches and
+            ranks for `Task.derived`, where each stands under its name. They are not logged.
 
     >>> import torch
     >>> Loss(torch.tensor(6.0), metrics={"accuracy": (3, 4)}).metrics["accuracy"]
@@ -54,6 +58,7 @@ class Loss:
     observed: Mapping[str, Any] | None = None
     count: Tensor | float | None = None
     shown: Mapping[str, Value] = field(default_factory=dict)
+    counts: Mapping[str, Tensor | float] = field(default_factory=dict)
 
     @classmethod
     def of_mean(
@@ -63,6 +68,7 @@ class Loss:
         *,
         metrics: Mapping[str, tuple[Tensor | float, Tensor | float]] | None = None,
         observed: Mapping[str, Any] | None = None,
+        counts: Mapping[str, Tensor | float] | None = None,
     ) -> Self:
         """The loss of a model that gives a mean: its sum is mean · count, exactly what the mean was divided by.
 
@@ -76,6 +82,7 @@ class Loss:
             count: of these units.
             metrics: see `Loss`.
             observed: see `Loss`.
+            counts: see `Loss`.
 
         >>> import torch
         >>> Loss.of_mean(torch.tensor(1.5), 4).sum
@@ -84,7 +91,7 @@ class Loss:
         wide = mean.float() if mean.dtype in (torch.float16, torch.bfloat16) else mean
         given = scalar_on(count, wide.device, wide.dtype)
         total = torch.where(given > 0, wide, torch.zeros_like(wide)) * given
-        return cls(total, metrics=dict(metrics or {}), observed=observed, count=count)
+        return cls(total, metrics=dict(metrics or {}), observed=observed, count=count, counts=dict(counts or {}))
 
 
 class Task(ABC):
@@ -107,7 +114,10 @@ class Task(ABC):
             what `loss` gives as `observed`; what has been seen since metrics were last written is computed then, over
             all ranks. The objects themselves are copied, and stay as they are.
         derived: metrics that are functions of the others by name, such as `{"ppl": lambda metrics:
-            math.exp(metrics["loss"])}`: of their means over all micro-batches and ranks, in training and evaluations.
+            math.exp(metrics["loss"])}`: of their means over all micro-batches and ranks, and of the sums of
+            `Loss.counts`, in training and evaluations.
+        unit: what its weight counts, such as "tokens": then `progress/tokens` and `perf/tokens_per_s` are metrics.
+            Where nobody says it they are called `progress/weight` and `perf/weight_per_s`.
         uses_average: True for a task whose `loss` asks the average of the model, `self.now.teacher(…)`.
 
     >>> import torch
@@ -122,6 +132,7 @@ class Task(ABC):
     late_weight: bool = False
     metrics: Mapping[str, Any] = MappingProxyType({})
     derived: Mapping[str, Callable[[Mapping[str, float]], float]] = MappingProxyType({})
+    unit: str = ""
     uses_average: bool = False
 
     @property
@@ -183,6 +194,24 @@ class Task(ABC):
         """
         return default_weight(self, batch)
 
+    def evaluate(self, model: nn.Module, batch: Any) -> "Loss | Tensor | None":
+        """What an evaluation makes of a batch: by default the loss of the model's output, as in training.
+
+        Override it to generate with the model, instead of or beside its loss:
+
+            def evaluate(self, model, batch):
+                texts = model.generate(batch["source"])
+                edits, words = compare(texts, batch["target"])
+                return Loss(None, metrics={"wer": (edits, words)})
+
+        Called in evaluation mode and without gradients, with the model as the trainer was given it, and the batch as
+        `transform` gave it. `Loss(None)` is then no loss, and there is no `valid/loss`; for one beside the metrics,
+        compute it, as this does. Each rank calls it for its own micro-batches, so it must ask nothing of other ranks.
+        The engine needs the whole model on each rank for it: `fsdp` and stages are refused.
+        """
+        positional, named = arguments((), self.inputs(batch), True)
+        return self.loss(self.postprocess(model(*positional, **named), batch), batch)
+
     def predict(self, output: Any, batch: Any) -> Any:
         """What `Trainer.predict` keeps of the model's output: any tree of tensors and values; by default all of it.
 
@@ -203,11 +232,12 @@ class Task(ABC):
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must keep of this task: a tree of dict, list, str, int, float, bool, None and tensors.
 
-        By default nothing, or what another base class has, such as an `nn.Module`. It must not depend on which
+        By default nothing, or what another base class has, such as an `nn.Module`; what is trained of that is saved
+        with the model. It must not depend on which
         micro-batches this rank has run: the first rank's is kept, and given to all.
         """
         other = getattr(super(), "state_dict", None)
-        return {} if other is None else dict(other())
+        return {} if other is None or IN_MODEL in vars(self) else dict(other())
 
     def load_state_dict(self, state: dict[str, Any]) -> Any:
         """Take back what `state_dict` gave; called only when that was not empty."""
@@ -228,6 +258,16 @@ def asked_too_early() -> TaskError:
         "`now` of a task was asked when there is no trainer or engine that it was given to; ask it in the methods that "
         "these call, such as `loss`."
     )
+
+
+def evaluates_itself(task: Task) -> bool:
+    """Whether a task has an `evaluate` of its own.
+
+    >>> Squares = type("Squares", (Task,), {"loss": lambda self, output, batch: (output**2).sum()})
+    >>> evaluates_itself(Squares()), evaluates_itself(type("Own", (Squares,), {"evaluate": len})())
+    (False, True)
+    """
+    return getattr(task.evaluate, "__func__", None) is not Task.evaluate
 
 
 def default_weight(task: Task, batch: Any, known: int | None = None) -> int:

@@ -97,7 +97,9 @@ class CompiledUpdate:
         """Execute the update that follows `before` with `batch`; see `Update`."""
         self._core.is_computing = True
         try:
-            return self._made(batch, before)
+            pending = self._made(batch, before)
+            self._context.phases.lap("compiled")
+            return pending
         finally:
             self._core.is_computing = False
 
@@ -107,6 +109,7 @@ class CompiledUpdate:
         core.trained.follow()
         stamp = 1.0 if self._group.ranks == 1 else 1.0 + (core.trained.stamp ^ core.learning_rates.stamp)
         weights = weigh(context.tasks, batch, self._group, stamp=stamp)
+        context.phases.lap("weigh")
         if not weights.totals or not self._model.training:
             return core(batch, before)
         rates = core.learning_rates(update)
@@ -209,10 +212,10 @@ class CompiledUpdate:
         context, recording = self._context, Recording(self._context, weights, update, "train/")
         captures, put = self.compilations.captures, context.storage.put
         for one, told in zip(weights.work, outcome.told, strict=True):
-            total, metrics, observed = pytree.tree_map_only(Tensor, Tensor.clone, told) if captures else told
+            total, metrics, observed, counts = pytree.tree_map_only(Tensor, Tensor.clone, told) if captures else told
             piece = SubBatch(one.data, (), one.known_samples)
-            is_plain = total is not None and not metrics and observed is None
-            loss = total if is_plain else Loss(total, metrics=metrics, observed=observed)
+            is_plain = total is not None and not metrics and observed is None and not counts
+            loss = total if is_plain else Loss(total, metrics=metrics, observed=observed, counts=counts)
             with torch.no_grad():
                 recording.take(context.tasks[one.task], one, piece, loss)
             if one.task and total is not None:

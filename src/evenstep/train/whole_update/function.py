@@ -23,8 +23,8 @@ from evenstep.pipeline.layers import arguments
 from evenstep.train.context import TrainContext
 from evenstep.train.tasks.task import Loss, Task
 
-Told: TypeAlias = tuple[Tensor | None, Mapping[str, Any], Mapping[str, Any] | None]
-"""What a task made of a micro-batch: the summed loss without its graph, metrics, and what its metric objects see."""
+Told: TypeAlias = tuple[Tensor | None, Mapping[str, Any], Mapping[str, Any] | None, Mapping[str, Any]]
+"""What a task made of a micro-batch: the loss without its graph, metrics, what its metric objects see, and counts."""
 
 HEAD = 2  # the numbers that come first: the loss scale, and the share by which the average moves
 
@@ -106,7 +106,7 @@ class Gradients:
                 total = total.float() if total.dtype in (torch.float16, torch.bfloat16) else total
                 alone = total
             tensors: list[Tensor] = []
-            tree.append(_taken((alone, dict(loss.metrics), loss.observed), tensors))
+            tree.append(_taken((alone, dict(loss.metrics), loss.observed, dict(loss.counts)), tensors))
             return total * factor, (tuple(tensors), [held[name] for name in self.moving])
 
         return loss_of

@@ -1,3 +1,4 @@
+from time import time
 from typing import Any
 
 import pytest
@@ -48,7 +49,9 @@ def update(hook: Timer, clock: Clock, number: int, seconds: float, *, committed:
 
 
 def values(trainer: Any) -> dict[str, float]:
-    return {record.name: record.value for record in trainer.storage.settle()}
+    """What the clock has measured; the rest is asked by its name."""
+    mine = ("perf/update_s", "perf/samples_per_s", "perf/data_s")
+    return {record.name: record.value for record in trainer.storage.settle() if record.name in mine}
 
 
 def test_a_window_is_time_over_updates_and_samples_over_time(trainer: Any, clock: Clock) -> None:
@@ -114,3 +117,17 @@ def test_it_comes_before_the_others(trainer: Any) -> None:
 def test_a_window_below_one_is_an_error() -> None:
     with pytest.raises(ArgumentError, match="`every_updates` must be a whole number of at least 1"):
         Timer(every_updates=0)
+
+
+def test_each_window_says_where_the_run_is_and_where_its_time_went(trainer: Any, clock: Clock) -> None:
+    hook = begun(trainer)
+    update(hook, clock, 1, 1.0)
+    trainer.progress.samples = 16
+    began = time()
+    update(hook, clock, 2, 3.0)
+    said = {record.name: record.value for record in trainer.storage.settle()}
+    assert said["progress/samples"] == 16
+    assert began <= said["perf/time"] <= time()
+    assert said["perf/forward_s"] == 0.25  # half a second, in two updates
+    assert "perf/save_s" not in said  # which took none
+    assert said["perf/data_s"] == 0.25  # as the updates say

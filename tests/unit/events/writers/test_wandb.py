@@ -78,10 +78,12 @@ def test_an_offline_run_has_every_value_at_its_update_and_all_that_is_shown(tmp_
     assert image.read_bytes().startswith(b"\x89PNG")
     (text,) = tmp_path.glob("wandb/offline-run-*/files/media/html/text_*.html")
     assert "&lt;once&gt;" in text.read_text()
-    whole = [str(one) for one in records(tmp_path)]
-    assert any("updates" in one and one.startswith("config") for one in whole)
-    assert any("a test" in one and one.startswith("summary") for one in whole)
-    assert any(one.startswith("exit") and "exit_code: 1" in one for one in whole)
+    by_kind: dict[str, str] = {}
+    for one in records(tmp_path):
+        by_kind[one.WhichOneof("record_type")] = by_kind.get(one.WhichOneof("record_type"), "") + str(one)
+    assert "updates" in by_kind["config"]
+    assert "a test" in by_kind["summary"]
+    assert "exit_code: 1" in by_kind["exit"]
 
 
 def test_a_resumed_run_goes_on_under_the_same_id(tmp_path: Path) -> None:

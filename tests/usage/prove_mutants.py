@@ -78,19 +78,18 @@ class Run:
     model: Callable[[], nn.Module] = Net
     task: Callable[[], Task] = Classify
     dataset: Callable[[], Any] = Words
-    collate: Callable[[Any], Any] = padded
+    collate: Callable[[], Callable[[Any], Any]] = lambda: padded
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] = field(
         default=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2)
     )
     hooks: Callable[[], Sequence[Hook]] = field(default=tuple)
     schedule: Callable[[], Any] | None = None
-    tokens: bool = False
 
-    def bench(self, **more: Any) -> Bench:
+    def bench(self, updates: int = 4, **more: Any) -> Bench:
         @contextmanager
         def open_subject(variant: Variant) -> Generator[Subject]:
             torch.manual_seed(7)
-            model, task, collate = self.model(), self.task(), self.collate
+            model, task, collate = self.model(), self.task(), self.collate()
             optimizer, schedule = self.optimizer(model), self.schedule and self.schedule()
             data = evenstep.MapData(
                 self.dataset(), global_batch_size=GLOBAL, micro_batch_size=SIZES[variant.cut], collate=collate
@@ -127,7 +126,7 @@ class Run:
                 others={"collate": collate},
             )
 
-        return Bench(open=open_subject, elsewhere=None, updates=4, layered="its layers are not known", **more)
+        return Bench(open=open_subject, elsewhere=None, updates=updates, layered="its layers are not known", **more)
 
 
 # What is wrong, one class or function each.
@@ -400,10 +399,6 @@ def slow_sgd(model: nn.Module) -> torch.optim.Optimizer:
     return SlowWeights(model.parameters())
 
 
-def within(inner: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    return lambda: Net(inner)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
     """A run with one fault.
@@ -418,53 +413,46 @@ class Mutant:
     named: tuple[str, ...]
 
 
-MUTANTS: dict[str, Mutant] = {
-    "mean of means": Mutant(
-        run=Run(task=MeanOfMeans), rows=("loss", "cuts 4"), named=("`MeanOfMeans.loss` gives a mean",)
-    ),
-    "sample size": Mutant(run=Run(task=SampleSizeWrong), rows=("loss", "cuts 4"), named=("`SampleSizeWrong.weight`",)),
-    "loss over accumulation": Mutant(
-        run=Run(task=OverAccumulation), rows=("loss",), named=("`OverAccumulation.loss`",)
-    ),
-    "tokens of a rank": Mutant(run=Run(task=TokensOfRank), rows=("loss",), named=("`TokensOfRank.loss`",)),
-    "in-batch negatives": Mutant(
-        run=Run(task=Contrastive), rows=("loss", "cuts 2"), named=("negatives of the same batch",)
-    ),
-    "auxiliary mean": Mutant(run=Run(task=Auxiliary), rows=("loss",), named=("`Auxiliary.loss`",)),
-    "smoothing over the batch": Mutant(
-        run=Run(task=SmoothedOverBatch), rows=("loss",), named=("`SmoothedOverBatch.loss`",)
-    ),
-    "counted after masking": Mutant(
-        run=Run(task=CountedAfterMasking), rows=("loss",), named=("`CountedAfterMasking.weight`",)
-    ),
-    "running scale in the task": Mutant(
-        run=Run(task=RunningScale), rows=("cuts 4", "resume"), named=("RunningScale.loss", "largest")
-    ),
-    "BatchNorm": Mutant(
-        run=Run(model=within(lambda: nn.BatchNorm1d(8))), rows=("cuts 2", "cuts 4"), named=("`inner`", "BatchNorm")
-    ),
-    "own generator": Mutant(run=Run(model=within(OwnDropout)), rows=("resume",), named=("`model.inner.generator`",)),
-    "numpy's generator": Mutant(
-        run=Run(model=within(NumpyDropout)), rows=("cuts 4",), named=("`inner`", "`numpy.random`")
-    ),
-    "own generator of numpy": Mutant(
-        run=Run(model=within(OwnNumpyDropout)), rows=("resume",), named=("`model.inner.rng`",)
-    ),
-    "memory bank": Mutant(run=Run(model=within(Bank)), rows=("cuts 4", "resume"), named=("`inner`", "queue")),
-    "running max": Mutant(run=Run(model=within(RunningMax)), rows=("cuts 4", "resume"), named=("`inner`", "largest")),
-    "buffer by micro-batch": Mutant(run=Run(model=within(Counter)), rows=("cuts 4",), named=("`inner`", "calls")),
-    "centred batch": Mutant(run=Run(model=within(Centre)), rows=("cuts 4",), named=("module `inner` (Centre)",)),
-    "time": Mutant(run=Run(model=within(Clock)), rows=("again",), named=("module `inner` (Clock)",)),
-    "unseeded parameter": Mutant(run=Run(model=within(Unseeded)), rows=("again",), named=("`inner.scale`",)),
-    "tied by a copy": Mutant(run=Run(model=TiedByCopy), rows=("resume",), named=("`model.tied`",)),
-    "padding counts": Mutant(run=Run(model=CountsPadding), rows=("cuts 4",), named=("CountsPadding",)),
-    "chance in collate": Mutant(run=Run(collate=noisy), rows=("cuts 4",), named=("`collate`",)),
-    "own chance in collate": Mutant(run=Run(collate=CountingNoise()), rows=("again",), named=("`collate`",)),
-    "dataset that remembers": Mutant(run=Run(dataset=RememberingWords), rows=("resume",), named=("reads",)),
-    "optimizer's own weights": Mutant(run=Run(optimizer=slow_sgd), rows=("resume",), named=("`slow`",)),
-    "hook with a count": Mutant(
-        run=Run(hooks=lambda: [TurnsDown()]), rows=("resume",), named=("`hook TurnsDown.count`",)
-    ),
-    "stateful LR schedule": Mutant(run=Run(schedule=StatefulRates), rows=("resume",), named=("lr_schedule.asked",)),
-    "gradient scaled by hand": Mutant(run=Run(model=hooked), rows=("cuts 4",), named=("`mix.weight`", "register_hook")),
+def mutant(*rows: str, named: tuple[str, ...], **wrong: Any) -> Mutant:
+    return Mutant(run=Run(**wrong), rows=rows, named=named)
+
+
+def inner(module: Callable[[], nn.Module], *rows: str, named: tuple[str, ...]) -> Mutant:
+    return mutant(*rows, named=named, model=lambda: Net(module))
+
+
+LOSSES: dict[str, Mutant] = {
+    "mean of means": mutant("loss", "cuts 4", named=("`MeanOfMeans.loss` gives a mean",), task=MeanOfMeans),
+    "sample size": mutant("cuts 4", named=("`SampleSizeWrong.weight`",), task=SampleSizeWrong),
+    "loss over accumulation": mutant("loss", named=("`OverAccumulation.loss`",), task=OverAccumulation),
+    "tokens of a rank": mutant("loss", named=("`TokensOfRank.loss`",), task=TokensOfRank),
+    "in-batch negatives": mutant("loss", "cuts 2", named=("negatives of the same batch",), task=Contrastive),
+    "auxiliary mean": mutant("loss", named=("`Auxiliary.loss`",), task=Auxiliary),
+    "smoothing over the batch": mutant("cuts 4", named=("`SmoothedOverBatch.loss`",), task=SmoothedOverBatch),
+    "counted after masking": mutant("loss", named=("`CountedAfterMasking.weight`",), task=CountedAfterMasking),
+    "running scale": mutant("cuts 4", "resume", named=("RunningScale.loss", "task.largest"), task=RunningScale),
 }
+MODULES: dict[str, Mutant] = {
+    "BatchNorm": inner(lambda: nn.BatchNorm1d(8), "cuts 4", named=("module `inner`", "BatchNorm")),
+    "own generator": inner(OwnDropout, "resume", named=("`model.inner.generator`",)),
+    "numpy's generator": inner(NumpyDropout, "cuts 4", named=("module `inner`", "`numpy.random`")),
+    "own generator of numpy": inner(OwnNumpyDropout, "resume", named=("`model.inner.rng`",)),
+    "memory bank": inner(Bank, "cuts 4", "resume", named=("module `inner`", "queue")),
+    "running max": inner(RunningMax, "cuts 4", "resume", named=("module `inner`", "`inner.largest`")),
+    "buffer by micro-batch": inner(Counter, "cuts 4", named=("module `inner`", "`inner.calls`")),
+    "centred batch": inner(Centre, "cuts 4", named=("module `inner` (Centre)",)),
+    "time": inner(Clock, "again", named=("module `inner` (Clock)", "time")),
+    "unseeded parameter": inner(Unseeded, "again", named=("`inner.scale`",)),
+    "tied by a copy": mutant("resume", named=("`model.tied`",), model=TiedByCopy),
+    "padding counts": mutant("cuts 4", named=("the model (CountsPadding)",), model=CountsPadding),
+    "gradient scaled by hand": mutant("cuts 4", named=("`mix.weight`", "register_hook"), model=hooked),
+}
+AROUND: dict[str, Mutant] = {
+    "chance in collate": mutant("cuts 4", named=("`collate`",), collate=lambda: noisy),
+    "own chance in collate": mutant("resume", named=("`data.collate.random`",), collate=CountingNoise),
+    "dataset that remembers": mutant("resume", named=("`data.dataset.reads`",), dataset=RememberingWords),
+    "optimizer's own weights": mutant("resume", named=("SlowWeights keeps `slow`",), optimizer=slow_sgd),
+    "hook with a count": mutant("resume", named=("`hook TurnsDown.count`",), hooks=lambda: [TurnsDown()]),
+    "stateful LR schedule": mutant("resume", named=("`lr_schedule.asked`",), schedule=StatefulRates),
+}
+MUTANTS = LOSSES | MODULES | AROUND

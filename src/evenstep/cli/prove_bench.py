@@ -1,0 +1,210 @@
+"""The bench of a run file: the run shrunk to minutes on a CPU, in each of the variants that are compared.
+
+Shrunk are the global batch and how many updates are made; the length of the run stays what it is, since the LR schedule
+counts with it. Whatever only costs time or writes (evaluations, writers, compilation, workers) is left out. What each
+variant needs beside that are settings over those of the user.
+"""
+
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, final
+
+import torch
+
+from evenstep.builders import RunParts, build_mesh, build_parts, build_strategy, make_model, open_run
+from evenstep.builders.schedule import build_lr_schedule
+from evenstep.cli.trial import FirstBatch
+from evenstep.config.named import OpenRun
+from evenstep.config.schema import Config, DataTable
+from evenstep.config.sources import Setting
+from evenstep.config.target import loaded_from
+from evenstep.config.tasks import data_tables, largest
+from evenstep.data import Data
+from evenstep.errors import DataError, EvenstepError
+from evenstep.events import Hook
+from evenstep.extras.prove.subject import Cut, Subject, Variant
+from evenstep.parallel import Group
+from evenstep.pipeline import Layers
+from evenstep.train import Task, Trainer
+
+SAMPLES = 12  # of a global batch: cut in 1, 2, 4 and unevenly
+_ORIGIN = "evenstep prove"
+_SHARES: Mapping[Cut, tuple[int, int]] = {"1": (1, 1), "2": (1, 2), "4": (1, 4), "ragged": (5, 12)}
+
+
+@final
+class RunFileBench:
+    """Opens variants of a run file.
+
+    Args:
+        path: of the run file.
+        given: the user's settings over it.
+        tokens: budget of the shrunk global batches, by the key of their data, where they are cut by tokens.
+        group: of the ranks that this process is one of.
+    """
+
+    def __init__(
+        self, path: Path, given: Sequence[Setting], tokens: Mapping[str, int], group: Group | None = None
+    ) -> None:
+        self._path, self._given, self._group = path, given, group or Group()
+        self.tokens = dict(tokens)
+
+    def settings(self, variant: Variant) -> list[Setting]:
+        """The user's settings, and over them what makes the variant."""
+        with open_run(self._path, self._given) as opened:
+            config = opened.config
+        return [*self._given, *_shrunk(config), *_cut(config, variant.cut, self.tokens), *_varied(config, variant)]
+
+    @contextmanager
+    def open(self, variant: Variant) -> Generator[Subject]:
+        """Build a variant, which is closed at the end of the `with`."""
+        with open_run(self._path, self.settings(variant)) as opened:
+            mesh = build_mesh(opened.config, self._group)
+            parts = build_parts(opened, mesh)
+            with closing(parts):
+                yield _subject(opened, parts, build_strategy(opened.config, mesh.data))
+
+    def layered(self) -> str:
+        """Why the run can't be cut into stages, or ""."""
+        with open_run(self._path, self.settings(Variant())) as opened:
+            made = make_model(opened)
+            if isinstance(made, Layers):
+                return ""
+            try:
+                Layers.of(made)
+            except EvenstepError as error:
+                return f"its layers are not known: {error}"
+        return ""
+
+    def fit_tokens(self) -> str:
+        """Choose the budgets of batches that are cut by tokens; why they can't be cut, or ""."""
+        with open_run(self._path, self._given) as opened:
+            tables = {key: table for key, table in data_tables(opened.config).items() if _by_tokens(table)}
+        said = ""
+        for share in (16, 8, 4, 2, 1):
+            self.tokens = {
+                key: max(4, (largest(table.global_batch_tokens) or 0) // share) for key, table in tables.items()
+            }
+            try:
+                with self.open(Variant(cut="4")):
+                    return ""
+            except DataError as error:
+                said = str(error)
+        return f"its global batches can't be cut in four: {said}" if tables else ""
+
+
+def _by_tokens(table: DataTable) -> bool:
+    return table.global_batch_tokens is not None
+
+
+def _set(key: str, value: object) -> Setting:
+    return Setting(path=tuple(key.split(".")), text=str(value), origin=_ORIGIN)
+
+
+def _shrunk(config: Config) -> list[Setting]:
+    """What makes the run small, of one process, and silent."""
+    changed: dict[str, object] = {
+        "device": "cpu",
+        "threads": 1,
+        "resume": "never",
+        "reset": "none",
+        "launch": "none",
+        "early_stop": "none",
+        "evaluate": "none",
+        "checkpoint": "none",
+        "checkpoint.asynchronous": "false",
+        "log.writers": "[]",
+        "train.compile": "off",
+        "train.max_minutes": "none",
+        "failures.lost_rank": "stop",
+    }
+    if config.failures.non_finite.startswith("rewind"):
+        changed["failures.non_finite"] = "stop"
+    if config.failures.loss_spike.startswith("rewind"):
+        changed["failures.loss_spike"] = "report"
+    for key in data_tables(config):
+        changed[f"{key}.num_workers"] = 0
+    return [_set(key, value) for key, value in changed.items()]
+
+
+def _cut(config: Config, cut: Cut, tokens: Mapping[str, int]) -> list[Setting]:
+    """Small global batches, in so many micro-batches."""
+    made: list[Setting] = []
+    up, down = _SHARES[cut]
+    for key, table in data_tables(config).items():
+        unit, whole = "size", min(largest(table.global_batch_size) or SAMPLES, SAMPLES)
+        if _by_tokens(table):
+            unit, whole = "tokens", tokens.get(key) or largest(table.global_batch_tokens) or SAMPLES
+        part = max(1, -(-whole * up // down))
+        made += [
+            _set(f"{key}.batch_size_unit", "none"),
+            _set(f"{key}.micro_batch_size", "none"),
+            _set(f"{key}.micro_batch_tokens", "none"),
+            _set(f"{key}.global_batch_{unit}", whole),
+            _set(f"{key}.micro_batch_{unit}", part),
+        ]
+    return made
+
+
+def _varied(config: Config, variant: Variant) -> list[Setting]:
+    """Ranks, order of sums and format."""
+    before = config.parallel
+    changed: dict[str, object] = {
+        "parallel": "none",
+        "parallel.strategy": variant.strategy,
+        "parallel.reduction": "ordered" if variant.ordered else "fast",
+        "parallel.timeout_s": before.timeout_s,
+        "launch.ranks": variant.ranks,
+        "train.check_loss": str(variant.checks_loss).lower(),
+    }
+    if variant.pipeline > 1:
+        changed["parallel.pipeline"] = variant.pipeline
+        if before.pipeline == variant.pipeline:
+            changed["parallel.pipeline_schedule"] = before.pipeline_schedule
+            changed["parallel.split_at"] = str(list(before.split_at)).replace("'", '"')
+            if before.stages_per_rank is not None:
+                changed["parallel.stages_per_rank"] = before.stages_per_rank
+    if variant.wide:
+        changed |= {"train.precision": "32-true", "loss_scale": "none", "float8": "none"}
+    return [_set(key, value) for key, value in changed.items()]
+
+
+def _subject(opened: OpenRun, parts: RunParts, strategy: Any) -> Subject:
+    config = opened.config
+    evaluations = {name: FirstBatch(data, name=name) for name, data in parts.evaluations.items()}
+
+    def trainer(*, data: Data, hooks: Sequence[Hook], folder: Path | None) -> Trainer:
+        return replace(parts, data=data).trainer(
+            hooks=hooks, evaluations=evaluations, strategy=strategy, folder=folder, kept=opened.plain()
+        )
+
+    own: Task | Mapping[str, Task] = parts.task
+    combined = config.combine is not None or (config.coefficients is not None and config.coefficients.kind != "fixed")
+    scheduled = any(task.coefficient_schedule is not None for task in config.tasks.values())
+    return Subject(
+        model=parts.model,
+        tasks={"": own} if isinstance(own, Task) else own,
+        optimizer=parts.optimizer,
+        data=parts.data,
+        hooks=list(parts.hooks),
+        trainer=trainer,
+        updates=config.train.updates,
+        coefficients=None if combined or scheduled else {name: task.coefficient for name, task in config.tasks.items()},
+        lr_schedule=build_lr_schedule(config),
+        clip_norm=config.train.clip_norm,
+        others={
+            f"file {name}": _held_by(sys.modules[name]) for name in loaded_from(opened.recipe) if name in sys.modules
+        },
+    )
+
+
+def _held_by(module: ModuleType) -> dict[str, object]:
+    """What a file of the recipe holds that is neither a module, a class nor a function, by name."""
+    skipped = (ModuleType, type(_held_by), type, torch.dtype, torch.device)
+    return {
+        name: one for name, one in vars(module).items() if not name.startswith("__") and not isinstance(one, skipped)
+    }

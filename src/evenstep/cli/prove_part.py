@@ -1,0 +1,166 @@
+"""One run of a certificate in processes of its own: those of several ranks, and what is killed.
+
+`evenstep prove` starts itself for it, with a file that says what to run (`--part`); the first rank answers with another
+file. Ranks are started as those of any run.
+"""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from evenstep.builders import joined, open_run
+from evenstep.cli.launch import launch
+from evenstep.cli.orphans import end_with_parent
+from evenstep.cli.prove_bench import RunFileBench
+from evenstep.config.sources import settings_of
+from evenstep.errors import EvenstepError
+from evenstep.events import Hook, UpdateBegin
+from evenstep.exits import EXIT_DONE, EXIT_INTERRUPTED
+from evenstep.extras.prove.runs import KillAt, RefusedError, run_once
+from evenstep.extras.prove.subject import Ended, Variant
+
+_ANSWER, _SAID = "answer.pt", "said"
+
+
+@final
+class Elsewhere:
+    """Runs variants of a run file in processes of their own.
+
+    Args:
+        path: of the run file.
+        settings: of the user, as they were given.
+        tokens: budgets of batches by tokens.
+    """
+
+    def __init__(self, path: Path, settings: Sequence[str], tokens: Mapping[str, int]) -> None:
+        self._path, self._settings, self._tokens = path, settings, tokens
+
+    def __call__(
+        self, variant: Variant, *, updates: int, folder: Path | None = None, kill_at: int | None = None
+    ) -> Ended | None:
+        """What it has come to; None where it was killed.
+
+        Raises:
+            RefusedError: a variant that this run can't have.
+            EvenstepError: it has failed.
+        """
+        with tempfile.TemporaryDirectory(prefix="evenstep-prove-") as name:
+            place = Path(name)
+            what = {
+                "variant": asdict(variant),
+                "updates": updates,
+                "folder": None if folder is None else str(folder),
+                "kill_at": kill_at,
+                "tokens": dict(self._tokens),
+            }
+            (place / "part.json").write_text(json.dumps(what), encoding="utf-8")
+            arguments = ["prove", str(self._path), "--part", str(place / "part.json"), *self._settings]
+            code = _ranks(variant.ranks, arguments) if variant.ranks > 1 else _process(arguments)
+            if code == EXIT_INTERRUPTED:
+                raise KeyboardInterrupt
+            if kill_at is not None and code == -9:
+                return None
+            return _answered(place, code)
+
+
+def _ranks(ranks: int, arguments: list[str]) -> int:
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        return launch(ranks, arguments)
+
+
+def _process(arguments: list[str]) -> int:
+    """The exit code of one process, which ends with this one."""
+    process = subprocess.Popen([sys.executable, "-m", "evenstep", *arguments], stdin=subprocess.DEVNULL)
+    try:
+        return process.wait()
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def _answered(place: Path, code: int) -> Ended:
+    answer = place / _ANSWER
+    if code != EXIT_DONE or not answer.is_file():
+        said = [file.read_text(errors="replace").strip() for file in sorted(place.glob(f"{_SAID}.*"))]
+        last = next((line for text in said for line in reversed(text.splitlines()) if line.strip()), "it said nothing")
+        raise EvenstepError(f"a process of this row has ended with code {code}: {last}")
+    found: dict[str, Any] = torch.load(answer, weights_only=True)
+    if "refused" in found:
+        raise RefusedError(found["refused"])
+    if "failed" in found:
+        raise EvenstepError(found["failed"])
+    return Ended(**found)
+
+
+@final
+class _Began(Hook):
+    """Whether anything was trained: what is raised before is a refusal."""
+
+    is_true = False
+
+    def before_update(self, event: UpdateBegin) -> None:
+        self.is_true = True
+
+
+def run_part(path: Path, settings: list[str], file: Path) -> int:
+    """Be one process of a row."""
+    end_with_parent()
+    what = json.loads(file.read_text(encoding="utf-8"))
+    variant = Variant(**what["variant"])
+    rank = os.environ.get("RANK", "0")
+    with _said_to(file.parent / f"{_SAID}.{rank}"):
+        return _run(path, settings, file.parent / _ANSWER, variant, what)
+
+
+def _run(path: Path, settings: list[str], answer: Path, variant: Variant, what: dict[str, Any]) -> int:
+    began = _Began()
+    bench = RunFileBench(path, settings_of(settings), what["tokens"])
+    hooks: list[Hook] = [began] if what["kill_at"] is None else [began, KillAt(what["kill_at"])]
+    folder = None if what["folder"] is None else Path(what["folder"])
+    with open_run(path, bench.settings(variant)) as opened:
+        config = opened.config
+    with joined(config) as group:
+        of_rank = RunFileBench(path, settings_of(settings), what["tokens"], group)
+        try:
+            ended = run_once(of_rank.open, variant, updates=what["updates"], hooks=lambda subject: hooks, folder=folder)
+            found: dict[str, Any] = {
+                "sha256": ended.sha256,
+                "begin": dict(ended.begin),
+                "end": dict(ended.end),
+                "gradient": dict(ended.gradient),
+                "said": list(ended.said),
+            }
+        except EvenstepError as error:
+            if began.is_true:
+                raise
+            found = {"refused": str(error)}
+        if group.rank == 0:
+            half = answer.with_suffix(".half")
+            torch.save(found, half)
+            half.replace(answer)
+        group.gather(EXIT_DONE)
+    return EXIT_DONE
+
+
+@contextmanager
+def _said_to(file: Path) -> Generator[None]:
+    """What this process says goes into a file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    target = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for standard in (1, 2):
+        os.dup2(target, standard)
+    os.close(target)
+    yield
+    sys.stdout.flush()

@@ -1,0 +1,99 @@
+"""A run's weights as the hub has models: `config.json`, safetensors, and what else `from_pretrained` reads.
+
+The libraries write their own layouts: `transformers` that of a model (tied weights once, large files cut), `peft` that
+of adapters alone. What is written appears whole under its name, or not at all.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+from torch import nn
+
+from evenstep.arguments import require_flag
+from evenstep.checkpoint.export import ExportFormat
+from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.hf.models import library
+from evenstep.train import load_weights
+
+_FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_STAGED = ".saving-"
+
+
+@runtime_checkable
+class _Saves(Protocol):
+    def save_pretrained(self, save_directory: str, **options: Any) -> Any: ...
+
+
+def save_pretrained(
+    model: nn.Module,
+    to: Path | str,
+    *,
+    weights: Path | str,
+    average: bool = False,
+    dtype: ExportFormat | None = None,
+    max_file_bytes: int | None = None,
+    tokenizer: Path | str | None = None,
+) -> list[Path]:
+    """Write the weights of a run into the new folder `to`, as `from_pretrained` reads them; gives the files.
+
+    Of a model with adapters of `peft` only these are written, as `PeftModel.from_pretrained` reads them.
+
+    Args:
+        model: built as it was for the run, on the CPU; it gets the weights, and `dtype`.
+        weights: a run (whose newest checkpoint is taken), a checkpoint, or an average of several; of any strategy.
+        average: whether to take the average that the run has kept of its parameters.
+        dtype: the format of what is floating; None keeps that of the model.
+        max_file_bytes: the most bytes of tensors in a file; None: what transformers does by itself.
+        tokenizer: a folder of this machine whose tokenizer is to be in `to` as well.
+
+    Raises:
+        ArgumentError: a model that transformers has not made, or a folder that is there already.
+        CheckpointError: weights that can't be read, that are not the model's, or that the format can't hold.
+    """
+    to = Path(to)
+    require_flag("average", average)
+    if not isinstance(model, _Saves):
+        raise ArgumentError(
+            f"`model` must be one of transformers, which know their layout, but is a {type(model).__name__}; write its "
+            f"weights alone: `evenstep.checkpoint.export_weights(run, 'model.safetensors')`."
+        )
+    if dtype is not None and dtype not in _FORMATS:
+        raise ArgumentError(f"`dtype` must be one of {', '.join(_FORMATS)}, but is {dtype!r}.")
+    if to.exists():
+        raise ArgumentError(f"`{to}` exists already, and nothing in it was touched; give another name.")
+    if tokenizer is not None and not any(Path(tokenizer).glob("tokenizer*")):
+        raise ArgumentError(
+            f"`tokenizer` must be a folder of this machine with a tokenizer's files (`tokenizer_config.json`, …), but "
+            f"`{tokenizer}` has none."
+        )
+    load_weights(cast(nn.Module, model), weights, average=average)
+    if dtype is not None:
+        _convert(cast(nn.Module, model), dtype)
+    options = {} if max_file_bytes is None else {"max_shard_size": max_file_bytes}
+    staged = to.with_name(f"{_STAGED}{to.name}")
+    shutil.rmtree(staged, ignore_errors=True)  # of an export that was cut off
+    try:
+        model.save_pretrained(str(staged), **options)
+        if tokenizer is not None:
+            read = library("transformers").AutoTokenizer.from_pretrained(str(tokenizer), local_files_only=True)
+            read.save_pretrained(str(staged))
+        staged.rename(to)
+    except BaseException as error:
+        shutil.rmtree(staged, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise CheckpointError(f"`{to}` could not be written: {error}; nothing is left of it.") from error
+        raise
+    return sorted(to.iterdir())
+
+
+def _convert(model: nn.Module, dtype: str) -> None:
+    largest = torch.finfo(_FORMATS[dtype]).max
+    for name, one in model.state_dict().items():
+        if one.is_floating_point() and bool((one.abs() > largest).any()):
+            raise CheckpointError(
+                f"`{name}` has values of up to {float(one.abs().max()):g}, which {dtype} can't hold; export in bf16 or "
+                f"fp32."
+            )
+    model.to(_FORMATS[dtype])

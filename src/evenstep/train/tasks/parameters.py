@@ -1,0 +1,132 @@
+"""Parameters of tasks: a loss with weights of its own is trained with the model, as a part of it.
+
+They become `task_parameters` of the model, below that by the names that the task has for them (of several tasks, behind
+the task's name), and are from then on reduced, clipped, averaged, stepped and saved as all others are. What a task
+merely uses (a frozen network, metrics, parts of the model) stays its own affair.
+"""
+
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, final
+
+from torch import nn
+from torch.optim import Optimizer
+
+from evenstep.errors import ArgumentError
+from evenstep.internals import children_of, parameters_of, share_contents, unwrapped
+from evenstep.names import TASK_PARAMETERS
+from evenstep.pipeline import PipelineModel
+from evenstep.train.tasks.task import IN_MODEL, Task
+
+
+@final
+class TaskParameters(nn.Module):
+    """Holds modules and parameters of tasks, and computes nothing."""
+
+    def forward(self, given: Any) -> Any:
+        """Nothing: a model that runs all of its parts, as `nn.Sequential` does, runs this as well."""
+        return given
+
+
+@contextmanager
+def parameters_attached(model: nn.Module, tasks: Mapping[str, Task], optimizer: Optimizer) -> Generator[None]:
+    """Let what the tasks train be a part of the model; where something raises inside, it is as it was.
+
+    Raises:
+        ArgumentError: what can't be trained, or what the optimizer does not hold.
+    """
+    held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    attach_parameters(model, tasks, held)
+    try:
+        _check_held(model, held)
+        yield
+    except BaseException:
+        _detach(unwrapped(model))
+        raise
+
+
+def attach_parameters(model: nn.Module, tasks: Mapping[str, Task], held: Collection[int] = ()) -> None:
+    """Make what the tasks train a part of the model, so that an optimizer can be built of all its parameters.
+
+    Args:
+        held: by `id`, what an optimizer holds already: of the tasks it is a part, even if it is frozen now.
+
+    Raises:
+        ArgumentError: a model in stages, or a module of the task and the model both.
+    """
+    whole = unwrapped(model)
+    _detach(whole)
+    own, everything = {id(one) for one in whole.parameters()}, TaskParameters()
+    for name, task in tasks.items():
+        below = TaskParameters() if name else everything
+        _collect(below, task, own, held)
+        if name and any(True for _ in below.parameters()):
+            everything.add_module(name, below)
+    if not any(True for _ in everything.parameters()):
+        return
+    if isinstance(whole, PipelineModel):
+        first = next(name for name, _ in everything.named_parameters())
+        raise ArgumentError(
+            f"a task has a trained parameter of its own (`{first}`), which a model in stages can't take in, since only "
+            f"the ranks of the last stage compute losses; make it a part of that stage's layers, freeze it "
+            f"(`requires_grad_(False)`), or train without stages."
+        )
+    for part in everything.modules():
+        part.__dict__["stays_float32"] = True  # also in a model of 16 bits: it is no part of what that computes
+    for parameter in everything.parameters():
+        parameter.__dict__["stays_whole"] = True  # also on shards: a loss uses it where no forward gathers it
+    whole.add_module(TASK_PARAMETERS, everything)
+
+
+def _collect(below: nn.Module, task: Task, own: Collection[int], held: Collection[int]) -> None:
+    """Put what a task trains below a module."""
+    vars(task).pop(IN_MODEL, None)
+    if isinstance(task, nn.Module):
+        if not _is_trained(task, type(task).__name__, own, held):
+            return
+        task.__dict__[IN_MODEL] = True
+        share_contents(below, task)  # as the model's part it would be asked for its state, of which a task knows else
+        return
+    for name, one in vars(task).items():
+        if isinstance(one, nn.Module) and _is_trained(one, f"{type(task).__name__}.{name}", own, held):
+            children_of(below)[name] = one
+        elif isinstance(one, nn.Parameter) and _is_trained(one, f"{type(task).__name__}.{name}", own, held):
+            parameters_of(below)[name] = one
+
+
+def _is_trained(one: nn.Module | nn.Parameter, name: str, own: Collection[int], held: Collection[int]) -> bool:
+    """Whether something of a task is trained with it.
+
+    Raises:
+        ArgumentError: in part.
+    """
+    parameters = list(one.parameters()) if isinstance(one, nn.Module) else [one]
+    theirs = [parameter for parameter in parameters if id(parameter) not in own]
+    if not any(parameter.requires_grad or id(parameter) in held for parameter in theirs):
+        return False
+    if len(theirs) < len(parameters):
+        raise ArgumentError(
+            f"`{name}` holds parameters of the model beside {len(theirs)} of its own that are to be trained, so they "
+            f"can't be told apart; keep its own in a module by itself."
+        )
+    return True
+
+
+def _check_held(model: nn.Module, held: Collection[int]) -> None:
+    """Raise ArgumentError for a trained parameter of a task that the optimizer does not hold."""
+    whole = unwrapped(model)
+    if TASK_PARAMETERS not in children_of(whole):
+        return
+    for name, parameter in children_of(whole)[TASK_PARAMETERS].named_parameters():
+        if parameter.requires_grad and id(parameter) not in held:
+            raise ArgumentError(
+                f"the task trains a parameter of its own, `{TASK_PARAMETERS}.{name}`, but the optimizer does not hold "
+                f"it; build that of both, `AdamW([*model.parameters(), *task.NAME.parameters()])`, or freeze it: "
+                f"`requires_grad_(False)`."
+            )
+
+
+def _detach(model: nn.Module) -> None:
+    """Take away what an earlier run has attached."""
+    if isinstance(children_of(model).get(TASK_PARAMETERS), TaskParameters):
+        delattr(model, TASK_PARAMETERS)

@@ -1,0 +1,71 @@
+"""`evenstep prove` in processes of its own: ranks, stages, a run that is killed; Ctrl-C leaves none of them."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from scripts import Script
+from squares import write_run
+
+ROWS = "kill,ordered,zero1"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write_run(tmp_path, updates=12, more="parallel.timeout_s = 20")
+
+
+def parents() -> dict[int, int]:
+    """Who started each process that runs."""
+    found: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        if fields[0] != "Z":
+            found[int(stat.parent.name)] = int(fields[1])
+    return found
+
+
+def started_by(number: int) -> set[int]:
+    """The processes that one has started, and those that these have."""
+    everybody = parents()
+    found = {one for one, parent in everybody.items() if parent == number}
+    return found.union(*(started_by(one) for one in found)) if found else found
+
+
+def test_ranks_and_a_killed_run_end_at_the_bits_of_one_process(file: Path, tmp_path: Path) -> None:
+    done = Script(
+        "-m", "evenstep", "prove", file, "--rows", ROWS, "--updates", 2, "--json", tmp_path / "proof.json"
+    ).ended()
+    assert done.code == 0, done
+    rows = {row["row"]: row for row in json.loads((tmp_path / "proof.json").read_text())["rows"]}
+    assert {name: row["holds"] for name, row in rows.items()} == {
+        "kill": True,
+        "ranks 2 ordered": True,
+        "ranks 2 zero1": True,
+    }, rows
+    assert rows["kill"]["value"] == rows["kill"]["bound"] and len(rows["kill"]["value"]) == 64
+
+
+def test_ctrl_c_ends_it_with_130_and_leaves_no_process(file: Path) -> None:
+    slow = ["--task.args.slow_s", "0.5"]
+    command = Script("-m", "evenstep", "prove", file, "--rows", "ordered", *slow)
+    command.wait_for(lambda: len(started_by(command.pid)) >= 2)
+    ranks = started_by(command.pid)
+    command.send_signal(signal.SIGINT)
+    assert command.ended().code == 130
+    assert not ranks & parents().keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["digits", "digits_multitask", "gpt_bytes", "translation"])
+def test_every_row_of_the_recipes_holds_or_does_not_apply(recipe: str, tmp_path: Path) -> None:
+    run = Path(__file__).parents[2] / "recipes" / recipe / "run.toml"
+    more = ["--hooks", "[]"] if recipe == "translation" else []  # which need an extra
+    proof = tmp_path / "proof.json"
+    done = Script("-m", "evenstep", "prove", run, "--json", proof, *more).ended(timeout_s=290)
+    failed = [row for row in json.loads(proof.read_text())["rows"] if row["holds"] is False]
+    assert (done.code, failed) == (0, [])

@@ -1,0 +1,79 @@
+"""`evenstep prove`: a table, a file of JSON and an exit code, from a run file; what fails is named in all three."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+QUICK = ("--rows", "loss,cuts 4,optimizer", "--updates", "2")
+
+
+def test_a_sound_run_holds_in_every_row_and_nothing_is_written(evenstep: Run, recipe: Path) -> None:
+    before = {path for path in recipe.rglob("*") if "__pycache__" not in path.parts}
+    done = evenstep("prove", "run.toml", "--json", "out/proof.json", *QUICK)
+    assert done.code == 0, done.out + done.err
+    made = json.loads((recipe / "out/proof.json").read_text())
+    assert made["holds"] and made["run"] == "tiny" and made["updates"] == 2
+    rows = {row["row"]: row for row in made["rows"]}
+    assert [*rows] == ["loss", "cuts 4", "optimizer"]
+    assert all(row["holds"] for row in rows.values()), rows
+    assert 0 <= rows["cuts 4"]["value"] <= rows["cuts 4"]["bound"] < 1e-10
+    lines = done.out.splitlines()
+    assert lines[0].split() == ["row", "difference", "bound", "s", "compared"]
+    assert "all of it takes about" in done.out
+    assert "tiny, 2 updates: 3 rows hold, none fails" in lines[-1]
+    after = {path for path in recipe.rglob("*") if "__pycache__" not in path.parts}
+    assert after - before == {recipe / "out", recipe / "out/proof.json"}
+
+
+def test_what_depends_on_the_cut_is_named_and_gives_exit_code_1(evenstep: Run, recipe: Path) -> None:
+    (recipe / "normed.py").write_text(
+        "from torch import nn\n"
+        "class Normed(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.first, self.norm, self.last = nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)\n"
+        "    def forward(self, x):\n"
+        "        return self.last(self.norm(self.first(x)))\n"
+    )
+    arguments = ("--model.target", "normed.py:Normed", "--rows", "cuts 4", "--json", "proof.json")
+    done = evenstep("prove", "run.toml", *arguments, "--updates", "1")
+    assert done.code == 1, done.out + done.err
+    said = json.loads((recipe / "proof.json").read_text())["rows"][0]
+    assert said["holds"] is False and said["value"] > said["bound"]
+    assert "module `norm` (BatchNorm1d)" in said["causes"][0]
+    assert "FAILS" in done.out and "module `norm`" in " ".join(done.out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--rows", "nothing"], "no row contains `nothing`; there are loss, again"),
+        (["--updates", "0"], "`--updates` must be a whole number of at least 1"),
+        (["--ranks", "1"], "`--ranks` must be a whole number of at least 2"),
+        (["--train.updats", "3"], "updats"),
+    ],
+)
+def test_what_cannot_be_is_refused(evenstep: Run, recipe: Path, arguments: list[str], says: str) -> None:
+    done = evenstep("prove", "run.toml", *arguments)
+    assert done.code == 2 and says in done.err, done.err
+
+
+def test_a_run_that_fails_says_so_once(evenstep: Run, recipe: Path) -> None:
+    (recipe / "broken.py").write_text(
+        "from torch import nn\n"
+        "class Broken(nn.Linear):\n"
+        "    def __init__(self): super().__init__(1, 1)\n"
+        "    def forward(self, x): raise ValueError('out of ideas')\n"
+    )
+    done = evenstep("prove", "run.toml", "--model.target", "broken.py:Broken", "--rows", "loss,again,cuts 2")
+    assert done.code == 1
+    assert done.out.count("out of ideas") == 1 and "it raises what row `loss` does" in " ".join(done.out.split())
+
+
+def test_plan_keeps_its_own_option_for_ranks(evenstep: Run, recipe: Path) -> None:
+    done = evenstep("plan", "--ranks", "2", "--microbatches", "4")
+    assert done.code == 0 and "gpipe" in done.out.lower(), done.err

@@ -1,0 +1,96 @@
+"""Classes of texts and tokens, several labels, and numbers, beside transformers' own losses."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evenstep import Logging, MapData, Trainer
+from evenstep.errors import ArgumentError, TaskError
+from evenstep.hf import Classification
+
+from .conftest import DOCUMENTS
+from .test_language import padded, parameters, summed
+
+Made = Callable[..., nn.Module]
+BERT = {
+    "model_type": "bert",
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "max_position_embeddings": 16,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+MANY = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("problem", "kind", "labels", "units"),
+    [
+        ("single_label", "SequenceClassification", torch.tensor([2, 0, 1, 1]), 4),
+        ("single_label", "SequenceClassification", torch.tensor([2, -100, 1, 1]), 3),
+        ("multi_label", "SequenceClassification", MANY, 12),
+        ("regression", "SequenceClassification", MANY, 12),
+        ("single_label", "TokenClassification", padded(DOCUMENTS[:4])["labels"].clamp(max=2), 18),
+    ],
+)
+def test_the_loss_is_that_of_transformers_times_the_number_of_labels(
+    made: Made, problem: Any, kind: str, labels: Tensor, units: int
+) -> None:
+    said = {"multi_label": "multi_label_classification", "regression": "regression"}
+    model = made({**BERT, "num_labels": 3, "problem_type": said.get(problem)}, kind=kind)
+    batch = {**padded(DOCUMENTS[:4]), "labels": labels}
+    task = Classification(problem=problem)
+    asked = {**batch, "labels": labels.double() if labels.is_floating_point() else labels}
+    assert summed(model, task, batch) == pytest.approx(float(model(**asked).loss.detach()) * units, rel=1e-12)
+    assert int(task.weight(batch)) == units
+
+
+def test_one_number_for_each_row(made: Made) -> None:
+    model = made({**BERT, "num_labels": 1}, kind="SequenceClassification")
+    batch = {**padded(DOCUMENTS[:3]), "labels": torch.tensor([0.5, 2.0, -100.0]).double()}
+    wanted = float(model(**batch).loss.detach()) * 3
+    assert summed(model, Classification(problem="regression"), batch) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_any_cut_gives_the_same_parameters(made: Made) -> None:
+    samples = [{"input_ids": one, "labels": len(one) % 3} for one in DOCUMENTS]
+
+    def collate(some: list[Any]) -> dict[str, Tensor]:
+        rows = padded([one["input_ids"] for one in some])
+        return {**rows, "labels": torch.tensor([one["labels"] for one in some])}
+
+    def run(size: int) -> Tensor:
+        model = made({**BERT, "num_labels": 3}, kind="SequenceClassification")
+        trainer = Trainer(
+            model=model,
+            task=Classification(),
+            optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
+            data=MapData(samples, global_batch_size=8, micro_batch_size=size, collate=collate),
+            updates=4,
+            device="cpu",
+            log=Logging(writers=()),
+        )
+        trainer.train()
+        return parameters(trainer)
+
+    torch.testing.assert_close(run(2), run(8), rtol=0, atol=1e-12)
+
+
+def test_labels_that_are_not_those_of_the_problem_are_refused() -> None:
+    scores, batch = {"logits": torch.zeros(4, 3)}, padded(DOCUMENTS[:4])
+    with pytest.raises(TaskError, match=r"scores of shape \[4, 3\] for `labels` of shape \[4, 3\].*`single_label`"):
+        Classification().loss(scores, {**batch, "labels": MANY.long()})
+    with pytest.raises(TaskError, match="must be whole numbers for `single_label`"):
+        Classification().loss(scores, {**batch, "labels": MANY})
+    with pytest.raises(TaskError, match="`multi_label` needs labels of shape"):
+        Classification(problem="multi_label").loss(scores, {**batch, "labels": MANY[:, 0]})
+    with pytest.raises(ArgumentError, match="problem"):
+        Classification(problem="labels")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TaskError, match="needs a model that gives `logits`, but got a NoneType"):
+        Classification().loss({"last_hidden_state": torch.zeros(1)}, {**batch, "labels": torch.zeros(4).long()})

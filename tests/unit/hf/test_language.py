@@ -1,0 +1,186 @@
+"""The losses of language models, beside those of each document by itself and those of transformers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from evenstep import Logging, MapData, PipelineModel, Task, Trainer
+from evenstep.errors import ArgumentError, TaskError
+from evenstep.hf import CausalLM, Packing, Seq2Seq
+
+from .conftest import DOCUMENTS, LLAMA, T5
+
+Made = Callable[..., nn.Module]
+
+
+def padded(samples: list[list[int]], *, left: bool = False) -> dict[str, Tensor]:
+    longest = max(map(len, samples))
+    empty = [[0] * (longest - len(one)) for one in samples]
+    rows = torch.tensor([rest + one if left else one + rest for one, rest in zip(samples, empty, strict=True)])
+    return {"input_ids": rows, "attention_mask": (rows > 0).long(), "labels": rows.masked_fill(rows == 0, -100)}
+
+
+def nats_of(model: nn.Module, document: list[int]) -> Tensor:
+    """−log p of each token after the first, by the document alone."""
+    tokens = torch.tensor(document)
+    scores = model(input_ids=tokens[None]).logits[0].detach().double().log_softmax(-1)
+    return -scores[:-1].gather(1, tokens[1:, None]).squeeze(1)
+
+
+def summed(model: nn.Module, task: Task, batch: Any) -> float:
+    """The task's summed loss, as the engine asks for it."""
+    task.prepare(model)
+    return float(task.loss(model(**task.inputs(batch)), batch).sum.detach())  # pyright: ignore
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("left", [False, True])
+def test_the_loss_is_the_sum_over_the_tokens_of_each_document(
+    made: Made, transformers: Any, left: bool, chunked: bool
+) -> None:
+    model, task = made(LLAMA), CausalLM(chunked=chunked)
+    batch = transformers.BatchEncoding(padded(DOCUMENTS[:5], left=left))
+    positions = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    wanted = sum(float(nats_of(model, document).sum()) for document in DOCUMENTS[:5])
+    assert summed(model, task, {**batch, "position_ids": positions}) == pytest.approx(wanted, rel=1e-12)
+    assert int(task.weight(batch)) == sum(len(document) - 1 for document in DOCUMENTS[:5])
+
+
+def test_it_is_the_mean_of_transformers_times_the_number_of_tokens(made: Made) -> None:
+    model, batch = made(LLAMA), padded(DOCUMENTS[:5])
+    batch["labels"][:, :2] = -100
+    task = CausalLM()
+    wanted = float(model(**batch).loss) * int(task.weight(batch))
+    assert summed(model, task, batch) == pytest.approx(wanted, rel=1e-6)  # which it computes in float32
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_weights_are_those_of_the_labels_beside_them(made: Made, chunked: bool) -> None:
+    model, document = made(LLAMA), DOCUMENTS[4]
+    weights = torch.arange(len(document)).double() / 3
+    batch = {**padded([document]), "weights": weights[None]}
+    wanted = float((nats_of(model, document) * weights[1:]).sum())
+    task = CausalLM(chunked=chunked)
+    assert summed(model, task, batch) == pytest.approx(wanted, rel=1e-12)
+    assert float(task.weight(batch)) == pytest.approx(float(weights[1:].sum()))
+
+
+def test_label_smoothing_spreads_a_part_of_the_target_evenly(made: Made) -> None:
+    model, document = made(LLAMA), DOCUMENTS[4]
+    scores = model(input_ids=torch.tensor([document])).logits[0, :-1].log_softmax(-1)
+    wanted = 0.9 * nats_of(model, document).sum() - 0.1 * scores.mean(-1).sum()
+    assert summed(model, CausalLM(label_smoothing=0.1), padded([document])) == pytest.approx(float(wanted), rel=1e-12)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_an_encoder_decoder_learns_the_labels_where_they_stand(made: Made, chunked: bool) -> None:
+    model, batch, task = made(T5, kind="Seq2SeqLM"), padded(DOCUMENTS[:5]), Seq2Seq(chunked=chunked)
+    batch["labels"] = padded([document[::-1] for document in DOCUMENTS[1:6]])["labels"]
+    counted = int((batch["labels"] >= 0).sum())
+    assert summed(model, task, batch) == pytest.approx(float(model(**batch).loss) * counted, rel=1e-6)
+    assert int(task.weight(batch)) == counted
+    given = {**batch, "decoder_input_ids": torch.ones_like(batch["labels"])}
+    scores = model(**{name: one for name, one in given.items() if name != "labels"}).logits
+    wanted = functional.cross_entropy(scores.flatten(0, 1), batch["labels"].flatten(), reduction="sum")
+    assert summed(model, task, given) == pytest.approx(float(wanted), rel=1e-12)
+
+
+def trained(
+    made: Made, kind: str, micro_batch_size: int, *, updates: int = 4, resume: bool = False, **more: Any
+) -> Trainer:
+    model = made(LLAMA) if kind == "llama" else made(T5, kind="Seq2SeqLM")
+    trainer = Trainer(
+        model=model,
+        task=CausalLM() if kind == "llama" else Seq2Seq(),
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
+        data=MapData(DOCUMENTS, global_batch_size=8, micro_batch_size=micro_batch_size, collate=padded),
+        updates=updates,
+        device="cpu",
+        log=Logging(writers=()),
+        **more,
+    )
+    if resume:
+        trainer.resume(more["folder"])
+    trainer.train()
+    return trainer
+
+
+def parameters(trainer: Trainer) -> Tensor:
+    return torch.cat([one.detach().flatten() for one in trainer.model.parameters()])
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_any_cut_gives_the_same_parameters(made: Made, kind: str) -> None:
+    whole = parameters(trained(made, kind, 8))
+    for size in (4, 2):
+        torch.testing.assert_close(parameters(trained(made, kind, size)), whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_a_resumed_run_has_the_same_bits(made: Made, kind: str, tmp_path: Any) -> None:
+    straight = parameters(trained(made, kind, 4, updates=5))
+    trained(made, kind, 4, updates=2, folder=tmp_path / "run")
+    resumed = trained(made, kind, 4, updates=5, folder=tmp_path / "run", resume=True)
+    assert torch.equal(parameters(resumed), straight)
+
+
+def test_predictions_are_scores(made: Made) -> None:
+    model, task = made(LLAMA), CausalLM()
+    batch = padded(DOCUMENTS[:2])
+    assert task.predict(model(**task.inputs(batch)), batch).shape == (2, 4, 50)
+
+
+def test_what_a_batch_lacks_is_said(made: Made) -> None:
+    task = CausalLM()
+    with pytest.raises(TaskError, match=r"takes batches that are a dict, .* but got a Tensor"):
+        task.weight(torch.zeros(1))
+    with pytest.raises(TaskError, match="needs a tensor `labels` in each batch, but got none beside `input_ids`"):
+        task.weight({"input_ids": torch.zeros(1, 3)})
+    with pytest.raises(TaskError, match=r"a row holds several documents .* write `CausalLM.packed=True.`"):
+        task.weight(Packing()([[1, 2], [3, 4]]))
+    with pytest.raises(TaskError, match="has an `attention_mask`, for which transformers does not look"):
+        batch = Packing()([[1, 2], [3, 4]])
+        CausalLM(packed=True).weight({**batch, "attention_mask": torch.ones_like(batch["labels"])})
+    with pytest.raises(TaskError, match="has no `decoder_start_token_id`"):
+        Seq2Seq().inputs(padded(DOCUMENTS[:1]))
+
+
+def test_models_that_add_a_loss_over_a_whole_batch_are_refused(made: Made) -> None:
+    mixtral = {**LLAMA, "model_type": "mixtral", "num_local_experts": 2, "output_router_logits": True}
+    with pytest.raises(ArgumentError, match=r"`config.output_router_logits` is set, so it adds a loss that spreads"):
+        CausalLM().prepare(made(mixtral))
+    with pytest.raises(TaskError, match=r"the model gives `aux_loss`, .* no sum over tokens"):
+        CausalLM().loss({"logits": torch.zeros(1, 3, 5), "aux_loss": torch.zeros(())}, padded([[1, 2, 3]]))
+    with pytest.raises(ArgumentError, match="whole or in shards, but the model is in stages"):
+        CausalLM().prepare(PipelineModel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))))
+
+
+def test_what_can_not_be_made_in_chunks_is_refused(made: Made) -> None:
+    with pytest.raises(ArgumentError, match="needs all scores of a token at once"):
+        CausalLM(chunked=True, label_smoothing=0.1)
+    capped = {**LLAMA, "model_type": "gemma2", "head_dim": 8, "final_logit_softcapping": 30.0}
+    with pytest.raises(ArgumentError, match="a model that gives its head's scores as they are, but Gemma2ForCausalLM"):
+        CausalLM(chunked=True).prepare(made(capped))
+    with pytest.raises(ArgumentError, match=r"scores are those of one `nn.Linear` .* but Linear has none"):
+        CausalLM(chunked=True).prepare(nn.Linear(2, 2))
+
+
+def test_a_head_that_another_task_has_taken_is_said(made: Made) -> None:
+    model, first, second = made(LLAMA), CausalLM(chunked=True), CausalLM(chunked=True)
+    first.prepare(model)
+    second.prepare(model)
+    batch = padded(DOCUMENTS[:2])
+    with pytest.raises(TaskError, match="it gave scores, since this task was copied or"):
+        first.loss(model(**first.inputs(batch)), batch)
+
+
+def test_the_scores_of_all_tokens_are_never_in_memory(made: Made) -> None:
+    model, task = made(LLAMA), CausalLM(chunked=True)
+    task.prepare(model)
+    output = model(**task.inputs(padded(DOCUMENTS[:5])))
+    assert output.logits.ndim == 0
+    assert model(input_ids=torch.tensor([DOCUMENTS[0]])).logits.shape == (1, 3, 50)  # nobody asks for a loss here

@@ -1,0 +1,156 @@
+"""Documents in rows: which are where, that none sees another, and that samples stay samples."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from evenstep import Logging, MapData, Trainer
+from evenstep.errors import ArgumentError, DataError
+from evenstep.hf import CausalLM, Packing
+from evenstep.hf.packing import rows_of
+
+from .conftest import DOCUMENTS, LLAMA
+from .test_language import nats_of, padded, parameters
+
+Made = Callable[..., nn.Module]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=30), st.integers(9, 20))
+def test_each_document_is_in_one_row_that_has_room_for_it(lengths: list[int], room: int) -> None:
+    rows = rows_of(lengths, room)
+    assert sorted(number for row in rows for number in row) == list(range(len(lengths)))
+    assert all(sum(lengths[number] for number in row) <= room for row in rows)
+    assert rows == rows_of(list(lengths), room)
+    fullest = sorted(sum(lengths[number] for number in row) for row in rows)
+    assert len(rows) == 1 or fullest[0] + fullest[1] > room  # no two rows would fit into one
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2", "qwen3"])
+def test_a_packed_token_has_the_loss_that_it_has_in_its_document_alone(made: Made, attention: str, family: str) -> None:
+    windowed = {"sliding_window": 3} if family == "mistral" else {}
+    model = made({**LLAMA, "model_type": family, "attn_implementation": attention}, **windowed).eval()
+    batch, task = Packing(max_tokens=16)(DOCUMENTS[:7]), CausalLM(packed=True)
+    task.prepare(model)
+    scores = model(**task.inputs(batch)).logits
+    losses = functional.cross_entropy(scores[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten(), reduction="none")
+    packed = losses.view(len(scores), -1)
+    rows = rows_of([len(one) for one in DOCUMENTS[:7]], 16)
+    rounding = 1e-12 if attention == "sdpa" else 1e-6  # eager attention has its softmax in float32
+    for row, numbers in enumerate(rows):
+        begin = 0
+        for number in numbers:
+            alone = nats_of(model, DOCUMENTS[number])
+            torch.testing.assert_close(packed[row, begin : begin + len(alone)], alone, rtol=0, atol=rounding)
+            begin += len(DOCUMENTS[number])
+
+
+def run(
+    made: Made,
+    collate: Callable[..., Any],
+    *,
+    micro_batch_size: int = 4,
+    updates: int = 6,
+    resume: bool = False,
+    **more: Any,
+) -> Tensor:
+    model = made(LLAMA)
+    trainer = Trainer(
+        model=model,
+        task=CausalLM(packed=isinstance(collate, Packing)),
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
+        data=MapData(DOCUMENTS, global_batch_size=8, micro_batch_size=micro_batch_size, collate=collate),
+        updates=updates,
+        device="cpu",
+        log=Logging(writers=()),
+        **more,
+    )
+    if resume:
+        trainer.resume(more["folder"])
+    trainer.train()
+    return parameters(trainer)
+
+
+def test_packed_or_not_and_however_cut_a_run_has_the_same_parameters(made: Made) -> None:
+    unpacked = run(made, padded)
+    for collate in (Packing(), Packing(max_tokens=20), Packing(max_tokens=16, fixed=True)):
+        torch.testing.assert_close(run(made, collate), unpacked, rtol=0, atol=1e-12)
+    torch.testing.assert_close(run(made, Packing(), micro_batch_size=3), unpacked, rtol=0, atol=1e-12)
+
+
+def test_a_run_may_be_packed_from_where_it_was_left_unpacked(made: Made, tmp_path: Any) -> None:
+    unpacked = run(made, padded)
+    run(made, padded, updates=2, folder=tmp_path / "run")
+    resumed = run(made, Packing(max_tokens=20), folder=tmp_path / "run", resume=True)
+    torch.testing.assert_close(resumed, unpacked, rtol=0, atol=1e-12)
+
+
+def test_a_row_that_does_not_fit_into_memory_is_cut_between_documents() -> None:
+    task, batch = CausalLM(packed=True), Packing()(DOCUMENTS[:4])
+    halves = task.split(batch)
+    assert [one["position_ids"][0, 0].item() for one in halves] == [0, 0]
+    assert torch.equal(torch.cat([one["input_ids"] for one in halves], 1), batch["input_ids"])
+    assert sum(int(task.weight(one)) for one in halves) == int(task.weight(batch))
+    assert len(task.split(Packing()(DOCUMENTS[:1]))) == 1
+    assert len(task.split(Packing(max_tokens=8)(DOCUMENTS[:4]))) == 2
+
+
+def test_weights_and_labels_go_along() -> None:
+    samples = [{"input_ids": [1, 2], "labels": [1, -100], "weights": [0.5, 1.0]}, {"input_ids": [3], "weights": [2.0]}]
+    batch = Packing(max_tokens=4, fixed=True, pad_token_id=9)(samples)
+    assert batch["input_ids"].tolist() == [[1, 2, 3, 9]]
+    assert batch["labels"].tolist() == [[-100, -100, -100, -100]]
+    assert batch["weights"].tolist() == [[0.5, 1.0, 2.0, 0.0]]
+
+
+def test_what_is_no_document_is_said() -> None:
+    pack = Packing(max_tokens=4)
+    for sample, says in [
+        ({"text": "a"}, "has no `input_ids`, but `text`"),
+        ([], "must be a list of one or more numbers"),
+        ({"input_ids": [1, 2], "labels": [1]}, r"`labels` of sample 0 .* \[1\] beside \[2\]"),
+        ({"input_ids": [1, 0], "attention_mask": [1, 0]}, "has padding"),
+        ([1, 2, 3, 4, 5], "a document has 5 tokens, more than the 4 of a row"),
+    ]:
+        with pytest.raises(DataError, match=says):
+            pack([sample])
+    with pytest.raises(DataError, match="some samples have `weights`, others have not"):
+        pack([{"input_ids": [1], "weights": [1.0]}, [2]])
+    with pytest.raises(ArgumentError, match="`fixed` pads rows to `max_tokens`, which is not given"):
+        Packing(fixed=True)
+
+
+class Leaks(nn.Module):
+    """Each token sees the sum of all before it, whatever the documents."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 4)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor, use_cache: bool) -> dict[str, Tensor]:
+        seen = self.embedding(input_ids).cumsum(1)
+        return {"logits": seen @ self.embedding.weight.T}
+
+
+class TakesNoPlaces(Leaks):
+    def forward(self, input_ids: Tensor) -> dict[str, Tensor]:  # pyright: ignore
+        return {"logits": self.embedding(input_ids)}
+
+
+def test_a_model_that_does_not_keep_documents_apart_is_refused(made: Made) -> None:
+    with pytest.raises(ArgumentError, match=r"a document's scores in Leaks are .* off beside another one"):
+        CausalLM(packed=True).prepare(Leaks())
+    with pytest.raises(ArgumentError, match="takes `position_ids`, but TakesNoPlaces raised"):
+        CausalLM(packed=True).prepare(TakesNoPlaces())
+    mamba = {"model_type": "mamba", "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}
+    with pytest.raises(ArgumentError, match="`packed` needs a model that"):
+        CausalLM(packed=True).prepare(made(mamba))

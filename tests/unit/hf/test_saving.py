@@ -1,0 +1,138 @@
+"""Folders as the hub has them: what a run writes, transformers and peft read, and what they write a run begins with."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evenstep import Checkpointing, Ema, Logging, MapData, Trainer, Training, load_weights
+from evenstep.checkpoint import read_checkpoint
+from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.hf import CausalLM, Packing, from_config, from_pretrained, save_pretrained
+
+from .conftest import DOCUMENTS, LLAMA
+
+Made = Callable[..., nn.Module]
+LORA = {"r": 2, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
+TOKENS = torch.tensor([DOCUMENTS[4]])
+
+
+def train(model: nn.Module, folder: Path, *, updates: int = 3, resume: bool = False, **more: Any) -> Trainer:
+    trainer = Trainer(
+        model=model,
+        task=CausalLM(packed=True),
+        optimizer=torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=0.01),
+        data=MapData(DOCUMENTS, global_batch_size=8, micro_batch_size=4, collate=Packing()),
+        updates=updates,
+        device="cpu",
+        folder=folder,
+        log=Logging(writers=()),
+        **more,
+    )
+    if resume:
+        trainer.resume(folder)
+    trainer.train()
+    return trainer
+
+
+def scores(model: Any) -> Tensor:
+    with torch.no_grad():
+        return model.eval()(input_ids=TOKENS).logits
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_is_written_gives_the_same_scores(made: Made, transformers: Any, tied: bool, tmp_path: Path) -> None:
+    model = made(LLAMA, tie_word_embeddings=tied)
+    train(model, tmp_path / "run")
+    files = save_pretrained(
+        made(LLAMA, tie_word_embeddings=tied), tmp_path / "out", weights=tmp_path / "run", max_file_bytes=20_000
+    )
+    assert {"config.json", "generation_config.json", "model.safetensors.index.json"} <= {one.name for one in files}
+    held = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())["weight_map"]
+    assert ("lm_head.weight" in held) is not tied
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float64)
+    assert torch.equal(scores(read), scores(model))
+    assert (read.lm_head.weight is read.model.embed_tokens.weight) is tied
+
+
+def test_the_average_in_another_format(made: Made, transformers: Any, tmp_path: Path) -> None:
+    trainer = train(made(LLAMA), tmp_path / "run", train=Training(ema=Ema(decay=0.5)))
+    save_pretrained(made(LLAMA), tmp_path / "out", weights=tmp_path / "run", average=True, dtype="bf16")
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    average = read_checkpoint(tmp_path / "run").state["ema"]
+    assert read.dtype == torch.bfloat16
+    assert torch.equal(read.lm_head.weight, average["lm_head.weight"].bfloat16())
+    assert not torch.equal(read.lm_head.weight, trainer.model.lm_head.weight.bfloat16())  # pyright: ignore
+
+
+def test_a_run_begins_with_what_transformers_has_written(made: Made, tmp_path: Path) -> None:
+    model: Any = made(LLAMA, tie_word_embeddings=True)
+    model.save_pretrained(tmp_path / "hub", max_shard_size=20_000)
+    read = from_pretrained(str(tmp_path / "hub"), dtype="float64")
+    assert read.training
+    assert torch.equal(scores(read), scores(model))
+    empty = from_config(str(tmp_path / "hub"), dtype="float64")
+    assert not torch.equal(scores(empty), scores(model))
+    load_weights(empty, tmp_path / "hub")
+    assert torch.equal(scores(empty), scores(model))
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers for it
+def test_adapters_train_alone_resume_exactly_and_are_read_by_peft(made: Made, tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    def adapted() -> nn.Module:
+        return made(LLAMA, lora=LORA)
+
+    model, before = adapted(), dict(adapted().named_parameters())
+    straight = train(model, tmp_path / "straight", updates=4)
+    moved = {name for name, one in model.named_parameters() if not torch.equal(one, before[name])}
+    assert moved == {name for name in before if "lora_" in name}
+    assert len(moved) == 8
+    train(adapted(), tmp_path / "run", updates=2)
+    resumed = train(adapted(), tmp_path / "run", updates=4, resume=True)
+    for name, one in straight.model.named_parameters():
+        assert torch.equal(resumed.model.get_parameter(name), one)
+    save_pretrained(adapted(), tmp_path / "adapter", weights=tmp_path / "run")
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= {
+        one.name for one in (tmp_path / "adapter").iterdir()
+    }
+    assert not (tmp_path / "adapter/model.safetensors").exists()
+    read = PeftModel.from_pretrained(made(LLAMA), tmp_path / "adapter").double()  # pyright: ignore
+    torch.testing.assert_close(scores(read), scores(resumed.model), rtol=0, atol=1e-12)
+
+
+def test_what_can_not_be_written_leaves_nothing(made: Made, tmp_path: Path) -> None:
+    model = made(LLAMA)
+    train(model, tmp_path / "run", checkpoint=Checkpointing())
+    with pytest.raises(ArgumentError, match="must be one of transformers, which know their layout, but is a Linear"):
+        save_pretrained(nn.Linear(2, 2), tmp_path / "out", weights=tmp_path / "run")
+    with pytest.raises(ArgumentError, match="`dtype` must be one of"):
+        save_pretrained(made(LLAMA), tmp_path / "out", weights=tmp_path / "run", dtype="int8")  # pyright: ignore
+    with pytest.raises(ArgumentError, match="exists already"):
+        save_pretrained(made(LLAMA), tmp_path / "run", weights=tmp_path / "run")
+    with pytest.raises(CheckpointError, match="are not those of LlamaForCausalLM"):
+        save_pretrained(made(LLAMA, num_hidden_layers=1), tmp_path / "out", weights=tmp_path / "run")
+    with torch.no_grad():
+        model.get_parameter("lm_head.weight")[0, 0] = 1e6
+    torch.save(model.state_dict(), tmp_path / "large.pt")
+    with pytest.raises(CheckpointError, match=r"has values of up to 1e.06, which fp16 can't hold"):
+        save_pretrained(made(LLAMA), tmp_path / "out", weights=tmp_path / "large.pt", dtype="fp16")
+    with pytest.raises(ArgumentError, match="`tokenizer` must be a folder of this machine"):
+        save_pretrained(made(LLAMA), tmp_path / "out", weights=tmp_path / "run", tokenizer=tmp_path / "none")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["large.pt", "run"]
+
+
+def test_what_no_model_can_be_made_of_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="transformers has no `AutoModelForCausalML`; did you mean `CausalLM`"):
+        from_config(LLAMA, kind="CausalML")
+    with pytest.raises(ArgumentError, match="`config` must say its `model_type`"):
+        from_config({})
+    with pytest.raises(ArgumentError, match=r"must be a folder of this machine with a `config.json`"):
+        from_pretrained("meta/llama")
+    with pytest.raises(ArgumentError, match="`dtype` must be one of float32"):
+        from_config(LLAMA, dtype="fp32")

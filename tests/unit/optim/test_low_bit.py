@@ -1,0 +1,89 @@
+"""State of few bits as a checkpoint takes it, and what is refused of torchao's optimizers."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evenstep import Logging, MapData, Task, Trainer
+from evenstep.checkpoint import pack, unpack
+from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.optim.low_bit import CLASSES, as_plain, from_plain, inner_tensors, is_low_bit
+from evenstep.optim.sharing import TORCHAO
+
+ao = pytest.importorskip("torchao.optim", reason="the extra `quantization` is not installed")
+CPU = torch.device("cpu")
+
+
+class Square(Task):
+    def loss(self, output: Tensor, batch: Any) -> Tensor:
+        return ((output - batch[1]) ** 2).sum()
+
+
+def trainer_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> Trainer:
+    pairs = [(torch.full((2,), float(x)), torch.tensor([1.0])) for x in range(4)]
+    return Trainer(
+        model=model,
+        task=Square(),
+        optimizer=optimizer,
+        data=MapData(pairs, global_batch_size=2),
+        updates=2,
+        device="cpu",
+        log=Logging(writers=()),
+    )
+
+
+def states() -> list[Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    made = []
+    for name in ("AdamW8bit", "AdamW4bit", "AdamWFp8"):
+        kind = getattr(ao, name)
+        for signed in (True, False):
+            state = kind._subclass_zeros(nn.Parameter(torch.zeros(64, 64)), signed, 128)
+            made.append(state.copy_(torch.randn(64, 64, generator=draw).abs()))
+    return made
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_each_class_goes_through_a_checkpoint_with_the_same_bits_and_in_memory_of_its_own(number: int) -> None:
+    state = states()[number]
+    tensors, skeleton = pack({"exp_avg": as_plain(state)}, "optimizer")
+    assert all(type(one) is Tensor for one in tensors.values())
+    plain: Any = unpack(json.loads(json.dumps(skeleton)), tensors, "optimizer")
+    again = from_plain(plain["exp_avg"], CPU)
+    assert type(again) is type(state) and again.shape == state.shape and again.dtype == state.dtype
+    assert is_low_bit(again) and again.block_size == state.block_size
+    for one, other in zip(inner_tensors(again), inner_tensors(state), strict=True):
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8)) and one.data_ptr() != other.data_ptr()
+    assert torch.equal(again.dequantize(), state.dequantize())
+
+
+def test_every_class_of_torchao_that_keeps_such_state_is_known() -> None:
+    assert {type(state).__name__ for state in states()} == set(CLASSES)
+    assert {name.rpartition(".")[2] for name in TORCHAO} == {name for name in ao.__all__ if name[-1] in "t8"}
+
+
+def test_only_known_classes_are_made_of_what_a_file_says() -> None:
+    plain = {**as_plain(states()[0]), "low_bit": "os.system"}
+    with pytest.raises(CheckpointError, match=r"class 'os.system', but known are OptimState8bit"):
+        from_plain(plain, CPU)
+
+
+def test_values_that_do_not_fit_the_class_are_said() -> None:
+    plain = {**as_plain(states()[0]), "values": []}
+    with pytest.raises(CheckpointError, match="class OptimState8bit can't be put together again"):
+        from_plain(plain, CPU)
+
+
+def test_rounding_by_random_numbers_that_no_resumed_run_would_draw_is_refused() -> None:
+    model = nn.Linear(2, 1)
+    with pytest.raises(ArgumentError, match="bf16_stochastic_round=True`, which draws random numbers"):
+        trainer_of(ao.AdamW8bit(model.parameters(), bf16_stochastic_round=True), model)
+
+
+def test_another_optimizer_of_torchao_is_refused_by_name() -> None:
+    model = nn.Linear(2, 1)
+    with pytest.raises(ArgumentError, match="_AdamW of torchao is none of those that are known"):
+        trainer_of(ao._AdamW(model.parameters()), model)

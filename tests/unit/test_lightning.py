@@ -1,0 +1,283 @@
+"""A LightningModule as it is: the adapter gives the same updates as Lightning where both are right, or refuses by name.
+
+Lightning is in the extra `dev`.
+"""
+
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+import evenstep
+from evenstep.errors import ArgumentError, EvenstepError, TaskError
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    lightning: Any = pytest.importorskip("lightning.pytorch")
+
+_DRAWN = torch.Generator().manual_seed(0)
+INPUTS = torch.randn(48, 6, generator=_DRAWN)
+CLASSES = INPUTS[:, :3].argmax(-1)
+EPOCHS, GLOBAL, MICRO = 3, 16, 4
+
+
+class Classifier(lightning.LightningModule):
+    """What Lightning's own introduction looks like."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = cross_entropy(self(batch[0]), batch[1])
+        self.log("train_loss", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        output = self(batch[0])
+        self.log("val_loss", cross_entropy(output, batch[1]))
+        self.log_dict({"accuracy": (output.argmax(-1) == batch[1]).float().mean()})
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+
+def _with(**members: Any) -> Any:
+    return type("Own", (Classifier,), members)()
+
+
+def _rates(make: Callable[..., Any], **table: Any) -> Any:
+    def configure_optimizers(self: Any) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": make(optimizer), **table}}
+
+    return configure_optimizers
+
+
+def _trainer(module: Any, micro: int = MICRO, **options: Any) -> evenstep.Trainer:
+    dataset = TensorDataset(INPUTS, CLASSES)
+    data = evenstep.MapData(dataset, global_batch_size=GLOBAL, micro_batch_size=micro, shuffle=False)
+    asked = {key: options.pop(key) for key in ("updates", "count", "without") if key in options}
+    given = evenstep.lightning.parts(module, **asked)
+    return evenstep.Trainer(**given, data=data, device="cpu", **{"epochs": EPOCHS, **options})
+
+
+def _by_lightning(module: Any) -> Any:
+    """Lightning's own trainer, the same batches in the same order."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    silent = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    trainer = lightning.Trainer(
+        max_epochs=EPOCHS,
+        accumulate_grad_batches=GLOBAL // MICRO,
+        gradient_clip_val=0.5,
+        accelerator="cpu",
+        **dict.fromkeys(silent, False),
+    )
+    dataset = TensorDataset(INPUTS, CLASSES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(module, DataLoader(dataset, MICRO), DataLoader(dataset, len(INPUTS)))
+    return trainer
+
+
+SCHEDULERS: dict[str, Any] = {
+    "none": Classifier.configure_optimizers,
+    "by epoch": _rates(lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)),
+    "every second epoch": _rates(lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5), frequency=2),
+    "by update": _rates(lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9), interval="step"),
+    "warm-up": _rates(
+        lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 5)),
+        interval="step",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_it_trains_as_lightning_does_where_batches_are_of_one_size(name: str) -> None:
+    theirs, ours = (_with(configure_optimizers=SCHEDULERS[name]) for _ in range(2))
+    reference = _by_lightning(theirs)
+    evaluations = DataLoader(TensorDataset(INPUTS, CLASSES), 20)  # of another size, which does not matter
+    trainer = _trainer(ours, train=evenstep.Training(clip_norm=0.5), evaluations=evaluations)
+    metrics = trainer.train().metrics
+    for one, other in zip(theirs.parameters(), ours.parameters(), strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=2e-7)
+    for ours_name, theirs_name in (("valid/loss", "val_loss"), ("valid/accuracy", "accuracy")):
+        assert metrics[ours_name] == pytest.approx(float(reference.callback_metrics[theirs_name]), abs=1e-6)
+    assert trainer.model.state_dict().keys() == theirs.state_dict().keys()
+
+
+@pytest.mark.parametrize("micro", [1, 3, 16])
+def test_a_last_short_micro_batch_counts_by_its_samples(micro: int) -> None:
+    """The update is that of the whole global batch, where Lightning takes the mean of means."""
+    whole, cut = Classifier().double(), Classifier().double()
+    optimizer = torch.optim.AdamW(whole.parameters(), lr=1e-2)
+    dataset = TensorDataset(INPUTS[:40].double(), CLASSES[:40])
+    for part in (slice(0, 16), slice(16, 32), slice(32, 40)):
+        optimizer.zero_grad()
+        cross_entropy(whole(dataset.tensors[0][part]), dataset.tensors[1][part]).backward()
+        optimizer.step()
+    data = evenstep.MapData(dataset, global_batch_size=16, micro_batch_size=micro, shuffle=False)
+    evenstep.Trainer(**evenstep.lightning.parts(cut), data=data, epochs=1, device="cpu").train()
+    for one, other in zip(whole.parameters(), cut.parameters(), strict=True):
+        assert torch.allclose(one, other, rtol=1e-12, atol=1e-14)
+
+
+def test_a_sum_in_the_place_of_the_mean_is_found_before_the_first_update() -> None:
+    def step(self: Any, batch: Any, batch_idx: int) -> Any:
+        return cross_entropy(self(batch[0]), batch[1], reduction="sum")
+
+    with pytest.raises(TaskError, match="the losses of its two halves"):
+        _trainer(_with(training_step=step)).train()
+
+
+def test_a_mean_over_some_of_the_samples_is_exact_with_their_count() -> None:
+    def counted(batch: Any) -> Tensor:
+        return batch[1] != 2
+
+    def step(self: Any, batch: Any, batch_idx: int) -> Any:
+        return cross_entropy(self(batch[0]), batch[1], ignore_index=2)
+
+    whole, cut = _with(training_step=step), _with(training_step=step)
+    _trainer(whole, GLOBAL, count=lambda batch: counted(batch).sum()).train()
+    _trainer(cut, 3, count=lambda batch: counted(batch).sum()).train()
+    for one, other in zip(whole.parameters(), cut.parameters(), strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-6)
+
+
+def test_it_resumes_exactly(tmp_path: Any) -> None:
+    schedule = _rates(lambda each: torch.optim.lr_scheduler.CosineAnnealingLR(each, 9), interval="step")
+    undisturbed, begun, gone_on = (_with(configure_optimizers=schedule) for _ in range(3))
+    _trainer(undisturbed, epochs=3).train()
+    first = _trainer(begun, folder=tmp_path, log=evenstep.Logging(writers=()), hooks=_StopAt())
+    assert first.train().update == 4
+    last = _trainer(gone_on, folder=tmp_path, log=evenstep.Logging(writers=()))
+    last.resume()
+    last.train()
+    for one, other in zip(undisturbed.parameters(), gone_on.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+class _StopAt(evenstep.Hook):
+    def after_update(self, event: Any) -> None:
+        if event.update == 4:
+            self.trainer.request_stop("enough")
+
+
+def test_a_step_that_is_told_apart_by_dict_and_without_a_number_works() -> None:
+    def step(self: Any, batch: Any) -> Any:
+        return {"loss": cross_entropy(self(batch[0]), batch[1]), "output": 1}
+
+    steps: list[int] = []
+
+    def validation_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        steps.append(self.global_step)
+        return cross_entropy(self(batch[0]), batch[1])
+
+    module = _with(training_step=step, validation_step=validation_step)
+    data = DataLoader(TensorDataset(INPUTS, CLASSES), 48)
+    assert "valid/loss" in _trainer(module, evaluations=data).train().metrics
+    assert steps == [9]
+
+
+def _manual(self: Any) -> None:
+    Classifier.__init__(self)
+    self.automatic_optimization = False
+
+
+def _two(self: Any) -> Any:
+    return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
+
+
+def _none(self: Any, batch: Any, batch_idx: int) -> Any:
+    return None
+
+
+def _asks(what: Callable[..., Any]) -> Callable[..., Any]:
+    def step(self: Any, batch: Any, batch_idx: int) -> Any:
+        what(self, batch_idx)
+        return cross_entropy(self(batch[0]), batch[1])
+
+    return step
+
+
+def _by_group(optimizer: Any) -> Any:
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(()))], "lr": 1.0})
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda step: 1.0, lambda step: 0.5])
+
+
+def _one_cycle(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+
+
+def _plateau(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=4)
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ({"__init__": _manual}, r"`automatic_optimization = False`: .* `evenstep.Engine`"),
+        ({"configure_optimizers": _two}, "gives 2 optimizers"),
+        ({"configure_optimizers": lambda self: None}, "must give an optimizer, but gives None"),
+        (
+            {"on_train_epoch_end": lambda self: None},
+            r"overrides `on_train_epoch_end`, .*without=\['on_train_epoch_end'\]",
+        ),
+        ({"optimizer_step": lambda self, *_: None}, "overrides `optimizer_step`"),
+        ({"training_step": _none}, "must give the loss, but gave None"),
+        ({"training_step": _asks(lambda self, index: index % 10)}, "Own.training_step` asks the number of its batch"),
+        (
+            {"training_step": _asks(lambda self, index: self.current_epoch)},
+            "asks `current_epoch` of Lightning's trainer",
+        ),
+        ({"training_step": _asks(lambda self, index: self.optimizers())}, "asks `strategy` of Lightning's trainer"),
+        ({"training_step": _asks(lambda self, index: self.log("n", 1.0, reduce_fx="sum"))}, "with `reduce_fx='sum'`"),
+        ({"training_step": _asks(lambda self, index: self.log("n", "x"))}, "must be a number, but is 'x'"),
+        ({"training_step": _asks(lambda self, index: self.log("n", 1.0, True))}, "with arguments by position"),
+        ({"configure_optimizers": _rates(_by_group)}, "schedules of their own; say them as `lr_schedule=PerGroup"),
+        ({"configure_optimizers": _rates(_one_cycle, interval="step")}, "also moves `betas`"),
+        ({"configure_optimizers": _rates(_plateau)}, "patience_evaluations=5"),
+        ({"configure_optimizers": _rates(lambda _: 3)}, "gives 3 as its scheduler"),
+    ],
+)
+def test_what_can_not_be_said_exactly_is_refused_by_name(members: dict[str, Any], said: str) -> None:
+    with pytest.raises(EvenstepError, match=said):
+        _trainer(_with(**members)).train()
+
+
+def test_a_hook_that_the_user_can_do_without_is_named_and_others_are_not_taken_for_it() -> None:
+    module = _with(on_train_epoch_end=lambda self: None)
+    _trainer(module, without=["on_train_epoch_end"])
+    with pytest.raises(ArgumentError, match="`without` names `on_fit_end`, but `Classifier` overrides no hook"):
+        _trainer(Classifier(), without=["on_fit_end"])
+
+
+def test_the_number_of_updates_is_given_where_a_module_asks_for_it() -> None:
+    def configure_optimizers(self: Any) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        steps = self.trainer.estimated_stepping_batches
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=steps + 1, cycle_momentum=False)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    with pytest.raises(ArgumentError, match=r"say how many it will be, `parts\(module, updates=…\)`"):
+        _trainer(_with(configure_optimizers=configure_optimizers))
+    _trainer(_with(configure_optimizers=configure_optimizers), updates=9).train()
+
+
+def test_an_evaluation_without_a_loss_asks_for_one_and_predictions_are_refused() -> None:
+    data = DataLoader(TensorDataset(INPUTS, CLASSES), 48)
+    module = _with(validation_step=lambda self, batch, batch_idx: None)
+    with pytest.raises(TaskError, match="0 names end in `loss`, so that none is the loss; return it"):
+        _trainer(module, evaluations=data).train()
+    with pytest.raises(TaskError, match="predictions of `Classifier` are those of the module itself"):
+        _trainer(Classifier()).predict(data)
