@@ -12,6 +12,7 @@ from typing import cast
 
 from evenstep.errors import ArgumentError
 from evenstep.extras.report.files import MAX_COUNT, Files
+from evenstep.extras.report.profiled import Profiled, read_profile
 from evenstep.extras.report.shown import ShownItem, read_shown
 from evenstep.extras.timeline import FOLDER as TIMELINE
 from evenstep.extras.timeline import RankTimeline, read_rank
@@ -80,6 +81,7 @@ class ReportedRun:
         starts: likewise.
         shown: texts, images and histograms, by update.
         timeline: what each rank did in one recorded update, by rank.
+        profiled: the operators of some updates, or None.
         problems: a sentence for each thing that could not be read.
     """
 
@@ -94,6 +96,7 @@ class ReportedRun:
     starts: list[StartLine] = field(default_factory=list)
     shown: list[ShownItem] = field(default_factory=list)
     timeline: list[RankTimeline] = field(default_factory=list)
+    profiled: Profiled | None = None
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -138,6 +141,7 @@ def read_run(folder: Path) -> ReportedRun:
         run.environment = files.json_object(ENVIRONMENT, "it is left out")
     if files.has(SHOWN):
         run.shown = read_shown(files, SHOWN)
+    run.profiled = read_profile(files)
     for path in sorted((folder / TIMELINE).glob("rank-*.json")):
         name = f"{TIMELINE}/{path.name}"
         content = files.json_object(name, "this rank is left out of the timeline")
