@@ -49,7 +49,7 @@ browser: build/.browser
 
 build/.browser:
 	@mkdir -p build
-	@command -v chromium chromium-browser google-chrome >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null || \
+	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null || \
 		timeout 240 sh -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
 		chromium fonts-dejavu-core' >build/browser.log 2>&1 || echo "no browser: the report's tests in one are skipped (build/browser.log)"
 	@touch $@

@@ -31,6 +31,10 @@ def found() -> str | None:
     return next((path for name in _NAMES if (path := shutil.which(name))), None)
 
 
+class DoesNotStart(Exception):
+    """The browser is there, but nothing can be said to it."""
+
+
 class Tab:
     """A page in a browser.
 
@@ -195,7 +199,11 @@ def browsing(program: str) -> Generator[Tab]:
         os.close(from_us)
         os.close(to_us)
         try:
-            yield Tab(to_browser, from_browser)
+            try:
+                tab = Tab(to_browser, from_browser)
+            except (AssertionError, OSError) as error:
+                raise DoesNotStart(str(error)) from error
+            yield tab
         finally:
             os.close(to_browser)
             os.close(from_browser)

@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from browser import Tab, browsing, found
+from browser import DoesNotStart, Tab, browsing, found
 
 from evenstep.extras.report.follow import address_of, server
 from evenstep.extras.report.page import write_page
@@ -28,8 +28,11 @@ LOSS = 'figure[data-title="loss"]'
 @pytest.fixture(scope="module")
 def tab() -> Generator[Tab]:
     assert PROGRAM is not None
-    with browsing(PROGRAM) as tab:
-        yield tab
+    try:
+        with browsing(PROGRAM) as tab:
+            yield tab
+    except DoesNotStart as error:
+        pytest.skip(f"{PROGRAM} does not start here: {error}")
 
 
 def write_run(folder: Path, *, lr: float, until: int = UPDATES, state: str = "done") -> Path:

@@ -41,7 +41,9 @@ def test_the_first_rank_of_the_newest_profile_is_shown_the_longest_operator_firs
     assert files.problems == []
 
 
-@pytest.mark.parametrize("changed", [{"updates": 3}, {"operators": [{"name": "x"}]}, {"device": None}, {"updates": [5, 2]}])
+@pytest.mark.parametrize(
+    "changed", [{"updates": 3}, {"operators": [{"name": "x"}]}, {"device": None}, {"updates": [5, 2]}]
+)
 def test_what_is_no_profile_is_said(tmp_path: Path, changed: dict[str, Any]) -> None:
     write(tmp_path, 1, 2, **changed)
     assert read_profile(files := Files(tmp_path)) is None
