@@ -118,17 +118,17 @@ const curves = (() => {
     const holder = figure.querySelector(".plot"), log = figure.querySelector(".log")?.checked ?? false;
     const tellValue = chart.title.endsWith("_bytes") ? spellBytes : spell;
     const positive = value => (log && value !== null && value <= 0 ? null : value);
-    const tables = [], series = [], without = new Set(), legendOf = [];
+    const tables = [], series = [], without = new Set(), owners = [];
     const shown = chart.curves.filter(curve => !view.hidden.has(curve.run));
-    const add = (curve, points, faint, twin) => {
+    const add = (curve, points, faint, words) => {
       const x = over(data.runs[curve.run], view.axis, points.updates), stroke = color(`--c${curve.color}`);
       tables.push([x, points.values.map(positive)]);
       series.push({
-        label: curve.label, width: faint ? 1 : 2, stroke: faint ? stroke + "55" : stroke,
+        label: curve.label + words, width: faint ? 1 : 2, stroke: faint ? stroke + "55" : stroke,
         dash: curve.dash ? [[8, 4], [3, 3], [8, 3, 2, 3]][(curve.dash - 1) % 3] : undefined,
         points: {size: 5, fill: stroke, ...(faint ? {show: false} : {})}, value: (_, value) => tellValue(value),
       });
-      legendOf.push(twin);
+      owners.push(curve);
     };
     const means = [];
     for (const curve of shown) {
@@ -137,10 +137,10 @@ const curves = (() => {
         continue;
       }
       const mean = view.smooth > 0 && curve.noisy ? smoothed(curve, view.smooth) : null;
-      add(curve, curve, mean !== null, mean !== null);
+      add(curve, curve, mean !== null, "");
       if (mean) means.push([curve, mean]);
     }
-    for (const [curve, mean] of means) add(curve, mean, false, false);
+    for (const [curve, mean] of means) add(curve, mean, false, ", smoothed");
     const said = figure.querySelector(".said");
     const lacking = without.size ? `${[...without].join(", ")}: no ${view.axis} are known` : "";
     const tell = words => { said.textContent = words; said.hidden = !words; };
@@ -187,13 +187,13 @@ const curves = (() => {
         setSeries: [(self, index, given) => {  // a curve and its mean come and go together
           if (index == null || given.show == null) return;
           self.series.forEach((one, other) => {
-            if (other && other !== index && one.label === self.series[index].label && one.show !== given.show) self.setSeries(other, {show: given.show});
+            if (other && other !== index && owners[other - 1] === owners[index - 1] && one.show !== given.show) self.setSeries(other, {show: given.show});
           });
         }],
       },
     }, uPlot.join(tables), holder);
     const rows = holder.querySelectorAll(".u-legend .u-series");
-    legendOf.forEach((twin, index) => { if (twin) rows[index + 1].hidden = true; });
+    owners.forEach((curve, index) => { if (owners.lastIndexOf(curve) > index) rows[index + 1].hidden = true; });
     tellLast(view.axis, tellValue)(plot);
     nearest(plot);
     holder.onkeydown = event => {
@@ -204,7 +204,7 @@ const curves = (() => {
         const now = inside.indexOf(plot.cursor.idx);
         const next = inside[now < 0 ? (step < 0 ? inside.length - 1 : 0) : Math.min(inside.length - 1, Math.max(0, now + step))];
         plot.setCursor({left: plot.valToPos(xs[next], "x"), top: 10});
-        const values = plot.series.slice(1).map((one, index) => [one.label, plot.data[index + 1][next], legendOf[index]]).filter(one => one[1] != null && !one[2]);
+        const values = plot.series.slice(1).map((one, index) => [one.label, plot.data[index + 1][next]]).filter(one => one[1] != null);
         told.read(`${chart.title}, ${view.axis} ${spellAt(view.axis, xs[next])}: ${values.map(([label, value]) => `${label} ${tellValue(value)}`).join(", ")}`);
       } else if ("+=".includes(event.key)) {
         const middle = plot.cursor.idx == null ? (from + to) / 2 : xs[plot.cursor.idx];
@@ -245,7 +245,7 @@ const curves = (() => {
       ],
       scales: {x: {time: false}, y: {range: (_, least, most) => [0, most || 1]}},
       axes: [
-        lineAxis({size: 30, values: (_, splits) => splits.map(x => (x % 1 ? "" : spellAt("updates", x)))}),
+        lineAxis({size: 30, space: 76, values: (_, splits) => splits.map(x => (x % 1 ? "" : spellAt("updates", x)))}),
         lineAxis({size: axisSize, values: (_, splits) => splits.map(spell)}),
       ],
       cursor: {y: false, drag: {x: true, y: false}, points: {show: false}},

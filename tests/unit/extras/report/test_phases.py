@@ -26,6 +26,12 @@ def test_evaluations_and_saves_are_not_part_of_an_update_s_own_time() -> None:
     assert found.names == ("forward", "evaluate")  # nothing is left over
 
 
+def test_phases_that_are_hardly_seen_are_shown_as_one() -> None:
+    found = phases({"perf/forward_s": {1: 1.0}, "perf/weigh_s": {1: 0.001}, "perf/hooks_s": {1: 0.002}})
+    assert found is not None
+    assert (found.names, found.means) == (("forward", "weigh, hooks"), (1.0, 0.003))
+
+
 def test_there_are_none_where_nothing_was_timed() -> None:
     assert phases({"perf/update_s": {10: 1.0}, "perf/samples_per_s": {10: 4.0}, "perf/box/data_s": {10: 1.0}}) is None
 
