@@ -15,13 +15,14 @@ INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINT
 RESULTS ?= benchmarks/results
 PYTHON_THERE ?= 3.12
 
-.PHONY: help recipes train test test-all browser check streams prove faults bench gpu gpu-wheels docs clean
+.PHONY: help recipes train test test-all browser check dist-check streams prove faults bench gpu gpu-wheels docs clean
 
 help:
 	@echo "make train      train the demo, a byte-level GPT, to its end (about 3 minutes on 2 cores)"
 	@echo "make test       all tests but the slow ones;  make test-all: all"
 	@echo "make test TORCH=2.15.0   the same in an environment of its own, of another torch (PYTHON=python3.13: and Python)"
 	@echo "make check      ruff, pyright, and the direction of imports"
+	@echo "make dist-check wheel and sdist, each installed in an environment of its own and tried (some minutes)"
 	@echo "make streams    streams of torchdata and datasets, left and taken up (installs 300 MB)"
 	@echo "make prove      the promise, one row per way of cutting or stopping a run (ROWS=pattern for some)"
 	@echo "make faults     inject every fault of the battery, one line each (FAULTS=pattern for some)"
@@ -35,11 +36,14 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("evenstep needs Python >= 3.11, but this is " + sys.version) if sys.version_info < (3, 11) else 0'
 	$(PYTHON) -m venv $(VENV)
 	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(CONSTRAINTS))
-	$(INSTALL) -e '.[demo]'
+	$(if $(TORCH),$(INSTALL) torch==$(TORCH),$(INSTALL) -e '.[demo]')
 	@touch $@
 
+# another torch than is allowed can only be tried without asking what is allowed
 $(DEV_READY): $(READY)
-	$(INSTALL) -e '.[dev]'
+	$(if $(TORCH),$(BIN)/python tests/dist/requirements.py > $(VENV)/needs.txt)
+	$(if $(TORCH),$(INSTALL) -r $(VENV)/needs.txt,$(INSTALL) -e '.[dev]')
+	$(if $(TORCH),$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .)
 	@touch $@
 
 train: $(READY)
@@ -65,6 +69,10 @@ check: $(DEV_READY)
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/pytest tests/unit/test_imports.py
+
+dist-check: $(DEV_READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check build twine
+	$(BIN)/python tests/dist/check.py
 
 streams: $(DEV_READY)
 	$(INSTALL) -e '.[streams]'

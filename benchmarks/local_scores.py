@@ -33,21 +33,20 @@ RANKS = (2, 4)
 SEEDS = (1, 2, 3)
 DDP = "ddp"
 MAX_BYTES, MESSAGES = 16, 512  # of a translation; that are scored
-DILOCO = {"outer_lr": 0.7, "outer_momentum": 0.9, "nesterov": True}
-SETTINGS: dict[str, dict[str, Any]] = {
-    "local SGD, every 10": {"every_updates": 10},
-    "post-local SGD, 100 together, every 10": {"every_updates": 10, "synchronous_updates": 100},
-    "BMUF, Nesterov, every 10": {"every_updates": 10, "outer_lr": 1.0, "outer_momentum": 0.5, "nesterov": True},
-    "SlowMo, every 10": {"every_updates": 10, "outer_lr": 1.0, "outer_momentum": 0.5, "by_inner_rate": True},
-    "DiLoCo, every 10": {"every_updates": 10, **DILOCO},
-    "streaming DiLoCo, every 12 in 3, 2 late": {
-        "every_updates": 12,
-        "fragments": 3,
-        "overlap_updates": 2,
-        "own_share": 0.5,
-        **DILOCO,
-    },
-}
+
+
+def settings(diloco_momentum: float) -> dict[str, dict[str, Any]]:
+    """What `[parallel.local]` says for each method."""
+    diloco = {"outer_lr": 0.7, "outer_momentum": diloco_momentum, "nesterov": True}
+    streaming = {"every_updates": 12, "fragments": 3, "overlap_updates": 2, "own_share": 0.5}
+    return {
+        "local SGD, every 10": {"every_updates": 10},
+        "post-local SGD, 100 together, every 10": {"every_updates": 10, "synchronous_updates": 100},
+        "BMUF, Nesterov, every 10": {"every_updates": 10, "outer_lr": 1.0, "outer_momentum": 0.5, "nesterov": True},
+        "SlowMo, every 10": {"every_updates": 10, "outer_lr": 1.0, "outer_momentum": 0.5, "by_inner_rate": True},
+        "DiLoCo, every 10": {"every_updates": 10, **diloco},
+        "streaming DiLoCo, every 12 in 3, 2 late": streaming | diloco,
+    }
 
 
 def accuracy(trainer: Any, folder: Path) -> float:
@@ -73,6 +72,7 @@ class Case:
         score: of a run that has ended, from its trainer and folder; the higher, the better.
         unit: of the score.
         lr: of ddp, and of settings without outer momentum.
+        diloco_momentum: of DiLoCo's outer optimizer. The paper's 0.9 is for many shares: it takes ten to get going.
         lower_with_momentum: whether others have lr · (1 - outer_momentum) / outer_lr, so that with the outer momentum
             all go as far in the long run; else they have the same.
         bound: of ddp's score divided by that of a setting. None: as far as ddp's own seeds are apart, from its mean.
@@ -82,6 +82,7 @@ class Case:
     score: Callable[[Any, Path], float]
     unit: str
     lr: float
+    diloco_momentum: float
     lower_with_momentum: bool
     bound: float | None
 
@@ -92,6 +93,7 @@ CASES = {
         score=accuracy,
         unit="%",
         lr=3e-3,
+        diloco_momentum=0.9,
         lower_with_momentum=False,
         bound=1.01,
     ),
@@ -113,6 +115,7 @@ CASES = {
         score=bleu,
         unit="BLEU",
         lr=5e-3,
+        diloco_momentum=0.5,
         lower_with_momentum=True,
         bound=None,
     ),
@@ -146,7 +149,8 @@ def measure(case: Case, recipe: str, group: Group, names: Sequence[str]) -> list
     scores: dict[str, list[float]] = {}
     for name in names:
         began = time.perf_counter()
-        scores[name] = [score_of(case, recipe, group, seed, None if name == DDP else SETTINGS[name]) for seed in SEEDS]
+        local = settings(case.diloco_momentum).get(name)
+        scores[name] = [score_of(case, recipe, group, seed, local) for seed in SEEDS]
         if group.rank == 0:
             shown, seconds = " ".join(f"{one:.2f}" for one in scores[name]), time.perf_counter() - began
             print(f"{recipe}, {group.ranks} ranks, {name}: {shown} {case.unit} ({seconds:.0f} s)", flush=True)
@@ -154,9 +158,10 @@ def measure(case: Case, recipe: str, group: Group, names: Sequence[str]) -> list
 
 
 def rows_of(case: Case, name: str, scores: Mapping[str, Sequence[float]]) -> list[Row]:
-    """The rows of a case from the scores of each setting by seed.
+    """The rows of a case, from the scores of each setting by seed.
 
-    >>> case = Case(settings={}, score=accuracy, unit="%", lr=1.0, lower_with_momentum=False, bound=None)
+    >>> given = {"lr": 1.0, "diloco_momentum": 0.9, "lower_with_momentum": False, "bound": None}
+    >>> case = Case(settings={}, score=accuracy, unit="%", **given)
     >>> rows = rows_of(case, "digits", {DDP: [80.0, 100.0], "DiLoCo": [75.0, 75.0]})
     >>> [(row.median, row.ratio, row.spread, row.bound, row.ok) for row in rows]
     [(90.0, 1.0, 20.0, None, None), (75.0, 1.2, 0.0, 1.2857142857142858, True)]
@@ -193,7 +198,7 @@ def main() -> list[Row]:
 
 
 def _measured(group: Processes, arguments: argparse.Namespace) -> list[Row]:
-    return measure(CASES[arguments.case], arguments.case, group, [DDP, *SETTINGS])
+    return measure(CASES[arguments.case], arguments.case, group, [DDP, *settings(0.9)])
 
 
 if __name__ == "__main__":

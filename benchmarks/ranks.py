@@ -10,7 +10,7 @@ slower rank. All must end at the same parameters within 1e-5. What each gives to
 import argparse
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -23,7 +23,7 @@ sys.path.insert(0, str(HERE))
 
 import peers  # noqa: E402 - the folder of this script must be on the path first
 from evenstep.parallel import Ddp, Processes  # noqa: E402
-from harness.ranks import on_ranks, one_rank, over_ranks, sent  # noqa: E402
+from harness.ranks import bytes_rows, on_ranks, one_rank, over_ranks  # noqa: E402
 from harness.rounds import Train, chunk_of, interleave  # noqa: E402
 from harness.row import Row, compared, mean_of, table, write_rows  # noqa: E402
 from harness.work import Work, mlp, transformer  # noqa: E402
@@ -78,7 +78,9 @@ def measure(case: Case, group: Processes) -> list[Row]:
     bounds = {} if case.bound is None else {EVENSTEP: case.bound + noise / 2}
     rows = [row(work.name, name, one, reference, bound=bounds.get(name)) for name, one in times.items()]
     del contenders[AGAIN]
-    return rows + _bytes(contenders, work, case.counted_updates)
+    return rows + bytes_rows(
+        contenders, work, case.counted_updates, reference=TUNED, tensors="gradients", bounds={EVENSTEP: 1.0}
+    )
 
 
 def _contenders(group: Processes) -> dict[str, Train]:
@@ -97,34 +99,6 @@ def _contenders(group: Processes) -> dict[str, Train]:
             more = {"ranks": group.ranks} if package == "lightning" else {}
             contenders[f"{package} {version(package)}"] = train(module, **more)
     return contenders
-
-
-def _bytes(contenders: Mapping[str, Train], work: Work, updates: int) -> list[Row]:
-    """What each contender gives to all-reduces of gradients per update, and what to collectives in all."""
-    dtype = next(work.model.parameters()).dtype
-    gradients: dict[str, float] = {}
-    everything: dict[str, float] = {}
-    for name, train in contenders.items():
-        per_update = sent(name, train, work, updates)
-        gradients[name] = per_update.get(("allreduce", dtype), 0.0)
-        everything[name] = sum(per_update.values())
-    rows: list[Row] = []
-    for what, counts, bound in (("gradients", gradients, 1.0), ("all messages", everything, None)):
-        for name, count in counts.items():
-            ratio = count / counts[TUNED]
-            rows.append(
-                Row(
-                    case=f"{work.name}: {what} on the wire",
-                    contender=name,
-                    median=count,
-                    unit="B/update",
-                    ratio=ratio,
-                    spread=0.0,
-                    wall_ratio=ratio,
-                    bound=bound if name == EVENSTEP else None,
-                )
-            )
-    return rows
 
 
 def main() -> list[Row]:

@@ -12,7 +12,7 @@ settings.register_profile("evenstep", deadline=None)
 settings.load_profile("evenstep")
 
 # the modules beside the tests: what tests run, and what starts it
-sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("usage", "faults", "ranks", "gpu")]
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("usage", "faults", "ranks", "gpu", "dist")]
 
 torch.set_num_threads(1)  # the tests' tensors are tiny, and other workers and ranks need the other cores
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 
 from evenstep.parallel import Processes
 from harness.rounds import Lane, Train
-from harness.row import Row, Times, read_rows, write_rows
+from harness.row import Row, Times, counted, read_rows, write_rows
 from harness.wire import Wire
 from harness.work import Work
 
@@ -86,14 +87,42 @@ def sent(name: str, train: Train, work: Work, updates: int) -> Mapping[tuple[str
     return {key: (twice[key] - once[key]) / updates for key in twice}
 
 
+def bytes_rows(
+    contenders: Mapping[str, Train],
+    work: Work,
+    updates: int,
+    *,
+    reference: str,
+    tensors: str,
+    bounds: Mapping[str, float],
+) -> list[Row]:
+    """What each contender gives to all-reduces in the format of the model per update, and what to collectives in all.
+
+    Args:
+        updates: over how many it is counted.
+        reference: the contender whose bytes all are divided by.
+        tensors: what is sent in that format, such as "gradients".
+        bounds: of the ratio of those, by contender.
+    """
+    dtype = next(work.model.parameters()).dtype
+    each = {name: sent(name, train, work, updates) for name, train in contenders.items()}
+    of_tensors = {name: one.get(("allreduce", dtype), 0.0) for name, one in each.items()}
+    everything = {name: sum(one.values()) for name, one in each.items()}
+    row = partial(counted, reference=reference, unit="B/update")
+    return [
+        *row(f"{work.name}: {tensors} on the wire", of_tensors, bounds=bounds),
+        *row(f"{work.name}: all messages on the wire", everything, bounds={}),
+    ]
+
+
 def _counted(name: str, train: Train, work: Work, updates: int) -> Mapping[tuple[str, torch.dtype], int]:
     wire = Wire()
 
-    def counted(model: Any, feed: Any, work: Work) -> list[float]:
+    def watched(model: Any, feed: Any, work: Work) -> list[float]:
         with wire:
             return train(model, feed, work)
 
-    lane = Lane(name, counted, work, [updates])
+    lane = Lane(name, watched, work, [updates])
     lane.start()
     lane.finish()
     return wire.bytes

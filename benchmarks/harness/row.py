@@ -6,8 +6,8 @@ the clock on the wall stands beside it. Every benchmark gives a list of rows, an
 
 import json
 import statistics
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,6 +98,31 @@ def compared(
         wall_ratio=statistics.median(_ratios(times.wall_s, reference.wall_s)),
         bound=bound,
     )
+
+
+def counted(
+    case: str, counts: Mapping[str, float], *, reference: str, unit: str, bounds: Mapping[str, float]
+) -> list[Row]:
+    """A row for each contender of what was counted, not timed: the same in every round.
+
+    Args:
+        case: the work, and what was counted.
+        counts: by contender.
+        reference: the contender whose count all are divided by.
+        unit: of the counts.
+        bounds: of the ratio, by contender; of others it is given for information.
+
+    >>> counts = {"ddp": 8.0, "local": 2.0}
+    >>> rows = counted("mlp: bytes", counts, reference="ddp", unit="B/update", bounds={"local": 0.5})
+    >>> [(row.contender, row.ratio, row.ok) for row in rows]
+    [('ddp', 1.0, None), ('local', 0.25, True)]
+    """
+    rows: list[Row] = []
+    for name, count in counts.items():
+        ratio = count / counts[reference]
+        row = Row(case=case, contender=name, median=count, unit=unit, ratio=ratio, spread=0.0, wall_ratio=ratio)
+        rows.append(replace(row, bound=bounds.get(name)))
+    return rows
 
 
 def _ratios(times: Sequence[float], reference: Sequence[float]) -> list[float]:

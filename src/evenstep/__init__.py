@@ -8,11 +8,15 @@ come from, such as `evenstep.data`, are here as well, but `from evenstep import 
 variables called `data` or `train`.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from evenstep.lazy import lazy_names
 from evenstep.version import __version__
+
+if sys.platform == "win32":
+    raise ImportError("evenstep does not run on Windows, as it rests on POSIX signals, locks and processes; use WSL 2.")
 
 if TYPE_CHECKING:
     from evenstep import checkpoint as checkpoint

@@ -21,6 +21,8 @@ from evenstep.optim.schedules import LrSchedule
 from evenstep.optim.schedules.schedule import Need
 from evenstep.train.tasks.task import Loss, Task, default_weight
 
+__all__ = ["Parts", "parts"]
+
 # Overridden or not: what a run of this engine has no use for, or what its caller calls.
 _NOT_OF_TRAINING = (
     *("forward", "training_step", "validation_step", "configure_optimizers", "setup", "configure_model"),

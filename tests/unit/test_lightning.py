@@ -154,6 +154,23 @@ def test_a_mean_over_some_of_the_samples_is_exact_with_their_count() -> None:
         assert torch.allclose(one, other, rtol=0, atol=1e-6)
 
 
+def test_two_ranks_have_the_bits_of_one(on_ranks: Any) -> None:
+    alone, evaluations = Classifier(), DataLoader(TensorDataset(INPUTS, CLASSES), 16)
+    metrics = _trainer(alone, strategy=evenstep.Ordered(), evaluations=evaluations).train().metrics
+    modules = [Classifier(), Classifier()]
+
+    def act(group: Any) -> Any:
+        strategy = evenstep.Ordered(group)
+        return _trainer(modules[group.rank], strategy=strategy, evaluations=evaluations).train().metrics
+
+    ranks = on_ranks(2, act)
+    for module in modules:
+        for one, other in zip(alone.parameters(), module.parameters(), strict=True):
+            assert torch.equal(one, other)
+    for name in ("valid/loss", "valid/accuracy", "train/train_loss"):
+        assert ranks[0][name] == pytest.approx(metrics[name], rel=1e-6)
+
+
 def test_it_resumes_exactly(tmp_path: Any) -> None:
     schedule = _rates(lambda each: torch.optim.lr_scheduler.CosineAnnealingLR(each, 9), interval="step")
     undisturbed, begun, gone_on = (_with(configure_optimizers=schedule) for _ in range(3))

@@ -48,6 +48,7 @@ AREAS = (
             works(
                 "`local`: local SGD, BMUF (classical, Nesterov), SlowMo and DiLoCo are their definitions in float64",
                 "unit/parallel/test_local.py::test_each_method_is_its_definition",
+                "prove: local",
             ),
             works(
                 "… streaming DiLoCo: fragments in turn, means on their way",

@@ -161,6 +161,7 @@ AREAS = (
                 "parameter groups by patterns: rate, decay, optimizer class, schedule, frozen; layer-wise decay; "
                 "decay of matrices only",
                 "unit/train/test_grouped.py::test_each_parameter_is_stepped_as_one_optimizer_for_it_alone_would",
+                "prove: groups",
                 "usage/test_schedules.py::test_groups_have_the_bits_of_one_process_with_every_strategy_and_in_stages",
                 "usage/test_schedules.py::test_groups_of_two_optimizers_are_resumed_on_ranks",
             ),
@@ -370,6 +371,30 @@ AREAS = (
         "The library",
         (
             works(
+                "a `LightningModule` as it is: steps, logged metrics, optimizer, scheduler; Lightning's own figures",
+                "unit/test_lightning.py::test_it_trains_as_lightning_does_where_batches_are_of_one_size",
+                "unit/test_lightning.py::test_a_last_short_micro_batch_counts_by_its_samples",
+                "unit/test_lightning.py::test_two_ranks_have_the_bits_of_one",
+                "unit/test_lightning.py::test_it_resumes_exactly",
+            ),
+            refused(
+                "of such a module: manual optimization, several optimizers, hooks that nobody calls, `batch_idx`",
+                "unit/test_lightning.py::test_what_can_not_be_said_exactly_is_refused_by_name",
+            ),
+            works(
+                "the pages Coming from a loop, Accelerate, transformers and Lightning: both versions, the same figures",
+                "usage/test_coming_from.py::test_both_versions_of_a_page_end_with_the_same_figures",
+                "usage/test_coming_from.py::test_ours_takes_no_more_lines",
+            ),
+            works(
+                "one's own LR schedule, hook, writer, precision, pipeline schedule, reducer, policy: extending.md",
+                "usage/test_pages.py::test_the_blocks_of_a_page_run",
+            ),
+            works(
+                "`evenstep new` copies a recipe",
+                "unit/cli/test_new.py::test_a_copy_of_each_recipe_is_a_run_of_its_own_name",
+            ),
+            works(
                 "`Trainer(folder=…)` alone keeps metrics, checkpoints and the report",
                 "usage/test_library.py::test_a_folder_alone_keeps_metrics_checkpoints_and_the_report",
             ),
@@ -480,6 +505,57 @@ AREAS = (
                 "unit/train/test_formats.py::test_a_float64_model_is_refused_by_name",
                 "unit/train/test_formats.py::"
                 "test_another_format_to_gather_in_and_layers_with_statistics_in_shards_are_refused",
+            ),
+        ),
+    ),
+    Area(
+        "Quantisation",
+        (
+            works(
+                "quantisation-aware training by torchao from a set update on (`QuantizationAware`, extra "
+                "`quantization`), converted to layers that compute the same",
+                "unit/extras/quantization/test_aware.py::"
+                "test_rounding_begins_after_the_update_that_is_set_as_in_a_plain_loop_with_torchaos_layers",
+                "unit/extras/quantization/test_aware.py::"
+                "test_the_model_is_converted_to_one_that_computes_the_same_in_integers",
+            ),
+            works(
+                "… with the bits of one process on ranks, also of `zero1` and `fsdp`; resumed, and gone back",
+                "usage/test_quantization.py::"
+                "test_fake_quantised_layers_on_ranks_have_the_bits_of_one_process_and_are_resumed",
+                "unit/extras/quantization/test_aware.py::"
+                "test_a_run_that_goes_back_to_before_rounding_began_comes_to_the_same",
+            ),
+            works(
+                "iterative product quantisation, group of layers after group (`ProductQuantization`): codebooks and "
+                "the gradients of centroids",
+                "unit/extras/quantization/test_codebook.py::test_centroids_and_assignments_are_those_of_the_definition",
+                "unit/extras/quantization/test_product.py::"
+                "test_updates_are_those_of_a_plain_loop_before_between_and_after_the_layers_are_quantised",
+            ),
+            works(
+                "… resumed before, between and after, gone back, averaged; with the bits of one process on ranks",
+                "unit/extras/quantization/test_product.py::test_a_run_is_resumed_to_the_bit_before_between_and_after",
+                "unit/extras/quantization/test_product.py::"
+                "test_a_run_that_goes_back_to_before_a_layer_was_quantised_comes_to_the_same",
+                "unit/extras/quantization/test_product.py::"
+                "test_the_average_of_what_is_quantised_begins_anew_and_is_that_of_the_centroids",
+                "usage/test_quantization.py::"
+                "test_codebooks_on_ranks_have_the_bits_of_one_process_and_are_resumed_and_refused_by_name",
+            ),
+            works(
+                "… from a run file, checked; exported as plain weights",
+                "unit/cli/test_quantization.py::test_it_is_checked_trained_and_resumed_to_the_bit",
+                "unit/cli/test_quantization.py::test_the_exported_weights_are_those_of_the_codebooks",
+            ),
+            refused(
+                "stages, `local`, `compile`; codebooks with `fsdp` and in models of 16 bits; tied weights; rounding "
+                "that depends on the cut",
+                "unit/extras/quantization/test_product.py::test_runs_that_it_is_not_for_are_refused_by_name",
+                "unit/extras/quantization/test_product.py::test_a_weight_that_another_layer_has_too_is_refused",
+                "unit/extras/quantization/test_aware.py::test_runs_that_it_is_not_for_are_refused_by_name",
+                "unit/extras/quantization/test_aware.py::test_what_cannot_be_is_refused_when_the_model_is_prepared",
+                "unit/cli/test_quantization.py::test_a_strategy_that_it_is_not_for_is_refused_by_check",
             ),
         ),
     ),
@@ -658,6 +734,56 @@ AREAS = (
                 "unit/train/test_derived.py::"
                 "test_a_perplexity_is_that_of_the_mean_over_all_and_not_a_mean_of_perplexities",
                 "unit/train/test_derived.py::test_the_best_and_early_stopping_follow_it",
+            ),
+            works(
+                "whatever hooks are told, under the same names (`before_epoch`, `before_evaluate`, …), by trainers",
+                "unit/train/test_task_life.py::test_a_task_is_told_what_hooks_are_told_in_the_order_of_the_page",
+                "unit/train/test_task_life.py::test_it_hears_before_hooks_do_and_of_its_own_micro_batches_only",
+            ),
+            limit(
+                "an `Engine` tells of updates, their parts and evaluations; a task that waits for more is refused",
+                "unit/train/test_task_life.py::"
+                "test_an_engine_tells_of_updates_and_evaluations_and_refuses_what_it_does_not_know",
+            ),
+            works(
+                "`evaluate`, which generates with the model: word error rate, BLEU from counts, over any cut and ranks",
+                "unit/train/test_own_evaluation.py::"
+                "test_what_is_generated_is_scored_as_all_texts_at_once_and_no_loss_is_made_up",
+                "unit/train/test_own_evaluation.py::test_every_cut_on_any_ranks_gives_the_same_bits",
+                "unit/train/test_own_evaluation.py::test_the_best_and_early_stopping_follow_what_is_generated",
+                "unit/recipes/test_translation.py::test_the_bleu_of_an_evaluation_is_that_of_the_corpus",
+            ),
+            works(
+                "… with `ddp`, `ordered`, `zero1` and `local`, with averages, in 16 bits, cut where memory is short",
+                "unit/train/test_own_evaluation.py::test_all_strategies_whose_ranks_hold_the_model_evaluate_alike",
+                "unit/train/test_own_evaluation.py::test_it_is_evaluated_with_the_average_the_parameters_or_both",
+                "unit/train/test_own_evaluation.py::test_in_16_bits_the_model_is_called_in_its_own_format",
+                "unit/train/test_own_evaluation.py::test_what_does_not_fit_into_memory_is_generated_in_parts",
+            ),
+            refused(
+                "`evaluate` of a task on shards and in stages, where no rank holds the whole model",
+                "unit/train/test_own_evaluation.py::test_shards_and_stages_are_refused_by_name",
+            ),
+            works(
+                "trained parameters of a task: reduced, clipped, averaged, saved, at any cut; `ddp`, `ordered`, "
+                "`zero1`, `local`, `fsdp`",
+                "unit/train/test_task_parameters.py::test_they_are_trained_clipped_and_averaged_as_a_plain_loop_does",
+                "unit/train/test_task_parameters.py::test_no_cut_changes_what_is_trained",
+                "unit/train/test_task_parameters.py::test_ranks_train_what_one_process_does",
+                "unit/train/test_task_parameters.py::test_ranks_that_step_alone_share_them",
+                "ranks/test_sharded.py::test_on_two_processes",
+            ),
+            works(
+                "… resumed with the same bits, and in a group of their own in run files",
+                "unit/train/test_task_parameters.py::test_a_run_that_is_stopped_goes_on_with_the_same_bits",
+                "unit/builders/test_builders.py::"
+                "test_parameters_of_a_task_are_a_group_of_their_own_and_named_by_patterns",
+            ),
+            refused(
+                "trained parameters of a task that the optimizer does not hold, in stages, and in a compiled update",
+                "unit/train/test_task_parameters.py::"
+                "test_what_the_optimizer_does_not_hold_is_refused_and_the_model_is_as_it_was",
+                "unit/train/test_task_parameters.py::test_what_can_not_be_trained_is_refused_by_name",
             ),
         ),
     ),

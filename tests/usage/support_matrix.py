@@ -16,11 +16,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 import claims_of_batteries
 import claims_of_ranks
 import claims_of_runs
+import claims_of_systems
+import environments
 from claims import Area, Claim, Kind
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "support-matrix.md"
-AREAS: tuple[Area, ...] = (*claims_of_runs.AREAS, *claims_of_ranks.AREAS, *claims_of_batteries.AREAS)
+AREAS: tuple[Area, ...] = (
+    *(*claims_of_runs.AREAS, *claims_of_ranks.AREAS),
+    *(*claims_of_batteries.AREAS, *claims_of_systems.AREAS),
+)
 _BEGIN = """# What is supported
 
 Made by `python tests/usage/support_matrix.py` from the tables that the tests use; what shows a claim stands beside it:
@@ -48,7 +53,7 @@ _END = """
 
 def page() -> str:
     """The whole page."""
-    return _BEGIN + "".join(_section(area) for area in AREAS) + _END
+    return _BEGIN + environments.section() + "".join(_section(area) for area in AREAS) + _END
 
 
 def _section(area: Area) -> str:

@@ -153,6 +153,9 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
         return task
 
     model, loaded = _model_and_weights(run, mesh, begins=begins)
+    hooks = [make(f"hooks.{index}", Hook) for index in range(len(config.hooks))]
+    for hook in hooks:
+        hook.prepare(model)
     task = {name: make_task(f"tasks.{name}", one) for name, one in config.tasks.items()}
     task = task or {"": make_task("task", cast("OneTaskTable", config.task))}
     attach_parameters(model, task)
@@ -201,7 +204,7 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
             name: Mixture(_by_task(some), end="max") if config.tasks else some["data"]
             for name, some in evaluations.items()
         },
-        hooks=[make(f"hooks.{index}", Hook) for index in range(len(config.hooks))],
+        hooks=hooks,
         writers=[
             one if isinstance(one, str) else make(f"log.writers.{index}", Writer)
             for index, one in enumerate(config.log.writers)

@@ -67,6 +67,12 @@ COMMANDS = {
         module="train", summary="train a run", path=("RUN.toml", "the run file"), settings=_ANY, trains=True
     ),
     "demo": Command(module="demo", summary="train the recipe gpt_bytes", settings=_ANY, trains=True),
+    "new": Command(
+        module="new",
+        summary="copy a recipe, to be changed into your own",
+        path=("FOLDER", "the folder to make; its name is that of its runs"),
+        options=(Option(name="from", help="the recipe to copy, such as digits", value="RECIPE"),),
+    ),
     "resume": Command(
         module="resume",
         summary="go on with a run from its newest checkpoint",

@@ -5,7 +5,7 @@ may ask it to stop, save or evaluate, and may keep state that checkpoints carry.
 """
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -80,6 +80,8 @@ class HookTrainer(Protocol):
     @property
     def resumed_from(self) -> str | None: ...
     def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]: ...
+    def settle(self) -> None: ...
+    def begin_afresh(self, names: Collection[str]) -> None: ...
     def request_stop(self, reason: str, *, requeue: bool = False) -> None: ...
     def request_save(self) -> None: ...
     def request_evaluate(self) -> None: ...
@@ -131,6 +133,12 @@ class Hook:
     def attach(self, trainer: HookTrainer) -> None:
         """Become a hook of `trainer`, which is referred to weakly."""
         self._trainer = weakref.ref(trainer)
+
+    def prepare(self, model: nn.Module) -> None:
+        """Change layers of the model, before its optimizer is built: in a run file that is done, in a script call it.
+
+        Names, shapes and objects of parameters stay those that it leaves for the whole run.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must keep of this hook: a tree of dict, list, str, int, float, bool, None and tensors."""

@@ -9,7 +9,7 @@ with d = decay, or d = min(decay, (1 + n) / (10 + n)) at the n-th move where it 
 ones too.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from typing import Literal, final, get_args
 
@@ -138,10 +138,11 @@ class Ema:
         self._moving = [name for name, one in self._average.items() if one.is_floating_point() or one.is_complex()]
         self._copied = [name for name in self._average if name not in self._moving]
 
-    def restart(self) -> None:
-        """Begin again as a copy of what the model holds now."""
+    def restart(self, names: Collection[str] | None = None) -> None:
+        """Begin again as a copy of what the model holds now: all, or parameters and buffers of these names."""
         for name, average in self._average.items():
-            local_tensor(average).copy_(self._value(name))
+            if names is None or name in names:
+                local_tensor(average).copy_(self._value(name))
 
     @property
     def followed(self) -> list[tuple[str, Tensor, Tensor]]:

@@ -186,7 +186,8 @@ def _packed(address: Address, form: bytes, tensors: Sequence[Tensor]) -> Tensor:
     head += bytes(-len(head) % _ALIGNED)
     parts = [torch.frombuffer(bytearray(head), dtype=torch.uint8)]
     for tensor in tensors:
-        parts.append(tensor.detach().cpu().reshape(-1).view(torch.uint8))
+        packed = tensor.detach().cpu().contiguous()  # a column of a matrix would be flat already, but not packed
+        parts.append(packed.as_strided((packed.numel(),), (1,)).view(torch.uint8))
         if tensor.nbytes % _ALIGNED:
             parts.append(torch.empty(-tensor.nbytes % _ALIGNED, dtype=torch.uint8))
     return torch.cat(parts)

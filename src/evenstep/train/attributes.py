@@ -5,7 +5,7 @@ assignment is an error that says what to do instead. What can be changed between
 updates there are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from inspect import signature
 from typing import TYPE_CHECKING, Any, cast
 
@@ -155,6 +155,26 @@ class TrainerAttributes:
         """
         check_like_parameters(values, self._loop.engine.model)
         return self._loop.engine.core.norms(values)
+
+    def settle(self) -> None:
+        """Learn which updates were committed; where one was not, `progress` is before it, and it is made again.
+
+        A hook that changes the model between two updates calls it first (in `after_update`), on all ranks: what an
+        accelerator has not yet told may be that the last updates are to be made again, with the model as it was.
+        """
+        self._check_idle("settle", "call it in `after_update`")
+        self._loop.settle_between_updates(write=False)
+
+    def begin_afresh(self, names: Collection[str]) -> None:
+        """Forget what is kept of parameters and buffers: the optimizer's state of them goes, their average is a copy.
+
+        For a hook that has put other values there, on all ranks. Rates and groups stay.
+
+        Args:
+            names: of the model's parameters and buffers.
+        """
+        self._check_idle("begin_afresh", "call it in `after_update`")
+        self._loop.engine.begin_afresh(frozenset(names))
 
     def _check_idle(self, what: str, advice: str) -> None:
         """Raise ArgumentError where `what` is called by a hook or task in the midst of an update or an evaluation."""

@@ -9,7 +9,7 @@ decide what to do about an abort: whoever calls it does.
 """
 
 import logging
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,9 @@ from evenstep.data import Data, GlobalBatch, Position
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, LostRankError, clause
 from evenstep.events import Bus, Incident, Record
 from evenstep.internals import unwrapped
+from evenstep.names import named_parameters
 from evenstep.optim.late_parameters import let_begin_late
+from evenstep.optim.multi import inner
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training, check_length
 from evenstep.parallel import Strategy
@@ -367,6 +369,16 @@ class Engine:
     def skip(self, batch: GlobalBatch) -> None:
         """Count `batch` as taken without an update."""
         self.progress = self.progress.without(batch)
+
+    def begin_afresh(self, names: Set[str]) -> None:
+        """Forget what is kept of parameters and buffers of these names: optimizer state goes, the average is a copy."""
+        parameters = named_parameters(unwrapped(self.model))
+        for one in inner(self.optimizer):
+            for name in names & parameters.keys():
+                one.state.pop(parameters[name], None)
+        if self._ema is not None:
+            with torch.no_grad():
+                self._ema.restart(names)
 
     def begin(self) -> None:
         """Before a pass over the data: nothing is pending, and buffers are as they are now."""

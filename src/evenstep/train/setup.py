@@ -23,6 +23,7 @@ from evenstep.precision import Precision
 from evenstep.single_use import check_unused
 from evenstep.train.cache import build_emptying
 from evenstep.train.checks.launch import check_launched
+from evenstep.train.checks.layers import check_layers
 from evenstep.train.checks.local import check_local
 from evenstep.train.checks.model import check_model, check_parameters, check_trains
 from evenstep.train.checks.optimizer import check_optimizer
@@ -125,6 +126,7 @@ def set_up(
         on = device_of(device, formats)
         check_local(sharing, model=model, optimizer=optimizer, precision=formats, train=train, policies=policies)
         check_formats(formats, model=model, optimizer=optimizer, strategy=sharing)
+        check_layers(model, strategy=sharing, precision=formats, train=train)
         if train.compile == "model":
             check_compiled(model, sharing, on)
         check_optimizer(optimizer, model=model, strategy=sharing, device=on, keeps=keeps)

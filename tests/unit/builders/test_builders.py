@@ -14,7 +14,7 @@ from evenstep.config.schema import FailuresTable, TrainTable
 from evenstep.config.schema_lr import AnySchedule
 from evenstep.config.sources import from_arguments
 from evenstep.data import MapData, Position, StreamData
-from evenstep.errors import ConfigError, TaskError
+from evenstep.errors import ArgumentError, ConfigError, TaskError
 from evenstep.events import WRITERS
 from evenstep.optim.schedules import LR_SCHEDULES, CosineRestarts, Listed, LrSchedule, Multiplicative, Step, TriStage
 from evenstep.options import WriterName
@@ -48,6 +48,10 @@ def half_frozen():
 class Mine(Task):
     def loss(self, output, batch):
         return output.sum()
+
+class Centers(Mine):
+    def __init__(self):
+        self.centers = nn.Embedding(4, 1)
 
 class Samples(list):
     lengths = [1, 2, 3, 4]
@@ -232,6 +236,22 @@ def test_an_evaluation_goes_a_micro_batch_at_a_time_in_order(build: Build) -> No
 def test_a_task_gets_the_metrics_that_the_run_file_names(build: Build) -> None:
     task: Any = build("--task.metrics.total.target", "torchmetrics:SumMetric").task
     assert {name: type(metric).__name__ for name, metric in task.metrics.items()} == {"total": "SumMetric"}
+
+
+def test_parameters_of_a_task_are_a_group_of_their_own_and_named_by_patterns(build: Build) -> None:
+    parts = build("--task.target", "parts.py:Centers")
+    task: Any = parts.task
+    own, of_task = (group["params"] for group in parts.optimizer.param_groups)
+    assert (len(own), of_task) == (2, [task.centers.weight])
+    group = ["--optimizer.groups.task.patterns", '["task_parameters.*"]', "--optimizer.groups.task.lr_factor", "3.0"]
+    (others, task_group) = build("--task.target", "parts.py:Centers", *group).optimizer.param_groups
+    assert (len(others["params"]), len(task_group["params"]), task_group["lr"]) == (2, 1, pytest.approx(0.3))
+    trainer = build("--task.target", "parts.py:Centers").trainer()
+    assert "task_parameters.centers.weight" in dict(trainer.model.named_parameters())
+    with pytest.raises(ArgumentError, match=r"`task_parameters\.centers\.weight`, but the optimizer does not hold it"):
+        build(
+            "--task.target", "parts.py:Centers", "--optimizer", '{ target = "parts.py:by_model", lr = 0.1 }'
+        ).trainer()
 
 
 def test_hooks_come_in_a_fixed_order_around_the_recipes_own(build: Build, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ def test_the_commands_are_these() -> None:
     assert list(COMMANDS) == [
         "train",
         "demo",
+        "new",
         "resume",
         "check",
         "prove",

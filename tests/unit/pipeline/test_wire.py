@@ -27,6 +27,7 @@ TREES: list[Any] = [
     (torch.ones(2, dtype=torch.bool), None, [torch.tensor(3, dtype=torch.int64)]),
     {"a": Pair(torch.zeros(0, 4), "name"), 3: 2.5},
     torch.ones(3, 2).t(),
+    (torch.arange(12.0).view(4, 3)[:, 1:2], torch.arange(6.0).view(2, 3)[:, 0], torch.arange(3.0).expand(2, 3)),
     (torch.ones(5, dtype=torch.bfloat16), torch.ones(3, dtype=torch.float64)),
     None,
 ]

@@ -283,7 +283,9 @@ def test_each_of_several_tasks_evaluates_in_its_own_way() -> None:
 
 def test_shards_and_stages_are_refused_by_name(on_ranks: Callable[..., list[Any]]) -> None:
     model = PipelineModel(nn.Sequential(nn.Embedding(WORDS, 4), nn.Linear(4, WORDS)))
-    with pytest.raises(ArgumentError, match=r"`Write.evaluate` is given the whole model, .* the model is in stages"):
+    with pytest.raises(
+        ArgumentError, match=r"`Write.evaluate` is given the whole model, .* is in stages; give the model itself"
+    ):
         trainer_of(model=model)
 
     def act(group: Any) -> str:

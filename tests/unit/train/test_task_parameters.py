@@ -1,5 +1,6 @@
 """Parameters that a task trains: a loss with weights of its own, as a part of the model."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from evenstep import Ema, Engine, Logging, MapData, Mixture, Task, Trainer, Training
 from evenstep.errors import ArgumentError
-from evenstep.parallel import Ddp, Group, Ordered, Single, Zero1
+from evenstep.parallel import Ddp, Group, Local, Ordered, Single, Zero1
 from evenstep.pipeline import PipelineModel
 
 CLASSES, CLIP, DECAY = 3, 0.5, 0.8
@@ -158,6 +159,20 @@ def test_ranks_train_what_one_process_does(on_ranks: Callable[..., list[Any]], s
     assert all(torch.equal(one, mine) for other in others for one, mine in zip(other, first, strict=True))
 
 
+def test_ranks_that_step_alone_share_them(on_ranks: Callable[..., list[Any]]) -> None:
+    def act(group: Any) -> float:
+        def trained(strategy: Any) -> Tensor:
+            model, task = network(), Centers()
+            sgd = torch.optim.SGD([*model.parameters(), *task.parameters()], lr=0.05)
+            one = trainer_of(model, task, micro=3, optimizer=sgd, train=Training(), strategy=strategy)
+            one.train()
+            return torch.cat([one.flatten() for one in of(model, task)])
+
+        return float((trained(Local(Ordered(group), every_updates=1)) - trained(Ordered(group))).abs().max())
+
+    assert max(on_ranks(2, act)) < 1e-14
+
+
 def test_ordered_sums_give_the_bits_of_one_process(on_ranks: Callable[..., list[Any]]) -> None:
     def act(group: Any) -> list[Tensor]:
         model, task = network(nn.Dropout(0.3)), Centers()
@@ -206,6 +221,27 @@ def test_of_several_tasks_each_has_its_own_and_an_idle_one_stays_as_it_is() -> N
     assert not torch.equal(tasks["a"].scale, new.scale) and torch.equal(tasks["b"].scale, new.scale)
 
 
+def test_a_task_that_is_a_module_is_in_evaluation_mode_when_the_model_is() -> None:
+    modes: list[bool] = []
+
+    class Says(Module):
+        def loss(self, output: Any, batch: Any) -> Tensor:
+            modes.append(self.training)
+            return super().loss(output, batch)
+
+    model, task = network(), Says()
+    engine = Engine(model, task, optimizer_of(model, task), device="cpu", train=Training(check_loss=False))
+    x, y = (torch.stack([point[part] for point in points()]) for part in (0, 1))
+    engine.update((x, y))
+    engine.evaluate((x, y))
+    engine.update((x, y))
+    assert modes == [True, False, True]
+    copied: Any = copy.deepcopy(model)
+    assert copied.task_parameters.centers.weight is not task.centers.weight
+    copied.eval()
+    assert task.training
+
+
 def test_in_16_bits_they_stay_float32() -> None:
     class Scaled(Task):
         def __init__(self) -> None:
@@ -214,12 +250,13 @@ def test_in_16_bits_they_stay_float32() -> None:
         def loss(self, output: Any, batch: Any) -> Tensor:
             return (self.scale * output**2).sum()
 
-    model, task = nn.Linear(3, 1), Scaled()
+    model, task = nn.Linear(3, 1, bias=False), Scaled()
+    nn.init.ones_(model.weight)
     sgd = torch.optim.SGD([*model.parameters(), task.scale], lr=2.0**-20)
     engine = Engine(model, task, sgd, device="cpu", precision="bf16-true")
     engine.update((torch.ones(2, 3),))
     assert (model.weight.dtype, task.scale.dtype) == (torch.bfloat16, torch.float32)
-    assert task.scale.item() != 1.0  # a step too small for 16 bits
+    assert task.scale.item() == 1.0 - 9 * 2.0**-20  # a step too small for 16 bits
 
 
 def test_another_run_of_the_same_model_and_task_goes_on_and_one_of_another_task_leaves_them() -> None:

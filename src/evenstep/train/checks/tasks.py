@@ -72,9 +72,16 @@ def check_evaluates(tasks: Mapping[str, Task], strategy: Strategy, model: nn.Mod
     own = [type(task).__name__ for task in tasks.values() if evaluates_itself(task)]
     how = _divided(strategy, model)
     if own and how:
+        alone = model.layout.ranks == 1 if isinstance(model, PipelineModel) else False
+        instead = (
+            "give the model itself instead of its layers"
+            if alone
+            else 'train it with `strategy="ddp"` or `"zero1"`, or evaluate its checkpoints with such a task in one '
+            "process"
+        )
         raise ArgumentError(
             f"`{own[0]}.evaluate` is given the whole model, which each rank must hold for it, but the model is {how}; "
-            f'train it with `strategy="ddp"` or `"zero1"`, or evaluate its checkpoints with such a task in one process.'
+            f"{instead}."
         )
 
 

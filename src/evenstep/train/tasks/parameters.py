@@ -7,7 +7,7 @@ merely uses (a frozen network, metrics, parts of the model) stays its own affair
 
 from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, cast, final
 
 from torch import nn
 from torch.optim import Optimizer
@@ -19,13 +19,33 @@ from evenstep.pipeline import PipelineModel
 from evenstep.train.tasks.task import IN_MODEL, Task
 
 
-@final
 class TaskParameters(nn.Module):
     """Holds modules and parameters of tasks, and computes nothing."""
 
     def forward(self, given: Any) -> Any:
         """Nothing: a model that runs all of its parts, as `nn.Sequential` does, runs this as well."""
         return given
+
+
+@final
+class _ModuleOfTask(TaskParameters):
+    """Holds all that a task holds that is a module itself, and is in training mode when that is.
+
+    The task could not stand in the model by itself: it would be asked for its state as other modules are.
+    """
+
+    def __init__(self, task: nn.Module) -> None:
+        vars(self)["_task"] = task  # as no child, and before the base class asks for it
+        super().__init__()
+        share_contents(self, task)
+
+    @property
+    def training(self) -> bool:
+        return vars(self)["_task"].training
+
+    @training.setter
+    def training(self, mode: bool) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        vars(self)["_task"].training = mode
 
 
 @contextmanager
@@ -56,14 +76,15 @@ def attach_parameters(model: nn.Module, tasks: Mapping[str, Task], held: Collect
     """
     whole = unwrapped(model)
     _detach(whole)
-    own, everything = {id(one) for one in whole.parameters()}, TaskParameters()
-    for name, task in tasks.items():
-        below = TaskParameters() if name else everything
-        _collect(below, task, own, held)
-        if name and any(True for _ in below.parameters()):
-            everything.add_module(name, below)
-    if not any(True for _ in everything.parameters()):
+    own = {id(one) for one in whole.parameters()}
+    found = {name: _collected(task, own, held) for name, task in tasks.items()}
+    by_name = {name: one for name, one in found.items() if any(True for _ in one.parameters())}
+    if not by_name:
         return
+    everything = by_name.get("")
+    if everything is None:  # tasks with names
+        everything = TaskParameters()
+        children_of(everything).update(by_name)
     if isinstance(whole, PipelineModel):
         first = next(name for name, _ in everything.named_parameters())
         raise ArgumentError(
@@ -74,24 +95,26 @@ def attach_parameters(model: nn.Module, tasks: Mapping[str, Task], held: Collect
     for part in everything.modules():
         part.__dict__["stays_float32"] = True  # also in a model of 16 bits: it is no part of what that computes
     for parameter in everything.parameters():
-        parameter.__dict__["stays_whole"] = True  # also on shards: a loss uses it where no forward gathers it
+        cast("Any", parameter).stays_whole = True  # also on shards: a loss uses it where no forward gathers it
     whole.add_module(TASK_PARAMETERS, everything)
 
 
-def _collect(below: nn.Module, task: Task, own: Collection[int], held: Collection[int]) -> None:
-    """Put what a task trains below a module."""
-    vars(task).pop(IN_MODEL, None)
+def _collected(task: Task, own: Collection[int], held: Collection[int]) -> TaskParameters:
+    """What a task trains."""
+    attributes = vars(task)
+    attributes.pop(IN_MODEL, None)
     if isinstance(task, nn.Module):
         if not _is_trained(task, type(task).__name__, own, held):
-            return
-        task.__dict__[IN_MODEL] = True
-        share_contents(below, task)  # as the model's part it would be asked for its state, of which a task knows else
-        return
-    for name, one in vars(task).items():
+            return TaskParameters()
+        attributes[IN_MODEL] = True
+        return _ModuleOfTask(task)
+    found = TaskParameters()
+    for name, one in attributes.items():
         if isinstance(one, nn.Module) and _is_trained(one, f"{type(task).__name__}.{name}", own, held):
-            children_of(below)[name] = one
+            children_of(found)[name] = one
         elif isinstance(one, nn.Parameter) and _is_trained(one, f"{type(task).__name__}.{name}", own, held):
-            parameters_of(below)[name] = one
+            parameters_of(found)[name] = one
+    return found
 
 
 def _is_trained(one: nn.Module | nn.Parameter, name: str, own: Collection[int], held: Collection[int]) -> bool:

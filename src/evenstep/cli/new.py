@@ -1,0 +1,40 @@
+"""`evenstep new`: copies a recipe, to be changed into one's own.
+
+The copy differs from the recipe in the name of its runs, and in the paths that its sentences speak of. Nothing is
+overwritten.
+"""
+
+import re
+from pathlib import Path
+from shutil import copytree, ignore_patterns
+
+from evenstep.arguments import advice
+from evenstep.cli.recipes import recipes
+from evenstep.errors import ConfigError
+from evenstep.exits import EXIT_DONE
+
+
+def run(path: str, settings: list[str], **options: str | None) -> int:
+    """Copy the recipe `options["from"]` to the folder `path`, and say how to go on."""
+    assert not settings, "the command takes none"
+    known, name = recipes(), options["from"]
+    if name not in known:
+        asked = f"`--from` must be a recipe, but is {name}" if name else "`--from` must say which recipe to copy"
+        raise ConfigError([f"{asked}; {advice(name or '', known)}"])
+    folder = Path(path)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", folder.name):
+        raise ConfigError(
+            [f"`{path}` must end in a name of letters, digits, `.`, `_` and `-`, which its runs get; give another."]
+        )
+    if folder.exists():
+        raise ConfigError([f"`{path}` is there already, and nothing is overwritten; give another name."])
+    copytree(known[name], folder, ignore=ignore_patterns("__pycache__", "runs", ".*"))
+    for file in folder.rglob("*"):
+        if file.suffix in (".toml", ".py", ".md"):
+            file.write_text(file.read_text().replace(f"recipes/{name}/", f"{folder.as_posix()}/"))
+    toml = folder / "run.toml"
+    toml.write_text(re.sub(r'^name = ".*"$', f'name = "{folder.name}"', toml.read_text(), count=1, flags=re.M))
+    print(f"{folder} is a copy of the recipe {name}: {', '.join(sorted(file.name for file in folder.iterdir()))}")
+    print(f"  evenstep check {toml}    builds it and tries one update")
+    print(f"  evenstep train {toml}    trains it, into runs/{folder.name}")
+    return EXIT_DONE

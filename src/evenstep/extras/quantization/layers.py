@@ -1,0 +1,139 @@
+"""Layers whose weight becomes centroids[assignments]: a layer is changed in place, by its class.
+
+It has all its parameters from the beginning: `weight`, which trains until the layer is quantised; `centroids`, which
+train from then on; and the buffer `assignments`, -1 until then. So optimizers, ranks, averages and checkpoints know one
+set of names and shapes for the whole run. The parameter `weight` then holds the values of which the layer is made, so
+that whoever reads the model as a plain one reads what it computes.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from evenstep.errors import ArgumentError
+from evenstep.internals import parameters_of, times_written
+
+_WHOLE = "whose codebook is made of whole weights"
+
+
+class ProductQuantized(nn.Module):
+    """What such layers have in common."""
+
+    evenstep_not_for: ClassVar[Mapping[str, str]] = {
+        "shards": f"{_WHOLE}, of which ranks of `fsdp` hold parts; share gradients by `ddp` or `zero1`",
+        "stages": f"{_WHOLE} of a model that each rank holds; train without stages",
+        "local": f"{_WHOLE}, which differ where ranks step alone; take the strategy `ddp` or `zero1`",
+        "changing ranks": "which a rank that joins in mid-run would not know to be quantised; let a lost rank end it",
+        "16 bits": "whose weight follows centroids in float32; take `bf16-mixed` or `32-true`",
+        "compile": "which is another layer from a set update on, while what is compiled stays; leave `compile` out",
+    }
+    centroids: nn.Parameter
+    assignments: Tensor
+    _averages: bool
+    _known: "tuple[Tensor, int, bool] | None"
+
+    @property
+    def weight(self) -> Any:
+        """[as the layer's], what the layer computes with: its weight, or centroids[assignments] once it has some."""
+        return self.built() if self.is_quantized else parameters_of(self)["weight"]
+
+    @property
+    def dense(self) -> nn.Parameter:
+        """The parameter `weight`."""
+        return cast("nn.Parameter", parameters_of(self)["weight"])
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the layer is made of centroids; it follows what is loaded into `assignments`."""
+        buffer = self.assignments
+        known, times = self._known, times_written(buffer)
+        if known is None or known[0] is not buffer or known[1] != times:  # else no device is asked
+            is_quantized = not buffer.is_meta and bool(buffer[0] >= 0)
+            self._known = known = (buffer, times, is_quantized)
+        return known[2]
+
+    def built(self) -> Tensor:
+        """centroids[assignments] in the shape of the weight.
+
+        The gradient of a centroid is the sum of those of its blocks, or their mean: the kernel divides by their number.
+        """
+        rows = functional.embedding(self.assignments, self.centroids, scale_grad_by_freq=self._averages)
+        return rows.view(self.dense.shape)
+
+    @torch.no_grad()
+    def quantize(self, centroids: Tensor, assigned: Tensor) -> None:
+        """Be made of these centroids from here on."""
+        self.centroids.copy_(centroids)
+        self.assignments.copy_(assigned)
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Let the parameter `weight` hold what the layer is made of."""
+        self.dense.copy_(self.built())
+
+
+class ProductQuantizedLinear(ProductQuantized, nn.Linear):
+    """A linear layer."""
+
+
+class ProductQuantizedEmbedding(ProductQuantized, nn.Embedding):
+    """An embedding."""
+
+
+class ProductQuantizedConv1d(ProductQuantized, nn.Conv1d):
+    """A convolution over one dimension."""
+
+
+class ProductQuantizedConv2d(ProductQuantized, nn.Conv2d):
+    """A convolution over two dimensions."""
+
+
+KINDS: Mapping[type[nn.Module], type[ProductQuantized]] = {
+    nn.Linear: ProductQuantizedLinear,
+    nn.Embedding: ProductQuantizedEmbedding,
+    nn.Conv1d: ProductQuantizedConv1d,
+    nn.Conv2d: ProductQuantizedConv2d,
+}
+
+
+def change(name: str, layer: nn.Module, *, block_size: int, num_centroids: int, averages: bool) -> None:
+    """Make `layer` one that can be quantised, in place.
+
+    Args:
+        name: of the layer, for messages.
+        averages: whether the gradient of a centroid is the mean of its blocks' instead of their sum.
+
+    Raises:
+        ArgumentError: a layer that can't be.
+    """
+    if type(layer) not in KINDS:
+        raise ArgumentError(
+            f"`{name}` is a {type(layer).__name__}, but quantised can be {', '.join(kind.__name__ for kind in KINDS)}, "
+            f"these very classes; leave it out."
+        )
+    weight = cast("nn.Parameter", parameters_of(layer)["weight"])
+    if getattr(layer, "sparse", False) or getattr(layer, "max_norm", None) is not None:
+        raise ArgumentError(f"`{name}` has `sparse` or `max_norm`, with which it can't be quantised; leave it out.")
+    if not weight.dtype.is_floating_point or weight.itemsize < 4:
+        raise ArgumentError(f"`{name}` has a weight of {weight.dtype}, but it must be float32 or float64; convert it.")
+    row = weight[0].numel()
+    if row % block_size:
+        raise ArgumentError(
+            f"`{name}` has rows of {row} numbers, which blocks of {block_size} do not divide; set a `block_size` that "
+            f"divides {row}, or leave the layer out."
+        )
+    num_blocks = weight.numel() // block_size
+    if num_blocks < num_centroids:
+        raise ArgumentError(
+            f"`{name}` has {num_blocks} blocks of {block_size}, fewer than {num_centroids} centroids; lower "
+            f"`num_centroids`, or leave the layer out."
+        )
+    changed = cast("ProductQuantized", layer)
+    changed.__class__ = KINDS[type(layer)]
+    changed.centroids = nn.Parameter(torch.zeros(num_centroids, block_size, dtype=weight.dtype, device=weight.device))
+    changed.register_buffer("assignments", torch.full((num_blocks,), -1, dtype=torch.int32, device=weight.device))
+    changed._averages, changed._known = averages, None  # pyright: ignore[reportPrivateUsage] - made here

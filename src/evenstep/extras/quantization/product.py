@@ -1,0 +1,265 @@
+"""Iterative product quantisation: weights become codebooks, group of layers after group, while training goes on.
+
+    b_ij = W[i, j·d : (j + 1)·d]              blocks of d neighbouring weights of a row
+    W ← c[a]                                  at a set update: centroids c [K, d], and to which each block is assigned
+    ∂L/∂c_k = (1/|J_k|) Σ_{ij ∈ J_k} ∂L/∂b_ij    from then on, J_k being the blocks that are assigned to k
+
+The layers that are not yet quantised go on training and make up for what the others have lost; the assignments stay.
+Reference: Stock et al., "And the bit goes down: revisiting the quantization of neural networks", 2020
+(https://arxiv.org/abs/1907.05686); and Fan et al., "Training with quantization noise for extreme model
+compression", 2020 (https://arxiv.org/abs/2004.07320), whose noise this is not. Codebooks are made by plain k-means:
+blocks are not weighed by activations.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any, Literal, final, get_args
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.arguments import require_names, require_seed, require_whole, require_word, said
+from evenstep.errors import ArgumentError
+from evenstep.events import Hook, StepEnd, TrainBegin, UpdateEnd
+from evenstep.events.hook import HookTrainer
+from evenstep.extras.quantization.codebook import build_codebook
+from evenstep.extras.quantization.layers import KINDS, ProductQuantized, change
+from evenstep.keys import key
+from evenstep.optim.multi import inner
+from evenstep.pipeline import PipelineModel
+
+Gradient = Literal["mean", "sum"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerGroup:
+    """Layers that are quantised at one update.
+
+    Args:
+        layers: patterns of their names, in which `*` is any text: "blocks.*.mlp.*".
+        after_update: after how many committed updates; 0: before the first.
+        block_size: how many neighbouring weights of a row are a block; it divides the rows of all of them.
+        num_centroids: how many blocks a layer's codebook has.
+
+    Raises:
+        ArgumentError: an argument that cannot be.
+
+    >>> LayerGroup(layers=("head",), after_update=100, block_size=4).num_centroids
+    256
+    """
+
+    layers: Sequence[str]
+    after_update: int
+    block_size: int = 8
+    num_centroids: int = 256
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", require_names("layers", self.layers, "`layers=('blocks.*',)`"))
+        require_whole("after_update", self.after_update, at_least=0, advice="0 quantises before the first")
+        require_whole("block_size", self.block_size, advice="8 or 4 is usual")
+        require_whole("num_centroids", self.num_centroids, at_least=2, advice="256 is usual")
+
+
+@final
+class ProductQuantization(Hook):
+    """Quantises groups of layers at set updates, and has their centroids trained from then on.
+
+    Give it the model before the optimizer is built from `model.parameters()`: `prepare` adds the centroids to the
+    layers. In a run file it is done for you.
+
+    Args:
+        groups: in any order; in a run file tables of the same names.
+        iterations: of k-means, at most.
+        gradient: what a centroid's is of those of its blocks.
+        seed: of the blocks that k-means begins with.
+
+    Raises:
+        ArgumentError: an argument that cannot be.
+
+    >>> model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 2))
+    >>> hook = ProductQuantization([LayerGroup(layers=("0",), after_update=10, block_size=4, num_centroids=4)])
+    >>> hook.prepare(model)
+    >>> model
+    Sequential(
+      (0): ProductQuantizedLinear(in_features=8, out_features=16, bias=True)
+      (1): Linear(in_features=16, out_features=2, bias=True)
+    )
+    >>> [name for name, _ in model.named_parameters()]
+    ['0.weight', '0.bias', '0.centroids', '1.weight', '1.bias']
+    """
+
+    failure_policy = "stop"  # a run must not go on with some layers quantised, or without what `settle` has raised
+
+    def __init__(
+        self,
+        groups: Sequence[LayerGroup | Mapping[str, Any]],
+        *,
+        iterations: int = 15,
+        gradient: Gradient = "mean",
+        seed: int = 0,
+    ) -> None:
+        require_whole("iterations", iterations, advice="15 is usual")
+        require_word("gradient", gradient, get_args(Gradient))
+        require_seed(seed)
+        self._groups = sorted((_group(one) for one in groups), key=lambda group: group.after_update)
+        if not self._groups:
+            raise ArgumentError("`groups` must hold at least one `LayerGroup`, but is empty.")
+        self._iterations, self._gradient, self._seed = iterations, gradient, seed
+        self._layers: list[dict[str, ProductQuantized]] = []
+        self._prepared: list[tuple[LayerGroup, str]] = []
+
+    def prepare(self, model: nn.Module) -> None:
+        """Make the layers of all groups such that can be quantised; before the optimizer is built.
+
+        Raises:
+            ArgumentError: a pattern that fits no layer, a layer that two groups take, or one that can't be quantised.
+        """
+        if isinstance(model, PipelineModel):
+            raise ArgumentError(
+                "product quantisation is for models that each rank holds whole, but this one is in stages; train "
+                "without stages."
+            )
+        chosen = self._chosen(model)
+        _check_ties(model, {name for _, name in chosen})
+        for group, name in chosen:
+            change(
+                name,
+                model.get_submodule(name),
+                block_size=group.block_size,
+                num_centroids=group.num_centroids,
+                averages=self._gradient == "mean",
+            )
+        self._prepared = chosen
+
+    def attach(self, trainer: HookTrainer) -> None:
+        self._layers = [{} for _ in self._groups]
+        held = {id(one) for each in inner(trainer.optimizer) for group in each.param_groups for one in group["params"]}
+        for group, name in self._prepared or self._chosen(trainer.model):
+            layer = trainer.model.get_submodule(name)
+            if not isinstance(layer, ProductQuantized):
+                raise ArgumentError(
+                    f"`{name}` of the model is a {type(layer).__name__} yet; call `prepare(model)` of "
+                    f"ProductQuantization before the optimizer is built."
+                )
+            if id(layer.centroids) not in held:
+                raise ArgumentError(
+                    f"the optimizer does not hold `{name}.centroids`, so they would not be trained; build it after "
+                    f"`prepare(model)` of ProductQuantization, from the model's `parameters()`."
+                )
+            self._layers[self._groups.index(group)][name] = layer
+        for layers in self._layers:
+            for layer in layers.values():
+                (layer.dense if layer.is_quantized else layer.centroids).requires_grad_(False)
+        super().attach(trainer)
+
+    def before_train(self, event: TrainBegin) -> None:
+        self._quantize_due()
+
+    def after_step(self, event: StepEnd) -> None:
+        for layers in self._layers:
+            for layer in layers.values():
+                if layer.is_quantized:
+                    layer.refresh()
+
+    def after_update(self, event: UpdateEnd) -> None:
+        if self._due(event.update):
+            self.trainer.settle()  # after which an update may turn out to be made again
+            self._quantize_due()
+
+    def _due(self, update: int) -> dict[str, ProductQuantized]:
+        return {
+            name: layer
+            for group, layers in zip(self._groups, self._layers, strict=True)
+            if group.after_update <= update
+            for name, layer in layers.items()
+            if not layer.is_quantized
+        }
+
+    def _quantize_due(self) -> None:
+        for name, layer in self._due(self.trainer.progress.update).items():
+            generator = torch.Generator().manual_seed(key(self._seed, "codebook", name))
+            blocks, (num_centroids, block_size) = layer.dense, layer.centroids.shape
+            centroids, assigned = build_codebook(
+                blocks.reshape(-1, block_size), num_centroids, iterations=self._iterations, generator=generator
+            )
+            layer.quantize(centroids, assigned)
+            layer.centroids.requires_grad_(layer.dense.requires_grad)  # of a frozen layer they are frozen too
+            layer.dense.requires_grad_(False).grad = None
+            self.trainer.begin_afresh([f"{name}.{one}" for one in ("weight", "centroids", "assignments")])
+
+    def _chosen(self, model: nn.Module) -> list[tuple[LayerGroup, str]]:
+        """Each layer that a group takes, by name."""
+        names = [name for name, module in model.named_modules() if isinstance(module, (*KINDS, ProductQuantized))]
+        taken: dict[str, LayerGroup] = {}
+        for group in self._groups:
+            for pattern in group.layers:
+                fitting = [name for name in names if fnmatchcase(name, pattern)]
+                if not fitting:
+                    raise ArgumentError(
+                        f"`layers` of ProductQuantization has {pattern!r}, which fits no layer that can be quantised; "
+                        f"near it are {', '.join(get_close_matches(pattern, names, cutoff=0.4) or names[:8])}."
+                    )
+                for name in fitting:
+                    if taken.setdefault(name, group) is not group:
+                        raise ArgumentError(f"`{name}` is in two groups of ProductQuantization; leave it out of one.")
+        return [(group, name) for name, group in taken.items()]
+
+
+def compressed_state(model: nn.Module) -> dict[str, Tensor]:
+    """What is left of a model's `state_dict` where quantised layers are stored as codebooks, by the model's names.
+
+    A quantised layer has `centroids` and `assignments`, these in 8 bits where there are up to 256, instead of its
+    `weight`, which is `centroids[assignments]` in its shape; a layer that is not quantised yet has its weight only.
+
+    >>> model = nn.Sequential(nn.Linear(8, 16))
+    >>> ProductQuantization([{"layers": ["0"], "after_update": 10, "num_centroids": 4}]).prepare(model)
+    >>> list(compressed_state(model))
+    ['0.weight', '0.bias']
+    """
+    state: dict[str, Tensor] = {name: one.detach() for name, one in model.state_dict().items()}
+    for name, layer in model.named_modules():
+        if not isinstance(layer, ProductQuantized):
+            continue
+        prefix = f"{name}." if name else ""
+        if layer.is_quantized:
+            del state[f"{prefix}weight"]
+            smallest = torch.uint8 if len(layer.centroids) <= 256 else torch.int32
+            state[f"{prefix}assignments"] = state[f"{prefix}assignments"].to(smallest)
+        else:
+            del state[f"{prefix}centroids"], state[f"{prefix}assignments"]
+    return state
+
+
+def _group(given: LayerGroup | Mapping[str, Any]) -> LayerGroup:
+    if isinstance(given, LayerGroup):
+        return given
+    if not isinstance(given, Mapping):
+        raise ArgumentError(
+            f"`groups` must hold `LayerGroup`s, but has {said(given)}; write "
+            f"`ProductQuantization([LayerGroup(layers=('blocks.*',), after_update=1000)])`."
+        )
+    try:
+        return LayerGroup(**given)
+    except TypeError as error:
+        raise ArgumentError(
+            f"`groups` has a table of {', '.join(map(str, given))}, but a group has `layers`, `after_update`, "
+            f"`block_size` and `num_centroids`, of which the first two must be given."
+        ) from error
+
+
+def _check_ties(model: nn.Module, chosen: Collection[str]) -> None:
+    """Raise ArgumentError for a layer whose weight is another's as well: one of them would be left behind."""
+    holders: dict[int, list[str]] = {}
+    for name, one in model.named_parameters(remove_duplicate=False):
+        holders.setdefault(id(one), []).append(name)
+    for name in chosen:
+        weight = model.get_submodule(name).get_parameter("weight")
+        others = [other for other in holders[id(weight)] if other != f"{name}.weight"]
+        if others:
+            raise ArgumentError(
+                f"`{name}.weight` is also `{others[0]}`, which would not be quantised with it; leave the layer out, or "
+                f"untie them."
+            )

@@ -1,0 +1,255 @@
+"""Quantisation-aware training: a plain loop with torchao's own layers, resuming, converting, and what is refused."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evenstep import Checkpointing, Failures, Hook, Logging, MapData, Task, Trainer, Training
+from evenstep.errors import ArgumentError
+from evenstep.events import StepEnd, UpdateEnd
+from evenstep.extras.quantization import QuantizationAware
+from evenstep.parallel import Ddp, Group, Local
+
+pytest.importorskip("torchao", reason="the extra `quantization` is not installed")
+
+from torchao.quantization import Int8DynamicActivationIntxWeightConfig, PerGroup, quantize_
+from torchao.quantization.qat import (
+    FakeQuantizedEmbedding,
+    FakeQuantizedLinear,
+    Float8FakeQuantizeConfig,
+    IntxFakeQuantizeConfig,
+    QATConfig,
+)
+
+OPTIONS = {"weight_dtype": "int4", "weight_granularity": 8}
+CONFIG = Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=PerGroup(8))
+POINTS = [
+    (torch.randn(8, generator=(draw := torch.Generator().manual_seed(n))), torch.randn(2, generator=draw))
+    for n in range(24)
+]
+
+
+class Square(Task):
+    def loss(self, output: Tensor, batch: Any) -> Tensor:
+        return ((output - batch[1]) ** 2).sum()
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2))
+
+
+def aware(**more: Any) -> QuantizationAware:
+    options: dict[str, Any] = {"options": OPTIONS, "layers": ("2", "4"), "after_update": 3, **more}
+    return QuantizationAware(options.pop("config", "Int8DynamicActivationIntxWeightConfig"), **options)
+
+
+def trainer_of(
+    folder: Path | None = None, *, updates: int = 6, hooks: Sequence[Hook] = (), **more: Any
+) -> tuple[Trainer, QuantizationAware]:
+    model, hook = net(), aware()
+    hook.prepare(model)
+    trainer = Trainer(
+        model=model,
+        task=Square(),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+        data=MapData(POINTS, global_batch_size=8, micro_batch_size=4, shuffle=False),
+        updates=updates,
+        device="cpu",
+        folder=folder,
+        hooks=[hook, *hooks],
+        checkpoint=Checkpointing(asynchronous=False),
+        log=Logging(writers=()),
+        **more,
+    )
+    return trainer, hook
+
+
+def test_rounding_begins_after_the_update_that_is_set_as_in_a_plain_loop_with_torchaos_layers() -> None:
+    trainer, _ = trainer_of()
+    trainer.train()
+    model = net()
+    chosen, sgd = (model[2], model[4]), torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for update in range(6):
+        if update == 3:  # torchao's layers have the parameters of those that they replace
+            quantize_(model, QATConfig(CONFIG, step="prepare"), filter_fn=lambda one, _: one in chosen)
+        some = [POINTS[n % 24] for n in range(update * 8, update * 8 + 8)]
+        model.zero_grad()
+        for half in (some[:4], some[4:]):
+            inputs, targets = (torch.stack([pair[part] for pair in half]) for part in (0, 1))
+            (((model(inputs) - targets) ** 2).sum() / 8).backward()
+        sgd.step()
+    made = trainer.state_dict()["model"]
+    assert all(torch.equal(made[name], one) for name, one in model.named_parameters())
+    inputs = torch.stack([pair[0] for pair in POINTS])
+    assert torch.equal(trainer.model.eval()(inputs), model(inputs))
+
+
+def test_layers_round_only_from_then_on_and_parameters_keep_their_names() -> None:
+    model, hook = net(), aware()
+    names, layer, inputs = [name for name, _ in model.named_parameters()], model[2], torch.randn(3, 8)
+    hook.prepare(model)
+    assert [name for name, _ in model.named_parameters()] == names and model[2] is layer
+    assert type(layer) is FakeQuantizedLinear and type(model[0]) is nn.Linear
+    assert torch.equal(model(inputs), net()(inputs))
+    trainer, hook = trainer_of(updates=2)
+    trainer.train()
+    assert not hook.rounds
+    trainer.updates = 3
+    trainer.train()
+    assert hook.rounds
+    assert not torch.equal(trainer.model(inputs), plain_of(trainer)(inputs))
+
+
+def plain_of(trainer: Trainer) -> nn.Module:
+    plain = net()
+    plain.load_state_dict(trainer.state_dict()["model"])
+    return plain
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4])
+def test_a_run_is_resumed_to_the_bit_before_and_after(stop: int, tmp_path: Path) -> None:
+    whole, _ = trainer_of()
+    whole.train()
+    trainer_of(tmp_path, updates=stop)[0].train()
+    resumed, _ = trainer_of(tmp_path)
+    resumed.resume()
+    resumed.train()
+    assert_same(whole, resumed)
+
+
+def assert_same(one: Trainer, other: Trainer) -> None:
+    left, right = one.state_dict(), other.state_dict()
+    assert all(torch.equal(left["model"][name], right["model"][name]) for name in left["model"])
+    states = left["optimizer"]["state"], right["optimizer"]["state"]
+    assert all(
+        torch.equal(states[0][name]["momentum_buffer"], states[1][name]["momentum_buffer"]) for name in states[0]
+    )
+
+
+def test_a_run_that_goes_back_to_before_rounding_began_comes_to_the_same(tmp_path: Path) -> None:
+    class Spoil(Hook):
+        is_done = False
+
+        def after_update(self, event: UpdateEnd) -> None:
+            if event.update == 1:
+                self.trainer.request_save()
+
+        def after_step(self, event: StepEnd) -> None:
+            if event.update == 4 and not self.is_done:
+                self.is_done = True
+                with torch.no_grad():
+                    self.trainer.model[0].bias[0] = float("nan")
+
+    whole, _ = trainer_of()
+    whole.train()
+    back, _ = trainer_of(tmp_path, hooks=[Spoil()], failures=Failures(non_finite="rewind"))
+    back.train()
+    assert_same(whole, back)
+
+
+def test_the_model_is_converted_to_one_that_computes_the_same_in_integers() -> None:
+    trainer, hook = trainer_of()
+    trainer.train()
+    converted, inputs = hook.convert(trainer.model).eval(), torch.randn(5, 8)
+    assert type(converted[2].weight).__name__ == "IntxUnpackedToInt8Tensor" and type(converted[0].weight.data) is Tensor
+    torch.testing.assert_close(converted(inputs), trainer.model.eval()(inputs), rtol=1e-5, atol=1e-6)
+    assert type(trainer.model[2]) is FakeQuantizedLinear  # the trained one stays
+
+
+def test_weights_and_embeddings_can_be_trained_by_a_configuration_of_the_rounding_itself() -> None:
+    model = nn.Sequential(nn.Embedding(8, 8), nn.Linear(8, 8))
+    hook = QuantizationAware(IntxFakeQuantizeConfig(torch.int4, group_size=8), layers=("0", "1"))
+    hook.prepare(model)
+    assert [type(one) for one in model] == [FakeQuantizedEmbedding, FakeQuantizedLinear]
+    with pytest.raises(ArgumentError, match="no quantised layers for IntxFakeQuantizeConfig, only training"):
+        hook.convert(model)
+
+
+def test_what_is_drawn_afterwards_does_not_depend_on_it() -> None:
+    torch.manual_seed(5)
+    wanted = (net(), torch.randn(3))[1]
+    torch.manual_seed(5)
+    model = net()
+    aware().prepare(model)
+    assert torch.equal(torch.randn(3), wanted)
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+
+class Own(nn.Linear):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("hook", "model", "said"),
+    [
+        (
+            lambda: aware(config="IntWeightOnly"),
+            net,
+            "`config` is 'IntWeightOnly', but torchao has .*IntxWeightOnlyConfig",
+        ),
+        (lambda: aware(options={"bits": 4}), net, "`options` can't be for Int8DynamicActivationIntxWeightConfig"),
+        (lambda: aware(config=CONFIG, options={"weight_dtype": "int4"}), net, "`config` is an object; leave them out"),
+        (lambda: aware(layers=("head",)), net, "'head', which fits no linear layer or embedding"),
+        (lambda: aware(layers=("*",)), lambda: nn.Sequential(Own(8, 8)), "`0` is a Own"),
+        (lambda: aware(layers=("block.linear1",)), Encoder, "`block.linear1` is in a TransformerEncoderLayer of torch"),
+        (
+            lambda: aware(config="Int8DynamicActivationInt8WeightConfig", options={}),
+            net,
+            "torchao can't train `2` for Int8DynamicActivationInt8WeightConfig",
+        ),
+        (
+            lambda: QuantizationAware(IntxFakeQuantizeConfig(torch.int4, group_size=8, is_dynamic=False)),
+            net,
+            "keeps scales beside the parameters",
+        ),
+        (
+            lambda: QuantizationAware(Float8FakeQuantizeConfig(granularity=per_tensor())),
+            net,
+            "rounds by the largest number of a whole tensor",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_when_the_model_is_prepared(hook: Any, model: Any, said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        hook().prepare(model())
+
+
+def per_tensor() -> Any:
+    from torchao.quantization import PerTensor
+
+    return PerTensor()
+
+
+def test_a_model_that_was_not_prepared_is_refused() -> None:
+    model = net()
+    with pytest.raises(ArgumentError, match=r"'2', which fits no layer that was prepared: call `prepare\(model\)`"):
+        Trainer(
+            model=model,
+            task=Square(),
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data=MapData(POINTS, global_batch_size=8),
+            updates=2,
+            hooks=[aware()],
+        )
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"strategy": Local(Ddp(Group()))}, "`2` is a FakeQuantizedLinear, which is for ranks that step together"),
+        ({"train": Training(compile="model")}, "computes otherwise from a set update on"),
+    ],
+)
+def test_runs_that_it_is_not_for_are_refused_by_name(more: Any, said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        trainer_of(**more)

@@ -1,0 +1,51 @@
+"""What users get: pages whose links lead somewhere, a description that stands alone, and one sentence on Windows."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import links
+
+from evenstep.version import __version__
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_local_link_of_the_pages_leads_somewhere() -> None:
+    assert links.broken(ROOT) == []
+
+
+def test_a_link_to_a_page_or_a_headline_that_is_not_there_is_found(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").write_text("# A `b` c\n\n[x](b.md) [y](#a-b-c) [z](#other) [w](https://w)\n")
+    assert links.broken(tmp_path) == ["docs/a.md: b.md", "docs/a.md: #other"]
+
+
+def test_the_long_description_has_no_link_into_the_repository() -> None:
+    names: dict[str, object] = {}
+    source = (ROOT / "website" / "long_description.py").read_text()
+    alone = source[source.index("_LINK = ") : source.index("class ")] + source[source.index("def standing_alone") :]
+    exec(compile("import re\n" + alone, "long_description.py", "exec"), names)
+    text = (ROOT / "README.md").read_text()
+    described = names["standing_alone"](text)  # pyright: ignore[reportCallIssue, reportGeneralTypeIssues]
+    assert links.relative_links(text)
+    assert links.relative_links(str(described)) == []
+
+
+def test_on_windows_it_is_refused_in_one_sentence() -> None:
+    code = (
+        "import sys; sys.platform = 'win32'\ntry:\n    import evenstep\nexcept ImportError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "evenstep does not run on Windows" in done.stdout
+    assert done.stdout.count("\n") == 1
+
+
+def test_versions_that_are_named_are_those_that_were_run() -> None:
+    """pyproject, the citation and the changelog speak of one version."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pythons = [one.rpartition(" ")[2] for one in project["classifiers"] if "Python :: 3." in one]
+    assert project["requires-python"] == f">={pythons[0]}"
+    assert f"version: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"## {__version__} " in (ROOT / "CHANGELOG.md").read_text()
