@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from evenstep.pipeline import Stage
+from evenstep.pipeline import Op, Stage
 
 
 class ReadyStep:
@@ -41,6 +41,8 @@ class ReadyStep:
 
     def completed(self, microbatch: int) -> int:
         return microbatch
+
+    def acted(self, op: Op) -> None: ...
 
 
 def _begin(place: int) -> None: ...

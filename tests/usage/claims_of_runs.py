@@ -4,6 +4,32 @@ from claims import Area, limit, refused, works
 
 AREAS = (
     Area(
+        "A certificate of one's own run",
+        (
+            works(
+                "`evenstep prove`: cuts, formats, ranks, stages, kill and resume of a run file; table and JSON",
+                "unit/cli/test_prove.py::test_a_sound_run_holds_in_every_row_and_nothing_is_written",
+                "ranks/test_prove.py::test_ranks_and_a_killed_run_end_at_the_bits_of_one_process",
+                "ranks/test_prove.py::test_ctrl_c_ends_it_with_130_and_leaves_no_process",
+            ),
+            works(
+                "what fails is named: losses and weights, modules, buffers, generators, hooks, hidden state",
+                "usage/test_prove.py::test_a_fault_is_caught_by_the_row_that_is_about_it_and_named",
+            ),
+            works(
+                "no false alarm on sound runs, the recipes, and a Llama and T5 of `transformers`",
+                "usage/test_prove.py::test_a_sound_run_fails_no_row_and_its_loop_by_hand_gives_the_same",
+                "usage/test_prove.py::test_models_of_transformers_cut_unevenly_by_hand_and_resumed_are_the_same",
+                "ranks/test_prove.py::test_every_row_of_the_recipes_holds_or_does_not_apply",
+            ),
+            limit(
+                "models that can't be in float64 are compared in float32, steps that magnify rounding by gradients",
+                "usage/test_prove.py::test_a_model_that_is_not_for_float64_is_compared_in_float32_and_that_is_said",
+                "usage/test_prove.py::test_steps_that_take_the_sign_of_rounding_are_compared_by_their_gradient",
+            ),
+        ),
+    ),
+    Area(
         "The loss",
         (
             works(
@@ -780,7 +806,7 @@ AREAS = (
                 "test_parameters_of_a_task_are_a_group_of_their_own_and_named_by_patterns",
             ),
             refused(
-                "trained parameters of a task that the optimizer does not hold, in stages, and in a compiled update",
+                "trained parameters of a task that the optimizer holds in part, in stages, and in a compiled update",
                 "unit/train/test_task_parameters.py::"
                 "test_what_the_optimizer_does_not_hold_is_refused_and_the_model_is_as_it_was",
                 "unit/train/test_task_parameters.py::test_what_can_not_be_trained_is_refused_by_name",

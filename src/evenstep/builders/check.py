@@ -26,7 +26,7 @@ from evenstep.config.tasks import data_tables, evaluations_of, schedules_of
 from evenstep.config.translate import faults_of, keys_in
 from evenstep.data.batch_sizes import batch_sizes
 from evenstep.data.mixture import check_windows
-from evenstep.data.sampling import check_curriculum, check_only_for_tokens, check_unit
+from evenstep.data.sampling import check_curriculum, check_only_for_tokens, check_packed, check_unit
 from evenstep.events.hooks.target import MetricTarget
 from evenstep.optim.ema import Ema
 from evenstep.optim.groups import Grouping, ParameterGroup
@@ -153,9 +153,12 @@ def _data(config: Config) -> Iterator[Fault]:
         for name, is_given, has_budget in (
             ("batch_size_multiple", data.batch_size_multiple != 1, cut_by_tokens),
             ("oversized", data.oversized != "error", cut_by_tokens),
+            ("packed", data.packed, cut_by_tokens),
             ("length_window", data.length_window is not None, tokens is not None),
         ):
             yield from faults_of(partial(check_only_for_tokens, has_budget=has_budget, **{name: is_given}), keys)
+        multiple, window = data.batch_size_multiple, data.length_window
+        yield from faults_of(partial(check_packed, data.packed, multiple=multiple, window=window), keys)
 
 
 def _tasks(config: Config) -> Iterator[Fault]:

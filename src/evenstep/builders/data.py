@@ -89,6 +89,7 @@ def build_evaluation(
             global_batch_tokens=tokens,
             lengths=None if tokens is None else _lengths(dataset, config),
             oversized="error" if tokens is None else config.oversized,
+            packed=tokens is not None and config.packed,
             retries=failures.loader_retries,
             shuffle=False,
             **config.model_dump(include={"num_workers", "prefetch_batches", "timeout_s"}),
@@ -98,7 +99,7 @@ def build_evaluation(
 
 _OF_STREAMS = {"exact_resume", "shared"}
 _OF_MAPS = (
-    *("global_batch_tokens", "micro_batch_tokens", "oversized", "length_window", "batch_size_multiple"),
+    *("global_batch_tokens", "micro_batch_tokens", "oversized", "length_window", "batch_size_multiple", "packed"),
     *("curriculum_epochs", "num_workers", "batch_size_unit"),
 )
 

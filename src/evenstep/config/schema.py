@@ -73,6 +73,9 @@ class DataTable(Section):
     """Token budget of a micro-batch: its longest sample's tokens times its samples stay within it."""
     batch_size_multiple: Count = default_of(MapData, "batch_size_multiple")
     """Batches by tokens have a multiple of this many samples, where that leaves none out."""
+    packed: bool = default_of(MapData, "packed")
+    """Whether the tokens of a batch are the sum of its samples', as where `collate` packs them into rows, instead of
+    its longest sample's times its samples."""
     oversized: Literal["error", "skip"] = default_of(MapData, "oversized")
     """What becomes of a sample that is longer than the token budget."""
     length_window: Count | None = default_of(MapData, "length_window")

@@ -31,6 +31,7 @@ from evenstep.train.outcome import Aborted, left_out
 from evenstep.train.reporter import Reporter
 from evenstep.train.requests import End, GoBack, Requests
 from evenstep.train.state.checkpointer import Checkpointer
+from evenstep.train.tasks.parameters import not_held
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 Leave: TypeAlias = "End | GoBack | None"
@@ -254,7 +255,7 @@ class Loop:
             batch,
             data=self.feed.data,
             ranks=engine.reducers.ranks,
-            outside=engine.core.trained.outside_names,
+            outside=[*engine.core.trained.outside_names, *not_held(engine.model, engine.parts.context.tasks)],
             rank=engine.group.rank if engine.parts.execution.in_stages else None,
             update=engine.progress.update,
         )

@@ -115,7 +115,7 @@ PUBLIC_KEYS = {
             "global_batch_size",
         ),
         *("global_batch_tokens", "length_window", "micro_batch_size", "micro_batch_tokens", "num_workers"),
-        *("oversized", "prefetch_batches", "shared", "shuffle", "timeout_s", "train"),
+        *("oversized", "packed", "prefetch_batches", "shared", "shuffle", "timeout_s", "train"),
     ],
     "EarlyStop": ["metric", "min_delta", "mode", "patience_evaluations"],
     "Ema": ["decay", "decay_warmup", "evaluated", "every_updates", "start_update"],
