@@ -145,6 +145,7 @@ def cli() -> str:
 
 def _command(name: str, command: Command) -> str:
     path = "" if command.path is None else f" [{command.path[0]}]" if command.path_may_lack else f" {command.path[0]}"
+    path += " …" if command.several_paths else ""
     settings = "" if command.settings is None else " [--table.key value …]"
     options = " [--option value …]" if command.options or command.options_of else ""
     rows = [] if command.path is None else [f"| `{command.path[0]}` | {command.path[1]} |"]

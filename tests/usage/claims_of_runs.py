@@ -429,6 +429,41 @@ AREAS = (
         ),
     ),
     Area(
+        "The report",
+        (
+            works(
+                "one page of one or several runs, without a network; whatever the files hold, there is a page",
+                "unit/extras/report/test_page.py::test_the_page_asks_nothing_of_a_network",
+                "unit/extras/report/test_page.py::test_whatever_the_files_hold_there_is_a_page",
+                "unit/cli/test_report.py::test_several_runs_share_a_page_beside_their_folders",
+            ),
+            works(
+                "clicked, zoomed, searched and smoothed in a browser, by mouse and keys; on a phone; light and dark",
+                "usage/test_report_in_a_browser.py::test_curves_of_several_runs_are_drawn_each_in_its_colour_and_hidden_by_a_click",
+                "usage/test_report_in_a_browser.py::test_a_chart_is_zoomed_by_dragging_by_keys_and_by_numbers_and_goes_back",
+                "usage/test_report_in_a_browser.py::test_the_axis_may_count_updates_samples_tokens_or_time",
+                "usage/test_report_in_a_browser.py::test_the_slider_smooths_a_noisy_curve_and_leaves_a_smooth_one",
+                "usage/test_report_in_a_browser.py::test_a_metric_is_found_among_many_by_parts_of_its_name",
+                "usage/test_report_in_a_browser.py::test_on_a_phone_nothing_stands_out_of_the_page",
+            ),
+            works(
+                "`evenstep report --follow`: to this machine alone, what is new while a run trains",
+                "usage/test_report_in_a_browser.py::test_a_followed_page_shows_what_is_new_and_keeps_what_was_chosen",
+                "unit/extras/report/test_follow.py::test_a_page_of_somebody_else_s_whose_name_leads_here_gets_nothing",
+            ),
+            works(
+                "the timeline of an update of every rank, beside its plan",
+                "unit/extras/test_timeline.py::test_the_actions_of_one_update_are_timed_in_their_order",
+                "unit/extras/report/test_timeline.py::test_the_plan_beside_it_is_the_same_with_the_median_of_each_action",
+            ),
+            works(
+                "each start of a run: command, layout, state of the source, machine; settings beside their defaults",
+                "unit/events/test_start.py::test_each_start_adds_a_line_with_command_layout_and_versions",
+                "unit/config/test_defaults.py::test_every_key_with_a_default_has_it_whatever_was_set",
+            ),
+        ),
+    ),
+    Area(
         "The library",
         (
             works(

@@ -11,8 +11,7 @@ AREAS = (
                 "unit/hf/test_language.py::test_the_loss_is_the_sum_over_the_tokens_of_each_document",
                 "unit/hf/test_language.py::test_weights_are_those_of_the_labels_beside_them",
                 "unit/hf/test_language.py::test_an_encoder_decoder_learns_the_labels_where_they_stand",
-                "unit/hf/test_classification.py::"
-                "test_the_loss_is_that_of_transformers_times_the_number_of_labels",
+                "unit/hf/test_classification.py::test_the_loss_is_that_of_transformers_times_the_number_of_labels",
             ),
             works(
                 "Llama and T5 have the same parameters with any cut, on 2 ranks of `ddp` and `fsdp`, and the same bits "

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from evenstep.extras.report.figures import in_order
 from evenstep.extras.report.thinning import MAX_STRETCHES, Point, means, thin
 
 _RANKS = {"loss": 0, "grad_norm": 2, "lr": 3}
@@ -96,15 +97,15 @@ def group_of(title: str) -> str:
     return title.rpartition("/")[0].partition("/")[0]
 
 
-def _rank(title: str) -> tuple[bool, bool, int, str]:
+def _rank(title: str) -> tuple[bool, bool, int, list[tuple[str, int]]]:
     group = group_of(title)
-    return bool(group), group in _OWN, _RANKS.get(title, 1), title
+    return bool(group), group in _OWN, _RANKS.get(title, 1), in_order(title)
 
 
 def _numbers(names: Iterable[str]) -> dict[str, int]:
     """A number for every source of metrics, the same in all charts: training, then each evaluation; timings last."""
     found = {_source(name) for name in names}
-    others = sorted(found - {"train", *_OWN})
+    others = sorted(found - {"train", *_OWN}, key=in_order)
     last = dict.fromkeys(_OWN, NUM_COLORS - 1)
     return {"train": 0} | last | {source: 1 + index % (NUM_COLORS - 2) for index, source in enumerate(others)}
 
@@ -123,7 +124,7 @@ def _chart(
     notes: list[str] = []
     for run, metrics in runs.items():
         # evaluations are drawn over training
-        for name, values in sorted(metrics.items(), key=lambda item: (_source(item[0]) != "train", item[0])):
+        for name, values in sorted(metrics.items(), key=lambda item: (_source(item[0]) != "train", in_order(item[0]))):
             points, number = list(values.items()), sources[_source(name)]
             source = name.rpartition("/")[2] if _source(name) in _OWN else name.removesuffix(f"/{title}")
             label = source

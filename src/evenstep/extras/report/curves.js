@@ -11,6 +11,12 @@ const curves = (() => {
     return Number(value.toPrecision(4)).toLocaleString("en", {maximumSignificantDigits: 4});
   };
 
+  const spellBytes = value => {
+    if (value == null) return "–";
+    const power = Math.max(0, Math.min(5, Math.floor(Math.log10(Math.abs(value) || 1) / 3)));
+    return `${Number((value / 1000 ** power).toPrecision(4))} ${["B", "kB", "MB", "GB", "TB", "PB"][power]}`;
+  };
+
   const spellTime = seconds => {
     const size = Math.abs(seconds), two = number => String(Number(number.toPrecision(3)));
     return size >= 7200 ? `${two(seconds / 3600)} h` : size >= 180 ? `${two(seconds / 60)} min` : `${two(seconds)} s`;
@@ -75,13 +81,13 @@ const curves = (() => {
   };
 
   // without a pointer in the chart, the legend tells the last value of each curve
-  const tellLast = axis => plot => {
+  const tellLast = (axis, tell) => plot => {
     if (plot.cursor.idx != null) return;
     plot.data.forEach((values, index) => {
       let last = values.length - 1;
       while (last >= 0 && values[last] == null) last--;
       const cell = plot.root.querySelectorAll(".u-legend .u-series")[index]?.querySelector(".u-value");
-      if (cell && last >= 0) cell.textContent = index === 0 ? spellAt(axis, values[last]) : spell(values[last]);
+      if (cell && last >= 0) cell.textContent = index === 0 ? spellAt(axis, values[last]) : tell(values[last], index, last);
     });
   };
 
@@ -110,18 +116,19 @@ const curves = (() => {
   // when it is zoomed (with a range, or null) or read (with a sentence).
   const draw = (data, chart, figure, view, told) => {
     const holder = figure.querySelector(".plot"), log = figure.querySelector(".log")?.checked ?? false;
+    const tellValue = chart.title.endsWith("_bytes") ? spellBytes : spell;
     const positive = value => (log && value !== null && value <= 0 ? null : value);
-    const tables = [], series = [], without = new Set(), legendOf = [];
+    const tables = [], series = [], without = new Set(), owners = [];
     const shown = chart.curves.filter(curve => !view.hidden.has(curve.run));
-    const add = (curve, points, faint, twin) => {
+    const add = (curve, points, faint, words) => {
       const x = over(data.runs[curve.run], view.axis, points.updates), stroke = color(`--c${curve.color}`);
       tables.push([x, points.values.map(positive)]);
       series.push({
-        label: curve.label, width: faint ? 1 : 2, stroke: faint ? stroke + "55" : stroke,
+        label: curve.label + words, width: faint ? 1 : 2, stroke: faint ? stroke + "55" : stroke,
         dash: curve.dash ? [[8, 4], [3, 3], [8, 3, 2, 3]][(curve.dash - 1) % 3] : undefined,
-        points: {size: 5, fill: stroke, show: faint ? false : undefined}, value: (_, value) => spell(value),
+        points: {size: 5, fill: stroke, ...(faint ? {show: false} : {})}, value: (_, value) => tellValue(value),
       });
-      legendOf.push(twin);
+      owners.push(curve);
     };
     const means = [];
     for (const curve of shown) {
@@ -130,10 +137,10 @@ const curves = (() => {
         continue;
       }
       const mean = view.smooth > 0 && curve.noisy ? smoothed(curve, view.smooth) : null;
-      add(curve, curve, mean !== null, mean !== null);
+      add(curve, curve, mean !== null, "");
       if (mean) means.push([curve, mean]);
     }
-    for (const [curve, mean] of means) add(curve, mean, false, false);
+    for (const [curve, mean] of means) add(curve, mean, false, ", smoothed");
     const said = figure.querySelector(".said");
     const lacking = without.size ? `${[...without].join(", ")}: no ${view.axis} are known` : "";
     const tell = words => { said.textContent = words; said.hidden = !words; };
@@ -163,14 +170,14 @@ const curves = (() => {
       },
       axes: [
         lineAxis({size: 30, space: narrow ? 62 : 76, values: (_, splits) => splits.map(x => (view.axis === "updates" && x % 1 ? "" : spellAt(view.axis, x)))}),
-        lineAxis({size: axisSize, values: (_, splits) => splits.map(y => (y == null ? null : spell(y)))}),
+        lineAxis({size: axisSize, values: (_, splits) => splits.map(y => (y == null ? null : tellValue(y)))}),
       ],
       cursor: {
         y: false, sync: {key: cursors.key, setSeries: false}, points: {size: 6}, drag: {x: true, y: false, setScale: false},
         bind: {dblclick: () => () => { told.zoom(null); return null; }},
       },
       hooks: {
-        setLegend: [tellLast(view.axis)], setCursor: [nearest], draw: [marks(incidents)],
+        setLegend: [tellLast(view.axis, tellValue)], setCursor: [nearest], draw: [marks(incidents)],
         setSelect: [self => {
           if (self.select.width < 4 || self.cursor.event == null) return;
           const ends = [self.posToVal(self.select.left, "x"), self.posToVal(self.select.left + self.select.width, "x")];
@@ -180,14 +187,14 @@ const curves = (() => {
         setSeries: [(self, index, given) => {  // a curve and its mean come and go together
           if (index == null || given.show == null) return;
           self.series.forEach((one, other) => {
-            if (other && other !== index && one.label === self.series[index].label && one.show !== given.show) self.setSeries(other, {show: given.show});
+            if (other && other !== index && owners[other - 1] === owners[index - 1] && one.show !== given.show) self.setSeries(other, {show: given.show});
           });
         }],
       },
     }, uPlot.join(tables), holder);
     const rows = holder.querySelectorAll(".u-legend .u-series");
-    legendOf.forEach((twin, index) => { if (twin) rows[index + 1].hidden = true; });
-    tellLast(view.axis)(plot);
+    owners.forEach((curve, index) => { if (owners.lastIndexOf(curve) > index) rows[index + 1].hidden = true; });
+    tellLast(view.axis, tellValue)(plot);
     nearest(plot);
     holder.onkeydown = event => {
       const [from, to] = [plot.scales.x.min, plot.scales.x.max], xs = plot.data[0];
@@ -197,8 +204,8 @@ const curves = (() => {
         const now = inside.indexOf(plot.cursor.idx);
         const next = inside[now < 0 ? (step < 0 ? inside.length - 1 : 0) : Math.min(inside.length - 1, Math.max(0, now + step))];
         plot.setCursor({left: plot.valToPos(xs[next], "x"), top: 10});
-        const values = plot.series.slice(1).map((one, index) => [one.label, plot.data[index + 1][next], legendOf[index]]).filter(one => one[1] != null && !one[2]);
-        told.read(`${chart.title}, ${view.axis} ${spellAt(view.axis, xs[next])}: ${values.map(([label, value]) => `${label} ${spell(value)}`).join(", ")}`);
+        const values = plot.series.slice(1).map((one, index) => [one.label, plot.data[index + 1][next]]).filter(one => one[1] != null);
+        told.read(`${chart.title}, ${view.axis} ${spellAt(view.axis, xs[next])}: ${values.map(([label, value]) => `${label} ${tellValue(value)}`).join(", ")}`);
       } else if ("+=".includes(event.key)) {
         const middle = plot.cursor.idx == null ? (from + to) / 2 : xs[plot.cursor.idx];
         told.zoom([Math.max(from, middle - (to - from) / 4), Math.min(to, middle + (to - from) / 4)]);
@@ -238,10 +245,11 @@ const curves = (() => {
       ],
       scales: {x: {time: false}, y: {range: (_, least, most) => [0, most || 1]}},
       axes: [
-        lineAxis({size: 30, values: (_, splits) => splits.map(x => (x % 1 ? "" : spellAt("updates", x)))}),
+        lineAxis({size: 30, space: 76, values: (_, splits) => splits.map(x => (x % 1 ? "" : spellAt("updates", x)))}),
         lineAxis({size: axisSize, values: (_, splits) => splits.map(spell)}),
       ],
       cursor: {y: false, drag: {x: true, y: false}, points: {show: false}},
+      hooks: {setLegend: [plot => tellLast("updates", (_, index, last) => spell(1000 * phases.seconds[order[index - 1]][last]))(plot)]},
     }, [phases.updates, ...order.map(place => layers[place])], holder);
   };
 

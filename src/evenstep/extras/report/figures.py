@@ -31,12 +31,21 @@ class MetricFigures:
 def metric_figures(metrics: Mapping[str, Mapping[int, float]]) -> list[MetricFigures]:
     """The figures of all metrics: losses and accuracies before others, evaluations before training, losses first."""
 
-    def rank(figures: MetricFigures) -> tuple[bool, bool, bool, bool, str]:
+    def rank(figures: MetricFigures) -> tuple[bool, bool, bool, bool, list[tuple[str, int]]]:
         name = figures.name
         where = name.startswith("perf/"), name.startswith("train/")
-        return figures.best is None, *where, not name.endswith("/loss"), name
+        return figures.best is None, *where, not name.endswith("/loss"), in_order(name)
 
     return sorted((_figures(name, values) for name, values in metrics.items() if values), key=rank)
+
+
+def in_order(name: str) -> list[tuple[str, int]]:
+    """By what names are sorted, so that numbers in them come as they count.
+
+    >>> sorted(["blocks.10", "blocks.2", "a"], key=in_order)
+    ['a', 'blocks.2', 'blocks.10']
+    """
+    return [(word, int(digits[:18] or -1)) for word, digits in re.findall(r"([^0-9]*)([0-9]*)", name)]
 
 
 def _figures(name: str, values: Mapping[int, float]) -> MetricFigures:
@@ -93,6 +102,16 @@ def spell_number(value: float) -> str:
     """
     rounded = f"{value:.4g}"
     return f"{float(rounded):,.0f}" if 1e4 <= abs(value) < 1e9 else rounded
+
+
+def spell_figure(value: float, name: str) -> str:
+    """A metric's value: four significant digits, or a size if it counts bytes.
+
+    >>> spell_figure(397_812_736.0, "perf/memory_peak_bytes"), spell_figure(0.25, "train/loss")
+    ('397.8 MB', '0.25')
+    """
+    is_size = name.endswith("_bytes") and 0 <= value < 1e18
+    return spell_bytes(round(value)) if is_size else spell_number(value)
 
 
 def spell_duration(seconds: float) -> str:

@@ -40,7 +40,7 @@ class Files:
             self.problems.append(f"`{name}` cannot be read: {error.strerror}.")
         return None
 
-    def object(self, name: str, consequence: str) -> dict[str, object]:
+    def json_object(self, name: str, consequence: str) -> dict[str, object]:
         """A file that is one JSON object; empty where it is not."""
         text = self.text(name)
         if text is None:

@@ -33,7 +33,12 @@
     for (const chart of data.charts) for (const curve of chart.curves) {
       if (view.hidden.has(curve.run) || !curve.updates.length) continue;
       const ends = curves.over(data.runs[curve.run], view.axis, [curve.updates[0], curve.updates[curve.updates.length - 1]]);
-      if (ends) [least, most] = [Math.min(least, ends[0]), Math.max(most, ends[1])];
+      if (!ends) continue;
+      for (const x of curves.over(data.runs[curve.run], view.axis, data.runs[curve.run].incidents.map(incident => incident[0]))) {
+        ends[0] = Math.min(ends[0], x);
+        ends[1] = Math.max(ends[1], x);
+      }
+      [least, most] = [Math.min(least, ends[0]), Math.max(most, ends[1])];
     }
     view.extent = least < most ? [least, most] : null;
   };
@@ -212,6 +217,7 @@
         const state = await (await fetch("state", {cache: "no-store"})).text();
         if (known !== null && state !== known) takeOver(await (await fetch("./", {cache: "no-store"})).text());
         known = state;
+        document.body.dataset.seen = state;
         one("live").textContent = "live";
       } catch {
         one("live").textContent = "the server has stopped";

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +22,7 @@ from evenstep.extras.report.figures import (
     metric_figures,
     spell_bytes,
     spell_duration,
+    spell_figure,
     spell_number,
 )
 from evenstep.extras.report.phases import Phases, phases
@@ -30,6 +32,7 @@ from evenstep.extras.report.timeline import Timelines, draw, timelines
 from evenstep.version import __version__
 
 if TYPE_CHECKING:
+    from jinja2 import Template
     from markupsafe import Markup
 
 REPORT = "report.html"
@@ -111,13 +114,6 @@ def render(runs: Sequence[ReportedRun], *, live: bool = False) -> str:
     Args:
         live: whether it comes from a server that has newer ones.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters.update(number=spell_number, bytes=spell_bytes, moment=_moment, plain=_plain, code=_code)
-    environment.filters.update(picture=_picture)
     names = _names(runs)
     drawn = charts(
         [
@@ -126,7 +122,7 @@ def render(runs: Sequence[ReportedRun], *, live: bool = False) -> str:
         ]
     )
     shown = [_shown(place, run) for place, run in enumerate(runs)]
-    return environment.get_template("page.html").render(
+    return _template().render(
         title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
         names=names,
         axes=names_of_axes(runs),
@@ -144,6 +140,20 @@ def render(runs: Sequence[ReportedRun], *, live: bool = False) -> str:
         version=__version__,
         **{key: _trusted(path) for key, path in _TRUSTED.items()},
     )
+
+
+@cache
+def _template() -> "Template":
+    """The page's template, compiled once."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    filters: dict[str, Any] = environment.filters
+    filters.update(number=spell_number, bytes=spell_bytes, moment=_moment, plain=_plain, code=_code)
+    filters.update(picture=_picture, figure=spell_figure)
+    return environment.get_template("page.html")
 
 
 def _shown(place: int, run: ReportedRun) -> _Shown:

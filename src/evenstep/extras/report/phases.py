@@ -8,13 +8,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-WHOLE = "perf/update_s"
+WHOLE, REST = "perf/update_s", "rest"
 _ORDER = (
     *("data", "transfer", "weigh", "forward", "backward", "reduce", "messages", "apply", "compiled"),
     *("hooks", "evaluate", "save", "write", "check", "loop"),
 )
 _BETWEEN = ("evaluate", "save")  # which the time of an update leaves out
-_SMALL = 0.01  # of the whole: a rest that is left out
+_SMALL = 0.01  # of the whole: a rest that is left out, a phase that is shown with others
 _NO_PHASE = ("update",)
 _MOST = 400
 
@@ -61,7 +61,8 @@ def phases(metrics: Mapping[str, Mapping[int, float]]) -> Phases | None:
         sums = [sum(column) for column in zip(*within, strict=True)] or [0.0] * len(updates)
         rest = [max(_finite(whole[update]) - total, 0.0) for update, total in zip(updates, sums, strict=True)]
         if sum(rest) > _SMALL * sum(_finite(value) for value in whole.values()):
-            names, columns = [*names, "rest"], [*columns, tuple(rest)]
+            names, columns = [*names, REST], [*columns, tuple(rest)]
+    names, columns = _joined(names, columns)
     means = tuple(math.fsum(column) / len(column) for column in columns)
     each = math.ceil(len(updates) / _MOST)  # that make one point of the picture
     return Phases(
@@ -84,6 +85,21 @@ def phase_of(name: str) -> str:
         return ""
     phase = rest.removesuffix("_s")
     return "" if phase in _NO_PHASE else phase
+
+
+def _joined(names: list[str], columns: list[tuple[float, ...]]) -> tuple[list[str], list[tuple[float, ...]]]:
+    """Phases that are hardly seen become one, which names them, before the rest."""
+    whole = math.fsum(map(math.fsum, columns))
+    small = [
+        place for place, column in enumerate(columns) if math.fsum(column) < _SMALL * whole and names[place] != REST
+    ]
+    if len(small) < 2:
+        return names, columns
+    together = tuple(math.fsum(values) for values in zip(*(columns[place] for place in small), strict=True))
+    kept = [place for place in range(len(names)) if place not in small]
+    left = [*((names[place], columns[place]) for place in kept), (", ".join(names[place] for place in small), together)]
+    left.sort(key=lambda one: one[0] == REST)
+    return [name for name, _ in left], [column for _, column in left]
 
 
 def _means(values: tuple[float, ...], each: int) -> tuple[float, ...]:

@@ -12,6 +12,7 @@ from typing import cast
 
 from evenstep.errors import ArgumentError
 from evenstep.extras.report.files import MAX_COUNT, Files
+from evenstep.extras.report.profiled import Profiled, read_profile
 from evenstep.extras.report.shown import ShownItem, read_shown
 from evenstep.extras.timeline import FOLDER as TIMELINE
 from evenstep.extras.timeline import RankTimeline, read_rank
@@ -80,6 +81,7 @@ class ReportedRun:
         starts: likewise.
         shown: texts, images and histograms, by update.
         timeline: what each rank did in one recorded update, by rank.
+        profiled: the operators of some updates, or None.
         problems: a sentence for each thing that could not be read.
     """
 
@@ -94,6 +96,7 @@ class ReportedRun:
     starts: list[StartLine] = field(default_factory=list)
     shown: list[ShownItem] = field(default_factory=list)
     timeline: list[RankTimeline] = field(default_factory=list)
+    profiled: Profiled | None = None
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -125,7 +128,7 @@ def read_run(folder: Path) -> ReportedRun:
         run.config = files.text(CONFIG) or ""
     if files.has(DEFAULTS):
         run.defaults = files.text(DEFAULTS) or ""
-    run.status = files.object(STATUS, "what became of the run is not known")
+    run.status = files.json_object(STATUS, "what became of the run is not known")
     _read_metrics(files, run)
     if files.has(INCIDENTS):
         run.incidents = [_incident(update, content) for update, content in files.lines(INCIDENTS)]
@@ -135,12 +138,13 @@ def read_run(folder: Path) -> ReportedRun:
     if run.starts:
         run.environment = dict(run.starts[-1].environment)
     if not run.environment and files.has(ENVIRONMENT):
-        run.environment = files.object(ENVIRONMENT, "it is left out")
+        run.environment = files.json_object(ENVIRONMENT, "it is left out")
     if files.has(SHOWN):
         run.shown = read_shown(files, SHOWN)
+    run.profiled = read_profile(files)
     for path in sorted((folder / TIMELINE).glob("rank-*.json")):
         name = f"{TIMELINE}/{path.name}"
-        content = files.object(name, "this rank is left out of the timeline")
+        content = files.json_object(name, "this rank is left out of the timeline")
         rank = read_rank(content)
         if rank is not None:
             run.timeline.append(rank)
@@ -214,7 +218,7 @@ def _read_checkpoints(files: Files, run: ReportedRun) -> None:
         latest = (files.text("latest") or "").strip()
     for path in sorted((run.folder / "checkpoints").glob("step-*/manifest.json")):
         name = path.parent.name
-        content = files.object(f"checkpoints/{name}/manifest.json", "the checkpoint is left out")
+        content = files.json_object(f"checkpoints/{name}/manifest.json", "the checkpoint is left out")
         match content:
             case {"update": int(update), "created": str(created), "files": dict(listed)} if 0 <= update <= MAX_COUNT:
                 sizes = [_size(entry) for entry in cast("dict[str, object]", listed).values()]

@@ -203,7 +203,10 @@ def draw(picture: Picture, scale_s: float) -> str:
     y = height - 18
     for tick in range(6):
         x = _LEFT + _WIDTH * tick / 5
-        parts.append(f'<text class="tick" x="{x:.1f}" y="{y + 13:.0f}">{_milliseconds(scale_s * tick / 5)}</text>')
+        anchor = " end" if tick == 5 else ""
+        parts.append(
+            f'<text class="tick{anchor}" x="{x:.1f}" y="{y + 13:.0f}">{_milliseconds(scale_s * tick / 5)}</text>'
+        )
     return "".join([*parts, "</svg>"])
 
 

@@ -1,0 +1,72 @@
+"""`evenstep report`: of one run, of several, and followed."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from evenstep.cli import main
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name, lr in (("a", 0.1), ("b", 0.2)):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "metrics.jsonl").write_text('{"update": 1, "train/loss": 2.5}\n')
+        (folder / "config.toml").write_text(f'name = "{name}"\n[optimizer]\nlr = {lr}\n')
+    return tmp_path / "runs"
+
+
+def test_a_run_has_its_page_in_its_folder(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "runs/a"]) == 0
+    assert capsys.readouterr().out == "runs/a/report.html\n"
+
+
+def test_several_runs_share_a_page_beside_their_folders(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (runs / "notes").mkdir()
+    assert main(["report", "runs/a", "runs/b", "runs/notes"]) == 0
+    assert capsys.readouterr().out == "no run, left out: runs/notes\nruns/report.html\n"
+    text = (runs / "report.html").read_text()
+    data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+    assert [run["name"] for run in data["runs"]] == ["a", "b"]
+    assert "optimizer.lr" in text  # in which they differ
+    assert main(["report", "runs/a", "runs/b", "runs/report.html", "--to", "both.html"]) == 0
+    assert Path("both.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["runs/a", "runs/none"], "`runs/none` must be a run folder, but is not there"),
+        (["runs", "."], "none of the 2 paths is a run folder"),
+        (["runs/none"], "`runs/none` must be a run folder, with `config.toml`"),
+        (["runs/a", "--follow", "--to", "x.html"], "`--to` can't be given with `--follow`"),
+        (["runs/a", "--to", "nowhere/x.html"], "the report cannot be written to `nowhere/x.html`"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    runs: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", *arguments]) != 0
+    assert said in capsys.readouterr().err
+
+
+def test_followed_runs_are_served_until_ctrl_c(runs: Path) -> None:
+    command = [sys.executable, "-m", "evenstep", "report", "runs/a", "runs/b", "--follow"]
+    with subprocess.Popen(
+        command, cwd=runs.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[0]
+        assert address.startswith("http://127.0.0.1:")
+        with urlopen(address, timeout=30) as answer:
+            assert "2 runs" in answer.read().decode()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (0, "")

@@ -1,0 +1,110 @@
+"""One update, timed action by action, and nothing changed by it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from evenstep import Hook, Logging, Loss, MapData, Task, Trainer
+from evenstep.errors import HookError
+from evenstep.events import TrainBegin, UpdateBegin, UpdateEnd
+from evenstep.extras.timeline import Timeline, read_rank
+from evenstep.options import Training
+from evenstep.pipeline import Op, PipelineModel
+
+PAIRS = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
+
+
+class Line(Task):
+    def loss(self, output: Any, batch: Any) -> Loss:
+        return Loss(((output - batch[1]) ** 2).sum())
+
+
+def trainer_of(
+    folder: Path | None, *hooks: Hook, model: nn.Module | None = None, task: Task | None = None, **options: Any
+) -> Trainer:
+    torch.manual_seed(0)
+    layers = model or nn.Sequential(nn.Linear(1, 4), nn.Linear(4, 1))
+    return Trainer(
+        model=layers,
+        task=task or Line(),
+        optimizer=torch.optim.SGD(layers.parameters(), lr=0.01),
+        data=MapData(PAIRS, global_batch_size=4, micro_batch_size=2),
+        updates=4,
+        device="cpu",
+        folder=folder,
+        hooks=list(hooks),
+        log=Logging(writers=()),
+        **options,
+    )
+
+
+def test_the_actions_of_one_update_are_timed_in_their_order(tmp_path: Path) -> None:
+    trainer_of(tmp_path, Timeline(update=3)).train()
+    (file,) = (tmp_path / "timeline").iterdir()
+    rank = read_rank(json.loads(file.read_text()))
+    assert rank is not None
+    assert (file.name, rank.update, rank.rank, rank.rank_of) == ("rank-00000.json", 3, 0, (0,))
+    computed = [str(one.action) for one in rank.actions if one.action.microbatch >= 0]
+    assert computed == ["0F0", "0B0", "0F1", "0B1"]
+    times = [moment for one in rank.actions for moment in (one.start_s, one.end_s)]
+    assert times == sorted(times)
+    assert times[0] >= 0
+    assert all(one.end_s > one.start_s for one in rank.actions if one.action.microbatch >= 0)
+
+
+def test_a_model_in_stages_tells_the_stages_and_what_feeds_what(tmp_path: Path) -> None:
+    model = PipelineModel([nn.Linear(1, 4), nn.Linear(4, 1)], stages_per_rank=2)
+    trainer_of(tmp_path, Timeline(update=2), model=model).train()
+    rank = read_rank(json.loads((tmp_path / "timeline" / "rank-00000.json").read_text()))
+    assert rank is not None
+    assert (rank.rank_of, rank.edges, rank.schedule) == ((0, 0), ((0, 1),), "sequential")
+    assert {one.action.stage for one in rank.actions} == {0, 1}
+
+
+def test_the_parameters_are_those_of_a_run_that_is_not_timed(tmp_path: Path) -> None:
+    timed, plain = trainer_of(tmp_path, Timeline(update=2)), trainer_of(None)
+    for trainer in (timed, plain):
+        trainer.train()
+    theirs = plain.model.state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in timed.model.state_dict().items())
+    assert not any("_time" in repr(act) for stage in timed.stages.values() for act in stage.acts.values())
+
+
+def test_an_update_without_actions_is_said(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, hook := Timeline(update=2))
+    acts = trainer.stages[0].acts
+    hook.before_update(UpdateBegin(update=2, num_microbatches=2))
+    with pytest.raises(HookError, match="the update is compiled as a whole, or this rank had no work"):
+        hook.after_update(UpdateEnd(update=2, committed=True, num_samples=4))
+    assert trainer.stages[0].acts is acts
+
+
+def test_of_an_update_that_is_tried_again_only_the_last_try_counts(tmp_path: Path) -> None:
+    class Again(Line):
+        tries = 0
+
+        def loss(self, output: Any, batch: Any) -> Loss:
+            self.tries += self.now.is_training
+            if self.tries == 2:  # the second micro-batch of the first update
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return super().loss(output, batch)
+
+        def split(self, batch: Any) -> list[Any]:
+            return [[column[:1] for column in batch], [column[1:] for column in batch]]
+
+    trainer_of(tmp_path, Timeline(update=1), task=Again(), train=Training(check_loss=False)).train()
+    rank = read_rank(json.loads((tmp_path / "timeline" / "rank-00000.json").read_text()))
+    assert rank is not None
+    forwards = [str(one.action) for one in rank.actions if one.action.op is Op.FORWARD]
+    assert len(forwards) == len(set(forwards))
+
+
+def test_without_a_folder_it_is_refused() -> None:
+    trainer = trainer_of(None, hook := Timeline())
+    with pytest.raises(HookError, match="has no `folder`"):
+        hook.before_train(TrainBegin(update=0, updates=4, resumed=False))
+    assert trainer.folder is None
