@@ -16,6 +16,8 @@ NATS_PER_BIT = log(2)
 class NextByte(Task):
     """Summed cross-entropy of the next byte, in nats; a batch is (inputs, targets), both `[batch, position]`."""
 
+    unit = "tokens"  # a byte is one
+
     def weight(self, batch: tuple[Tensor, Tensor]) -> int:
         """The number of bytes that are predicted."""
         return batch[1].numel()

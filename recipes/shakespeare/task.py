@@ -13,6 +13,8 @@ from evenstep.events import TrainEnd
 class NextCharacter(Task):
     """Summed cross-entropy of the next character, in nats; a batch is (inputs, targets), both `[batch, position]`."""
 
+    unit = "tokens"  # a character is one
+
     def weight(self, batch: tuple[Tensor, Tensor]) -> int:
         """The number of characters that are predicted."""
         return batch[1].numel()

@@ -30,6 +30,8 @@ BATCH = 64
 class Translate(Task):
     """Summed cross-entropy of the next byte, in nats."""
 
+    unit = "tokens"  # a byte is one
+
     def inputs(self, batch: Batch) -> Batch:
         """The source, and the target without its last token."""
         return {"source": batch["source"], "tokens": batch["target"][:, :-1]}

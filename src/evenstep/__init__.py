@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         JsonlWriter,
         MemoryUse,
         MlflowWriter,
+        Profile,
         PrometheusWriter,
         Save,
         Statistics,
@@ -192,6 +193,7 @@ __all__ = [
     "Precision",
     "Prediction",
     "Processes",
+    "Profile",
     "PrometheusWriter",
     "Result",
     "Retry",
@@ -237,8 +239,8 @@ _named, _ = lazy_names(
         ".data": "AllTasks Batch Data MapData Mixture RoundRobin Sampled StreamData UpdateData",
         ".errors": "EvenstepError",
         ".events": "Best ConsoleWriter CsvWriter EarlyStop Evaluate Histogram Hook Image Incident JsonlWriter "
-        "MemoryUse MlflowWriter PrometheusWriter Save Statistics StopFile TensorBoardWriter Text TimeBudget Timer "
-        "WandbWriter Watchdog Writer",
+        "MemoryUse MlflowWriter Profile PrometheusWriter Save Statistics StopFile TensorBoardWriter Text TimeBudget "
+        "Timer WandbWriter Watchdog Writer",
         ".extras.multitask": "AlignedMtl GradNorm PcGrad Scheduled Uncertainty",
         ".optim.ema": "Ema",
         ".optim.groups": "ParameterGroup",

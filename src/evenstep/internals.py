@@ -13,6 +13,7 @@ from datetime import timedelta
 from functools import lru_cache
 from importlib import import_module
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -113,9 +114,29 @@ def profiler_runs() -> bool:
     return _profiler()
 
 
+def record_memory_history() -> None:
+    """Record each allocation on CUDA devices from now on; what is recorded has no public names."""
+    cast("Any", torch.cuda.memory)._record_memory_history(max_entries=1_000_000)
+
+
+def save_memory_history(path: Path) -> None:
+    """Write what was recorded, as torch's own page for it reads it."""
+    cast("Any", torch.cuda.memory)._dump_snapshot(str(path))
+
+
+def end_memory_history() -> None:
+    """Record no more."""
+    cast("Any", torch.cuda.memory)._record_memory_history(enabled=None)
+
+
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module that `torch.compile` wrapped, whose parameter names have no prefix; or `module` itself."""
     return cast("nn.Module", getattr(module, "_orig_mod", module))
+
+
+def say_stepped(optimizer: Optimizer) -> None:
+    """Let a torch scheduler step that is asked ahead: it warns where the optimizer has made no step before it."""
+    vars(optimizer)["_opt_called"] = True
 
 
 def compiled_in_place(module: nn.Module) -> bool:

@@ -271,9 +271,12 @@ class Logging:
         writers: one or several `Writer`, by themselves or by name: "console", "jsonl", "csv", "tensorboard", "wandb",
             "mlflow", "prometheus". None takes the first two in a run with a folder, "console" alone where a person
             watches, and else none; `()` writes nothing.
+        flops: whether the floating-point operations of a micro-batch are counted before training, for the metrics
+            perf/flops_per_s and perf/mfu.
+        peak_tflops: what one device can do, in 10¹² operations a second, for perf/mfu; by default what is known of it.
 
     Raises:
-        ArgumentError: a period below 1, or a writer that is named twice.
+        ArgumentError: a period below 1, a writer that is named twice, or a peak without `flops`.
 
     >>> Logging(writers="csv").every_updates
     10
@@ -281,9 +284,18 @@ class Logging:
 
     every_updates: int = 10
     writers: "Sequence[Writer | WriterName] | Writer | WriterName | None" = None
+    flops: bool = False
+    peak_tflops: float | None = None
 
     def __post_init__(self) -> None:
         _check_count("every_updates", self.every_updates, may_be_none=False)
+        require_flag("flops", self.flops)
+        _check_positive("peak_tflops", self.peak_tflops)
+        if self.peak_tflops is not None and not self.flops:
+            raise ArgumentError(
+                f"`peak_tflops` is what the counted operations are compared with, but `flops` is {self.flops}; set "
+                f"`flops` as well."
+            )
         names = [one for one in self.writers if isinstance(one, str)] if isinstance(self.writers, list | tuple) else []
         twice = [name for name in sorted(names) if names.count(name) > 1]
         if twice:

@@ -51,7 +51,10 @@ def rows(folder: Path, torch: str) -> Iterator[tuple[str, Callable[[], str]]]:
     yield "wheel and sdist", lambda: _build(folder)
     wheel, sdist = (next(folder.glob(pattern), folder / pattern) for pattern in ("*.whl", "*.tar.gz"))
     yield "what the wheel holds", lambda: _holds(zipfile.ZipFile(wheel).namelist(), IN_WHEEL)
-    yield "what the sdist holds", lambda: _holds([name.partition("/")[2] for name in tarfile.open(sdist).getnames()], IN_SDIST)
+    yield (
+        "what the sdist holds",
+        lambda: _holds([name.partition("/")[2] for name in tarfile.open(sdist).getnames()], IN_SDIST),
+    )
     yield "the long description", lambda: _described(wheel, [wheel, sdist])
     yield "links in README and docs", _linked
     for built in (wheel, sdist):
@@ -59,7 +62,9 @@ def rows(folder: Path, torch: str) -> Iterator[tuple[str, Callable[[], str]]]:
 
 
 def _run(*command: str | Path, cwd: Path = ROOT) -> str:
-    done = subprocess.run([str(one) for one in command], cwd=cwd, capture_output=True, text=True, check=True, timeout=1800)
+    done = subprocess.run(
+        [str(one) for one in command], cwd=cwd, capture_output=True, text=True, check=True, timeout=1800
+    )
     return done.stdout + done.stderr
 
 
@@ -77,12 +82,12 @@ def _holds(names: list[str], wanted: tuple[str, ...]) -> str:
 
 
 def _described(wheel: Path, built: list[Path]) -> str:
-    said = _run(sys.executable, "-m", "twine", "check", "--strict", *built)
+    _run(sys.executable, "-m", "twine", "check", "--strict", *built)
     with zipfile.ZipFile(wheel) as files:
         metadata = files.read(next(name for name in files.namelist() if name.endswith("METADATA"))).decode()
     links = relative_links(metadata)
     assert not links, f"leads nowhere on an index: {links}"
-    return " ".join(said.split()[-4:]) + ", no link into the repository"
+    return "rendered without a warning, no link into the repository"
 
 
 def _linked() -> str:

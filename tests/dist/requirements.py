@@ -1,6 +1,6 @@
 """Prints what the extra `dev` needs beside torch, so that the suite can be tried with a torch that is not allowed yet.
 
-    python tests/dist/requirements.py
+python tests/dist/requirements.py
 """
 
 import re

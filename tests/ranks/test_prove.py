@@ -9,6 +9,7 @@ from scripts import Script
 from squares import write_run
 
 ROWS = "kill,ordered,zero1"
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 @pytest.fixture
@@ -50,6 +51,24 @@ def test_ranks_and_a_killed_run_end_at_the_bits_of_one_process(file: Path, tmp_p
     assert rows["kill"]["value"] == rows["kill"]["bound"] and len(rows["kill"]["value"]) == 64
 
 
+def test_a_module_that_goes_by_the_rank_is_named(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "ranked.py").write_text(
+        "import os\n"
+        "import recipe\n"
+        "from torch import nn\n"
+        "class Ranked(nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x * (1 + 0.5 * int(os.environ.get('RANK', '0')))\n"
+        "def net():\n"
+        "    return nn.Sequential(recipe.model(), Ranked())\n"
+    )
+    proof = tmp_path / "proof.json"
+    arguments = ["--model.target", "ranked.py:net", "--rows", "ddp", "--updates", 1, "--json", proof]
+    assert Script("-m", "evenstep", "prove", file, *arguments).ended().code == 1
+    row = json.loads(proof.read_text())["rows"][0]
+    assert "module `1` (Ranked) gives other outputs on several ranks" in row["causes"][0]
+
+
 def test_ctrl_c_ends_it_with_130_and_leaves_no_process(file: Path) -> None:
     slow = ["--task.args.slow_s", "0.5"]
     command = Script("-m", "evenstep", "prove", file, "--rows", "ordered", *slow)
@@ -61,11 +80,11 @@ def test_ctrl_c_ends_it_with_130_and_leaves_no_process(file: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["digits", "digits_multitask", "gpt_bytes", "translation"])
-def test_every_row_of_the_recipes_holds_or_does_not_apply(recipe: str, tmp_path: Path) -> None:
-    run = Path(__file__).parents[2] / "recipes" / recipe / "run.toml"
-    more = ["--hooks", "[]"] if recipe == "translation" else []  # which need an extra
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("run", sorted(RECIPES.glob("*/run.toml")), ids=lambda run: run.parent.name)
+def test_every_row_of_the_recipes_holds_or_does_not_apply(run: Path, tmp_path: Path) -> None:
+    more = ["--hooks", "[]"] if run.parent.name == "translation" else []  # which need an extra
     proof = tmp_path / "proof.json"
-    done = Script("-m", "evenstep", "prove", run, "--json", proof, *more).ended(timeout_s=290)
+    done = Script("-m", "evenstep", "prove", run, "--json", proof, *more).ended(timeout_s=1190)
     failed = [row for row in json.loads(proof.read_text())["rows"] if row["holds"] is False]
     assert (done.code, failed) == (0, [])

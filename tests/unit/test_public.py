@@ -78,6 +78,7 @@ def test_the_public_names_are_these_and_sorted() -> None:
         "Precision",
         "Prediction",
         "Processes",
+        "Profile",
         "PrometheusWriter",
         "Result",
         "Retry",

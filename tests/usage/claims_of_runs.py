@@ -4,6 +4,32 @@ from claims import Area, limit, refused, works
 
 AREAS = (
     Area(
+        "A certificate of one's own run",
+        (
+            works(
+                "`evenstep prove`: cuts, formats, ranks, stages, kill and resume of a run file; table and JSON",
+                "unit/cli/test_prove.py::test_a_sound_run_holds_in_every_row_and_nothing_is_written",
+                "ranks/test_prove.py::test_ranks_and_a_killed_run_end_at_the_bits_of_one_process",
+                "ranks/test_prove.py::test_ctrl_c_ends_it_with_130_and_leaves_no_process",
+            ),
+            works(
+                "what fails is named: losses and weights, modules, buffers, generators, hooks, hidden state",
+                "usage/test_prove.py::test_a_fault_is_caught_by_the_row_that_is_about_it_and_named",
+            ),
+            works(
+                "no false alarm on sound runs, the recipes, and a Llama and T5 of `transformers`",
+                "usage/test_prove.py::test_a_sound_run_fails_no_row_and_its_loop_by_hand_gives_the_same",
+                "usage/test_prove.py::test_models_of_transformers_cut_unevenly_by_hand_and_resumed_are_the_same",
+                "ranks/test_prove.py::test_every_row_of_the_recipes_holds_or_does_not_apply",
+            ),
+            limit(
+                "models that can't be in float64 are compared in float32, steps that magnify rounding by gradients",
+                "usage/test_prove.py::test_a_model_that_is_not_for_float64_is_compared_in_float32_and_that_is_said",
+                "usage/test_prove.py::test_steps_that_take_the_sign_of_rounding_are_compared_by_their_gradient",
+            ),
+        ),
+    ),
+    Area(
         "The loss",
         (
             works(
@@ -329,6 +355,76 @@ AREAS = (
                 "unit/train/test_compiled_update.py::test_options_that_no_graph_can_hold_are_refused",
                 "unit/train/test_compiled_update.py::test_hooks_within_an_update_are_refused_and_others_are_not",
                 "unit/train/test_compiled_update.py::test_what_depends_on_numbers_is_an_error_that_says_what_to_do",
+            ),
+        ),
+    ),
+    Area(
+        "Metrics, writers, profiles",
+        (
+            works(
+                "writers: console, JSONL, CSV, TensorBoard, and one's own by target in a run file",
+                "contract/test_writers.py::test_every_value_at_every_update_arrives_whatever_the_periods",
+                "contract/test_writers.py::test_a_killed_run_that_is_resumed_reads_as_if_it_had_not_been",
+                "unit/cli/test_train.py::test_a_writer_of_ones_own_is_built_with_its_arguments",
+            ),
+            works(
+                "W&B (extra `wandb`), offline; its service is not tried",
+                "unit/events/writers/test_wandb.py::test_an_offline_run_has_every_value_at_its_update_and_all_that_is_shown",
+            ),
+            works(
+                "MLflow (extra `mlflow`), with the store of files; servers and databases are not tried",
+                "unit/events/writers/test_mlflow.py::"
+                "test_the_store_has_every_value_at_its_update_the_parameters_and_all_that_is_shown",
+                "unit/events/writers/test_mlflow.py::test_a_resumed_run_goes_on_in_the_same_and_says_what_has_changed",
+            ),
+            works(
+                "a text file for Prometheus's node exporter",
+                "unit/events/writers/test_prometheus.py::"
+                "test_the_newest_value_of_each_metric_is_there_and_what_the_run_does",
+            ),
+            refused(
+                "a writer that is none, is not installed, or has other arguments, also by `check`",
+                "unit/cli/test_train.py::test_a_writer_that_is_none_is_refused_by_its_key",
+                "unit/cli/test_train.py::test_a_writer_whose_package_is_missing_is_refused_by_check",
+            ),
+            limit(
+                "W&B and MLflow take nothing back: what happens again after a resume is there twice",
+            ),
+            works(
+                "texts, images and histograms that hooks and tasks show, in the run folder and by writers that can",
+                "unit/events/writers/test_shown.py::"
+                "test_hooks_and_tasks_show_and_the_writers_hear_of_the_configuration",
+                "unit/events/writers/test_shown.py::test_the_run_folder_has_all_that_was_shown",
+                "unit/events/test_shown.py::test_what_an_update_that_was_given_up_has_shown_is_forgotten",
+            ),
+            works(
+                "seconds of each phase of an update; samples and tokens so far, also after a resume",
+                "unit/train/test_phases.py::test_a_window_says_the_seconds_of_each_phase_per_update",
+                "unit/train/test_phases.py::test_tokens_are_counted_on_after_a_stop_in_the_midst_of_a_window",
+            ),
+            works(
+                "FLOPs and their share of the peak, of compiled models too; counting changes no bit",
+                "unit/train/test_flops.py::test_the_rate_is_that_of_samples_times_what_matrices_take",
+                "unit/train/test_flops.py::test_counting_changes_no_bit",
+                "unit/train/test_flops.py::test_a_compiled_model_is_counted_as_it_is_written",
+            ),
+            works(
+                "`--profile 10:13`: a trace, and a table by operator; the bits are those without",
+                "unit/events/hooks/test_profile.py::test_the_updates_are_in_a_trace_with_the_names_of_what_was_done",
+                "unit/events/hooks/test_profile.py::test_the_table_has_what_each_operator_took",
+            ),
+            works("… with a record of the allocations on CUDA"),
+            works(
+                "`--limit.batches`, `--overfit`, `evenstep summary`",
+                "unit/data/test_first_batches.py::test_each_epoch_is_the_beginning_of_the_whole_one_in_its_own_order",
+                "unit/cli/test_trying_out.py::test_to_overfit_is_to_train_and_evaluate_on_the_first_samples_only",
+                "unit/cli/test_model_table.py::test_each_module_is_there_with_its_shape_and_parameters",
+            ),
+            refused(
+                "a profile or a trial that can't be: no such updates, no such samples, a stream, memory of a CPU",
+                "unit/cli/test_train.py::test_a_profile_that_cannot_be_is_refused_by_its_key",
+                "unit/events/hooks/test_profile.py::test_what_cannot_be_profiled_is_refused_before_training",
+                "unit/cli/test_trying_out.py::test_what_cannot_be_tried_out_is_refused",
             ),
         ),
     ),
@@ -745,7 +841,7 @@ AREAS = (
                 "test_parameters_of_a_task_are_a_group_of_their_own_and_named_by_patterns",
             ),
             refused(
-                "trained parameters of a task that the optimizer does not hold, in stages, and in a compiled update",
+                "trained parameters of a task that the optimizer holds in part, in stages, and in a compiled update",
                 "unit/train/test_task_parameters.py::"
                 "test_what_the_optimizer_does_not_hold_is_refused_and_the_model_is_as_it_was",
                 "unit/train/test_task_parameters.py::test_what_can_not_be_trained_is_refused_by_name",

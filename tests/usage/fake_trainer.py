@@ -24,6 +24,7 @@ class FakeTrainer:
     folder: Path | None
     asked: list[str] = field(default_factory=list)
     is_first_rank: bool = True
+    rank: int = 0
     storage: Storage = field(default_factory=Storage)
     updates: int | None = 100
     evaluations: dict[str, object] = field(default_factory=lambda: {"valid": None})

@@ -129,6 +129,81 @@ class Run:
         return Bench(open=open_subject, elsewhere=None, updates=updates, layered="its layers are not known", **more)
 
 
+# What is sound, but special.
+
+
+class OnlyFloat32(nn.Module):
+    """A kernel that is there for one format only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype != torch.float32:
+            raise TypeError("OnlyFloat32 is for float32")
+        return x
+
+
+class Unused(nn.Module):
+    """A parameter whose gradient is 0 but for rounding, in a sum that cancels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + self.shift) * 1.1 - self.shift * 1.1
+
+
+class Tokens(torch.utils.data.Dataset[Tensor]):
+    """48 sequences of 5 to 8 tokens."""
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.randint(1, 50, (5 + index % 4,), generator=torch.Generator().manual_seed(index))
+
+
+def with_labels(samples: list[Tensor]) -> dict[str, Tensor]:
+    ids = nn.utils.rnn.pad_sequence(samples, batch_first=True)
+    return {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": ids.masked_fill(ids == 0, -100)}
+
+
+class NextToken(Task):
+    """The loss as the model gives it, with the number of labels that it is a mean over."""
+
+    shift = 1
+
+    def inputs(self, batch: Any) -> Any:
+        return batch
+
+    def weight(self, batch: Any) -> Any:
+        return (batch["labels"][:, self.shift :] != -100).sum()
+
+    def loss(self, output: Any, batch: Any) -> Any:
+        return Loss.of_mean(output.loss, self.weight(batch))
+
+
+class Translate(NextToken):
+    shift = 0
+
+
+def of_transformers(architecture: str) -> Run:
+    """A tiny Llama or T5 with random weights, dropout and padding."""
+    import transformers
+
+    size = {"vocab_size": 50}
+
+    def llama() -> nn.Module:
+        shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**size, **shape, attention_dropout=0.1))
+
+    def t5() -> nn.Module:
+        shape = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 0}
+        return transformers.T5ForConditionalGeneration(transformers.T5Config(**size, **shape, dropout_rate=0.1))
+
+    model, task = (llama, NextToken) if architecture == "llama" else (t5, Translate)
+    return Run(model=model, task=task, dataset=Tokens, collate=lambda: with_labels)
+
+
 # What is wrong, one class or function each.
 
 

@@ -17,6 +17,7 @@ import claims_of_batteries
 import claims_of_ranks
 import claims_of_runs
 import claims_of_systems
+import claims_of_transformers
 import environments
 from claims import Area, Claim, Kind
 
@@ -25,6 +26,7 @@ PAGE = ROOT / "docs" / "support-matrix.md"
 AREAS: tuple[Area, ...] = (
     *(*claims_of_runs.AREAS, *claims_of_ranks.AREAS),
     *(*claims_of_batteries.AREAS, *claims_of_systems.AREAS),
+    *claims_of_transformers.AREAS,
 )
 _BEGIN = """# What is supported
 

@@ -1,7 +1,8 @@
 """Runs with one fault each: a row fails, and what it says names the fault."""
 
 import pytest
-from prove_mutants import MUTANTS, Run
+import torch
+from prove_mutants import MUTANTS, Net, OnlyFloat32, Run, Unused, of_transformers
 
 from evenstep.extras.prove.rows import Prover, Verdict
 
@@ -18,6 +19,34 @@ def test_a_sound_run_fails_no_row_and_its_loop_by_hand_gives_the_same() -> None:
         *("loss", "again", "cuts 2", "cuts 4", "cuts ragged", "optimizer", "format 32-true", "resume"),
     }
     assert not [name for name, verdict in found.items() if verdict.holds is False]
+
+
+def test_a_model_that_is_not_for_float64_is_compared_in_float32_and_that_is_said() -> None:
+    found = verdicts(Run(model=lambda: Net(OnlyFloat32)), "cuts 2", "cuts ragged", "format 32-true", "optimizer")
+    assert found["cuts 2"].holds and found["cuts ragged"].holds and found["format 32-true"].holds
+    assert "float32" in found["cuts 2"].measure and "OnlyFloat32 is for float32" in found["cuts 2"].note
+    assert found["optimizer"].holds is None
+
+
+def test_steps_that_take_the_sign_of_rounding_are_compared_by_their_gradient() -> None:
+    lion = Run(model=lambda: Net(Unused), optimizer=lambda model: torch.optim.Rprop(model.parameters()))
+    found = verdicts(lion, "cuts 2", "cuts 4")
+    assert [one.holds for one in found.values()] == [True, True], found
+
+
+@pytest.mark.parametrize("architecture", ["llama", "t5"])
+def test_models_of_transformers_cut_unevenly_by_hand_and_resumed_are_the_same(architecture: str) -> None:
+    pytest.importorskip("transformers")
+    found = verdicts(of_transformers(architecture), "cuts ragged", "optimizer", "resume", updates=2)
+    assert all(verdict.holds for verdict in found.values()), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["llama", "t5"])
+def test_models_of_transformers_fail_no_row_at_all(architecture: str) -> None:
+    pytest.importorskip("transformers")
+    found = verdicts(of_transformers(architecture))
+    assert not [name for name, verdict in found.items() if verdict.holds is False], found
 
 
 @pytest.mark.parametrize("name", MUTANTS)

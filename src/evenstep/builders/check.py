@@ -26,7 +26,8 @@ from evenstep.config.tasks import data_tables, evaluations_of, schedules_of
 from evenstep.config.translate import faults_of, keys_in
 from evenstep.data.batch_sizes import batch_sizes
 from evenstep.data.mixture import check_windows
-from evenstep.data.sampling import check_curriculum, check_only_for_tokens, check_unit
+from evenstep.data.sampling import check_curriculum, check_only_for_tokens, check_packed, check_unit
+from evenstep.events import Profile
 from evenstep.events.hooks.target import MetricTarget
 from evenstep.optim.ema import Ema
 from evenstep.optim.groups import Grouping, ParameterGroup
@@ -54,6 +55,10 @@ def _options(config: Config) -> Iterator[Fault]:
     yield from faults_of(one_of_two, keys_in("optimizer", optimizer))
     yield from faults_of(partial(build_logging, config), keys_in("log", config.log))
     yield from faults_of(partial(build_failures, config), keys_in("failures", failures))
+    if config.profile is not None:
+        profile = config.profile
+        check = lambda: Profile(**profile.model_dump()).check(config.train.updates)  # noqa: E731 - built as it is checked
+        yield from faults_of(check, keys_in("profile", profile), "train.updates")
     keys = keys_in("failures", failures) | keys_in("checkpoint", checkpoint) | {"metric": "checkpoint.best.metric"}
     yield from faults_of(partial(build_checkpointing, config), keys)
     for name, policy in (("non_finite", failures.non_finite), ("loss_spike", failures.loss_spike)):
@@ -153,9 +158,12 @@ def _data(config: Config) -> Iterator[Fault]:
         for name, is_given, has_budget in (
             ("batch_size_multiple", data.batch_size_multiple != 1, cut_by_tokens),
             ("oversized", data.oversized != "error", cut_by_tokens),
+            ("packed", data.packed, cut_by_tokens),
             ("length_window", data.length_window is not None, tokens is not None),
         ):
             yield from faults_of(partial(check_only_for_tokens, has_budget=has_budget, **{name: is_given}), keys)
+        multiple, window = data.batch_size_multiple, data.length_window
+        yield from faults_of(partial(check_packed, data.packed, multiple=multiple, window=window), keys)
 
 
 def _tasks(config: Config) -> Iterator[Fault]:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
+from torch.utils.data import Subset
 
 from evenstep.config.arguments import Call
 from evenstep.config.schema import DataTable, FailuresTable
@@ -54,6 +55,26 @@ def build_data(
         )
 
 
+def first_samples(dataset: object, count: int, key: str) -> object:
+    """The first `count` samples of a map-style dataset, for trying out.
+
+    Raises:
+        ConfigError: it is a stream, or has fewer.
+    """
+    if _is_stream(dataset):
+        raise ConfigError([f"`overfit` is for datasets with a length, but `{key}.train` gives a stream; leave it out."])
+    samples = len(cast("Any", dataset))
+    if count > samples:
+        raise ConfigError(
+            [f"`overfit` must be at most the {samples} samples of `{key}.train`, but is {count}; lower it."]
+        )
+    first: Any = Subset(cast("Any", dataset), range(count))
+    if hasattr(dataset, "lengths"):
+        lengths = cast("Any", dataset).lengths
+        first.lengths = lengths if callable(lengths) else lengths[:count]
+    return first
+
+
 def build_evaluation(
     name: str,
     config: DataTable,
@@ -89,6 +110,7 @@ def build_evaluation(
             global_batch_tokens=tokens,
             lengths=None if tokens is None else _lengths(dataset, config),
             oversized="error" if tokens is None else config.oversized,
+            packed=tokens is not None and config.packed,
             retries=failures.loader_retries,
             shuffle=False,
             **config.model_dump(include={"num_workers", "prefetch_batches", "timeout_s"}),
@@ -98,7 +120,7 @@ def build_evaluation(
 
 _OF_STREAMS = {"exact_resume", "shared"}
 _OF_MAPS = (
-    *("global_batch_tokens", "micro_batch_tokens", "oversized", "length_window", "batch_size_multiple"),
+    *("global_batch_tokens", "micro_batch_tokens", "oversized", "length_window", "batch_size_multiple", "packed"),
     *("curriculum_epochs", "num_workers", "batch_size_unit"),
 )
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from evenstep.builders.tasks import build_coefficients, build_combine
 from evenstep.config.schema import Config
-from evenstep.events import Best, EarlyStop, Evaluate, Hook, TimeBudget
+from evenstep.events import Best, EarlyStop, Evaluate, Hook, Profile, TimeBudget
 from evenstep.optim.ema import Ema
-from evenstep.options import Checkpointing, Failures, Logging, Memory, Training
+from evenstep.options import Checkpointing, Failures, Logging, Memory, Training, WriterName
 from evenstep.precision import PRECISIONS, Precision, SixteenBits
 
 
@@ -44,8 +44,8 @@ def build_failures(config: Config) -> Failures:
 
 def build_logging(config: Config) -> Logging:
     """Where metrics go, as far as names say it."""
-    named = [one for one in config.log.writers if isinstance(one, str)]
-    return Logging(**{**config.log.model_dump(), "writers": named})
+    named: list[WriterName] = [one for one in config.log.writers if isinstance(one, str)]
+    return Logging(**config.log.model_dump(exclude={"writers"}), writers=named)
 
 
 def build_precision(config: Config) -> Precision:
@@ -72,6 +72,8 @@ def build_hooks(config: Config, own: Sequence[Hook]) -> list[Hook]:
         hooks.append(Evaluate(**config.evaluate.model_dump()))
     if config.early_stop is not None:
         hooks.append(EarlyStop(**config.early_stop.model_dump()))
+    if config.profile is not None:
+        hooks.append(Profile(**config.profile.model_dump()))
     hooks.extend(own)
     if config.train.max_minutes is not None:
         hooks.append(TimeBudget(max_minutes=config.train.max_minutes))

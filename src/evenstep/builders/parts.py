@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from evenstep.builders.data import build_data, build_evaluation
+from evenstep.builders.data import build_data, build_evaluation, first_samples
 from evenstep.builders.optimizer import build_grouped, build_optimizer
 from evenstep.builders.options import build_checkpointing, build_failures, build_precision, build_training
 from evenstep.builders.pipeline import build_model
@@ -25,8 +25,9 @@ from evenstep.config.named import OpenRun
 from evenstep.config.schema import Config, OneTaskTable
 from evenstep.config.tasks import data_tables, evaluations_of
 from evenstep.data import Data, Mixture
+from evenstep.data.first_batches import FirstBatches
 from evenstep.data.seeding import undisturbed
-from evenstep.errors import TaskError
+from evenstep.errors import ConfigError, TaskError
 from evenstep.events import Hook, Writer
 from evenstep.options import Checkpointing, Logging, WriterName
 from evenstep.parallel import Mesh
@@ -103,7 +104,7 @@ class RunParts:
             train=build_training(config),
             checkpoint=build_checkpointing(config, kept) if keeps else Checkpointing(config=kept),
             failures=build_failures(config),
-            log=Logging(every_updates=config.log.every_updates, writers=writers),
+            log=Logging(**config.log.model_dump(exclude={"writers"}), writers=writers),
             **more,
         )
         if self.loaded is not None:
@@ -166,11 +167,15 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
     else:
         optimizer = build_optimizer(calls["optimizer"], model, config.optimizer.lr, fuse=fuse, shards=shards)
     tables = data_tables(config)
+    datasets = {key: make(f"{key}.train", object) for key in tables}
+    overfit, batches = config.overfit, config.limit.batches
+    if overfit is not None:
+        datasets = {key: first_samples(dataset, overfit, key) for key, dataset in datasets.items()}
     train = {
         key: build_data(
             table,
             config.failures,
-            make(f"{key}.train", object),
+            datasets[key],
             calls.get(f"{key}.collate"),
             key=key,
             pipeline_ranks=config.parallel.pipeline,
@@ -184,7 +189,7 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
                 name,
                 table,
                 config.failures,
-                make(f"{key}.evaluations.{name}", object),
+                make(f"{key}.evaluations.{name}", object) if overfit is None else datasets[key],
                 calls.get(f"{key}.collate"),
                 key=key,
             )
@@ -193,17 +198,22 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
         }
 
     evaluations = {name: evaluation(name) for name in evaluations_of(config)}
+    sets = {
+        name: Mixture(_by_task(some), end="max") if config.tasks else some["data"] for name, some in evaluations.items()
+    }
+    data = build_mixture(config, _by_task(train)) if config.tasks else train["data"]
+    if batches is not None:
+        if not data.knows_length:
+            raise ConfigError(["`limit.batches` is for datasets with a length, but there is a stream; leave it out."])
+        data, sets = FirstBatches(data, batches), {name: FirstBatches(one, batches) for name, one in sets.items()}
     return RunParts(
         config=config,
         model=model,
         task=task.get("", task),
         optimizer=optimizer,
         groups=described_groups(optimizer) if config.optimizer.is_divided else (),
-        data=build_mixture(config, _by_task(train)) if config.tasks else train["data"],
-        evaluations={
-            name: Mixture(_by_task(some), end="max") if config.tasks else some["data"]
-            for name, some in evaluations.items()
-        },
+        data=data,
+        evaluations=sets,
         hooks=hooks,
         writers=[
             one if isinstance(one, str) else make(f"log.writers.{index}", Writer)

@@ -86,6 +86,13 @@ COMMANDS = {
         path=("RUN.toml", "the run file"),
         settings=_ANY,
     ),
+    "summary": Command(
+        module="model_table",
+        summary="show the modules of a run's model, their parameters and shapes, without writing anything",
+        path=("RUN.toml", "the run file"),
+        settings=_ANY,
+        options=(Option(name="depth", help="how many levels of modules, 3 by default", value="N"),),
+    ),
     "prove": Command(
         module="prove",
         summary="prove that a run is the same however it is cut, shared, killed and resumed, on a small copy of it",

@@ -102,14 +102,14 @@ def _prove(rows: Sequence[Row], what: str) -> list[tuple[str, Verdict, float]]:
         found.append((row.name, verdict, seconds))
         for line in _lines(row.name, verdict, seconds, width):
             console.print(line)
-        if row.name == "loss" and len(rows) > 1:
+        if row.name == "loss" and verdict.holds is not None and len(rows) > 1:
             console.print(
                 Text(f"{'':<{width}}  all of it takes about {_spelled(_expected(rows, seconds))}", style="dim")
             )
     held = sum(verdict.holds is True for _, verdict, _ in found)
     failed = [name for name, verdict, _ in found if verdict.holds is False]
     not_had = sum(verdict.holds is None for _, verdict, _ in found)
-    said = f"{what}: {held} rows hold" + (f", {not_had} do not apply" if not_had else "")
+    said = f"{what}: {held} rows hold" + (f", {not_had} not for this run" if not_had else "")
     said += f", {len(failed)} fail: {', '.join(failed)}" if failed else ", none fails"
     console.print(
         Text(f"{said}; {_spelled(time.perf_counter() - began)}", style="bold red" if failed else "bold green")
@@ -135,7 +135,10 @@ def _lines(name: str, verdict: Verdict, seconds: float, width: int) -> list[Text
     line.append(f"{word:<5}", style=style)
     line.append(f"  {shown[0]:>10}  {shown[1]:>10}  {seconds:>5.1f}  {verdict.measure}")
     below = [(verdict.note, "dim"), *((cause, "red") for cause in verdict.causes)]
-    return [line, *(Padding(Text(said, style=style), (0, 0, 0, width + 2)) for said, style in below if said)]
+    return [
+        line,
+        *(Padding(Text(said, style=style), (0, 0, 0, width + 2), expand=False) for said, style in below if said),
+    ]
 
 
 def _shown(value: float | str) -> str:

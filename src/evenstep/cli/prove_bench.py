@@ -30,6 +30,7 @@ from evenstep.extras.prove.subject import Cut, Subject, Variant
 from evenstep.parallel import Group
 from evenstep.pipeline import Layers
 from evenstep.train import Task, Trainer
+from evenstep.train.state.run_state import updates_of
 
 SAMPLES = 12  # of a global batch: cut in 1, 2, 4 and unevenly
 _ORIGIN = "evenstep prove"
@@ -168,7 +169,7 @@ def _varied(config: Config, variant: Variant) -> list[Setting]:
             changed["parallel.split_at"] = str(list(before.split_at)).replace("'", '"')
             if before.stages_per_rank is not None:
                 changed["parallel.stages_per_rank"] = before.stages_per_rank
-    if variant.wide:
+    if not variant.own_format:
         changed |= {"train.precision": "32-true", "loss_scale": "none", "float8": "none"}
     return [_set(key, value) for key, value in changed.items()]
 
@@ -192,7 +193,7 @@ def _subject(opened: OpenRun, parts: RunParts, strategy: Any) -> Subject:
         data=parts.data,
         hooks=list(parts.hooks),
         trainer=trainer,
-        updates=config.train.updates,
+        updates=_updates(config, parts.data),
         coefficients=None if combined or scheduled else {name: task.coefficient for name, task in config.tasks.items()},
         lr_schedule=build_lr_schedule(config),
         clip_norm=config.train.clip_norm,
@@ -200,6 +201,12 @@ def _subject(opened: OpenRun, parts: RunParts, strategy: Any) -> Subject:
             f"file {name}": _held_by(sys.modules[name]) for name in loaded_from(opened.recipe) if name in sys.modules
         },
     )
+
+
+def _updates(config: Config, data: Data) -> int | None:
+    """How many the whole run has, where that is known."""
+    epochs = config.train.epochs
+    return config.train.updates if epochs is None else updates_of(data, epochs, config.seed)
 
 
 def _held_by(module: ModuleType) -> dict[str, object]:

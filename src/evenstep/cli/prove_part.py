@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -26,8 +26,11 @@ from evenstep.config.sources import settings_of
 from evenstep.errors import EvenstepError
 from evenstep.events import Hook, UpdateBegin
 from evenstep.exits import EXIT_DONE, EXIT_INTERRUPTED
+from evenstep.extras.prove.blame import traced
 from evenstep.extras.prove.runs import KillAt, RefusedError, run_once
 from evenstep.extras.prove.subject import Ended, Variant
+from evenstep.extras.prove.trace import Passage, Traced
+from evenstep.parallel import Group
 
 _ANSWER, _SAID = "answer.pt", "said"
 
@@ -54,23 +57,38 @@ class Elsewhere:
             RefusedError: a variant that this run can't have.
             EvenstepError: it has failed.
         """
+        what = {"updates": updates, "folder": None if folder is None else str(folder), "kill_at": kill_at}
+        with self._answer(variant, what) as (place, code):
+            if kill_at is not None and code == -9:
+                return None
+            found: dict[str, Any] = torch.load(_answered(place, code), weights_only=True)
+        if "refused" in found:
+            raise RefusedError(found["refused"])
+        return Ended(**found)
+
+    def traced(self, variant: Variant, update: int) -> Traced:
+        """The trace of an update, over all ranks.
+
+        Raises:
+            EvenstepError: it has failed.
+        """
+        what = {"updates": update, "folder": None, "kill_at": None, "traced": True}
+        with self._answer(variant, what) as (place, code):
+            # written by the process that was started for it, into a folder of this one
+            return torch.load(_answered(place, code), weights_only=False)
+
+    @contextmanager
+    def _answer(self, variant: Variant, what: dict[str, Any]) -> Generator[tuple[Path, int]]:
+        """Run it; gives the folder with the answer, and the exit code."""
         with tempfile.TemporaryDirectory(prefix="evenstep-prove-") as name:
             place = Path(name)
-            what = {
-                "variant": asdict(variant),
-                "updates": updates,
-                "folder": None if folder is None else str(folder),
-                "kill_at": kill_at,
-                "tokens": dict(self._tokens),
-            }
-            (place / "part.json").write_text(json.dumps(what), encoding="utf-8")
+            given = {**what, "variant": asdict(variant), "tokens": dict(self._tokens)}
+            (place / "part.json").write_text(json.dumps(given), encoding="utf-8")
             arguments = ["prove", str(self._path), "--part", str(place / "part.json"), *self._settings]
             code = _ranks(variant.ranks, arguments) if variant.ranks > 1 else _process(arguments)
             if code == EXIT_INTERRUPTED:
                 raise KeyboardInterrupt
-            if kill_at is not None and code == -9:
-                return None
-            return _answered(place, code)
+            yield place, code
 
 
 def _ranks(ranks: int, arguments: list[str]) -> int:
@@ -89,18 +107,14 @@ def _process(arguments: list[str]) -> int:
             process.wait()
 
 
-def _answered(place: Path, code: int) -> Ended:
+def _answered(place: Path, code: int) -> Path:
+    """The answer; raises EvenstepError with the last words of a process that has none."""
     answer = place / _ANSWER
     if code != EXIT_DONE or not answer.is_file():
         said = [file.read_text(errors="replace").strip() for file in sorted(place.glob(f"{_SAID}.*"))]
         last = next((line for text in said for line in reversed(text.splitlines()) if line.strip()), "it said nothing")
         raise EvenstepError(f"a process of this row has ended with code {code}: {last}")
-    found: dict[str, Any] = torch.load(answer, weights_only=True)
-    if "refused" in found:
-        raise RefusedError(found["refused"])
-    if "failed" in found:
-        raise EvenstepError(found["failed"])
-    return Ended(**found)
+    return answer
 
 
 @final
@@ -132,6 +146,12 @@ def _run(path: Path, settings: list[str], answer: Path, variant: Variant, what: 
         config = opened.config
     with joined(config) as group:
         of_rank = RunFileBench(path, settings_of(settings), what["tokens"], group)
+        if what.get("traced"):
+            made = _traced_on_all(of_rank, variant, what["updates"], group)
+            if group.rank == 0:
+                torch.save(made, answer)
+            group.gather(EXIT_DONE)
+            return EXIT_DONE
         try:
             ended = run_once(of_rank.open, variant, updates=what["updates"], hooks=lambda subject: hooks, folder=folder)
             found: dict[str, Any] = {
@@ -151,6 +171,14 @@ def _run(path: Path, settings: list[str], answer: Path, variant: Variant, what: 
             half.replace(answer)
         group.gather(EXIT_DONE)
     return EXIT_DONE
+
+
+def _traced_on_all(bench: RunFileBench, variant: Variant, update: int, group: Group) -> Traced:
+    """The trace of an update, with the micro-batches of all ranks."""
+    trace, _, _ = traced(bench.open, variant, update)
+    everybody: list[list[Passage]] = group.gather(trace.made.passages)
+    passages = sorted((one for theirs in everybody for one in theirs), key=lambda one: one.index)
+    return replace(trace.made, passages=passages)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from evenstep.parallel.rank_info import is_launched
 
 SAFE = (
     *("train.updates", "train.epochs", "train.max_minutes", "train.check_loss", "train.settle_every_updates"),
-    *("evaluate", "checkpoint", "early_stop", "log", "device", "threads", "hooks", "ema", "recipe"),
+    *("evaluate", "checkpoint", "early_stop", "log", "profile", "device", "threads", "hooks", "ema", "recipe"),
     *("parallel", "launch", "failures", "data.evaluations", "data.micro_batch_size", "data.micro_batch_tokens"),
     *("data.num_workers", "data.prefetch_batches", "data.timeout_s"),
 )

@@ -10,8 +10,9 @@ from typing import cast
 from torch import nn
 
 from evenstep.builders import RunParts
-from evenstep.config.schema import DataTable
+from evenstep.config.schema import Config, DataTable
 from evenstep.data import Data, MapData, Mixture
+from evenstep.data.first_batches import FirstBatches
 from evenstep.pipeline import PipelineModel
 from evenstep.train import Trainer
 
@@ -30,6 +31,7 @@ def describe(parts: RunParts, trainer: Trainer) -> list[str]:
         *_in_float8(trainer.in_float8, parts.model),
         *(f"group       {group}" for group in parts.groups),
         f"data        {_samples(parts)}",
+        *_tried_out(parts.config),
         *_updates(parts),
         f"run         {length}{_epochs(parts, trainer)}, precision {config.train.precision}, seed {config.seed}",
     ]
@@ -49,8 +51,9 @@ def _updates(parts: RunParts) -> list[str]:
     if config.data is not None:
         return [f"update      {_global_batch(config.data)}"]
     lines = [f"task        {name}: {_global_batch(task.data)}" for name, task in config.tasks.items()]
-    assert isinstance(parts.data, Mixture)
-    first = [", ".join(_counted(tasks)) for tasks in parts.data.preview(_FIRST_UPDATES, seed=config.seed)]
+    data = _all_of(parts.data)
+    assert isinstance(data, Mixture)
+    first = [", ".join(_counted(tasks)) for tasks in data.preview(_FIRST_UPDATES, seed=config.seed)]
     return [*lines, f"mixture     updates 1 to {_FIRST_UPDATES}: {' | '.join(first)}"]
 
 
@@ -104,7 +107,8 @@ _MOST_NAMES = 6
 
 def _samples(parts: RunParts) -> str:
     sets: dict[str, Data] = {}
-    for name, data in {"train": parts.data, **parts.evaluations}.items():
+    for name, given in {"train": parts.data, **parts.evaluations}.items():
+        data = _all_of(given)
         tasks = data.data.items() if isinstance(data, Mixture) else ()
         sets |= {f"{name}/{task}": one for task, one in tasks} or {name: data}
     return ", ".join(
@@ -114,6 +118,21 @@ def _samples(parts: RunParts) -> str:
         else f"{name} a stream"
         for name, data in sets.items()
     )
+
+
+def _tried_out(config: Config) -> list[str]:
+    """What is said of a run that takes only some of its data."""
+    overfit, batches = config.overfit, config.limit.batches
+    lines: list[str] = []
+    if overfit is not None:
+        lines.append(f"the first {overfit} samples again and again, and evaluated on them (`overfit`)")
+    if batches is not None:
+        lines.append(f"the first {batches} batches of each epoch and of each evaluation (`limit.batches`)")
+    return [f"trying out  {line}" for line in lines]
+
+
+def _all_of(data: Data) -> Data:
+    return data.data if isinstance(data, FirstBatches) else data
 
 
 def _global_batch(data: DataTable) -> str:

@@ -7,7 +7,8 @@ constructors, what keys must be to each other in `check`, and the targets are in
 
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from evenstep import options
 from evenstep.config.schema_lr import ConstantTable, LrScheduleTable
@@ -26,7 +27,8 @@ from evenstep.config.section import (
     TargetName,
 )
 from evenstep.data import MapData, Mixture, Sampled, StreamData
-from evenstep.events import Best, EarlyStop
+from evenstep.events import Best, EarlyStop, Profile
+from evenstep.events.hooks.profile import span_of
 from evenstep.extras.multitask import GradNorm, Uncertainty
 from evenstep.optim.ema import Ema, Evaluated
 from evenstep.optim.groups import Grouping, ParameterGroup
@@ -73,6 +75,9 @@ class DataTable(Section):
     """Token budget of a micro-batch: its longest sample's tokens times its samples stay within it."""
     batch_size_multiple: Count = default_of(MapData, "batch_size_multiple")
     """Batches by tokens have a multiple of this many samples, where that leaves none out."""
+    packed: bool = default_of(MapData, "packed")
+    """Whether the tokens of a batch are the sum of its samples', as where `collate` packs them into rows, instead of
+    its longest sample's times its samples."""
     oversized: Literal["error", "skip"] = default_of(MapData, "oversized")
     """What becomes of a sample that is longer than the token budget."""
     length_window: Count | None = default_of(MapData, "length_window")
@@ -408,6 +413,37 @@ WriterNameOrTarget = Annotated[
 ]
 
 
+class ProfileTable(Section):
+    """Updates that are profiled into the run folder; `"10:13"` is short for the table."""
+
+    first: Count
+    """The first of them."""
+    last: Count
+    """The last of them."""
+    memory: bool = default_of(Profile, "memory")
+    """Whether allocations on a CUDA device are recorded as well."""
+
+
+def _updates_in(value: object) -> object:
+    if type(value) is not int and not isinstance(value, str):
+        return value
+    try:
+        first, last = span_of(str(value))
+    except ValueError:
+        first = last = 0
+    if first < 1:
+        raise PydanticCustomError("span", "it must be the first and the last update, such as 10:13")
+    return {"first": first, "last": last}
+
+
+class LimitTable(Section):
+    """How much of the data is taken, for trying out."""
+
+    batches: Count | None = None
+    """Only the first so many global batches of each epoch, and the first so many batches of each evaluation; all by
+    default."""
+
+
 class LogTable(Section):
     """What is shown and written of the metrics."""
 
@@ -415,6 +451,10 @@ class LogTable(Section):
     """Metrics are read from the device, and written, every so many updates; each update's values are kept."""
     writers: Annotated[tuple[WriterNameOrTarget, ...], Field(strict=False)] = options.STANDARD_WRITERS
     """Where metrics go: names, and tables with `target`, callables that give an `evenstep.Writer`, and `args`."""
+    flops: bool = default_of(options.Logging, "flops")
+    """Whether the floating-point operations of a micro-batch are counted, for perf/flops_per_s and perf/mfu."""
+    peak_tflops: Positive | None = default_of(options.Logging, "peak_tflops")
+    """What one device can do, in 10¹² operations a second; what is known of it by default."""
 
 
 class Config(Section):
@@ -482,5 +522,11 @@ class Config(Section):
     """When to stop before the end of the run; never by default."""
     log: LogTable = LogTable()
     """What is shown and written of the metrics."""
+    limit: LimitTable = LimitTable()
+    """How much of the data is taken, for trying out; all by default."""
+    overfit: Count | None = None
+    """Train on the first so many samples of the training set again and again, and evaluate on them, for trying out."""
+    profile: Annotated[ProfileTable | None, BeforeValidator(_updates_in)] = None
+    """Updates that are profiled into the run folder, such as `10:13`; none by default."""
     hooks: Annotated[tuple[TargetTable, ...], Field(strict=False)] = ()
     """Further hooks: callables that give an `evenstep.Hook`."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from evenstep.data.order import scatter
 from evenstep.errors import ArgumentError
 
-__all__ = ["cut_by_count", "cut_by_tokens", "group_by_length", "share", "shuffle_batches"]
+__all__ = ["cut_by_count", "cut_by_sum", "cut_by_tokens", "group_by_length", "pack", "share", "shuffle_batches"]
 
 _FIRST_LOOK = 64
 
@@ -71,6 +71,52 @@ def cut_by_tokens(
         start += count - count % multiple if count >= multiple else count
         edges.append(start)
     return edges
+
+
+def cut_by_sum(lengths: Sequence[int] | NDArray[np.int64], *, max_tokens: int) -> list[int]:
+    """Cut greedily, in order, into batches of Σ lengths ≤ `max_tokens`, as samples take that stand in rows together.
+
+    Args:
+        lengths: `[samples]`, in tokens, in the order of the samples; each fits alone.
+        max_tokens: the budget of a batch.
+
+    >>> cut_by_sum([3, 3, 5, 2, 2, 2], max_tokens=8)
+    [0, 2, 4, 6]
+    """
+    ends = np.cumsum(np.asarray(lengths, dtype=np.int64))
+    edges, done = [0], 0
+    while edges[-1] < len(ends):
+        edges.append(int(ends.searchsorted(done + max_tokens, side="right")))
+        done = int(ends[edges[-1] - 1])
+    return edges
+
+
+def pack(
+    lengths: Sequence[int] | NDArray[np.int64], *, max_tokens: int, max_samples: int | None = None
+) -> list[list[int]]:
+    """Put each sample, longest first, into the first of the bins that has room for it; gives the bins' places.
+
+    First-fit decreasing (D. S. Johnson, "Near-optimal bin packing algorithms", 1973): at most 11/9 of the fewest
+    possible bins, and 2/3 of one more. Equally long samples stay in their order.
+
+    Args:
+        lengths: `[samples]`, in tokens; each fits alone.
+        max_tokens: the tokens of a bin.
+        max_samples: the most samples of a bin; None for no limit.
+
+    >>> pack([2, 3, 1], max_tokens=4)
+    [[1, 2], [0]]
+    """
+    values = np.asarray(lengths, dtype=np.int64)
+    room = np.full(len(values), max_tokens)  # of the bins; as many as there may be
+    bins: list[list[int]] = []
+    for place in np.argsort(-values, kind="stable").tolist():
+        number = int(np.argmax(room >= values[place]))
+        if number == len(bins):
+            bins.append([])
+        bins[number].append(place)
+        room[number] = -1 if len(bins[number]) == max_samples else room[number] - values[place]
+    return bins
 
 
 def _fitting(values: NDArray[np.int64], max_tokens: int, look: int) -> int:

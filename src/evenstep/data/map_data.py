@@ -59,6 +59,9 @@ class MapData(Data):
         micro_batch_tokens: the most longest × count of a micro-batch, in tokens; None for no limit.
         lengths: of each sample, in tokens, or a function of its number; needed for token budgets.
         batch_size_multiple: what the sizes of batches cut by tokens are rounded down to, unless they are below it.
+        packed: whether tokens are counted as where `collate` packs samples into rows: the tokens of a batch are the sum
+            of its samples' instead of longest × count. Then a shuffled epoch is cut by tokens in its order, and a
+            global batch into micro-batches by first-fit decreasing.
         oversized: whether a sample longer than a budget is an "error", or is left out and counted: "skip".
         length_window: so many shuffled samples at a time are sorted by length before a global batch is cut by
             tokens (default 8192); unshuffled epochs stay in the dataset's order.
@@ -95,6 +98,7 @@ class MapData(Data):
         micro_batch_tokens: int | None = None,
         lengths: Lengths | None = None,
         batch_size_multiple: int = 1,
+        packed: bool = False,
         oversized: Literal["error", "skip"] = "error",
         length_window: int | None = None,
         shuffle: bool = True,
@@ -123,6 +127,7 @@ class MapData(Data):
             micro_batch_tokens=micro_batch_tokens,
             lengths=lengths,
             batch_size_multiple=batch_size_multiple,
+            packed=packed,
             oversized=oversized,
             length_window=length_window,
             shuffle=shuffle,
@@ -181,7 +186,9 @@ class MapData(Data):
         sampling = self._sampling
         size, tokens = sampling.global_batch_size, sampling.global_batch_tokens
         changing: JSON = None if sampling.sizes is None else sampling.sizes.as_json
+        packed: dict[str, JSON] = {"packed": True} if sampling.packed and sampling.global_batch_tokens else {}
         return {
+            **packed,
             "kind": "map",
             "num_samples": sampling.num_samples,
             "global_batch_size": size if isinstance(size, int | None) else changing,

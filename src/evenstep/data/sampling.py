@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from evenstep.arguments import check_one_of_two, require_count, require_flag, require_word
 from evenstep.data.batch_sizes import BatchSizes, Unit, batch_sizes
-from evenstep.data.batching import cut_by_count, cut_by_tokens, group_by_length, shuffle_batches
+from evenstep.data.batching import cut_by_count, cut_by_sum, cut_by_tokens, group_by_length, pack, shuffle_batches
 from evenstep.data.lengths import Lengths, fitting, measure
 from evenstep.data.order import Kind, Order, order_of
 from evenstep.errors import ArgumentError
 from evenstep.keys import key
 
-__all__ = ["EpochBatches", "Sampling", "check_curriculum", "check_only_for_tokens", "check_unit"]
+__all__ = ["EpochBatches", "Sampling", "check_curriculum", "check_only_for_tokens", "check_packed", "check_unit"]
 
 _LENGTH_WINDOW = 8192
 
@@ -71,6 +71,7 @@ class Sampling:
         shuffle: whether epochs are shuffled.
         curriculum_epochs: how many first epochs are not.
         batch_size_unit: what pairs begin with: the number of an update, or of an epoch, from 1.
+        packed: whether budgets are of the sum of samples' tokens instead of longest × count.
 
     Attributes:
         sizes: of the global batches, where there are pairs.
@@ -99,6 +100,7 @@ class Sampling:
     shuffle: bool = True
     curriculum_epochs: int = 0
     batch_size_unit: Unit = "updates"
+    packed: bool = False
     sizes: BatchSizes | None = field(init=False)
     measured: NDArray[np.int64] | None = field(init=False)
     fits: NDArray[np.bool_] | None = field(init=False)
@@ -113,6 +115,7 @@ class Sampling:
             if getattr(self, name) is not None and name not in pairs:
                 object.__setattr__(self, name, require_count(name, getattr(self, name)))
         require_flag("shuffle", self.shuffle)
+        require_flag("packed", self.packed)
         require_count("batch_size_multiple", self.batch_size_multiple)
         sizes = self.global_batch_size, self.global_batch_tokens
         check_one_of_two("global_batch_size", "global_batch_tokens", *sizes)
@@ -126,7 +129,9 @@ class Sampling:
             lengths=lengths is not None,
             batch_size_multiple=self.batch_size_multiple != 1,
             oversized=oversized != "error",
+            packed=self.packed,
         )
+        check_packed(self.packed, multiple=self.batch_size_multiple, window=self.length_window)
         check_only_for_tokens(
             has_budget=self.global_batch_tokens is not None, length_window=self.length_window is not None
         )
@@ -178,7 +183,11 @@ class Sampling:
         return range(0, num_samples, cast("int", self.global_batch_size))
 
     def microbatches(self, samples: NDArray[np.int64]) -> list[list[int]]:
-        """Cut one global batch: by tokens (sorted by length first, to pad little), by count, or not at all."""
+        """Cut one global batch: by tokens (packed, or sorted by length first, to pad little), by count, or not."""
+        if self.packed and self.micro_batch_tokens is not None:
+            assert self.measured is not None
+            bins = pack(self.measured[samples], max_tokens=self.micro_batch_tokens, max_samples=self.micro_batch_size)
+            return [samples[places].tolist() for places in bins]
         if self.micro_batch_tokens is not None:
             assert self.measured is not None
             samples = samples[np.argsort(self.measured[samples], kind="stable")]
@@ -197,6 +206,8 @@ class Sampling:
         self, samples: NDArray[np.int64], max_tokens: int, shuffle_key: int | None
     ) -> tuple[NDArray[np.int64], list[int]]:
         assert self.measured is not None and self.length_window is not None
+        if self.packed:  # the order needs no lengths that are alike
+            return samples, cut_by_sum(self.measured[samples], max_tokens=max_tokens)
         if shuffle_key is not None:
             samples = group_by_length(samples, self.measured, window=self.length_window)
         edges = cut_by_tokens(self.measured[samples], max_tokens=max_tokens, multiple=self.batch_size_multiple)
@@ -246,6 +257,22 @@ def check_only_for_tokens(*, has_budget: bool, **given: bool) -> None:
             raise ArgumentError(
                 f"`{name}` is for batches by tokens, but the batches are by samples; leave it out, or set "
                 f"`global_batch_tokens`."
+            )
+
+
+def check_packed(packed: bool, *, multiple: int, window: int | None) -> None:
+    """Raise ArgumentError for choices that do nothing where samples are packed.
+
+    Args:
+        packed: whether they are.
+        multiple: `batch_size_multiple`.
+        window: `length_window`.
+    """
+    for name, given in (("batch_size_multiple", multiple != 1), ("length_window", window is not None)):
+        if packed and given:
+            raise ArgumentError(
+                f"`{name}` is for batches that are padded to their longest sample, but `packed` says that they are "
+                f"not; leave one of them out."
             )
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         EarlyStop,
         Evaluate,
         MemoryUse,
+        Profile,
         Save,
         Statistics,
         Status,
@@ -94,6 +95,7 @@ __all__ = [
     "MicrobatchEnd",
     "MlflowWriter",
     "Outcome",
+    "Profile",
     "PrometheusWriter",
     "Record",
     "Save",
@@ -131,7 +133,8 @@ __getattr__, __dir__ = lazy_names(
             "TrainBegin TrainEnd UpdateBegin UpdateEnd"
         ),
         ".hook": "Hook HookTrainer",
-        ".hooks": "Best Console EarlyStop Evaluate MemoryUse Save Statistics Status StopFile TimeBudget Timer Watchdog",
+        ".hooks": "Best Console EarlyStop Evaluate MemoryUse Profile Save Statistics Status StopFile TimeBudget Timer "
+        "Watchdog",
         ".incidents": "IncidentFiles",
         ".screens": "is_watched",
         ".series": "Record",

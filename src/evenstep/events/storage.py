@@ -73,7 +73,7 @@ class Storage:
         self._series: dict[str, Series] = {}
         self._meters = meters or Meters()
         self._derived = derived or None
-        self.throughput = throughput
+        self.throughput = throughput or Throughput()
         self.observe = self._meters.observe  # what metrics with a state of their own see
 
     def put(self, name: str, sum: Number, weight: Number = 1.0, *, update: int) -> None:
@@ -214,11 +214,10 @@ class Storage:
             counts = {(update, key[1:]): pair[0] for (update, key), pair in summed.items() if key[:1] == _COUNT}
             records += self._derived(records, counts)
         records.sort(key=itemgetter(0))  # by update
-        if self.throughput is not None:
-            more = self.throughput(records)
-            if more:
-                records += more
-                records.sort(key=itemgetter(0))
+        more = self.throughput(records)
+        if more:
+            records += more
+            records.sort(key=itemgetter(0))
         self._remember(records)
         return records
 
@@ -277,16 +276,15 @@ class Storage:
         state: dict[str, Any] = {
             name: series.state() for name, series in self._series.items() if not name.startswith(("perf/", "progress/"))
         }
-        return state if self.throughput is None else {**state, _TOTAL: self.throughput.total}
+        return {**state, _TOTAL: self.throughput.total} if self.throughput.total else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to a saved history; what is pending belongs to another course of the run and is dropped."""
         self._pending.clear()
         self._shown.clear()
         self._meters.take()
-        if self.throughput is not None:
-            self.throughput.forget()
-            self.throughput.total = state.get(_TOTAL, 0.0)
+        self.throughput.forget()
+        self.throughput.total = state.get(_TOTAL, 0.0)
         self._series = {name: Series(*columns) for name, columns in state.items() if name != _TOTAL}
 
     def _remember(self, records: Iterable[Record]) -> None:

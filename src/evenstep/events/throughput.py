@@ -35,7 +35,7 @@ class Throughput:
     [('progress/tokens', 560.0), ('perf/tokens_per_s', 240.0)]
     """
 
-    def __init__(self, losses: Sequence[str], unit: str = "weight") -> None:
+    def __init__(self, losses: Sequence[str] = (), unit: str = "weight") -> None:
         self._losses, self._unit = frozenset(losses), unit
         self.total = 0.0
         self.flops_per_sample: float | None = None

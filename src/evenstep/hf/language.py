@@ -34,6 +34,8 @@ class _Tokens(Task):
         chunked: see `CausalLM`.
     """
 
+    unit = "tokens"
+
     def __init__(self, *, label_smoothing: float, chunked: bool) -> None:
         require_number("label_smoothing", label_smoothing)
         require_flag("chunked", chunked)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from evenstep.arguments import require_count, require_flag
+from evenstep.data.batching import pack
 from evenstep.errors import ArgumentError, DataError
 
 IGNORED = -100
@@ -86,22 +87,13 @@ def rows_of(lengths: Sequence[int], max_tokens: int | None = None) -> list[list[
     """
     if max_tokens is None:
         return [list(range(len(lengths)))]
-    rows: list[list[int]] = []
-    room: list[int] = []
-    for number in sorted(range(len(lengths)), key=lambda one: -lengths[one]):
-        if lengths[number] > max_tokens:
-            raise DataError(
-                f"a document has {lengths[number]} tokens, more than the {max_tokens} of a row; cut it, leave it out, "
-                f"or raise `max_tokens`."
-            )
-        row = next((place for place, left in enumerate(room) if left >= lengths[number]), None)
-        if row is None:
-            rows.append([])
-            room.append(max_tokens)
-            row = -1
-        rows[row].append(number)
-        room[row] -= lengths[number]
-    return rows
+    longest = max(lengths)
+    if longest > max_tokens:
+        raise DataError(
+            f"a document has {longest} tokens, more than the {max_tokens} of a row; cut it, leave it out, or raise "
+            f"`max_tokens`."
+        )
+    return pack(lengths, max_tokens=max_tokens)
 
 
 def _document(sample: Any, number: int) -> dict[str, Tensor]:

@@ -8,7 +8,10 @@ before and after a plan is its peers' to say; a model that is whole has none.
 from collections.abc import Callable, Sequence
 from typing import final
 
+from torch.profiler import record_function
+
 from evenstep.errors import PlanError
+from evenstep.internals import profiler_runs
 from evenstep.pipeline.action import Op, Plan
 from evenstep.pipeline.stage import PlanStep, Stage
 from evenstep.pipeline.wire import Wire
@@ -67,14 +70,18 @@ class Runner:
             Exception: what an action raised. In a pipeline it has a note that names rank, action and micro-batch.
         """
         self.peers.begin(plan)
-        walked, acted = 0, step.acted
+        walked, acted, profiled = 0, step.acted, profiler_runs()
         try:
             for action in plan:
                 act = self.stages[action.stage].acts.get(action.op)
                 if act is None:
                     can = ", ".join(op.name for op in Op)
                     raise PlanError(f"a stage can do {can}, but the plan says {action}.")
-                act(action, step)
+                if profiled:
+                    with record_function(f"{action} {action.op.name.lower()}"):
+                        act(action, step)
+                else:
+                    act(action, step)
                 acted(action.op)
                 walked += 1
         except BaseException as error:

@@ -55,7 +55,7 @@ class PlanStep(Protocol):
         """The number of the micro-batch whose gradients are complete with this one's backward; None: of none yet."""
         ...
 
-    def acted(self, op: Op) -> None:
+    def acted(self, op: Op, /) -> None:
         """An action of this kind was done."""
         ...
 

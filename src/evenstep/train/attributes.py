@@ -90,6 +90,11 @@ class TrainerAttributes:
         return self._group.rank == 0
 
     @property
+    def rank(self) -> int:
+        """The number of this process among those that train the model."""
+        return self._group.rank
+
+    @property
     def progress(self) -> Progress:
         """The counters of committed work."""
         return self._loop.engine.progress

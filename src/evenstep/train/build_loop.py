@@ -13,6 +13,7 @@ from evenstep.train.engine import Engine
 from evenstep.train.evaluations import Evaluations
 from evenstep.train.failures.policies import Policies
 from evenstep.train.feed import Feed
+from evenstep.train.flops import peak_flops
 from evenstep.train.loop import Loop
 from evenstep.train.reporter import Reporter
 from evenstep.train.requests import Requests
@@ -43,6 +44,7 @@ def build_loop(
         sets: of data to evaluate on, by name.
         config: kept with checkpoints.
     """
+    peak = None if log.peak_tflops is None else log.peak_tflops * 1e12
     settle = train.settle_every_updates or log.every_updates
     known_at_once = engine.parts.reads_at_once or not data.knows_length
     evaluator = Evaluations(engine=engine, sets=sets, reporter=reporter)
@@ -68,4 +70,6 @@ def build_loop(
         settle_every_updates=1 if known_at_once else settle,
         # Where ranks wait for each other in a pass none can try alone: the first updates find what fits.
         fits_memory=train.fit_memory and not engine.parts.execution.evaluates_together,
+        counts_flops=log.flops,
+        peak_flops=peak or peak_flops(engine.parts.context.device, engine.precision.name),
     )

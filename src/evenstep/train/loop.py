@@ -27,10 +27,12 @@ from evenstep.train.evaluations import Evaluations
 from evenstep.train.failures import Answer
 from evenstep.train.failures.policies import Decision, Policies, spike_error
 from evenstep.train.feed import Feed
+from evenstep.train.flops import flops_per_sample
 from evenstep.train.outcome import Aborted, left_out
 from evenstep.train.reporter import Reporter
 from evenstep.train.requests import End, GoBack, Requests
 from evenstep.train.state.checkpointer import Checkpointer
+from evenstep.train.tasks.parameters import not_held
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 Leave: TypeAlias = "End | GoBack | None"
@@ -52,6 +54,8 @@ class Loop:
         log_every_updates: how often metrics are written.
         settle_every_updates: how many updates may be dispatched before their verdicts are read.
         fits_memory: whether to find out, at the first global batch, how finely micro-batches must be cut.
+        counts_flops: whether to count the operations of the first micro-batches.
+        peak_flops: what one device can do in a second; None where that is not known.
         in_progress: the batch and the number of the update in progress, or of the one that ended the run by an error.
     """
 
@@ -67,6 +71,8 @@ class Loop:
     log_every_updates: int
     settle_every_updates: int
     fits_memory: bool
+    counts_flops: bool = False
+    peak_flops: float | None = None
     in_progress: tuple[GlobalBatch, int] | None = None
     _remarks: Remarks = field(default_factory=Remarks)
 
@@ -77,6 +83,7 @@ class Loop:
             self.engine.begin()
             with self.feed.opened(self.engine.progress.position):
                 self._fit()
+                self._count_flops()
                 leave = self.requests.take_go_back() or self.requests.agree(self.engine.group).stop or self._ended()
                 while leave is None:
                     leave = self._epoch()
@@ -158,6 +165,25 @@ class Loop:
             self.feed.take_again([batch])
             self.engine.core.fit(batch)
         self.fits_memory = False
+
+    def _count_flops(self) -> None:
+        if not self.counts_flops or self.end() is not None:
+            return
+        engine, batch = self.engine, self.feed.take()
+        if batch is not None:
+            self.feed.take_again([batch])
+            with engine.phases.only("check"):
+                throughput = engine.storage.throughput
+                throughput.flops_per_sample = flops_per_sample(engine, batch)
+            if self.peak_flops is not None:
+                throughput.peak_flops = self.peak_flops * engine.group.ranks
+            elif engine.group.rank == 0:
+                message = (
+                    f"what {engine.parts.context.device} can do at most is not known, so `perf/flops_per_s` is written "
+                    f"but no `perf/mfu`; say it by `log.peak_tflops`."
+                )
+                self.reporter.report(Incident(kind="flops", update=engine.progress.update, message=message))
+        self.counts_flops = False
 
     def _epoch(self) -> Leave:
         engine = self.engine
@@ -242,7 +268,7 @@ class Loop:
                 self.feed.count_skipped(skipped)
             if pending.is_known_aborted or engine.num_pending >= self.settle_every_updates:
                 leave = self.settle()
-            lap("apply")
+            lap("apply")  # or what is left of it, where the update is one graph
         self.in_progress = None
         engine.after_update(number)
         self.reporter.busy(lap("hooks") - began - (engine.reducers.group.waited_s - waited_s))
@@ -254,7 +280,7 @@ class Loop:
             batch,
             data=self.feed.data,
             ranks=engine.reducers.ranks,
-            outside=engine.core.trained.outside_names,
+            outside=[*engine.core.trained.outside_names, *not_held(engine.model, engine.parts.context.tasks)],
             rank=engine.group.rank if engine.parts.execution.in_stages else None,
             update=engine.progress.update,
         )

@@ -10,7 +10,7 @@ reads the host's clock and never waits for a device: where an accelerator runs b
 it, and waiting shows where the host waits.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Final, final
@@ -21,7 +21,7 @@ PHASES: Final = (
     *("data", "transfer", "weigh", "forward", "backward", "reduce", "messages", "apply", "compiled"),
     *("hooks", "evaluate", "save", "write", "check", "loop"),
 )
-_OF_OP: Final = {
+_OF_OP: Final = {  # ARM sets a flag, and counts for the backward that follows
     Op.FORWARD: "forward",
     Op.BACKWARD: "backward",
     Op.INPUT_BACKWARD: "backward",
@@ -30,7 +30,6 @@ _OF_OP: Final = {
     Op.RECEIVE_INPUT: "messages",
     Op.SEND_GRADIENT: "messages",
     Op.RECEIVE_GRADIENT: "messages",
-    Op.ARM: "reduce",
     Op.REDUCE: "reduce",
     Op.UNSHARD: "reduce",
     Op.RESHARD: "reduce",
@@ -41,6 +40,10 @@ _OF_OP: Final = {
 class Phases:
     """Counts seconds by phase.
 
+    Attributes:
+        lap: counts what has gone by since the last lap for a phase; gives the clock's time, in seconds.
+        acted: the same for an action of a plan, by its kind.
+
     >>> phases = Phases()
     >>> before = phases.lap("loop")
     >>> phases.lap("forward") >= before
@@ -50,39 +53,47 @@ class Phases:
     (True, 0.0)
     """
 
-    __slots__ = ("_last", "_spent")
+    __slots__ = ("_spent", "acted", "lap")
 
     def __init__(self) -> None:
-        self._spent = dict.fromkeys(PHASES, 0.0)
-        self._last = perf_counter()
+        self._spent = spent = dict.fromkeys(PHASES, 0.0)
+        clock, of_op = perf_counter, _OF_OP
+        last = clock()
 
-    def lap(self, phase: str) -> float:
-        """Count what has gone by since the last lap for `phase`; gives the clock's time, in seconds."""
-        now = perf_counter()
-        self._spent[phase] += now - self._last
-        self._last = now
-        return now
+        # functions that share a variable: they run in every update, and attributes take twice as long
+        def lap(phase: str) -> float:
+            nonlocal last
+            now = clock()
+            spent[phase] += now - last
+            last = now
+            return now
 
-    def acted(self, op: Op) -> None:
-        """The same for an action of a plan."""
-        now = perf_counter()
-        self._spent[_OF_OP[op]] += now - self._last
-        self._last = now
+        def acted(op: Op) -> None:
+            nonlocal last
+            phase = of_op.get(op)
+            if phase is not None:
+                now = clock()
+                spent[phase] += now - last
+                last = now
+
+        self.lap: Callable[[str], float] = lap
+        self.acted: Callable[[Op], None] = acted
 
     @contextmanager
     def only(self, phase: str) -> Generator[None]:
         """Count all that goes by inside for `phase`, whatever laps there are; what came before is the loop's."""
         began = self.lap("loop")
-        spent, self._spent = self._spent, dict.fromkeys(PHASES, 0.0)
+        before = dict(self._spent)
         try:
             yield
         finally:
-            self._spent = spent
-            self._last = perf_counter()
-            spent[phase] += self._last - began
+            ended = self.lap(phase)
+            self._spent.update(before)
+            self._spent[phase] += ended - began
 
     def take(self) -> dict[str, float]:
         """The seconds by phase since this was last called."""
         self.lap("hooks")
-        spent, self._spent = self._spent, dict.fromkeys(PHASES, 0.0)
+        spent = dict(self._spent)
+        self._spent.update(dict.fromkeys(PHASES, 0.0))
         return spent

@@ -13,12 +13,15 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.profiler import record_function
 
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import TaskError
 from evenstep.events import Incident, StepBegin, StepEnd
+from evenstep.internals import profiler_runs
 from evenstep.memory import give_back, is_out_of_memory
 from evenstep.names import named_parameters
+from evenstep.nothing import NOTHING
 from evenstep.optim.apply import Apply, gradients
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
@@ -154,9 +157,7 @@ class Update:
                 with attempt:
                     computed = self._weigh_and_run(batch, update)
             assert computed is not None
-            pending = self._judge_and_apply(computed, batch, before)
-            self._context.phases.lap("apply")
-            return pending
+            return self._judge_and_apply(computed, batch, before)
         except RuntimeError:
             self._refuse_sparse()
             raise
@@ -196,7 +197,8 @@ class Update:
         self.is_whole = False  # until all that follows has been applied
         divisor = scale if late is None else scale * late
         begin = partial(StepBegin, update=update, divisor=divisor)
-        with self._context.bus.span("step", begin, lambda error: StepEnd(update=update)):
+        named = record_function("apply") if profiler_runs() else NOTHING
+        with named, self._context.bus.span("step", begin, lambda error: StepEnd(update=update)):
             applied = self._apply(grads, squared, divisor, update)
             self._execution.reducers.after_step()
         for buffers in self._changing:

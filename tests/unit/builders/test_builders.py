@@ -14,7 +14,7 @@ from evenstep.config.schema import FailuresTable, TrainTable
 from evenstep.config.schema_lr import AnySchedule
 from evenstep.config.sources import from_arguments
 from evenstep.data import MapData, Position, StreamData
-from evenstep.errors import ArgumentError, ConfigError, TaskError
+from evenstep.errors import ConfigError, TaskError
 from evenstep.events import WRITERS
 from evenstep.optim.schedules import LR_SCHEDULES, CosineRestarts, Listed, LrSchedule, Multiplicative, Step, TriStage
 from evenstep.options import WriterName
@@ -248,10 +248,6 @@ def test_parameters_of_a_task_are_a_group_of_their_own_and_named_by_patterns(bui
     assert (len(others["params"]), len(task_group["params"]), task_group["lr"]) == (2, 1, pytest.approx(0.3))
     trainer = build("--task.target", "parts.py:Centers").trainer()
     assert "task_parameters.centers.weight" in dict(trainer.model.named_parameters())
-    with pytest.raises(ArgumentError, match=r"`task_parameters\.centers\.weight`, but the optimizer does not hold it"):
-        build(
-            "--task.target", "parts.py:Centers", "--optimizer", '{ target = "parts.py:by_model", lr = 0.1 }'
-        ).trainer()
 
 
 def test_hooks_come_in_a_fixed_order_around_the_recipes_own(build: Build, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ def test_the_commands_are_these() -> None:
         "new",
         "resume",
         "check",
+        "summary",
         "prove",
         "plan",
         "find-lr",

@@ -340,3 +340,27 @@ def test_a_writer_whose_package_is_missing_is_refused_by_check(evenstep: Run, mo
     done = evenstep("check", "run.toml", "--log.writers", '["wandb"]')
     assert done.code == 1
     assert "pip install 'evenstep[wandb]'" in done.err
+
+
+def test_a_profile_is_asked_for_in_two_numbers(evenstep: Run, recipe: Path) -> None:
+    done = evenstep("train", "run.toml", "--profile", "2:3")
+    assert done.code == 0, done.err
+    (table,) = (recipe / "runs" / "tiny" / "profile").glob("*.operators.json")
+    assert table.name == "updates-2-3-rank-0.operators.json"
+    saved = tomllib.loads((recipe / "runs" / "tiny" / "config.toml").read_text())
+    assert saved["profile"] == {"first": 2, "last": 3, "memory": False}
+
+
+@pytest.mark.parametrize(
+    ("profile", "says"),
+    [
+        ("x:3", "`profile` (set by --profile) is wrong: it must be the first and the last update, such as 10:13"),
+        ("3:2", "`profile.last` must be at least `profile.first`, which is 3, but is 2"),
+        ("7:9", "`profile.first` must be one of the run's 6 updates, but is 7"),
+        ("0:2", "it must be the first and the last update, such as 10:13, but is"),
+    ],
+)
+def test_a_profile_that_cannot_be_is_refused_by_its_key(evenstep: Run, profile: str, says: str) -> None:
+    done = evenstep("check", "run.toml", "--profile", profile)
+    assert done.code == 2
+    assert says in done.err

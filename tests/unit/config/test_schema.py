@@ -55,6 +55,7 @@ def test_the_public_keys_are_these() -> None:
             "hooks",
             "init_from",
             "launch",
+            "limit",
         ),
         *(
             "log",
@@ -65,7 +66,9 @@ def test_the_public_keys_are_these() -> None:
             "model",
             "name",
             "optimizer",
+            "overfit",
             "parallel",
+            "profile",
             "recipe",
             "reset",
             "resume",
@@ -78,6 +81,8 @@ def test_the_public_keys_are_these() -> None:
 
 
 PUBLIC_KEYS = {
+    "Limit": ["batches"],
+    "Profile": ["first", "last", "memory"],
     "Launch": ["max_restarts", "ranks", "slurm"],
     "Memory": ["checkpoint", "empty_cache_every_updates"],
     "Slurm": [
@@ -115,7 +120,7 @@ PUBLIC_KEYS = {
             "global_batch_size",
         ),
         *("global_batch_tokens", "length_window", "micro_batch_size", "micro_batch_tokens", "num_workers"),
-        *("oversized", "prefetch_batches", "shared", "shuffle", "timeout_s", "train"),
+        *("oversized", "packed", "prefetch_batches", "shared", "shuffle", "timeout_s", "train"),
     ],
     "EarlyStop": ["metric", "min_delta", "mode", "patience_evaluations"],
     "Ema": ["decay", "decay_warmup", "evaluated", "every_updates", "start_update"],
@@ -125,7 +130,7 @@ PUBLIC_KEYS = {
     "InitFrom": ["average", "freeze", "only", "partial", "path"],
     "InverseSqrt": ["kind", "warmup_updates"],
     "Linear": ["end_factor", "kind", "warmup_updates"],
-    "Log": ["every_updates", "writers"],
+    "Log": ["every_updates", "flops", "peak_tflops", "writers"],
     "LossScale": ["floor", "growth_updates", "initial", "tolerance"],
     "Mixture": ["draws", "end", "kind", "temperature"],
     "NamedTask": [

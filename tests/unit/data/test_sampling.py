@@ -1,4 +1,5 @@
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,6 +100,46 @@ def test_micro_batches_of_an_epoch_hold_every_sample_once_within_every_budget(
             assert micro_batch_size is None or len(microbatch) <= micro_batch_size
             seen += microbatch
     assert sorted(seen) == list(range(len(lengths)))
+
+
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=40),
+    global_batch_tokens=st.integers(20, 90),
+    micro_batch_tokens=st.integers(20, 40),
+    micro_batch_size=st.none() | st.integers(1, 6),
+)
+def test_packed_batches_take_the_samples_in_their_order_while_the_sum_of_their_tokens_is_within_the_budget(
+    lengths: list[int], global_batch_tokens: int, micro_batch_tokens: int, micro_batch_size: int | None
+) -> None:
+    sampling = Sampling(
+        num_samples=len(lengths),
+        global_batch_tokens=global_batch_tokens,
+        micro_batch_tokens=micro_batch_tokens,
+        micro_batch_size=micro_batch_size,
+        lengths=np.array(lengths),
+        packed=True,
+    )
+    epoch, order = sampling.epoch(1, seed=1), Sampling(num_samples=len(lengths), global_batch_size=1).epoch(1, seed=1)
+    batches = [epoch.batch(number).tolist() for number in range(epoch.num_batches)]
+    assert list(chain(*batches)) == [int(order.batch(number)[0]) for number in range(len(lengths))]
+    for batch, after in zip(batches, [*batches[1:], []], strict=True):
+        total = sum(lengths[index] for index in batch)
+        assert total <= global_batch_tokens
+        assert not after or total + lengths[after[0]] > global_batch_tokens
+        microbatches = sampling.microbatches(np.array(batch))
+        assert sorted(chain(*microbatches)) == sorted(batch)
+        for microbatch in microbatches:
+            assert sum(lengths[index] for index in microbatch) <= micro_batch_tokens
+            assert micro_batch_size is None or len(microbatch) <= micro_batch_size
+
+
+def test_what_is_for_padded_batches_is_refused_where_samples_are_packed() -> None:
+    tokens: dict[str, Any] = {"num_samples": 2, "global_batch_tokens": 9, "lengths": [1, 2], "packed": True}
+    for name, value in (("batch_size_multiple", 2), ("length_window", 8)):
+        with pytest.raises(ArgumentError, match=f"`{name}` is for batches that are padded .* `packed` says"):
+            Sampling(**tokens, **{name: value})
+    with pytest.raises(ArgumentError, match="`packed` is for batches by tokens"):
+        Sampling(num_samples=2, global_batch_size=1, packed=True)
 
 
 def test_skipped_samples_do_not_change_the_order_of_the_others() -> None:

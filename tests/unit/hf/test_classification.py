@@ -58,6 +58,7 @@ def test_one_number_for_each_row(made: Made) -> None:
     assert summed(model, Classification(problem="regression"), batch) == pytest.approx(wanted, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_any_cut_gives_the_same_parameters(made: Made) -> None:
     samples = [{"input_ids": one, "labels": len(one) % 3} for one in DOCUMENTS]
 

@@ -54,7 +54,7 @@ def test_it_is_the_mean_of_transformers_times_the_number_of_tokens(made: Made) -
     model, batch = made(LLAMA), padded(DOCUMENTS[:5])
     batch["labels"][:, :2] = -100
     task = CausalLM()
-    wanted = float(model(**batch).loss) * int(task.weight(batch))
+    wanted = float(model(**batch).loss.detach()) * int(task.weight(batch))
     assert summed(model, task, batch) == pytest.approx(wanted, rel=1e-6)  # which it computes in float32
 
 
@@ -71,7 +71,7 @@ def test_weights_are_those_of_the_labels_beside_them(made: Made, chunked: bool) 
 
 def test_label_smoothing_spreads_a_part_of_the_target_evenly(made: Made) -> None:
     model, document = made(LLAMA), DOCUMENTS[4]
-    scores = model(input_ids=torch.tensor([document])).logits[0, :-1].log_softmax(-1)
+    scores = model(input_ids=torch.tensor([document])).logits[0, :-1].detach().log_softmax(-1)
     wanted = 0.9 * nats_of(model, document).sum() - 0.1 * scores.mean(-1).sum()
     assert summed(model, CausalLM(label_smoothing=0.1), padded([document])) == pytest.approx(float(wanted), rel=1e-12)
 
@@ -81,10 +81,10 @@ def test_an_encoder_decoder_learns_the_labels_where_they_stand(made: Made, chunk
     model, batch, task = made(T5, kind="Seq2SeqLM"), padded(DOCUMENTS[:5]), Seq2Seq(chunked=chunked)
     batch["labels"] = padded([document[::-1] for document in DOCUMENTS[1:6]])["labels"]
     counted = int((batch["labels"] >= 0).sum())
-    assert summed(model, task, batch) == pytest.approx(float(model(**batch).loss) * counted, rel=1e-6)
+    assert summed(model, task, batch) == pytest.approx(float(model(**batch).loss.detach()) * counted, rel=1e-6)
     assert int(task.weight(batch)) == counted
     given = {**batch, "decoder_input_ids": torch.ones_like(batch["labels"])}
-    scores = model(**{name: one for name, one in given.items() if name != "labels"}).logits
+    scores = model(**{name: one for name, one in given.items() if name != "labels"}).logits.detach()
     wanted = functional.cross_entropy(scores.flatten(0, 1), batch["labels"].flatten(), reduction="sum")
     assert summed(model, task, given) == pytest.approx(float(wanted), rel=1e-12)
 
@@ -113,14 +113,14 @@ def parameters(trainer: Trainer) -> Tensor:
     return torch.cat([one.detach().flatten() for one in trainer.model.parameters()])
 
 
-@pytest.mark.parametrize("kind", ["llama", "t5"])
+@pytest.mark.parametrize("kind", [pytest.param("llama", marks=pytest.mark.slow), "t5"])  # packed, it is run as well
 def test_any_cut_gives_the_same_parameters(made: Made, kind: str) -> None:
     whole = parameters(trained(made, kind, 8))
     for size in (4, 2):
         torch.testing.assert_close(parameters(trained(made, kind, size)), whole, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["llama", "t5"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("t5", marks=pytest.mark.slow)])
 def test_a_resumed_run_has_the_same_bits(made: Made, kind: str, tmp_path: Any) -> None:
     straight = parameters(trained(made, kind, 4, updates=5))
     trained(made, kind, 4, updates=2, folder=tmp_path / "run")

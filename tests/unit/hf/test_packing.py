@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evenstep import Logging, MapData, Trainer
+from evenstep.data import Position
 from evenstep.errors import ArgumentError, DataError
 from evenstep.hf import CausalLM, Packing
 from evenstep.hf.packing import rows_of
@@ -18,6 +19,7 @@ from evenstep.hf.packing import rows_of
 from .conftest import DOCUMENTS, LLAMA
 from .test_language import nats_of, padded, parameters
 
+MORE = ("gpt2", "qwen3")
 Made = Callable[..., nn.Module]
 
 
@@ -32,7 +34,7 @@ def test_each_document_is_in_one_row_that_has_room_for_it(lengths: list[int], ro
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "mistral", *(pytest.param(one, marks=pytest.mark.slow) for one in MORE)])
 def test_a_packed_token_has_the_loss_that_it_has_in_its_document_alone(made: Made, attention: str, family: str) -> None:
     windowed = {"sliding_window": 3} if family == "mistral" else {}
     model = made({**LLAMA, "model_type": family, "attn_implementation": attention}, **windowed).eval()
@@ -55,7 +57,8 @@ def run(
     made: Made,
     collate: Callable[..., Any],
     *,
-    micro_batch_size: int = 4,
+    micro_batch_size: int | None = 4,
+    by_tokens: dict[str, Any] | None = None,
     updates: int = 6,
     resume: bool = False,
     **more: Any,
@@ -65,7 +68,9 @@ def run(
         model=model,
         task=CausalLM(packed=isinstance(collate, Packing)),
         optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
-        data=MapData(DOCUMENTS, global_batch_size=8, micro_batch_size=micro_batch_size, collate=collate),
+        data=MapData(
+            DOCUMENTS, micro_batch_size=micro_batch_size, collate=collate, **(by_tokens or {"global_batch_size": 8})
+        ),
         updates=updates,
         device="cpu",
         log=Logging(writers=()),
@@ -89,6 +94,21 @@ def test_a_run_may_be_packed_from_where_it_was_left_unpacked(made: Made, tmp_pat
     run(made, padded, updates=2, folder=tmp_path / "run")
     resumed = run(made, Packing(max_tokens=20), folder=tmp_path / "run", resume=True)
     torch.testing.assert_close(resumed, unpacked, rtol=0, atol=1e-12)
+
+
+def test_updates_of_so_many_packed_tokens_do_not_depend_on_the_rows(made: Made) -> None:
+    budget = {"global_batch_tokens": 40, "packed": True, "lengths": [len(one) for one in DOCUMENTS]}
+    whole = run(made, padded, micro_batch_size=None, by_tokens=budget)
+    rows = run(made, Packing(), micro_batch_size=None, by_tokens={**budget, "micro_batch_tokens": 14})
+    torch.testing.assert_close(rows, whole, rtol=0, atol=1e-12)
+
+
+def test_a_document_of_datasets_is_one_of_map_data() -> None:
+    datasets = pytest.importorskip("datasets", reason="needs the extra streams: pip install 'evenstep[streams]'")
+    documents = datasets.Dataset.from_dict({"input_ids": DOCUMENTS})
+    data = MapData(documents, global_batch_size=4, collate=Packing(), shuffle=False)
+    (microbatch,) = next(iter(data.batches(Position(), seed=1))).microbatches
+    assert microbatch.data["input_ids"].tolist() == [[token for one in DOCUMENTS[:4] for token in one]]
 
 
 def test_a_row_that_does_not_fit_into_memory_is_cut_between_documents() -> None:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from evenstep import Ema, Engine, Logging, MapData, Mixture, Task, Trainer, Training
+from evenstep import Ema, Engine, Hook, Logging, MapData, Mixture, Task, Trainer, Training
 from evenstep.errors import ArgumentError
-from evenstep.parallel import Ddp, Group, Local, Ordered, Single, Zero1
+from evenstep.parallel import Ddp, Group, Local, Ordered, Zero1
 from evenstep.pipeline import PipelineModel
 
 CLASSES, CLIP, DECAY = 3, 0.5, 0.8
@@ -275,17 +275,37 @@ def test_another_run_of_the_same_model_and_task_goes_on_and_one_of_another_task_
 
 
 def test_what_the_optimizer_does_not_hold_is_refused_and_the_model_is_as_it_was() -> None:
-    model = network()
-    for strategy in (None, Single()):
-        with pytest.raises(ArgumentError, match=r"`task_parameters\.scale`, but the optimizer does not hold it; build"):
-            sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-            trainer_of(model, Centers(), optimizer=sgd, strategy=strategy)
-        assert len(list(model.parameters())) == 4
-    task = Centers()
+    model, task = network(), Centers()
+    sgd = torch.optim.SGD([*model.parameters(), *task.centers.parameters()], lr=0.1)
+    with pytest.raises(
+        ArgumentError, match=r"the task trains `Centers\.scale`, but the optimizer does not hold it; bu"
+    ):
+        trainer_of(model, task, optimizer=sgd)
+    half = Module()
+    sgd = torch.optim.SGD([*model.parameters(), half.scale], lr=0.1)
+    with pytest.raises(ArgumentError, match=r"the task trains `Module`, .* does not hold its `centers\.weight`; build"):
+        trainer_of(model, half, optimizer=sgd)
+    assert len(list(model.parameters())) == 4
     task.scale.requires_grad_(False)
     task.centers.requires_grad_(False)
     trainer_of(model, task, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train=Training()).train()
     assert len(list(model.parameters())) == 4
+
+
+def test_a_module_that_no_optimizer_holds_stays_as_it_is_which_is_said() -> None:
+    model, task = network(), Centers()
+    task.scale.requires_grad_(False)
+    said: list[Any] = []
+
+    class Listens(Hook):
+        def on_incident(self, event: Any) -> None:
+            said.append(event)
+
+    before = task.centers.weight.detach().clone()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer_of(model, task, optimizer=sgd, train=Training(), hooks=[Listens()]).train()
+    assert [(one.kind, one.tensors) for one in said] == [("not_in_optimizer", ("Centers.centers.weight",))]
+    assert torch.equal(task.centers.weight, before)
 
 
 def test_what_can_not_be_trained_is_refused_by_name() -> None:
@@ -303,7 +323,8 @@ def test_what_can_not_be_trained_is_refused_by_name() -> None:
             self.both = nn.ModuleList([model, nn.Linear(2, 2)])
 
     with pytest.raises(ArgumentError, match=r"`Both\.both` holds parameters of the model beside 2 of its own"):
-        trainer_of(model, Both(model), optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+        both = Both(model)
+        trainer_of(model, both, optimizer=torch.optim.SGD([*both.both.parameters(), *both.parameters()], lr=0.1))
 
 
 def test_a_part_of_the_model_that_a_task_uses_is_not_its_own() -> None:

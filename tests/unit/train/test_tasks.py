@@ -482,3 +482,25 @@ def test_a_method_whose_name_is_almost_one_of_a_tasks_is_refused_when_built_unle
         built(weights=plural)
     built(weights=plural, weight=lambda self, batch: 1.0)  # one's own
     built(_weights=plural, helper=plural)
+
+
+def test_a_task_looks_at_the_model_once_before_anything_is_trained_and_may_refuse_it() -> None:
+    seen: list[nn.Module] = []
+
+    class Looks(Task):
+        def prepare(self, model: nn.Module) -> None:
+            seen.append(model)
+            if not isinstance(model, nn.Linear):
+                raise ArgumentError("only a linear layer will do.")
+
+        def loss(self, output: Any, batch: Any) -> Tensor:
+            return output.sum()
+
+    def built(model: nn.Module) -> Engine:
+        return Engine(model, Looks(), torch.optim.SGD(model.parameters(), lr=0.1), device="cpu")
+
+    linear = nn.Linear(1, 1)
+    built(linear)
+    assert seen == [linear]
+    with pytest.raises(ArgumentError, match="only a linear layer will do"):
+        built(nn.Sequential(nn.Linear(1, 1)))

@@ -5,6 +5,7 @@ from evenstep.events.hooks.console import Console
 from evenstep.events.hooks.early_stop import EarlyStop
 from evenstep.events.hooks.evaluate import Evaluate
 from evenstep.events.hooks.memory_use import MemoryUse
+from evenstep.events.hooks.profile import Profile
 from evenstep.events.hooks.save import Save
 from evenstep.events.hooks.statistics import Statistics
 from evenstep.events.hooks.status import Status
@@ -19,6 +20,7 @@ __all__ = [
     "EarlyStop",
     "Evaluate",
     "MemoryUse",
+    "Profile",
     "Save",
     "Statistics",
     "Status",

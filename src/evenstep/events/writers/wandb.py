@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal, cast, final
 from uuid import uuid4
 
 from evenstep.arguments import require_object, require_word
@@ -83,7 +83,9 @@ class WandbWriter(Writer):
                 id=path.read_text(encoding="utf-8"),
                 resume="allow",
                 dir=str(path.parent),
-                mode=self._mode or os.environ.get("WANDB_MODE"),  # wandb itself looks only once in a process
+                mode=cast(
+                    "Any", self._mode or os.environ.get("WANDB_MODE")
+                ),  # wandb itself looks only once in a process
                 settings=settings,
             )
         except wandb.Error as error:
@@ -124,4 +126,4 @@ def _value(event: Shown) -> Any:
     if isinstance(value, Image):
         pixels = value.pixels if value.pixels.shape[2] == 3 else value.pixels[..., 0]
         return wandb.Image(pixels, caption=value.caption or None)
-    return wandb.Histogram(np_histogram=(value.counts, value.edges))
+    return wandb.Histogram(np_histogram=cast("Any", (value.counts, value.edges)))

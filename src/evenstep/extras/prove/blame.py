@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -19,12 +19,14 @@ from evenstep.events import Hook
 from evenstep.extras.prove.compare import distance
 from evenstep.extras.prove.runs import Through, run_once
 from evenstep.extras.prove.subject import Subject, Variant
-from evenstep.extras.prove.trace import Call, Passage, Trace, Values
+from evenstep.extras.prove.trace import Call, Passage, Trace, Traced, Values
 
+Across = Literal["cuts", "runs", "ranks"]  # what two traces differ in
 Open = Callable[[Variant], AbstractContextManager[Subject]]
 
 _APART = {torch.float64: 1e-9, torch.float32: 1e-4}
 _MOST = 5
+_BY_RANK = "it goes by the rank, or by how many there are (`RANK`, `WORLD_SIZE`, `torch.distributed`)"
 _OF_BATCH = "the batch holds other values for the same samples"
 
 
@@ -48,8 +50,8 @@ def traced(
         open_subject, variant, updates=update, hooks=hooks, folder=folder, data=lambda data: Through(data, note)
     )
     trace = made[0]
-    if folder is None and len(samples) >= update and len(samples[update - 1]) == len(trace.passages):
-        for passage, numbers in zip(trace.passages, samples[update - 1], strict=True):
+    if folder is None and len(samples) >= update and len(samples[update - 1]) == len(trace.made.passages):
+        for passage, numbers in zip(trace.made.passages, samples[update - 1], strict=True):
             passage.samples = numbers
     return trace, ended.said, about
 
@@ -63,10 +65,26 @@ def causes_of_cut(open_subject: Open, one: Variant, other: Variant, *, updates: 
     said: Sequence[str] = ()
     for update in range(1, updates + 1):
         (whole, _, about), (cut, said, _) = traced(open_subject, one, update), traced(open_subject, other, update)
-        found = first_difference(whole, cut, about, same_cut=one.cut == other.cut)
+        found = first_difference(whole.made, cut.made, about, across="runs" if one.cut == other.cut else "cuts")
         if found:
             return [found, *_kept(cut), *_new(said, found)]
     return list(said)
+
+
+def causes_of_ranks(
+    open_subject: Open, variant: Variant, elsewhere: Callable[[int], Traced], *, updates: int
+) -> list[str]:
+    """What makes a run on several ranks another than on one, in sentences; none where it was not found.
+
+    Args:
+        variant: of the run in one process.
+        elsewhere: gives the trace of an update on all ranks.
+    """
+    for update in range(1, updates + 1):
+        trace, _, about = traced(open_subject, variant, update)
+        if found := first_difference(trace.made, elsewhere(update), about, across="ranks"):
+            return [found]
+    return []
 
 
 def causes_of_resume(open_subject: Open, variant: Variant, *, stop_after: int) -> list[str]:
@@ -79,7 +97,7 @@ def causes_of_resume(open_subject: Open, variant: Variant, *, stop_after: int) -
             traced(open_subject, variant, update),
             traced(open_subject, variant, update, folder=folder),
         )
-    found = first_difference(whole, resumed, about, same_cut=True)
+    found = first_difference(whole.made, resumed.made, about, across="runs")
     of_data = found.startswith(_OF_BATCH)
     kept = resumed.states[0]
     lost = [way for way, state in whole.states[0].items() if kept.get(way) != state]
@@ -126,9 +144,9 @@ def _about(subject: Subject) -> dict[str, str]:
     return found
 
 
-def first_difference(one: Trace, other: Trace, about: Mapping[str, str], *, same_cut: bool) -> str:
+def first_difference(one: Traced, other: Traced, about: Mapping[str, str], *, across: Across) -> str:
     """Where two traces of one update part, in a sentence; "" where they do not."""
-    start = _worst(one.begin, other.begin, exact=same_cut)
+    start = _worst(one.begin, other.begin, exact=across == "runs")
     if start:
         return (
             f"parameter `{start}` is another from the beginning: it is drawn from something that `seed` does not seed "
@@ -136,10 +154,10 @@ def first_difference(one: Trace, other: Trace, about: Mapping[str, str], *, same
         )
     for task in dict.fromkeys(passage.task for passage in one.passages):
         mine, theirs = ([each for each in trace.passages if each.task == task] for trace in (one, other))
-        found = _in_passages(mine, theirs, about, same_cut=same_cut)
+        found = _in_passages(mine, theirs, about, across=across)
         if found:
             return found
-    gradient = _worst(one.gradient, other.gradient, exact=same_cut)
+    gradient = _worst(one.gradient, other.gradient, exact=across == "runs")
     if gradient:
         of_modules = [text for key, text in about.items() if key.endswith(".") and f"hook {gradient}".startswith(key)]
         hook = about.get(f"hook {gradient}") or next(iter(of_modules), "")
@@ -147,7 +165,7 @@ def first_difference(one: Trace, other: Trace, about: Mapping[str, str], *, same
             f"the gradient of `{gradient}` differs though all outputs and losses are the same: "
             f"{hook or 'something changes it on its way, such as a hook or an autograd function of its own'}"
         )
-    step = _worst(one.end, other.end, exact=same_cut)
+    step = _worst(one.end, other.end, exact=across == "runs")
     if step:
         return (
             f"parameter `{step}` differs after the step though its gradient was the same: the optimizer, the LR "
@@ -156,12 +174,12 @@ def first_difference(one: Trace, other: Trace, about: Mapping[str, str], *, same
     return ""
 
 
-def _in_passages(one: Sequence[Passage], other: Sequence[Passage], about: Mapping[str, str], *, same_cut: bool) -> str:
+def _in_passages(one: Sequence[Passage], other: Sequence[Passage], about: Mapping[str, str], *, across: Across) -> str:
     order = _order(one, other)
     kind = about.get(f"task {one[0].task}", "Task")
 
     def differs(values: Callable[[Passage], Values]) -> str | None:
-        return _apart([values(each) for each in one], [values(each) for each in other], order, exact=same_cut)
+        return _apart([values(each) for each in one], [values(each) for each in other], order, exact=across == "runs")
 
     way = differs(lambda each: each.batch)
     if way is not None:
@@ -172,7 +190,7 @@ def _in_passages(one: Sequence[Passage], other: Sequence[Passage], about: Mappin
     way = differs(lambda each: each.transformed)
     if way is not None:
         return f"`{kind}.transform` gives other values for the same samples{_at(way)}"
-    found = _in_modules(one, other, about, order, same_cut=same_cut)
+    found = _in_modules(one, other, about, order, across=across)
     if found:
         return found
     if differs(lambda each: each.output) is not None:
@@ -184,7 +202,12 @@ def _in_passages(one: Sequence[Passage], other: Sequence[Passage], about: Mappin
             f"{sum(weights[0]):g}: `{kind}.weight` must count the units that the loss covers (padding is none)"
         )
     losses = [[each.loss or 0.0 for each in passages] for passages in (one, other)]
-    if not _equal(sum(losses[0]), sum(losses[1])) or (same_cut and losses[0] != losses[1]):
+    if across == "ranks" and not _equal(sum(losses[0]), sum(losses[1])):
+        return (
+            f"the losses of all ranks add up to {sum(losses[1]):.6g}, but those of one process to "
+            f"{sum(losses[0]):.6g}, though all outputs are the same: look at `{kind}.loss`; {_BY_RANK}"
+        )
+    if not _equal(sum(losses[0]), sum(losses[1])) or (across == "runs" and losses[0] != losses[1]):
         return (
             f"the losses of the micro-batches add up to {sum(losses[1]):.6g}, but the loss of the whole is "
             f"{sum(losses[0]):.6g}, though all outputs are the same: `{kind}.loss` is no sum over its units, or keeps "
@@ -199,22 +222,25 @@ def _in_modules(
     about: Mapping[str, str],
     order: list[int] | None,
     *,
-    same_cut: bool,
+    across: Across,
 ) -> str:
     for name, number in one[0].calls:
         mine, theirs = ([each.calls.get((name, number)) for each in passages] for passages in (one, other))
         if None in mine or None in theirs:
             continue
         calls, others = cast("list[Call]", mine), cast("list[Call]", theirs)
-        if _apart([each.gave for each in calls], [each.gave for each in others], order, exact=same_cut) is None:
+        if _apart([each.gave for each in calls], [each.gave for each in others], order, exact=across == "runs") is None:
             continue
-        if _apart([each.given for each in calls], [each.given for each in others], order, exact=same_cut) is not None:
+        if (
+            _apart([each.given for each in calls], [each.given for each in others], order, exact=across == "runs")
+            is not None
+        ):
             continue
-        return _of_module(name, about.get(f"module {name}", "Module"), [*calls, *others], same_cut=same_cut)
+        return _of_module(name, about.get(f"module {name}", "Module"), [*calls, *others], across=across)
     return ""
 
 
-def _of_module(name: str, kind: str, calls: Sequence[Call], *, same_cut: bool) -> str:
+def _of_module(name: str, kind: str, calls: Sequence[Call], *, across: Across) -> str:
     """What is said of a module whose outputs differ though its inputs do not."""
     place = f"module `{name}` ({kind})" if name else f"the model ({kind})"
     drew = sorted({word for call in calls for word in call.drew})
@@ -228,7 +254,9 @@ def _of_module(name: str, kind: str, calls: Sequence[Call], *, same_cut: bool) -
         return f"{place} draws from {' and '.join(drew)}, which gives other numbers in another cut"
     if moved:
         return f"{place} goes by {listed(moved)}, which its forwards change from one micro-batch to the next"
-    if same_cut:
+    if across == "ranks":
+        return f"{place} gives other outputs on several ranks than in one process: {_BY_RANK}"
+    if across == "runs":
         return f"{place} gives other outputs for the same inputs: it goes by time, or by something that nobody seeds"
     return (
         f"{place} gives a sample another output in other company: it looks at the micro-batch as a whole (a mean over "

@@ -1,9 +1,9 @@
 """How far two runs are apart, and how far they may be: by as much as the order of sums makes of rounding.
 
 The difference is that of the tensor that differs most, as a share of how far training has moved all of them. What it
-may be is measured, not chosen: the same run with its sums in another order, tenfold, since other cuts reorder the sums
-inside of products as well. A run in which a mere reordering makes more of a difference than `CAP` (a step that takes
-the sign of a gradient that is 0 but for rounding) is compared by its first gradient.
+may be is measured, not chosen: the same run with its gradients summed in another order and moved by a rounding of each
+number, tenfold, since other cuts reorder the sums inside of products as well. Steps that make more than `CAP` of that
+(those that take the sign of a gradient that is 0 but for rounding) tell nothing: then the first gradients are compared.
 """
 
 import math
@@ -18,7 +18,7 @@ from evenstep.extras.prove.subject import Ended
 
 TIMES = 10.0  # what is allowed of what a reordering was measured to make
 TERMS = 100.0  # roundings of a sum that a measurement of 0 may hide
-CAP = {torch.float64: 1e-8, torch.float32: 1e-2}
+CAP = {torch.float64: 1e-8, torch.float32: 1e-2, torch.float16: 0.1, torch.bfloat16: 0.3}
 
 
 @final
@@ -99,12 +99,14 @@ def measure_of(reference: Ended, reordered: Ended, *, updates: int) -> Measure:
         ValueError: nothing has moved.
     """
     formats = {one.dtype for one in reference.end.values() if one.is_floating_point()}
-    narrow = torch.float64 if formats <= {torch.float64} else torch.float32
+    narrow = next(one for one in reversed(CAP) if one in formats or one is torch.float64)
     eps, scale = torch.finfo(narrow).eps, moved(reference)
     if scale > 0 and math.isfinite(scale):
         noise = difference(reference.end, reordered.end, scale).value + eps * (norm(reference.end) / scale + TERMS)
         if TIMES * noise <= CAP[narrow]:
-            return Measure(what=f"parameters, {updates} updates", bound=TIMES * noise, scale=scale)
+            return Measure(
+                what=f"parameters, {updates} update{'s' if updates > 1 else ''}", bound=TIMES * noise, scale=scale
+            )
     size = norm(reference.gradient)
     if not 0 < size < math.inf:
         raise ValueError(

@@ -18,11 +18,11 @@ from warnings import catch_warnings, simplefilter
 from torch import Tensor
 
 from evenstep.errors import EvenstepError, TaskError, clause
-from evenstep.extras.prove.blame import causes_of_cut, causes_of_resume
+from evenstep.extras.prove.blame import causes_of_cut, causes_of_ranks, causes_of_resume
 from evenstep.extras.prove.compare import TIMES, Difference, Measure, difference, measure_of, moved
 from evenstep.extras.prove.plain import plain_loop, why_not_plain
-from evenstep.extras.prove.runs import RefusedError, run_once
-from evenstep.extras.prove.subject import Bench, Cut, Ended, Variant
+from evenstep.extras.prove.runs import RefusedError, Rounding, run_once
+from evenstep.extras.prove.subject import Bench, Cut, Ended, Subject, Variant
 
 CUTS: tuple[Cut, ...] = ("2", "4", "ragged")
 SHA = "sha256 of the state"
@@ -119,7 +119,7 @@ class Prover:
     def is_wide(self) -> bool:
         """Whether the run can be computed in float64."""
         try:
-            run_once(self._bench.open, Variant(cut="1", wide=True, still=True), updates=1)
+            run_once(self._bench.open, Variant(cut="1", wide=True, own_format=False, still=True), updates=1)
         except Exception as error:  # noqa: BLE001 - whatever the model raises in float64, it can't have it
             self._inexact = f"not in float64, in which the model raises {clause(error)}"
             return False
@@ -127,7 +127,7 @@ class Prover:
 
     @property
     def _still(self) -> Variant:
-        return Variant(wide=self.is_wide, still=True)
+        return Variant(wide=self.is_wide, own_format=False, still=True)
 
     @cached_property
     def _whole(self) -> Ended:
@@ -140,7 +140,7 @@ class Prover:
     @cached_property
     def _measure(self) -> Measure:
         """How far runs may be apart: by what another order of the same sums makes of rounding."""
-        reordered = self._run(replace(self._still, ordered=True))
+        reordered = self._run(replace(self._still, ordered=True), hooks=_rounding)
         return measure_of(self._four, reordered, updates=self._bench.updates)
 
     def _near(self, run: Ended, reference: Ended, causes: Callable[[], list[str]]) -> Verdict:
@@ -218,12 +218,12 @@ class Prover:
 
     def _format(self) -> Verdict:
         """In the run's own format: how far two cuts are from each other, as rounding to that format explains it."""
-        still = replace(self._still, wide=False)
+        still = replace(self._still, wide=False, own_format=True)
         one, four, other = (
             self._run(variant) for variant in (replace(still, cut="1"), still, replace(still, ordered=True))
         )
         exact = self._four if self.is_wide else other
-        by = "gradient" if self._measure.by_gradient or exact is other else "end"
+        by = "gradient" if self._measure.by_gradient else "end"
         begin = {"gradient": exact.gradient, "end": exact.end}[by]
         scale = self._measure.scale
 
@@ -235,7 +235,7 @@ class Prover:
         apart_now, bound = apart(one), TIMES * max(rounding, self._measure.bound / TIMES)
         holds = apart_now.value <= bound
         return Verdict(
-            measure="distance to float64" if self.is_wide else "gradient, update 1",
+            measure="distance to float64" if self.is_wide else self._measure.what,
             value=apart_now.value,
             bound=bound,
             holds=holds,
@@ -284,21 +284,30 @@ class Prover:
             raise
 
     def _ordered(self) -> Verdict:
-        run = self._elsewhere(Variant(ordered=True, strategy="ddp", ranks=self._bench.ranks))
+        variant = Variant(ordered=True, strategy="ddp", ranks=self._bench.ranks)
+        run = self._elsewhere(variant)
         if run is None:
             return Verdict(measure=SHA, note="no processes of its own")
-        return self._same(run, self._run(Variant(ordered=True)), lambda: self._of_ranks(run))
+        return self._same(run, self._run(Variant(ordered=True)), lambda: self._of_ranks(run, variant))
 
-    def _of_ranks(self, run: Ended) -> list[str]:
-        return [*([] if self._bench.uncut else self._blame("4")), *run.said]
+    def _of_ranks(self, run: Ended, variant: Variant) -> list[str]:
+        """The causes of a failure on ranks: what is found in one process already, else what goes by the rank."""
+        found = [] if self._bench.uncut else self._blame("4")
+        elsewhere = self._bench.elsewhere
+        if not found and elsewhere is not None and variant.pipeline == 1:
+            one = replace(variant, ranks=1, strategy="single")
+            trace = partial(elsewhere.traced, variant)
+            found = causes_of_ranks(self._bench.open, one, trace, updates=self._bench.updates)
+        return [*found, *run.said]
 
     def _apart(self, strategy: str) -> Verdict:
-        run = self._elsewhere(replace(self._still, strategy=strategy, ranks=self._bench.ranks))
+        variant = replace(self._still, strategy=strategy, ranks=self._bench.ranks)
+        run = self._elsewhere(variant)
         if run is None:
             return Verdict(measure="parameters", note="no processes of its own")
         if self._measure.by_gradient and not run.gradient:
             return Verdict(measure="gradient, update 1", note="shards of gradients can't be compared")
-        return self._near(run, self._four, lambda: self._of_ranks(run))
+        return self._near(run, self._four, lambda: self._of_ranks(run, variant))
 
     def _stages(self) -> Verdict:
         if self._bench.layered:
@@ -306,13 +315,13 @@ class Prover:
         ranks, tied = self._bench.ranks, self._tied
         if tied and self._measure.by_gradient:
             return Verdict(measure=self._measure.what, note="gradients of stages can't be compared")
-        variant = replace(self._still, strategy="ddp") if tied else Variant(ordered=True, strategy="ddp")
-        run = self._elsewhere(replace(variant, ranks=ranks, pipeline=ranks))
+        variant = replace(self._still if tied else Variant(ordered=True), strategy="ddp", ranks=ranks, pipeline=ranks)
+        run = self._elsewhere(variant)
         if run is None:
             return Verdict(measure=SHA, note="no processes of its own")
         if tied:  # whose gradients are summed in another order where two stages have a copy
-            return self._near(run, self._four, lambda: self._of_ranks(run))
-        return self._same(run, self._run(Variant(ordered=True)), lambda: self._of_ranks(run))
+            return self._near(run, self._four, lambda: self._of_ranks(run, variant))
+        return self._same(run, self._run(Variant(ordered=True)), lambda: self._of_ranks(run, variant))
 
     @property
     def _tied(self) -> bool:
@@ -321,6 +330,10 @@ class Prover:
             model = subject.model
             every = list(model.named_parameters(remove_duplicate=False))
             return len(every) > len({id(one) for _, one in every}) or bool(getattr(model, "aliases", None))
+
+
+def _rounding(subject: Subject) -> list[Rounding]:
+    return [Rounding()]
 
 
 def _cut(name: str) -> Cut:

@@ -1,5 +1,6 @@
 """Trains a variant of a run for some updates, and says what it has come to."""
 
+import math
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,6 +8,7 @@ from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any, cast, final
 
+import torch
 from torch import Tensor, nn
 
 from evenstep.data import Data, GlobalBatch, Position
@@ -49,6 +51,25 @@ class Listen(Hook):
     def on_incident(self, event: Incident) -> None:
         if event.kind == "dependence":
             self.said.append(event.message)
+
+
+@final
+class Rounding(Hook):
+    """Moves every gradient by as much as another order of its sums might: g + ε (|g| + rms of all) · u, u in [-1, 1].
+
+    What steps make of that is what they make of rounding; those that take a sign make very much of it.
+    """
+
+    def before_step(self, event: StepBegin) -> None:
+        held = [one.grad for one in self.trainer.model.parameters() if one.grad is not None]
+        count = sum(one.numel() for one in held)
+        if count == 0:
+            return
+        size = math.sqrt(sum(float(one.double().square().sum()) for one in held) / count)
+        generator = torch.Generator().manual_seed(event.update)
+        for one in held:
+            chance = 2 * torch.rand(one.shape, generator=generator, dtype=one.dtype) - 1
+            one.add_((one.abs() + size) * chance, alpha=torch.finfo(one.dtype).eps)
 
 
 @final
@@ -199,6 +220,23 @@ class Through(Data):
     def resumable(self) -> bool:
         """Whether the other is."""
         return self._data.resumable
+
+    @property
+    def state_is_of_rank(self) -> bool:
+        """Whether the other's is."""
+        return self._data.state_is_of_rank
+
+    def state_dict(self, at: Position | None = None) -> dict[str, object]:
+        """That of the other."""
+        return self._data.state_dict(at)
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Give it to the other."""
+        self._data.load_state_dict(state)
+
+    def follow(self, fingerprint: Mapping[str, Any]) -> None:
+        """Let the other follow."""
+        self._data.follow(fingerprint)
 
     def close(self) -> None:
         """End the processes that load the other."""

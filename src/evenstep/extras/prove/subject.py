@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, final
+from typing import Any, Literal, Protocol, final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -28,6 +28,7 @@ class Variant:
     Args:
         cut: micro-batches of a global batch; "ragged" are of different sizes.
         wide: whether everything is computed in float64.
+        own_format: whether it is computed in the run's own number format, else in float32 (or, `wide`, float64).
         still: whether every random number of forwards is its mean, so that micro-batches can be compared.
         ordered: whether gradients are summed in the order that is the same on any number of ranks.
         strategy: of the ranks.
@@ -38,6 +39,7 @@ class Variant:
 
     cut: Cut = "4"
     wide: bool = False
+    own_format: bool = True
     still: bool = False
     ordered: bool = False
     strategy: str = "single"
@@ -113,6 +115,10 @@ class Elsewhere(Protocol):
             RefusedError: a variant that this run can't have.
             EvenstepError: it has failed.
         """
+        ...
+
+    def traced(self, variant: Variant, update: int) -> Any:
+        """The trace of an update, over all ranks (`trace.Traced`)."""
         ...
 
 

@@ -49,6 +49,7 @@ class Passage:
     """One micro-batch on its way."""
 
     task: str
+    index: int = 0
     samples: Sequence[int] = ()
     batch: Values = field(default_factory=dict[str, Tensor])
     transformed: Values = field(default_factory=dict[str, Tensor])
@@ -56,6 +57,24 @@ class Passage:
     output: Values = field(default_factory=dict[str, Tensor])
     loss: float | None = None
     weight: float | None = None
+
+
+@final
+@dataclass(slots=True)
+class Traced:
+    """One update.
+
+    Args:
+        passages: of its micro-batches, in their order.
+        begin: the parameters before it; none that are in shards, here and below.
+        gradient: of its mean loss.
+        end: the parameters after it.
+    """
+
+    passages: list[Passage] = field(default_factory=list[Passage])
+    begin: Values = field(default_factory=dict[str, Tensor])
+    gradient: Values = field(default_factory=dict[str, Tensor])
+    end: Values = field(default_factory=dict[str, Tensor])
 
 
 @final
@@ -71,10 +90,7 @@ class Trace(Hook):
 
     def __init__(self, subject: Subject, update: int) -> None:
         self._subject, self._update = subject, update
-        self.passages: list[Passage] = []
-        self.begin: Values = {}
-        self.gradient: Values = {}
-        self.end: Values = {}
+        self.made = Traced()
         self.states: tuple[dict[str, str], dict[str, str]] = ({}, {})
         self._handles: list[Any] = []
         self._calls: dict[str, int] = {}
@@ -87,41 +103,41 @@ class Trace(Hook):
 
     def before_update(self, event: UpdateBegin) -> None:
         if event.update == self._update:
-            self.begin = _parameters(self._subject.model)
+            self.made.begin = _parameters(self._subject.model)
             self.states = states_of(owners_of(self._subject)), {}
             for name, module in self._subject.model.named_modules():
                 self._handles += self._follow(name, module)
 
     def before_microbatch(self, event: MicrobatchBegin) -> None:
         if self._handles:
-            self.passages.append(Passage(task=event.task, batch=_leaves(event.batch)))
+            self.made.passages.append(Passage(task=event.task, index=event.microbatch, batch=_leaves(event.batch)))
             self._calls = {}
             task = self._subject.tasks[event.task]
             if not task.late_weight:
-                self.passages[-1].weight = _weight(task, event.batch)
+                self.made.passages[-1].weight = _weight(task, event.batch)
 
     def before_forward(self, event: ForwardBegin) -> None:
         if self._handles:
-            self.passages[-1].transformed = _leaves(event.batch)
+            self.made.passages[-1].transformed = _leaves(event.batch)
 
     def after_forward(self, event: ForwardEnd) -> None:
         if self._handles:
-            self.passages[-1].output = _leaves(event.output)
+            self.made.passages[-1].output = _leaves(event.output)
 
     def after_microbatch(self, event: MicrobatchEnd) -> None:
         if self._handles and event.loss is not None:
-            self.passages[-1].loss = float(event.loss)
+            self.made.passages[-1].loss = float(event.loss)
 
     def before_step(self, event: StepBegin) -> None:
         if self._handles:
-            self.gradient = gradients_of(self._subject.model, event.divisor)
+            self.made.gradient = gradients_of(self._subject.model, event.divisor)
 
     def after_update(self, event: UpdateEnd) -> None:
         if self._handles:
             for handle in self._handles:
                 handle.remove()
             self._handles = []
-            self.end = _parameters(self._subject.model)
+            self.made.end = _parameters(self._subject.model)
             self.states = self.states[0], states_of(owners_of(self._subject))
             self.trainer.request_stop("traced")
 
@@ -134,7 +150,7 @@ class Trace(Hook):
         def after(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             state, generators = open_calls.pop()
             number = self._calls[name] = self._calls.get(name, -1) + 1
-            if not self.passages or (name, number) in self.passages[-1].calls:
+            if not self.made.passages or (name, number) in self.made.passages[-1].calls:
                 return
             now = _own_state(module)
             call = Call(_leaves([*args, *kwargs.values()]), _leaves(output))
@@ -144,7 +160,7 @@ class Trace(Hook):
                 for word, one, other in zip(_GENERATORS, generators, _generators(), strict=True)
                 if not _same(one, other)
             }
-            self.passages[-1].calls[name, number] = call
+            self.made.passages[-1].calls[name, number] = call
 
         return [
             module.register_forward_pre_hook(before, with_kwargs=True),
@@ -181,7 +197,7 @@ def owners_of(subject: Subject) -> dict[str, object]:
 
 
 def _parameters(model: nn.Module) -> Values:
-    return {name: one.detach().clone() for name, one in model.named_parameters()}
+    return {name: one.detach().clone() for name, one in model.named_parameters() if not hasattr(one, "to_local")}
 
 
 def _own_state(module: nn.Module) -> dict[str, str]:

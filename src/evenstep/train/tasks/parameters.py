@@ -53,23 +53,22 @@ def parameters_attached(model: nn.Module, tasks: Mapping[str, Task], optimizer: 
     """Let what the tasks train be a part of the model; where something raises inside, it is as it was.
 
     Raises:
-        ArgumentError: what can't be trained, or what the optimizer does not hold.
+        ArgumentError: what can't be trained, or what the optimizer holds in part.
     """
-    held = {id(one) for group in optimizer.param_groups for one in group["params"]}
-    attach_parameters(model, tasks, held)
+    attach_parameters(model, tasks, {id(one) for group in optimizer.param_groups for one in group["params"]})
     try:
-        _check_held(model, held)
         yield
     except BaseException:
         _detach(unwrapped(model))
         raise
 
 
-def attach_parameters(model: nn.Module, tasks: Mapping[str, Task], held: Collection[int] = ()) -> None:
-    """Make what the tasks train a part of the model, so that an optimizer can be built of all its parameters.
+def attach_parameters(model: nn.Module, tasks: Mapping[str, Task], held: Collection[int] | None = None) -> None:
+    """Make what the tasks train a part of the model.
 
     Args:
-        held: by `id`, what an optimizer holds already: of the tasks it is a part, even if it is frozen now.
+        held: by `id`, what the optimizer holds. None: it is built of the model's parameters later, so that all are
+            taken that are not frozen.
 
     Raises:
         ArgumentError: a model in stages, or a module of the task and the model both.
@@ -99,7 +98,7 @@ def attach_parameters(model: nn.Module, tasks: Mapping[str, Task], held: Collect
     whole.add_module(TASK_PARAMETERS, everything)
 
 
-def _collected(task: Task, own: Collection[int], held: Collection[int]) -> TaskParameters:
+def _collected(task: Task, own: Collection[int], held: Collection[int] | None) -> TaskParameters:
     """What a task trains."""
     attributes = vars(task)
     attributes.pop(IN_MODEL, None)
@@ -117,36 +116,47 @@ def _collected(task: Task, own: Collection[int], held: Collection[int]) -> TaskP
     return found
 
 
-def _is_trained(one: nn.Module | nn.Parameter, name: str, own: Collection[int], held: Collection[int]) -> bool:
+def _is_trained(one: nn.Module | nn.Parameter, name: str, own: Collection[int], held: Collection[int] | None) -> bool:
     """Whether something of a task is trained with it.
 
     Raises:
-        ArgumentError: in part.
+        ArgumentError: in part, or meant to be.
     """
-    parameters = list(one.parameters()) if isinstance(one, nn.Module) else [one]
-    theirs = [parameter for parameter in parameters if id(parameter) not in own]
-    if not any(parameter.requires_grad or id(parameter) in held for parameter in theirs):
-        return False
-    if len(theirs) < len(parameters):
+    by_name = dict(one.named_parameters()) if isinstance(one, nn.Module) else {"": one}
+    theirs = {inner: parameter for inner, parameter in by_name.items() if id(parameter) not in own}
+    left = [inner for inner, parameter in theirs.items() if held is not None and id(parameter) not in held]
+    if len(left) == len(theirs) and isinstance(one, nn.Module):
+        return False  # of another engine, or of none: what no optimizer here holds is not trained here
+    trained = [inner for inner, parameter in theirs.items() if parameter.requires_grad]
+    missing = [inner for inner in left if inner in trained]
+    if missing:
+        what = f"its `{missing[0]}`" if missing[0] else "it"
         raise ArgumentError(
-            f"`{name}` holds parameters of the model beside {len(theirs)} of its own that are to be trained, so they "
+            f"the task trains `{name}`, but the optimizer does not hold {what}; "
+            f"build that of all, `AdamW([*model.parameters(), *task.NAME.parameters()])`, or freeze it: "
+            f"`requires_grad_(False)`."
+        )
+    if len(left) == len(theirs) or (held is None and not trained):
+        return False
+    if len(theirs) < len(by_name):
+        raise ArgumentError(
+            f"`{name}` holds parameters of the model beside {len(theirs)} of its own that are to be trained, which "
             f"can't be told apart; keep its own in a module by itself."
         )
     return True
 
 
-def _check_held(model: nn.Module, held: Collection[int]) -> None:
-    """Raise ArgumentError for a trained parameter of a task that the optimizer does not hold."""
-    whole = unwrapped(model)
-    if TASK_PARAMETERS not in children_of(whole):
-        return
-    for name, parameter in children_of(whole)[TASK_PARAMETERS].named_parameters():
-        if parameter.requires_grad and id(parameter) not in held:
-            raise ArgumentError(
-                f"the task trains a parameter of its own, `{TASK_PARAMETERS}.{name}`, but the optimizer does not hold "
-                f"it; build that of both, `AdamW([*model.parameters(), *task.NAME.parameters()])`, or freeze it: "
-                f"`requires_grad_(False)`."
-            )
+def not_held(model: nn.Module, tasks: Mapping[str, Task]) -> list[str]:
+    """The names of parameters that tasks hold, that are not frozen, and that the model does not train."""
+    inside = {id(one) for one in model.parameters()}
+    return [
+        f"{type(task).__name__}.{name}.{inner}"
+        for task in tasks.values()
+        for name, one in (children_of(task) if isinstance(task, nn.Module) else vars(task)).items()
+        if isinstance(one, nn.Module)
+        for inner, parameter in one.named_parameters()
+        if parameter.requires_grad and id(parameter) not in inside
+    ]
 
 
 def _detach(model: nn.Module) -> None:

@@ -1,0 +1,113 @@
+"""The first global batches of each epoch of other data, for trying out.
+
+Position (e, b) is that of the other data, so what is trained on is the beginning of what the whole run would be; an
+epoch ends after so many of them, or where that of the other data does. It reads nothing itself.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any, cast, final
+
+from evenstep.arguments import require_whole
+from evenstep.data.batch import JSON, Data, GlobalBatch, Position
+from evenstep.errors import DataError
+
+
+@final
+class FirstBatches(Data):
+    """The first `batches` global batches of each epoch of `data`; of a stream, which has but one pass, of that.
+
+    Args:
+        data: any.
+        batches: how many, of each epoch.
+
+    Raises:
+        ArgumentError: a number below 1.
+
+    Attributes:
+        data: see the arguments.
+
+    >>> from evenstep.data import MapData
+    >>> data = FirstBatches(MapData([10, 11, 12, 13, 14], global_batch_size=2, shuffle=False, num_epochs=2), 2)
+    >>> [(tuple(one.position), one.ends_epoch) for one in data.batches(Position(), seed=1)]
+    [((0, 0), False), ((0, 1), True), ((1, 0), False), ((1, 1), True)]
+    """
+
+    def __init__(self, data: Data, batches: int) -> None:
+        require_whole("batches", batches)
+        self.data, self._batches = data, batches
+
+    def batches(
+        self, start: Position, *, seed: int, rank: int = 0, ranks: int = 1, pin_memory: bool = False
+    ) -> Iterator[GlobalBatch]:
+        def read(position: Position) -> Iterator[GlobalBatch]:
+            return self.data.batches(position, seed=seed, rank=rank, ranks=ranks, pin_memory=pin_memory)
+
+        return self._cut(start, read)
+
+    def batches_together(
+        self,
+        start: Position,
+        *,
+        seed: int,
+        rank: int,
+        ranks: int,
+        total: Callable[[Sequence[float]], Sequence[float]],
+        pin_memory: bool = False,
+    ) -> Iterator[GlobalBatch]:
+        def read(position: Position) -> Iterator[GlobalBatch]:
+            return self.data.batches_together(
+                position, seed=seed, rank=rank, ranks=ranks, total=total, pin_memory=pin_memory
+            )
+
+        return self._cut(start, read)
+
+    def num_batches(self, epoch: int, *, seed: int) -> int | None:
+        count = self.data.num_batches(epoch, seed=seed)
+        return None if count is None else min(count, self._batches)
+
+    @property
+    def knows_length(self) -> bool:
+        return self.data.knows_length
+
+    def fingerprint(self) -> dict[str, JSON]:
+        return {"kind": "first", "batches": self._batches, "data": self.data.fingerprint()}
+
+    def follow(self, fingerprint: Mapping[str, JSON]) -> None:
+        self.data.follow(cast("Mapping[str, JSON]", fingerprint["data"]))
+
+    @property
+    def tasks(self) -> tuple[str, ...] | None:
+        return self.data.tasks
+
+    @property
+    def resumable(self) -> bool:
+        return self.data.resumable and self.data.knows_length
+
+    def to_cut_finer(self, samples: int) -> str:
+        return self.data.to_cut_finer(samples)
+
+    def close(self) -> None:
+        """End the processes that load data."""
+        self.data.close()
+
+    def _cut(self, start: Position, read: Callable[[Position], Iterator[GlobalBatch]]) -> Iterator[GlobalBatch]:
+        position: Position | None = start
+        if position.batch >= self._batches:
+            raise DataError(
+                f"the data cannot start at batch {position.batch} of epoch {position.epoch}, of which only the first "
+                f"{self._batches} are taken; raise that number, or start a new run."
+            )
+        while position is not None:
+            batches = read(position)
+            position = None
+            with closing(cast("Any", batches)):
+                for batch in batches:
+                    if batch.ends_epoch or batch.position.batch + 1 < self._batches:
+                        yield batch
+                        continue
+                    following = Position(batch.position.epoch + 1, 0)
+                    yield replace(batch, following=following, ends_epoch=True)
+                    position = following if self.data.knows_length else None
+                    break

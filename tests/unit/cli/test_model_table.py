@@ -1,0 +1,55 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from evenstep import Task
+from evenstep.cli.model_table import shapes_of, table
+
+Run = Callable[..., Any]
+
+
+def test_each_module_is_there_with_its_shape_and_parameters(evenstep: Run, recipe: Path) -> None:
+    done = evenstep("summary", "run.toml", "--model.args", "{width = 4}")
+    assert done.code == 0, done.err
+    assert [line.split() for line in done.out.splitlines()[:6]] == [
+        ["module", "class", "gives", "parameters", "trained"],
+        ["Net", "3×1", "17", "17"],
+        ["layers", "Sequential", "3×1", "17", "17"],
+        ["0", "Linear", "3×4", "12", "12"],
+        ["1", "ReLU", "3×4"],
+        ["2", "Dropout", "3×4"],
+    ]
+    assert "of a micro-batch of 3 samples; nothing was written" in done.out
+    assert not (recipe / "runs").exists()
+    shallow = evenstep("summary", "run.toml", "--depth", "1").out.splitlines()
+    assert len(shallow) == 3 + 2
+
+
+def test_a_depth_that_is_none_is_refused(evenstep: Run) -> None:
+    done = evenstep("summary", "run.toml", "--depth", "all")
+    assert done.code == 2
+    assert '`--depth` must be a whole number of at least 1, but is "all"' in done.err
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_it_fits_the_screen_and_frozen_parameters_are_told_apart(columns: int) -> None:
+    deep = nn.Sequential()
+    deep.add_module("a_rather_long_name_of_a_block_that_somebody_has_chosen", nn.Sequential(nn.LSTM(64, 128)))
+    deep.add_module("head", nn.Linear(128, 1_000_000))
+    deep[1].bias.requires_grad_(False)
+
+    class First(Task):
+        def loss(self, output: Any, batch: Any) -> Any: ...
+
+    shapes = {"": "8×1000000", "head": "8×1000000"}
+    lines = table(deep, shapes, 3, columns)
+    assert max(map(len, lines)) <= columns
+    head = next(line.split() for line in lines if line.startswith("head"))
+    assert head[-2:] == ["129,000,000", "128,000,000"]
+    lstm = nn.LSTM(4, 5)
+    assert shapes_of(lstm, First(), torch.zeros(7, 2, 4)) == {"": "7×2×5, 1×2×5, 1×2×5"}
+    assert lstm.training

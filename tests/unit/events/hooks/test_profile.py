@@ -1,0 +1,87 @@
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from evenstep import Hook, Logging, MapData, Profile, Task, Trainer
+from evenstep.errors import ArgumentError, HookError
+from evenstep.events import UpdateEnd
+
+PAIRS = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
+
+
+class Line(Task):
+    def loss(self, output: Any, batch: Any) -> Any:
+        return ((output - batch[1]) ** 2).sum()
+
+
+def train(folder: Path | None, *hooks: Hook, updates: int = 5) -> nn.Module:
+    torch.manual_seed(1)
+    model = nn.Linear(1, 1)
+    Trainer(
+        model=model,
+        task=Line(),
+        optimizer=torch.optim.SGD(model.parameters(), lr=1e-4),
+        data=MapData(PAIRS, global_batch_size=4, micro_batch_size=2),
+        updates=updates,
+        device="cpu",
+        folder=folder,
+        hooks=list(hooks),
+        log=Logging(writers=()),
+    ).train()
+    return model
+
+
+def test_the_updates_are_in_a_trace_with_the_names_of_what_was_done(tmp_path: Path) -> None:
+    profiled, plain = train(tmp_path / "a", Profile(first=2, last=3)), train(tmp_path / "b")
+    assert all(torch.equal(*pair) for pair in zip(profiled.parameters(), plain.parameters(), strict=True))
+    folder = tmp_path / "a" / "profile"
+    stem = "updates-2-3-rank-0"
+    assert {path.name for path in folder.iterdir()} == {f"{stem}.trace.json.gz", f"{stem}.operators.json"}
+    with gzip.open(folder / f"{stem}.trace.json.gz") as file:
+        events = json.load(file)["traceEvents"]
+    named = [one for one in events if one.get("cat") == "user_annotation"]
+    count = {name: sum(one["name"] == name for one in named) for name in {one["name"] for one in named}}
+    expected = {"update 2", "update 3", "0F0 forward", "0B0 backward", "0F1 forward", "0B1 backward", "apply"}
+    assert expected <= set(count)
+    assert (count["update 2"], count["0F0 forward"], count["apply"]) == (1, 2, 2)
+    update, forward = (next(one for one in named if one["name"] == name) for name in ("update 2", "0F0 forward"))
+    assert update["ts"] <= forward["ts"]
+    assert forward["ts"] + forward["dur"] <= update["ts"] + update["dur"]
+
+
+def test_the_table_has_what_each_operator_took(tmp_path: Path) -> None:
+    train(tmp_path, Profile(first=2, last=3))
+    table = json.loads((tmp_path / "profile" / "updates-2-3-rank-0.operators.json").read_text())
+    assert (table["updates"], table["rank"], table["device"]) == ([2, 3], 0, "cpu")
+    calls = {row["name"]: row["calls"] for row in table["operators"]}
+    assert calls["aten::addmm"] == 4  # two updates of two micro-batches
+    own = [row["self_us"] for row in table["operators"]]
+    assert own == sorted(own, reverse=True)
+    assert "update 2" in {row["name"] for row in table["ranges"]}
+    assert not {row["name"] for row in table["ranges"]} & set(calls)
+
+
+def test_a_run_that_ends_before_has_what_there_was(tmp_path: Path) -> None:
+    class StopAt(Hook):
+        def after_update(self, event: UpdateEnd) -> None:
+            if event.update == 3:
+                self.trainer.request_stop("enough")
+
+    train(tmp_path, Profile(first=2, last=9), StopAt())
+    assert (tmp_path / "profile" / "updates-2-3-rank-0.operators.json").exists()
+
+
+def test_what_cannot_be_profiled_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(HookError, match="written into the run folder, but this run has none"):
+        train(None, Profile(first=2, last=3))
+    with pytest.raises(HookError, match="`first` must be one of the run's 5 updates, but is 6"):
+        train(tmp_path / "late", Profile(first=6, last=7))
+    with pytest.raises(HookError, match="`memory` of a profile needs a CUDA device, but the model is on cpu"):
+        train(tmp_path / "memory", Profile(first=2, last=3, memory=True))
+    with pytest.raises(ArgumentError, match="`last` must be at least `first`, which is 3, but is 2"):
+        Profile(first=3, last=2)
