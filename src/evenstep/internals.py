@@ -134,6 +134,11 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return cast("nn.Module", getattr(module, "_orig_mod", module))
 
 
+def say_stepped(optimizer: Optimizer) -> None:
+    """Let a torch scheduler step that is asked ahead: it warns where the optimizer has made no step before it."""
+    vars(optimizer)["_opt_called"] = True
+
+
 def compiled_in_place(module: nn.Module) -> bool:
     """Whether `module.compile()` was called."""
     return cast("Any", module)._compiled_call_impl is not None

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from evenstep.arguments import said
 from evenstep.errors import ArgumentError, TaskError
+from evenstep.internals import say_stepped, share_contents
 from evenstep.optim.schedules import LrSchedule
 from evenstep.optim.schedules.schedule import Need
 from evenstep.train.tasks.task import Loss, Task, default_weight
@@ -224,8 +225,7 @@ class _Steps(nn.Module):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self._modules, self._parameters, self._buffers = module._modules, module._parameters, module._buffers
-        self._non_persistent_buffers_set = module._non_persistent_buffers_set
+        share_contents(self, module)
         self.__dict__["lightning"] = module  # not as a child: its parameters are there already
         self.__dict__["log"] = _Log(type(module).__name__)
         module.__dict__["log"] = self.__dict__["log"]
@@ -366,7 +366,7 @@ class _TorchRates(LrSchedule):
         return self._factors[steps]
 
     def _step(self) -> None:
-        vars(self._scheduler.optimizer)["_opt_called"] = True  # it is told of no update, and would warn
+        say_stepped(self._scheduler.optimizer)
         try:
             self._scheduler.step()
         except ValueError as error:

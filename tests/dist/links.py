@@ -40,8 +40,7 @@ def broken(root: Path) -> list[str]:
         for link in relative_links(page.read_text(encoding="utf-8")):
             target, _, name = link.partition("#")
             file = page.parent / target if target else page
-            if not file.exists():
-                lacking.append(f"{page.relative_to(root)}: {link}")
-            elif name and file.suffix == ".md" and name not in anchors(file.read_text(encoding="utf-8")):
+            is_page = bool(name) and file.suffix == ".md" and file.exists()
+            if not file.exists() or (is_page and name not in anchors(file.read_text(encoding="utf-8"))):
                 lacking.append(f"{page.relative_to(root)}: {link}")
     return lacking

@@ -9,6 +9,7 @@ from scripts import Script
 from squares import write_run
 
 ROWS = "kill,ordered,zero1"
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 @pytest.fixture
@@ -79,11 +80,11 @@ def test_ctrl_c_ends_it_with_130_and_leaves_no_process(file: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["digits", "digits_multitask", "gpt_bytes", "translation"])
-def test_every_row_of_the_recipes_holds_or_does_not_apply(recipe: str, tmp_path: Path) -> None:
-    run = Path(__file__).parents[2] / "recipes" / recipe / "run.toml"
-    more = ["--hooks", "[]"] if recipe == "translation" else []  # which need an extra
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("run", sorted(RECIPES.glob("*/run.toml")), ids=lambda run: run.parent.name)
+def test_every_row_of_the_recipes_holds_or_does_not_apply(run: Path, tmp_path: Path) -> None:
+    more = ["--hooks", "[]"] if run.parent.name == "translation" else []  # which need an extra
     proof = tmp_path / "proof.json"
-    done = Script("-m", "evenstep", "prove", run, "--json", proof, *more).ended(timeout_s=290)
+    done = Script("-m", "evenstep", "prove", run, "--json", proof, *more).ended(timeout_s=1190)
     failed = [row for row in json.loads(proof.read_text())["rows"] if row["holds"] is False]
     assert (done.code, failed) == (0, [])

@@ -35,6 +35,7 @@ OF_FSDP = {
     "_to_sharded",
 }
 OF_TORCH = {
+    "_non_persistent_buffers_set",
     "_buffers",
     "_dump_snapshot",
     "_record_memory_history",

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "coming-from.md"
 SYSTEMS = ("fairseq", "LiBai", "HAT", "Megatron-LM")
 PACKAGES = ("", ".checkpoint", ".data", ".errors", ".events", ".optim", ".optim.schedules", ".parallel", ".pipeline")
-PACKAGES += (".precision", ".train", ".extras.planning.simulate")
+PACKAGES += (".precision", ".train", ".extras.planning.simulate", ".extras.quantization")
 TABLE = re.compile(r"^\|(.*)\|$", re.MULTILINE)
 
 

@@ -104,7 +104,9 @@ def measure_of(reference: Ended, reordered: Ended, *, updates: int) -> Measure:
     if scale > 0 and math.isfinite(scale):
         noise = difference(reference.end, reordered.end, scale).value + eps * (norm(reference.end) / scale + TERMS)
         if TIMES * noise <= CAP[narrow]:
-            return Measure(what=f"parameters, {updates} updates", bound=TIMES * noise, scale=scale)
+            return Measure(
+                what=f"parameters, {updates} update{'s' if updates > 1 else ''}", bound=TIMES * noise, scale=scale
+            )
     size = norm(reference.gradient)
     if not 0 < size < math.inf:
         raise ValueError(
