@@ -20,7 +20,7 @@ from evenstep.errors import ArgumentError, HookError
 from evenstep.events.event import TrainBegin, TrainEnd, UpdateBegin, UpdateEnd
 from evenstep.events.files import replace_text, writing
 from evenstep.events.hook import Hook
-from evenstep.internals import end_memory_history, record_memory_history, save_memory_history
+from evenstep.internals import end_memory_history, profiler_runs, record_memory_history, save_memory_history
 
 
 @final
@@ -74,6 +74,10 @@ class Profile(Hook):
 
     def before_update(self, event: UpdateBegin) -> None:
         if self._profiler is None and self._first <= event.update <= self._last:
+            if profiler_runs():  # in torch a second one ends the process
+                raise ArgumentError(
+                    f"update {event.update} is not profiled, as another profiler of torch's runs; profile others."
+                )
             self._began_at = event.update
             if self._memory:
                 record_memory_history()

@@ -85,3 +85,11 @@ def test_what_cannot_be_profiled_is_refused_before_training(tmp_path: Path) -> N
         train(tmp_path / "memory", Profile(first=2, last=3, memory=True))
     with pytest.raises(ArgumentError, match="`last` must be at least `first`, which is 3, but is 2"):
         Profile(first=3, last=2)
+
+
+def test_of_two_profiles_of_one_update_the_second_is_left_out_and_said(tmp_path: Path) -> None:
+    train(tmp_path, Profile(first=2, last=3), Profile(first=3, last=4))
+    names = {path.name for path in (tmp_path / "profile").glob("*.operators.json")}
+    assert names == {"updates-2-3-rank-0.operators.json", "updates-4-4-rank-0.operators.json"}
+    (incident,) = (tmp_path / "incidents").iterdir()
+    assert "update 3 is not profiled, as another profiler of torch's runs" in incident.read_text()
