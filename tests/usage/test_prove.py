@@ -34,7 +34,7 @@ def test_steps_that_take_the_sign_of_rounding_are_compared_by_their_gradient() -
     assert [one.holds for one in found.values()] == [True, True], found
 
 
-@pytest.mark.parametrize("architecture", ["llama", "t5"])
+@pytest.mark.parametrize("architecture", ["llama", pytest.param("t5", marks=pytest.mark.slow)])
 def test_models_of_transformers_cut_unevenly_by_hand_and_resumed_are_the_same(architecture: str) -> None:
     pytest.importorskip("transformers")
     found = verdicts(of_transformers(architecture), "cuts ragged", "optimizer", "resume", updates=2)
