@@ -81,7 +81,7 @@ def inner_tensors(value: Tensor) -> list[Tensor]:
 def _plain(value: Any) -> Any:
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
-    return {"shape": list(cast("torch.Size", value))} if isinstance(value, torch.Size) else value
+    return {"shape": list(value)} if isinstance(value, torch.Size) else value
 
 
 def _value(plain: Any) -> Any:

@@ -145,16 +145,24 @@ class QuantizationAware(Hook):
         copy = deepcopy(model)
         names = set(self._chosen(copy, _torchao("torchao.quantization.qat").FakeQuantizedLinear, self._embedding()))
         step = _torchao("torchao.quantization.qat").QATConfig(config, step="convert")
-        quantization.quantize_(copy, step, filter_fn=lambda _, name: name in names)
+
+        def is_meant(layer: nn.Module, name: str) -> bool:
+            return name in names
+
+        quantization.quantize_(copy, step, filter_fn=is_meant)
         return copy
 
     def _change(self, name: str, layer: nn.Module) -> None:
         qat, config = _torchao("torchao.quantization.qat"), self._made()
         prepared = qat.QATConfig(weight_config=config) if _is_of_weights(config) else qat.QATConfig(config)
         holder = nn.Sequential(layer)
+
+        def is_meant(one: nn.Module, place: str) -> bool:
+            return one is layer
+
         try:
             with undisturbed():  # torchao draws a weight that it then throws away
-                _torchao("torchao.quantization").quantize_(holder, prepared, filter_fn=lambda one, _: one is layer)
+                _torchao("torchao.quantization").quantize_(holder, prepared, filter_fn=is_meant)
         except (ValueError, AssertionError, NotImplementedError, RuntimeError) as error:
             raise ArgumentError(
                 f"torchao can't train `{name}` for {type(config).__name__}: {clause(error)}."

@@ -7,7 +7,7 @@ that whoever reads the model as a plain one reads what it computes.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -35,10 +35,12 @@ class ProductQuantized(nn.Module):
     _averages: bool
     _known: "tuple[Tensor, int, bool] | None"
 
-    @property
-    def weight(self) -> Any:
-        """[as the layer's], what the layer computes with: its weight, or centroids[assignments] once it has some."""
-        return self.built() if self.is_quantized else parameters_of(self)["weight"]
+    if not TYPE_CHECKING:  # which takes it for the layer's own
+
+        @property
+        def weight(self) -> Any:
+            """What the layer computes with, in its shape: its weight, or centroids[assignments] once it has some."""
+            return self.built() if self.is_quantized else parameters_of(self)["weight"]
 
     @property
     def dense(self) -> nn.Parameter:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any, Literal, final, get_args
+from typing import Any, Literal, cast, final, get_args
 
 import torch
 from torch import Tensor, nn
@@ -236,7 +236,7 @@ def compressed_state(model: nn.Module) -> dict[str, Tensor]:
 def _group(given: LayerGroup | Mapping[str, Any]) -> LayerGroup:
     if isinstance(given, LayerGroup):
         return given
-    if not isinstance(given, Mapping):
+    if not isinstance(cast("object", given), Mapping):
         raise ArgumentError(
             f"`groups` must hold `LayerGroup`s, but has {said(given)}; write "
             f"`ProductQuantization([LayerGroup(layers=('blocks.*',), after_update=1000)])`."
