@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from evenstep import Checkpointing, Hook, MapData, Task, Trainer
 from evenstep.errors import ArgumentError, CheckpointError, TaskError
+from evenstep.internals import unwrapped_step
 from evenstep.optim import MultiOptimizer
 from evenstep.optim.sharing import TORCH, Granularity, known, why_not_by
 from evenstep.parallel import Fsdp, Group, Ordered, Single, Strategy, Zero1
@@ -387,3 +388,10 @@ def test_a_hook_of_ones_own_on_a_step_is_called_in_the_first_one_too(tmp_path: P
     saving.optimizer.register_step_post_hook(lambda *_: called.append(1))
     saving.train()
     assert len(called) == 4
+
+
+def test_a_run_that_saves_takes_torchs_short_way_to_the_step_from_the_second_update_on(tmp_path: Path) -> None:
+    saving = trainer(lambda model: torch.optim.SGD(model.parameters(), lr=0.01), folder=tmp_path)
+    assert unwrapped_step(saving.optimizer) is None  # it looks at the first step
+    saving.train()
+    assert unwrapped_step(saving.optimizer) is not None

@@ -172,13 +172,16 @@ def watch_first_step(optimizer: Optimizer, hidden: HiddenState) -> None:
         depth -= is_first
         if depth or not is_first:
             return
-        is_first = False  # the hooks stay: torch goes through them here, and there may be others behind these
+        is_first = False
+        before.remove()
+        hooks = after.hooks_dict_ref()
+        if hooks and next(reversed(hooks)) == after.id:  # torch is going through these: with others behind it stays
+            after.remove()
         fault = hidden.fault() or _of_no_format(optimizer)
         if fault:
             raise ArgumentError(f"the checkpoints of this run could not be resumed: {fault}.")
 
-    optimizer.register_step_pre_hook(begin)
-    optimizer.register_step_post_hook(end)
+    before, after = optimizer.register_step_pre_hook(begin), optimizer.register_step_post_hook(end)
 
 
 def _of_no_format(optimizer: Optimizer) -> str:
