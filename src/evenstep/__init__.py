@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         PrometheusWriter,
         Save,
         Statistics,
+        StopBelowLr,
         StopFile,
         TensorBoardWriter,
         TimeBudget,
@@ -206,6 +207,7 @@ __all__ = [
     "Skip",
     "Statistics",
     "Stop",
+    "StopBelowLr",
     "StopFile",
     "Strategy",
     "StreamData",
@@ -239,8 +241,8 @@ _named, _ = lazy_names(
         ".data": "AllTasks Batch Data MapData Mixture RoundRobin Sampled StreamData UpdateData",
         ".errors": "EvenstepError",
         ".events": "Best ConsoleWriter CsvWriter EarlyStop Evaluate Histogram Hook Image Incident JsonlWriter "
-        "MemoryUse MlflowWriter Profile PrometheusWriter Save Statistics StopFile TensorBoardWriter Text TimeBudget "
-        "Timer WandbWriter Watchdog Writer",
+        "MemoryUse MlflowWriter Profile PrometheusWriter Save Statistics StopBelowLr StopFile TensorBoardWriter Text "
+        "TimeBudget Timer WandbWriter Watchdog Writer",
         ".extras.multitask": "AlignedMtl GradNorm PcGrad Scheduled Uncertainty",
         ".optim.ema": "Ema",
         ".optim.groups": "ParameterGroup",

@@ -92,6 +92,7 @@ def test_the_public_names_are_these_and_sorted() -> None:
         "PipelineModel",
         "Statistics",
         "Stop",
+        "StopBelowLr",
         "StopFile",
         "Strategy",
         "StreamData",

@@ -420,6 +420,19 @@ AREAS = (
                 "unit/cli/test_trying_out.py::test_to_overfit_is_to_train_and_evaluate_on_the_first_samples_only",
                 "unit/cli/test_model_table.py::test_each_module_is_there_with_its_shape_and_parameters",
             ),
+            works(
+                "an end of the run by its learning rate, or by the time of all its starts",
+                "unit/events/hooks/test_stop_below_lr.py::"
+                "test_a_run_ends_where_its_rate_has_fallen_below_the_number_but_not_in_its_warmup",
+                "unit/events/hooks/test_stop_below_lr.py::test_a_resumed_run_stops_again_at_once_and_says_why",
+                "unit/events/hooks/test_time_budget.py::test_the_time_of_all_starts_ends_the_run_for_good",
+                "unit/events/hooks/test_time_budget.py::test_a_resumed_run_that_has_used_its_time_stops_at_once",
+            ),
+            works(
+                "evaluations from an update on, and of their first batches only",
+                "unit/events/hooks/test_evaluate.py::test_before_its_first_update_it_asks_for_nothing",
+                "unit/cli/test_trying_out.py::test_an_evaluation_may_be_of_its_first_batches_only",
+            ),
             refused(
                 "a profile or a trial that can't be: no such updates, no such samples, a stream, memory of a CPU",
                 "unit/cli/test_train.py::test_a_profile_that_cannot_be_is_refused_by_its_key",

@@ -12,9 +12,9 @@ import torch
 from torch.utils.data import Subset
 
 from evenstep.config.arguments import Call
-from evenstep.config.schema import DataTable, FailuresTable
+from evenstep.config.schema import DataTable, EvaluationTable, FailuresTable
 from evenstep.config.tasks import largest
-from evenstep.data import Data, MapData, StreamData
+from evenstep.data import Data, FirstBatches, MapData, StreamData
 from evenstep.errors import ConfigError, DataError, EvenstepError
 
 
@@ -103,8 +103,9 @@ def build_evaluation(
                     [f"`{key}.evaluations.{name}.micro_batch_size` must be given, because its dataset is a stream."]
                 )
             stream = cast("Iterable[Any]", dataset)
-            return StreamData(stream, global_batch_size=size, shared=config.shared, **_collate(collate))
-        return MapData(
+            data: Data = StreamData(stream, global_batch_size=size, shared=config.shared, **_collate(collate))
+            return _beginning(data, evaluation)
+        data = MapData(
             cast("Any", dataset),
             global_batch_size=size,
             global_batch_tokens=tokens,
@@ -116,6 +117,11 @@ def build_evaluation(
             **config.model_dump(include={"num_workers", "prefetch_batches", "timeout_s"}),
             **_collate(collate),
         )
+        return _beginning(data, evaluation)
+
+
+def _beginning(data: Data, evaluation: EvaluationTable) -> Data:
+    return data if evaluation.first_batches is None else FirstBatches(data, evaluation.first_batches)
 
 
 _OF_STREAMS = {"exact_resume", "shared"}

@@ -5,7 +5,7 @@ from typing import Any
 
 from evenstep.builders.tasks import build_coefficients, build_combine
 from evenstep.config.schema import Config
-from evenstep.events import Best, EarlyStop, Evaluate, Hook, Profile, TimeBudget
+from evenstep.events import Best, EarlyStop, Evaluate, Hook, Profile, StopBelowLr, TimeBudget
 from evenstep.optim.ema import Ema
 from evenstep.options import Checkpointing, Failures, Logging, Memory, Training, WriterName
 from evenstep.precision import PRECISIONS, Precision, SixteenBits
@@ -13,8 +13,9 @@ from evenstep.precision import PRECISIONS, Precision, SixteenBits
 
 def build_training(config: Config) -> Training:
     """How an update is made."""
+    other = {"updates", "epochs", "precision", *_CASTS, *_BUDGET, "stop_below_lr"}
     return Training(
-        **config.train.model_dump(exclude={"updates", "epochs", "precision", "max_minutes", *_CASTS}),
+        **config.train.model_dump(exclude=other),
         ema=None if config.ema is None else Ema(**config.ema.model_dump()),
         coefficients=build_coefficients(config),
         combine=build_combine(config),
@@ -58,6 +59,7 @@ def build_precision(config: Config) -> Precision:
 
 
 _CASTS = ("cast_inputs", "float32_outputs")
+_BUDGET = ("max_minutes", "max_total_minutes")
 
 
 def build_hooks(config: Config, own: Sequence[Hook]) -> list[Hook]:
@@ -75,6 +77,9 @@ def build_hooks(config: Config, own: Sequence[Hook]) -> list[Hook]:
     if config.profile is not None:
         hooks.append(Profile(**config.profile.model_dump()))
     hooks.extend(own)
-    if config.train.max_minutes is not None:
-        hooks.append(TimeBudget(max_minutes=config.train.max_minutes))
+    if config.train.stop_below_lr is not None:
+        hooks.append(StopBelowLr(config.train.stop_below_lr))
+    budget = config.train.model_dump(include=set(_BUDGET), exclude_none=True)
+    if budget:
+        hooks.append(TimeBudget(**budget))
     return hooks

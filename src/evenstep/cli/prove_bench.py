@@ -121,6 +121,8 @@ def _shrunk(config: Config) -> list[Setting]:
         "log.writers": "[]",
         "train.compile": "off",
         "train.max_minutes": "none",
+        "train.max_total_minutes": "none",
+        "train.stop_below_lr": "none",
         "failures.lost_rank": "stop",
     }
     if config.failures.non_finite.startswith("rewind"):

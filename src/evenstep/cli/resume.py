@@ -21,7 +21,8 @@ from evenstep.errors import ConfigError
 from evenstep.parallel.rank_info import is_launched
 
 SAFE = (
-    *("train.updates", "train.epochs", "train.max_minutes", "train.check_loss", "train.settle_every_updates"),
+    *("train.updates", "train.epochs", "train.max_minutes", "train.max_total_minutes", "train.stop_below_lr"),
+    *("train.check_loss", "train.settle_every_updates"),
     *("evaluate", "checkpoint", "early_stop", "log", "profile", "device", "threads", "hooks", "ema", "recipe"),
     *("parallel", "launch", "failures", "data.evaluations", "data.micro_batch_size", "data.micro_batch_tokens"),
     *("data.num_workers", "data.prefetch_batches", "data.timeout_s"),

@@ -110,7 +110,7 @@ def _samples(parts: RunParts) -> str:
     for name, given in {"train": parts.data, **parts.evaluations}.items():
         data = _all_of(given)
         tasks = data.data.items() if isinstance(data, Mixture) else ()
-        sets |= {f"{name}/{task}": one for task, one in tasks} or {name: data}
+        sets |= {f"{name}/{task}": _all_of(one) for task, one in tasks} or {name: data}
     return ", ".join(
         f"{name} {data.num_samples:,} samples"
         + (f" ({data.num_skipped:,} too long, skipped)" if data.num_skipped else "")
@@ -132,7 +132,9 @@ def _tried_out(config: Config) -> list[str]:
 
 
 def _all_of(data: Data) -> Data:
-    return data.data if isinstance(data, FirstBatches) else data
+    while isinstance(data, FirstBatches):
+        data = data.data
+    return data
 
 
 def _global_batch(data: DataTable) -> str:

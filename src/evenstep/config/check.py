@@ -118,7 +118,14 @@ def _data(config: Config) -> Iterator[str]:
 
 
 def _evaluations(config: Config) -> Iterator[str]:
-    periods = {f"evaluate.{name}": value for name, value in config.evaluate if value is not None}
+    given = {name: value for name, value in config.evaluate if value is not None}
+    first = given.pop("from_update")
+    periods = {f"evaluate.{name}": value for name, value in given.items()}
+    if first and not periods:
+        yield (
+            f"`evaluate.from_update` is {first}, but `evaluate` has neither `every_updates` nor `every_epochs`; set "
+            f"one, or leave it out."
+        )
     for key, value in periods.items():
         if not evaluations_of(config):
             yield (

@@ -27,7 +27,7 @@ from evenstep.config.section import (
     TargetName,
 )
 from evenstep.data import MapData, Mixture, Sampled, StreamData
-from evenstep.events import Best, EarlyStop, Profile
+from evenstep.events import Best, EarlyStop, Evaluate, Profile
 from evenstep.events.hooks.profile import span_of
 from evenstep.extras.multitask import GradNorm, Uncertainty
 from evenstep.optim.ema import Ema, Evaluated
@@ -52,6 +52,8 @@ class EvaluationTable(TargetTable):
 
     micro_batch_size: Count | None = None
     """Samples per forward of this evaluation; the training's by default."""
+    first_batches: Count | None = None
+    """Evaluate on the first so many batches only, each of `micro_batch_size` samples; on all by default."""
 
 
 class DataTable(Section):
@@ -153,6 +155,10 @@ class TrainTable(Section):
     """Whether `torch.compile` compiles the model, its blocks one by one where it has any, or an update as one graph."""
     max_minutes: Positive | None = None
     """Save and stop with exit code 75 after so many minutes, to be run again; never by default."""
+    max_total_minutes: Positive | None = None
+    """Save and stop after so many minutes of all starts of the run together, up to what was saved; never by default."""
+    stop_below_lr: Positive | None = None
+    """Save and stop when the largest learning rate has fallen below this; never by default."""
 
 
 class OneTaskTable(TargetTable):
@@ -357,6 +363,8 @@ class EvaluateTable(Section):
     """Evaluate after every so many updates."""
     every_epochs: Count | None = None
     """Evaluate after every so many epochs."""
+    from_update: Natural = default_of(Evaluate, "from_update")
+    """Evaluate after no update before this one, so that `checkpoint.best` and `early_stop` count from there too."""
 
 
 class BestTable(Section):

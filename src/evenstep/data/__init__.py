@@ -7,6 +7,7 @@ from evenstep.lazy import lazy_names
 
 if TYPE_CHECKING:
     from evenstep.data.batch import Data, DataFault, GlobalBatch, Microbatch, Part, Position
+    from evenstep.data.first_batches import FirstBatches
     from evenstep.data.map_data import MapData
     from evenstep.data.mixing import AllTasks, Mixing, RoundRobin, Sampled
     from evenstep.data.mixture import Mixture
@@ -20,6 +21,7 @@ __all__ = [
     "Batch",
     "Data",
     "DataFault",
+    "FirstBatches",
     "GlobalBatch",
     "MapData",
     "Microbatch",
@@ -41,6 +43,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         ".batch": "Data DataFault GlobalBatch Microbatch Part Position",
+        ".first_batches": "FirstBatches",
         ".resolve": "data_of",
         ".map_data": "MapData",
         ".mixing": "AllTasks Mixing RoundRobin Sampled",

@@ -1,4 +1,4 @@
-"""The first global batches of each epoch of other data, for trying out.
+"""The first global batches of each epoch of other data: for trying out, or for evaluations in between.
 
 Position (e, b) is that of the other data, so what is trained on is the beginning of what the whole run would be; an
 epoch ends after so many of them, or where that of the other data does. It reads nothing itself.
@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, cast, final
 
-from evenstep.arguments import require_whole
+from evenstep.arguments import require_object, require_whole
 from evenstep.data.batch import JSON, Data, GlobalBatch, Position
 from evenstep.errors import DataError
 
@@ -23,7 +23,7 @@ class FirstBatches(Data):
         batches: how many, of each epoch.
 
     Raises:
-        ArgumentError: a number below 1.
+        ArgumentError: nothing that is such data, or a number below 1.
 
     Attributes:
         data: see the arguments.
@@ -35,6 +35,7 @@ class FirstBatches(Data):
     """
 
     def __init__(self, data: Data, batches: int) -> None:
+        require_object("data", data, Data, "`MapData(dataset, global_batch_size=32)`")
         require_whole("batches", batches)
         self.data, self._batches = data, batches
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         Save,
         Statistics,
         Status,
+        StopBelowLr,
         StopFile,
         TimeBudget,
         Timer,
@@ -106,6 +107,7 @@ __all__ = [
     "Status",
     "StepBegin",
     "StepEnd",
+    "StopBelowLr",
     "StopFile",
     "Storage",
     "TensorBoardWriter",
@@ -133,8 +135,8 @@ __getattr__, __dir__ = lazy_names(
             "TrainBegin TrainEnd UpdateBegin UpdateEnd"
         ),
         ".hook": "Hook HookTrainer",
-        ".hooks": "Best Console EarlyStop Evaluate MemoryUse Profile Save Statistics Status StopFile TimeBudget Timer "
-        "Watchdog",
+        ".hooks": "Best Console EarlyStop Evaluate MemoryUse Profile Save Statistics Status StopBelowLr StopFile "
+        "TimeBudget Timer Watchdog",
         ".incidents": "IncidentFiles",
         ".screens": "is_watched",
         ".series": "Record",

@@ -79,6 +79,7 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
             VALID,
             "`checkpoint.best.metric` is `vald/loss`, but there is no evaluation `vald`; did you mean `valid/loss`?",
         ),
+        (["--evaluate.from_update", "4"], VALID, "`evaluate.from_update` is 4, but `evaluate` has neither"),
         (["--early_stop.metric", "valid/loss"], VALID, "`early_stop` needs evaluations during the run"),
         (
             ["--optimizer.groups.head", '{patterns = ["*"], lr = 0.1, lr_factor = 2.0}'],

@@ -124,8 +124,8 @@ PUBLIC_KEYS = {
     ],
     "EarlyStop": ["metric", "min_delta", "mode", "patience_evaluations"],
     "Ema": ["decay", "decay_warmup", "evaluated", "every_updates", "start_update"],
-    "Evaluate": ["every_epochs", "every_updates"],
-    "Evaluation": ["args", "micro_batch_size", "target"],
+    "Evaluate": ["every_epochs", "every_updates", "from_update"],
+    "Evaluation": ["args", "first_batches", "micro_batch_size", "target"],
     "Float8": ["emulate", "layers", "recipe"],
     "InitFrom": ["average", "freeze", "only", "partial", "path"],
     "InverseSqrt": ["kind", "warmup_updates"],
@@ -156,8 +156,8 @@ PUBLIC_KEYS = {
     "Target": ["args", "target"],
     "Train": [
         *("cast_inputs", "channels_last", "check_loss", "clip_norm", "compile", "epochs", "float32_outputs"),
-        *("max_minutes", "norm_statistics", "precision"),
-        *("settle_every_updates", "updates"),
+        *("max_minutes", "max_total_minutes", "norm_statistics", "precision"),
+        *("settle_every_updates", "stop_below_lr", "updates"),
     ],
     "Wsd": ["decay_updates", "end_factor", "kind", "shape", "warmup_updates"],
 }
@@ -218,8 +218,9 @@ def test_a_table_has_the_defaults_of_what_is_constructed_from_it(section: str, c
 
 def test_a_table_of_an_option_object_has_its_fields() -> None:
     only_here = {
-        # the trainer's own arguments, a precision's, and a hook
-        "Train": {"updates", "epochs", "precision", "cast_inputs", "float32_outputs", "max_minutes"},
+        # the trainer's own arguments, a precision's, and hooks
+        "Train": {"updates", "epochs", "precision", "cast_inputs", "float32_outputs"}
+        | {"max_minutes", "max_total_minutes", "stop_below_lr"},
         "Checkpoint": set(),
         "Failures": {"loader", "loader_retries", "lost_rank"},  # of the data, and of the ranks
         "Log": set(),

@@ -9,6 +9,7 @@ from evenstep.events.hooks.profile import Profile
 from evenstep.events.hooks.save import Save
 from evenstep.events.hooks.statistics import Statistics
 from evenstep.events.hooks.status import Status
+from evenstep.events.hooks.stop_below_lr import StopBelowLr
 from evenstep.events.hooks.stop_file import StopFile
 from evenstep.events.hooks.time_budget import TimeBudget
 from evenstep.events.hooks.timer import Timer
@@ -24,6 +25,7 @@ __all__ = [
     "Save",
     "Statistics",
     "Status",
+    "StopBelowLr",
     "StopFile",
     "TimeBudget",
     "Timer",

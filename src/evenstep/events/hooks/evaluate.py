@@ -19,21 +19,27 @@ class Evaluate(Hook):
     Args:
         every_updates: the period in updates; None for none.
         every_epochs: the period in epochs; None for none.
+        from_update: the first update after which it asks. `Best` and others that follow evaluations hear of none before
+            it, unless the run ends before it: the evaluation at the end is always made.
 
     Raises:
-        ArgumentError: for no period at all, or one below 1.
+        ArgumentError: for no period at all, one below 1, or a first update below 0.
 
     >>> Evaluate(every_updates=100).name
     'Evaluate'
     """
 
-    def __init__(self, *, every_updates: int | None = None, every_epochs: int | None = None) -> None:
+    def __init__(
+        self, *, every_updates: int | None = None, every_epochs: int | None = None, from_update: int = 0
+    ) -> None:
         if every_updates is None and every_epochs is None:
             raise ArgumentError("`Evaluate` needs a period, but has none; set `every_updates` or `every_epochs`.")
         if every_updates is not None:
             require_whole("every_updates", every_updates)
         if every_epochs is not None:
             require_whole("every_epochs", every_epochs)
+        require_whole("from_update", from_update, at_least=0)
+        self._from_update = from_update
         self._every_updates = every_updates
         self._every_epochs = every_epochs
         self._evaluated_at = -1
@@ -45,12 +51,13 @@ class Evaluate(Hook):
             )
 
     def after_update(self, event: UpdateEnd) -> None:
-        if event.committed and self._every_updates and event.update % self._every_updates == 0:
+        due = event.committed and self._every_updates and event.update % self._every_updates == 0
+        if due and event.update >= self._from_update:
             self.trainer.request_evaluate()
 
     def after_epoch(self, event: EpochEnd) -> None:
         due = event.complete and self._every_epochs and (event.epoch + 1) % self._every_epochs == 0
-        if due and self._evaluated_at != event.update:
+        if due and event.update >= self._from_update and self._evaluated_at != event.update:
             self.trainer.request_evaluate()
 
     def after_evaluate(self, event: EvaluateEnd) -> None:

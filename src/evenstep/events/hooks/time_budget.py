@@ -1,41 +1,67 @@
 """Stop when a run has used its time: before a scheduler ends it in the midst of something.
 
-The clock starts when training does, and again after each resume. How long a save takes must be left over: the budget
-ends the updates, not the process.
+The clock of `max_minutes` starts when training does, and again after each resume. That of `max_total_minutes` goes on
+from what the checkpoint says, so what a lost start did after its last save counts for nothing. How long a save takes
+must be left over: the budget ends the updates, not the process.
 """
 
 from time import monotonic
-from typing import final
+from typing import Any, final
 
 from evenstep.arguments import require_positive
-from evenstep.events.event import TrainBegin, UpdateEnd
+from evenstep.errors import ArgumentError
+from evenstep.events.event import TrainBegin, TrainEnd, UpdateEnd
 from evenstep.events.hook import Hook
 
 
 @final
 class TimeBudget(Hook):
-    """Ask to stop, and to be run again, after `max_minutes`.
+    """Ask to stop after `max_minutes`, to be run again, or after `max_total_minutes`, for good.
 
     Args:
-        max_minutes: of training, in minutes.
+        max_minutes: of training since this start of the run, in minutes; None for no end.
+        max_total_minutes: of training in all starts of the run together, in minutes; None for no end.
 
     Raises:
-        ArgumentError: for a time that is not above 0.
+        ArgumentError: for no time at all, or one that is not above 0.
 
-    >>> TimeBudget(max_minutes=55).name
+    >>> TimeBudget(max_minutes=55, max_total_minutes=600).name
     'TimeBudget'
     """
 
-    first_rank_only = True
-
-    def __init__(self, *, max_minutes: float) -> None:
-        require_positive("max_minutes", max_minutes)
+    def __init__(self, *, max_minutes: float | None = None, max_total_minutes: float | None = None) -> None:
+        if max_minutes is None and max_total_minutes is None:
+            raise ArgumentError("`TimeBudget` needs a time, but has none; set `max_minutes` or `max_total_minutes`.")
+        for name, minutes in (("max_minutes", max_minutes), ("max_total_minutes", max_total_minutes)):
+            if minutes is not None:
+                require_positive(name, minutes)
         self._max_minutes = max_minutes
-        self._began = 0.0
+        self._max_total_minutes = max_total_minutes
+        self._earlier_s = 0.0
+        self._began: float | None = None
 
     def before_train(self, event: TrainBegin) -> None:
         self._began = monotonic()
+        self._ask()
 
     def after_update(self, event: UpdateEnd) -> None:
-        if monotonic() - self._began >= 60 * self._max_minutes:
-            self.trainer.request_stop(f"its time budget of {self._max_minutes:g} minutes is used up", requeue=True)
+        self._ask()
+
+    def after_train(self, event: TrainEnd) -> None:
+        self._earlier_s, self._began = self._earlier_s + self._since_s(), None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._max_total_minutes is None else {"trained_s": self._earlier_s + self._since_s()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._earlier_s = state["trained_s"]
+
+    def _ask(self) -> None:
+        since, one, total = self._since_s(), self._max_minutes, self._max_total_minutes
+        if total is not None and self._earlier_s + since >= 60 * total:
+            self.trainer.request_stop(f"the time budget of {total:g} minutes for all starts of the run is used up")
+        elif one is not None and since >= 60 * one:
+            self.trainer.request_stop(f"its time budget of {one:g} minutes is used up", requeue=True)
+
+    def _since_s(self) -> float:
+        return 0.0 if self._began is None else monotonic() - self._began

@@ -63,7 +63,8 @@ def begun_afresh(state: Tree, reset: Collection[Reset], data: Tree) -> Tree:
     if "lr_schedule" in reset:
         settings = {name: one for name, one in run.get("settings", {}).items() if name != "lr_schedule"}
         run, begun = {**run, "settings": settings}, {**begun, "lr_schedule": update}
-        state = {**state, "lr_schedule": {}}
+        hooks = {name: one for name, one in state["hooks"].items() if not _stopped_for_lr(one)}
+        state = {**state, "lr_schedule": {}, "hooks": hooks}
     if "metrics" in reset:
         hooks = {name: one for name, one in state["hooks"].items() if not _follows(one)}
         run, state = {**run, "evaluated_at": -1}, {**state, "hooks": hooks, "storage": None}
@@ -72,6 +73,11 @@ def begun_afresh(state: Tree, reset: Collection[Reset], data: Tree) -> Tree:
         progress = {**state["progress"], "position": Progress().state_dict()["position"]}
         state = {**state, "data": data, "progress": progress}
     return {**state, "run": {**run, "begun": begun}}
+
+
+def _stopped_for_lr(state: object) -> bool:
+    """Whether the state of a hook says that it stopped the run for its learning rate, as `StopBelowLr` does."""
+    return isinstance(state, dict) and {"fallen_to", "before"} <= cast("dict[str, Any]", state).keys()
 
 
 def _follows(state: object) -> bool:

@@ -1,0 +1,84 @@
+from typing import Any
+
+import pytest
+
+from evenstep.errors import ArgumentError
+from evenstep.events import Bus, TimeBudget, TrainBegin, TrainEnd, UpdateEnd
+from evenstep.events.hooks import time_budget
+
+TOTAL = "stop: the time budget of 10 minutes for all starts of the run is used up"
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(time_budget, "monotonic", made)
+    return made
+
+
+def begun(trainer: Any, state: dict[str, Any] | None = None, **arguments: Any) -> TimeBudget:
+    hook = TimeBudget(**arguments)
+    Bus([hook], trainer)
+    if state:
+        hook.load_state_dict(state)
+    hook.before_train(TrainBegin(update=0, updates=9, resumed=bool(state)))
+    return hook
+
+
+def after(hook: TimeBudget, clock: Clock, minutes: float) -> None:
+    clock.now += 60 * minutes
+    hook.after_update(UpdateEnd(update=1, committed=True, num_samples=1))
+
+
+def test_a_start_ends_to_be_run_again(trainer: Any, clock: Clock) -> None:
+    hook = begun(trainer, max_minutes=5)
+    after(hook, clock, 4.9)
+    assert trainer.asked == []
+    after(hook, clock, 0.1)
+    assert trainer.asked == ["stop: its time budget of 5 minutes is used up (requeue)"]
+
+
+def test_the_time_of_all_starts_ends_the_run_for_good(trainer: Any, clock: Clock) -> None:
+    first = begun(trainer, max_minutes=6, max_total_minutes=10)
+    after(first, clock, 6)
+    assert trainer.asked == ["stop: its time budget of 6 minutes is used up (requeue)"]
+    state = first.state_dict()
+    clock.now += 6000  # between the starts nothing counts
+    trainer.asked.clear()
+    second = begun(trainer, state, max_minutes=6, max_total_minutes=10)
+    after(second, clock, 3.9)
+    assert trainer.asked == []
+    after(second, clock, 0.1)
+    assert trainer.asked == [TOTAL]
+
+
+def test_a_resumed_run_that_has_used_its_time_stops_at_once(trainer: Any, clock: Clock) -> None:
+    begun(trainer, {"trained_s": 600.0}, max_total_minutes=10)
+    assert trainer.asked == [TOTAL]
+
+
+def test_between_two_calls_of_train_nothing_counts(trainer: Any, clock: Clock) -> None:
+    hook = begun(trainer, max_total_minutes=10)
+    clock.now += 120
+    hook.after_train(TrainEnd(update=1, outcome="stopped", reason="", error=None))
+    clock.now += 120
+    assert hook.state_dict() == {"trained_s": 120.0}
+
+
+def test_without_a_budget_for_all_starts_nothing_is_saved() -> None:
+    assert TimeBudget(max_minutes=1).state_dict() == {}
+
+
+def test_no_time_is_an_error() -> None:
+    with pytest.raises(ArgumentError, match="`TimeBudget` needs a time, but has none"):
+        TimeBudget()
+    for name in ("max_minutes", "max_total_minutes"):
+        with pytest.raises(ArgumentError, match=f"`{name}` must be"):
+            TimeBudget(**{name: 0.0})
