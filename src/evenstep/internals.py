@@ -26,7 +26,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = ["PrefixStore", "ProcessGroup", "ProcessGroupGloo", "Store", "TCPStore", "TorchDispatchMode", "pytree"]
-# The dispatch mode is documented under this name only; `torch.distributed` has stores and groups without types, and `torch.utils.pytree` is not in all versions.
+# `torch.distributed` has stores and groups without types, `torch.utils.pytree` is not in all versions, and the dispatch
+# mode is documented under this name only.
 
 _torch = cast("Any", torch)
 _backward, _nodes = cast("Any", graph)._engine_run_backward, logging.getLogger(graph.__name__)

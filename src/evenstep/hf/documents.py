@@ -80,8 +80,8 @@ def check_documents(model: nn.Module) -> None:
             beside = scores(other, positions)
     except TypeError as error:
         raise ArgumentError(
-            f"`packed` needs a model that takes `position_ids`, but {type(model).__name__} raised {clause(error)}; train it "
-            f"on rows of one document each."
+            f"`packed` needs a model that takes `position_ids`, but {type(model).__name__} raised {clause(error)}; "
+            f"train it on rows of one document each."
         ) from error
     largest, rounding = float(alone.abs().max()), torch.finfo(weight.dtype).eps
     seen, moved = float((packed - beside).abs().max()), float((packed - alone).abs().max())

@@ -68,8 +68,8 @@ def from_plain(value: Any, device: torch.device) -> Any:
         return kind.__tensor_unflatten__(tensors, [_value(one) for one in saved[_VALUES]], None, None)
     except (TypeError, KeyError, AssertionError, AttributeError) as error:
         raise CheckpointError(
-            f"the checkpoint's optimizer state of class {name} can't be put together again: {clause(error)}; resume with the "
-            f"version of torchao that saved it."
+            f"the checkpoint's optimizer state of class {name} can't be put together again: {clause(error)}; "
+            f"resume with the version of torchao that saved it."
         ) from error
 
 
