@@ -57,6 +57,7 @@ BUILT: dict[str, Callable[[], dict[str, Any]]] = {
     "Evaluate": lambda: {"every_updates": 2},
     "Save": lambda: {"every_updates": 2},
     "StopBelowLr": lambda: {"lr": 1e-9},
+    "Profile": lambda: {"first": 1, "last": 2},
     "TimeBudget": lambda: {"max_minutes": 1},
     "Watchdog": lambda: {"timeout_s": 5},
     "Fixed": lambda: {"values": {"a": 1.0}},
