@@ -45,6 +45,7 @@ RESERVED = (
     "loss",
     "lr",
     "grad_norm",
+    "clipped",
     "param_norm",
     "update_ratio",
     "parameters",

@@ -429,6 +429,11 @@ AREAS = (
                 "unit/events/hooks/test_time_budget.py::test_a_resumed_run_that_has_used_its_time_stops_at_once",
             ),
             works(
+                "`train/clipped`, the share of updates that were clipped, at any cut, and of ranks that step alone",
+                "unit/train/test_clipped.py::test_each_update_says_whether_it_was_clipped_at_any_cut",
+                "unit/events/test_storage.py::test_of_ranks_with_norms_of_their_own_the_share_that_was_clipped_is_kept",
+            ),
+            works(
                 "evaluations from an update on, and of their first batches only",
                 "unit/events/hooks/test_evaluate.py::test_before_its_first_update_it_asks_for_nothing",
                 "unit/cli/test_trying_out.py::test_an_evaluation_may_be_of_its_first_batches_only",

@@ -156,6 +156,7 @@ def metrics() -> set[str]:
         updates=2,
         device="cpu",
         hooks=[Timer(every_updates=1), MemoryUse(every_updates=1), Statistics(every_updates=1)],
+        train=evenstep.Training(clip_norm=1.0),
         log=evenstep.Logging(every_updates=1, writers=()),
     )
     trainer.train()

@@ -25,6 +25,7 @@ Number: TypeAlias = "float | Tensor"
 Pairs: TypeAlias = dict[tuple[int, str], Any]  # (sum, weight) under (update, name), or what a meter has seen
 Entry: TypeAlias = tuple[int, str, Number, Number]
 
+_NORM, _CLIPPED = "train/grad_norm", "train/clipped"
 _COUNT = "\0"  # begins what a count is kept under: no metric has such a name
 
 
@@ -44,6 +45,7 @@ class Storage:
         meters: of metrics that have a state of their own.
         derived: of metrics that are functions of others.
         throughput: of metrics that follow from those of several updates.
+        clip_norm: where gradients are clipped: train/clipped is then 1 for an update whose norm was above it, else 0.
 
     Attributes:
         throughput: see the arguments.
@@ -62,6 +64,7 @@ class Storage:
         meters: Meters | None = None,
         derived: DerivedMetrics | None = None,
         throughput: Throughput | None = None,
+        clip_norm: float | None = None,
     ) -> None:
         if history_updates < 1:
             raise ArgumentError(f"`history_updates` must be at least 1, but is {history_updates}; raise it.")
@@ -73,6 +76,7 @@ class Storage:
         self._series: dict[str, Series] = {}
         self._meters = meters or Meters()
         self._derived = derived or None
+        self._clip_norm = clip_norm
         self.throughput = throughput or Throughput()
         self.observe = self._meters.observe  # what metrics with a state of their own see
 
@@ -195,6 +199,9 @@ class Storage:
                 pairs[key] = known[0] + total, known[1] + weight
             else:
                 pairs[key] = total, weight
+        if self._clip_norm is not None:  # of each rank's own norm, for some step alone
+            norms = [(update, pair[0]) for (update, name), pair in pairs.items() if name == _NORM]
+            pairs |= {(update, _CLIPPED): (float(norm > self._clip_norm), 1.0) for update, norm in norms}
         pairs.update(self._meters.take())
         everybody = gather(pairs)
         summed = everybody[0].copy()

@@ -157,7 +157,7 @@ def set_up(
             device=on,
             train=train,
             policies=policies,
-            storage=build_storage(tasks.by_name, on),
+            storage=build_storage(tasks.by_name, on, train.clip_norm),
             linear_layers=choose_linear_layers(model, formats),
             recomputed=choose_modules(model, train.memory.checkpoint),
             empty_cache=build_emptying(train.memory.empty_cache_every_updates, on),

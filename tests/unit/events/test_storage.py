@@ -1,6 +1,7 @@
 import json
 import math
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -239,3 +240,15 @@ def test_the_history_goes_around_through_json() -> None:
     fresh.put("a", 1.0, update=2000)
     fresh.settle()
     assert fresh.latest("a") == (2000, "a", 1.0, 1.0)
+
+
+def test_of_ranks_with_norms_of_their_own_the_share_that_was_clipped_is_kept() -> None:
+    ranks = [Storage(clip_norm=1.0) for _ in range(2)]
+    for storage, norms in zip(ranks, ((0.5, 1.0, 4.0), (1.5, 1.0, 2.0)), strict=True):
+        for update, norm in enumerate(norms, 1):
+            storage.put("train/grad_norm", torch.tensor(norm), update=update)
+    told: list[Any] = []
+    ranks[1].settle(lambda pairs: told.append(pairs) or [pairs])
+    records = ranks[0].settle(lambda pairs: [pairs, *told])
+    # the mean norm of update 1 is 1.0, which is not above the number
+    assert [record.value for record in records if record.name == "train/clipped"] == [0.5, 0.0, 1.0]

@@ -21,14 +21,21 @@ from evenstep.events.throughput import Throughput
 from evenstep.internals import pytree
 from evenstep.train.tasks.task import Loss, Task, evaluates_itself
 
-_OF_UPDATES = ("lr", "grad_norm")  # stand beside a task's metrics of training, and would be averaged with theirs
+_OF_UPDATES = (
+    "lr",
+    "grad_norm",
+    "clipped",
+)  # stand beside a task's metrics of training, and would be averaged with theirs
 _TAKEN = ("loss", "no_loss", *_OF_UPDATES)  # the engine's own
 _SPACES = tuple(f"{name}/" for name in (*_OF_UPDATES, "param_norm", "update_ratio", "parameters"))
 _FREE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def build_storage(tasks: Mapping[str, Task], device: torch.device) -> Storage:
+def build_storage(tasks: Mapping[str, Task], device: torch.device, clip_norm: float | None = None) -> Storage:
     """What takes the metrics of a run, or of an evaluation beside one.
+
+    Args:
+        clip_norm: of the run, for the metric that says which updates were clipped.
 
     Raises:
         MissingExtraError: torchmetrics is not installed.
@@ -43,7 +50,8 @@ def build_storage(tasks: Mapping[str, Task], device: torch.device) -> Storage:
                 raise ArgumentError(f"{where} must have a name that no other metric has; rename it.")
     own = frozenset(name for name, task in tasks.items() if evaluates_itself(task))
     derived = DerivedMetrics({name: task.derived for name, task in tasks.items()}, evaluating=own)
-    return Storage(meters=build_meters(tasks, device), derived=derived, throughput=_throughput(tasks))
+    meters, throughput = build_meters(tasks, device), _throughput(tasks)
+    return Storage(meters=meters, derived=derived, throughput=throughput, clip_norm=clip_norm)
 
 
 def _throughput(tasks: Mapping[str, Task]) -> Throughput:
