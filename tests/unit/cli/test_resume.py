@@ -228,3 +228,25 @@ updates = 4
 name = "SGD"
 lr = 0.01
 """
+
+
+@pytest.mark.parametrize(
+    ("given", "reason", "less"),
+    [
+        (("--train.stop_below_lr", "10"), "the learning rate has fallen to", "--train.stop_below_lr"),
+        (("--train.max_total_minutes", "1e-9"), "for all starts of the run is used up", "--train.max_total_minutes"),
+    ],
+)
+def test_a_run_that_has_come_to_its_end_stops_again_at_once_until_the_number_is_another(
+    given: tuple[str, str], reason: str, less: str, evenstep: Run, recipe: Path
+) -> None:
+    done = evenstep("train", "run.toml", *given)
+    assert done.code == 0, done.err
+    assert reason in done.out + done.err
+    update = read_checkpoint(recipe / "runs" / "tiny").update
+    again = evenstep("resume", "runs/tiny")
+    assert again.code == 0, again.err
+    assert reason in again.out + again.err
+    assert read_checkpoint(recipe / "runs" / "tiny").update == update
+    assert evenstep("resume", "runs/tiny", less, "none").code == 0
+    assert read_checkpoint(recipe / "runs" / "tiny").update > update
