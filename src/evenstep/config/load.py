@@ -89,6 +89,8 @@ FILLINGS: Mapping[str, object] = {
     "factors": (1.0,),
     "patterns": ("*",),
     "path": "x",
+    "first": 1,
+    "last": 1,
 }
 
 
