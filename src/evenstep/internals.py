@@ -24,9 +24,11 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGl
 from torch.autograd import graph
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["PrefixStore", "ProcessGroup", "ProcessGroupGloo", "Store", "TCPStore", "pytree"]
-# `torch.distributed` has stores and groups without types, and `torch.utils.pytree` is not in all versions.
+__all__ = ["PrefixStore", "ProcessGroup", "ProcessGroupGloo", "Store", "TCPStore", "TorchDispatchMode", "pytree"]
+# `torch.distributed` has stores and groups without types, `torch.utils.pytree` is not in all versions, and the dispatch
+# mode is documented under this name only.
 
 _torch = cast("Any", torch)
 _backward, _nodes = cast("Any", graph)._engine_run_backward, logging.getLogger(graph.__name__)
@@ -251,6 +253,12 @@ def cpp_compiler_fault() -> str:
     except Exception as error:  # noqa: BLE001 - of several private classes, for each way in which it is missing
         return str(error).strip().splitlines()[0]
     return ""
+
+
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Whether a module itself has hooks around its backward."""
+    one = cast("Any", module)
+    return bool(one._backward_hooks or one._backward_pre_hooks)
 
 
 def has_inner_hooks(module: nn.Module) -> bool:

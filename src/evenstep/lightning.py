@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from evenstep.arguments import said
-from evenstep.errors import ArgumentError, TaskError
+from evenstep.errors import ArgumentError, TaskError, clause
 from evenstep.internals import say_stepped, share_contents
 from evenstep.optim.schedules import LrSchedule
 from evenstep.optim.schedules.schedule import Need
@@ -372,7 +372,7 @@ class _TorchRates(LrSchedule):
         except ValueError as error:
             raise ArgumentError(
                 f"{type(self._scheduler).__name__} ends after {len(self._factors) - 1} steps, before the run does: "
-                f"{error}; build it for more, or make the run shorter."
+                f"{clause(error)}; build it for more, or make the run shorter."
             ) from None
         self._factors.append(self._factor())
         for group, kept in zip(self._groups, self._kept, strict=True):

@@ -122,7 +122,7 @@ def test_no_other_file_uses_names_of_torchs_that_begin_with_an_underscore() -> N
 
 
 def test_nothing_of_torch_is_used_but_these() -> None:
-    modules = {"_C", "_pytree"}
+    modules = {"_C", "_pytree", "_python_dispatch"}
     assert private_names(SOURCE / "internals.py") - modules <= OF_TORCH | OF_FSDP
 
 

@@ -55,6 +55,7 @@ BUILT: dict[str, Callable[[], dict[str, Any]]] = {
     "EarlyStop": lambda: {"patience_evaluations": 2},
     "Evaluate": lambda: {"every_updates": 2},
     "Save": lambda: {"every_updates": 2},
+    "Profile": lambda: {"first": 1, "last": 2},
     "TimeBudget": lambda: {"max_minutes": 1},
     "Watchdog": lambda: {"timeout_s": 5},
     "Fixed": lambda: {"values": {"a": 1.0}},

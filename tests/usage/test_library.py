@@ -549,6 +549,8 @@ MISTAKES = [
     ("failures.spike_window_updates", 4, "`spike_window_updates` must be a whole number of at least 8, but is 4"),
     ("failures.spike_threshold", 0, "`spike_threshold` must be a finite number above 0, but is 0"),
     ("failures.max_rewinds", 0, "`max_rewinds` must be a whole number of at least 1, but is 0"),
+    ("log.flops", "yes", "`flops` must be True or False, but is 'yes'"),
+    ("log.peak_tflops", 989.0, "`peak_tflops` is what the counted operations are compared with, but `flops` is False"),
     ("train", {"clip_norm": 1.0}, r"`train` must be an object of Training, but is a dict; write `train=Training\("),
     ("checkpoint", True, "`checkpoint` must be an object of Checkpointing, but is True"),
     ("failures", "skip", "`failures` must be an object of Failures, but is 'skip'"),

@@ -15,7 +15,7 @@ def defaults_of(section: Section) -> Tree:
 
     >>> from evenstep.config.schema import LogTable
     >>> defaults_of(LogTable(every_updates=3))
-    {'every_updates': 10, 'writers': ['console', 'jsonl']}
+    {'every_updates': 10, 'writers': ['console', 'jsonl'], 'flops': False}
     """
     found: Tree = {}
     for name, field in type(section).model_fields.items():

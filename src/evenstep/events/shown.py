@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from evenstep.arguments import require_object, require_whole, said
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, clause
 from evenstep.events.event import Event
 
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
@@ -155,7 +155,9 @@ def _array(name: str, values: object) -> "np.ndarray[Any, Any]":
     try:
         array = np.asarray(values)
     except ValueError as error:  # rows of different lengths
-        raise ArgumentError(f"`{name}` takes a tensor or an array, but was given {said(values)}: {error}.") from error
+        raise ArgumentError(
+            f"`{name}` takes a tensor or an array, but was given {said(values)}: {clause(error)}."
+        ) from error
     if not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_):
         raise ArgumentError(f"`{name}` takes a tensor or an array of numbers, but was given {said(values)}.")
     return array

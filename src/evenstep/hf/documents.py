@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, clause
 from evenstep.train.memory.split import rebuilt
 from evenstep.train.side_effects import evaluating, without_side_effects
 
@@ -80,8 +80,8 @@ def check_documents(model: nn.Module) -> None:
             beside = scores(other, positions)
     except TypeError as error:
         raise ArgumentError(
-            f"`packed` needs a model that takes `position_ids`, but {type(model).__name__} raised {error}; train it "
-            f"on rows of one document each."
+            f"`packed` needs a model that takes `position_ids`, but {type(model).__name__} raised {clause(error)}; "
+            f"train it on rows of one document each."
         ) from error
     largest, rounding = float(alone.abs().max()), torch.finfo(weight.dtype).eps
     seen, moved = float((packed - beside).abs().max()), float((packed - alone).abs().max())

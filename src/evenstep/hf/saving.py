@@ -13,7 +13,7 @@ from torch import nn
 
 from evenstep.arguments import require_flag
 from evenstep.checkpoint.export import ExportFormat
-from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.errors import ArgumentError, CheckpointError, clause
 from evenstep.hf.models import library
 from evenstep.train import load_weights
 
@@ -83,7 +83,7 @@ def save_pretrained(
     except BaseException as error:
         shutil.rmtree(staged, ignore_errors=True)
         if isinstance(error, OSError):
-            raise CheckpointError(f"`{to}` could not be written: {error}; nothing is left of it.") from error
+            raise CheckpointError(f"`{to}` could not be written: {clause(error)}; nothing is left of it.") from error
         raise
     return sorted(to.iterdir())
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from evenstep.errors import CheckpointError, MissingExtraError
+from evenstep.errors import CheckpointError, MissingExtraError, clause
 
 _KIND, _TENSORS, _VALUES = "low_bit", "tensors", "values"
 
@@ -68,8 +68,8 @@ def from_plain(value: Any, device: torch.device) -> Any:
         return kind.__tensor_unflatten__(tensors, [_value(one) for one in saved[_VALUES]], None, None)
     except (TypeError, KeyError, AssertionError, AttributeError) as error:
         raise CheckpointError(
-            f"the checkpoint's optimizer state of class {name} can't be put together again: {error!r}; resume with the "
-            f"version of torchao that saved it."
+            f"the checkpoint's optimizer state of class {name} can't be put together again: {clause(error)}; "
+            f"resume with the version of torchao that saved it."
         ) from error
 
 

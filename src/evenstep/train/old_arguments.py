@@ -45,7 +45,7 @@ def takes_old_arguments(constructor: _Function) -> _Function:
     >>> with warnings.catch_warnings(record=True) as caught:
     ...     warnings.simplefilter("always")
     ...     print(Trains(log_every_updates=3).log)
-    Logging(every_updates=3, writers=None)
+    Logging(every_updates=3, writers=None, flops=False, peak_tflops=None)
     >>> str(caught[0].message)
     '`log_every_updates=…` is called `log=Logging(every_updates=…)` now; the old name goes with the next version.'
     """

@@ -18,7 +18,7 @@ RUN = {
 def test_every_key_with_a_default_has_it_whatever_was_set() -> None:
     found = defaults_of(Config.model_validate(RUN))
     assert found["train"]["precision"] == "32-true"
-    assert found["log"] == {"every_updates": 10, "writers": ["console", "jsonl"]}
+    assert found["log"] == {"every_updates": 10, "writers": ["console", "jsonl"], "flops": False}
     assert found["lr_schedule"]["end_factor"] != 0.25  # of the kind that was set
     assert found["failures"]["non_finite"] == "stop"  # of a table that was left out
 

@@ -20,6 +20,7 @@ from evenstep.extras.prove.compare import distance
 from evenstep.extras.prove.runs import Through, run_once
 from evenstep.extras.prove.subject import Subject, Variant
 from evenstep.extras.prove.trace import Call, Passage, Trace, Traced, Values
+from evenstep.internals import has_backward_hooks, has_gradient_hooks
 
 Across = Literal["cuts", "runs", "ranks"]  # what two traces differ in
 Open = Callable[[Variant], AbstractContextManager[Subject]]
@@ -134,12 +135,12 @@ def _about(subject: Subject) -> dict[str, str]:
     found = {f"module {name}": type(module).__name__ for name, module in subject.model.named_modules()}
     found |= {f"task {name}": type(task).__name__ for name, task in subject.tasks.items()}
     for name, one in subject.model.named_parameters():
-        if getattr(one, "_backward_hooks", None):
+        if has_gradient_hooks(one):
             found[f"hook {name}"] = (
                 "it has a hook of its own (`register_hook`), which sees the gradient of a micro-batch"
             )
     for name, module in subject.model.named_modules():
-        if getattr(module, "_backward_hooks", None) or getattr(module, "_backward_pre_hooks", None):
+        if has_backward_hooks(module):
             found[f"hook {name}."] = f"module `{name}` has a backward hook, which sees gradients of a micro-batch"
     return found
 

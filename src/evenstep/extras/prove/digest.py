@@ -54,7 +54,7 @@ def states_of(owners: Mapping[str, object]) -> dict[str, str]:
 
     It goes into attributes, containers, closures and modules; generators of random numbers are told by their states.
 
-    >>> class Counting(nn.Module): seen = 0
+    >>> class Counting(nn.Module): __module__, seen = "mine", 0
     >>> counting = Counting(); before = states_of({"model": counting})
     >>> counting.seen = 1
     >>> [way for way, state in states_of({"model": counting}).items() if before.get(way) != state]

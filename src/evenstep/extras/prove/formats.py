@@ -12,9 +12,9 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from evenstep.events import Hook, UpdateBegin, UpdateEnd
+from evenstep.internals import TorchDispatchMode
 
 
 @contextmanager
