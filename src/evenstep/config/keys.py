@@ -96,7 +96,7 @@ def meant_by(path: Sequence[str], siblings: Sequence[str]) -> str | None:
             return by_name[name]
     if whole := get_close_matches(written, elsewhere, n=1):
         return whole[0]
-    names = get_close_matches(last, by_name, n=1)
+    names = get_close_matches(last, by_name, n=1, cutoff=0.8)  # else "folder" is "loader", of something else
     return by_name[names[0]] if names else None
 
 
@@ -105,7 +105,11 @@ def advice_for(path: Sequence[str], siblings: Sequence[str]) -> str:
 
     >>> advice_for(("log", "x7"), ["every_updates", "writers"])
     '`log` has every_updates, writers.'
+    >>> advice_for(("output_dir",), ["name", "runs"])
+    'the folder of a run is `runs` and, in it, `name`; set these.'
     """
+    if len(path) == 1 and "folder" in (path[0], *ours(path[0])) and path[0] != "path":
+        return "the folder of a run is `runs` and, in it, `name`; set these."
     meant = meant_by(path, siblings)
     if meant is not None:
         return f"did you mean `{meant}`?"

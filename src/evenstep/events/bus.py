@@ -8,13 +8,13 @@ never refers to the trainer; it only introduces the hooks to it.
 
 import inspect
 import traceback
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeAlias, final
 
-from evenstep.errors import HookError, clause
+from evenstep.errors import HookError, LostRankError, clause
 from evenstep.events.event import Event, Incident
 from evenstep.events.hook import Hook, HookTrainer
 from evenstep.nothing import NOTHING
@@ -53,6 +53,7 @@ class Bus:
         heard: the names of the methods that some hook overrides.
         hears_microbatches: whether some of those are of single micro-batches.
         hears_passes: whether some are of forwards and backwards.
+        of_run: what the run itself has raised in a hook that asked it for something; it ends the run in any case.
 
     Raises:
         HookError: for something that is not a hook, a hook given twice, or a method that no event calls.
@@ -85,12 +86,13 @@ class Bus:
             given.append(_checked(hook))
         self.hooks: tuple[Hook, ...] = tuple(sorted(given, key=lambda hook: hook.priority))
         heard = {name: [_heard(hook, name) for hook in self.hooks] for name in _METHODS}
+        self.of_run: Exception | None = None
         if report is not None:
             survived = [(hook.failure_policy or on_error) == "continue" for hook in self.hooks]
             for name, column in heard.items():
                 told = None if name == "on_incident" else report  # or the incident would be told to whom it is about
                 heard[name] = [
-                    _survived(one, told) if one is not None and survives else one
+                    self._survived(one, told) if one is not None and survives else one
                     for one, survives in zip(column, survived, strict=True)
                 ]
         self._listeners = {name: tuple(one for one in column if one is not None) for name, column in heard.items()}
@@ -179,6 +181,31 @@ class Bus:
         """The names of checkpoint folders that some hook wants kept."""
         return {name for hook in self.hooks for name in hook.kept_checkpoints()}
 
+    def _survived(self, one: Receiver, report: Callable[[Incident], None] | None) -> Receiver:
+        """A hook whose failure the run survives: an incident the first time, and when it has worked in between."""
+        name, receive = one
+        failing = False
+
+        def received(event: Event) -> None:
+            nonlocal failing
+            try:
+                receive(event)
+            except (HookError, LostRankError):
+                raise  # it is no hook for this run at all; or all ranks meet, or end
+            except Exception as error:
+                if self.of_run is not None and any(one is self.of_run for one in _chain(error)):
+                    raise
+                first, failing = not failing, True
+                if first and report is not None:
+                    message = f"{name} raised {clause(error)}; the run goes on, as it was told to."
+                    report(
+                        Incident(kind="hook", update=event.update, message=message, traceback=traceback.format_exc())
+                    )
+            else:
+                failing = False
+
+        return name, received
+
     def _keyed(self) -> dict[str, Hook]:
         keyed: dict[str, Hook] = {}
         for hook in self.hooks:
@@ -228,26 +255,11 @@ class _HookSpan(AbstractContextManager[None]):
         return deliver(afters, self._end(error), error=error) if afters else error
 
 
-def _survived(one: Receiver, report: Callable[[Incident], None] | None) -> Receiver:
-    """A hook whose failure the run survives: an incident the first time, and when it has worked in between."""
-    name, receive = one
-    failing = False
-
-    def received(event: Event) -> None:
-        nonlocal failing
-        try:
-            receive(event)
-        except HookError:
-            raise  # it is no hook for this run at all
-        except Exception as error:  # noqa: BLE001 - not lost: it is an incident
-            first, failing = not failing, True
-            if first and report is not None:
-                message = f"{name} raised {clause(error)}; the run goes on, as it was told to."
-                report(Incident(kind="hook", update=event.update, message=message, traceback=traceback.format_exc()))
-        else:
-            failing = False
-
-    return name, received
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those that it was raised from or while answering."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def deliver(

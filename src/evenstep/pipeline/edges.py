@@ -12,7 +12,7 @@ from typing import Any, final
 
 import torch
 
-from evenstep.errors import EvenstepError, LostRankError
+from evenstep.errors import LostRankError
 from evenstep.parallel.group import Group, Interrupted
 from evenstep.pipeline.action import Action, Op
 from evenstep.pipeline.layout import Layout
@@ -66,7 +66,7 @@ class Edges:
         """The tree that `address` names; waits for it if it comes from another rank.
 
         Raises:
-            EvenstepError: it will not come; the message says which rank failed, and why.
+            LostRankError: it will not come; the message says which rank failed, and why.
         """
         rank = self._rank_of[address.source]
         if rank == self._rank_of[address.destination]:
@@ -105,7 +105,7 @@ class Edges:
         except Interrupted:
             raise
         except LostRankError as error:
-            raise EvenstepError(f"{address} will not come: {self._reason() or error}") from error
+            raise LostRankError(f"{address} will not come: {self._reason() or error}") from error
         self._begun[rank].popleft()
 
     def _reason(self) -> str:

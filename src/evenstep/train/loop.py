@@ -79,7 +79,7 @@ class Loop:
     def run(self) -> End:
         """Make updates until the run is over or asked to stop, from where the engine is; then evaluate and save."""
         while True:
-            self.in_progress = None
+            self.in_progress = self.engine.bus.of_run = None
             self.engine.begin()
             with self.feed.opened(self.engine.progress.position):
                 self._fit()
@@ -116,12 +116,18 @@ class Loop:
         Args:
             write: whether metrics are written as well.
         """
-        leave = self.settle() or (self._write() if write else None)
+        try:
+            leave = self.settle() or (self._write() if write else None)
+        except Exception as error:
+            self.engine.bus.of_run = error  # in a hook that calls this it is no failure of the hook
+            raise
         self.requests.go_back = self.requests.go_back or leave
 
     def act(self) -> Leave:
         """Do what was requested: evaluate, then save, so that a save that an evaluation requests is done at once."""
         requests, group = self.requests, self.engine.group
+        if self.engine.bus.of_run is not None:  # kept by a hook to itself
+            raise self.engine.bus.of_run
         self.checkpointer.poll()
         if requests.go_back is not None:
             return requests.take_go_back()

@@ -132,6 +132,12 @@ def test_an_unknown_key_fails_and_the_nearest_is_named(faults: Faults, given: st
     assert f"did you mean `{meant}`?" in fault
 
 
+@pytest.mark.parametrize("given", ["--folder", "--output_dir"])
+def test_who_asks_for_a_folder_is_told_the_two_keys_that_make_it_up(faults: Faults, given: str) -> None:
+    (fault,) = faults(given, "1")
+    assert fault.endswith("is not a key; the folder of a run is `runs` and, in it, `name`; set these.")
+
+
 def test_an_unknown_environment_variable_of_ours_fails(faults: Faults) -> None:
     assert faults(environ={"EVENSTEP_SED": "1", "OTHER": "2"}) == [
         "`sed` (set by EVENSTEP_SED) is not a key; did you mean `seed`?"

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,17 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(["git", *own, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
-def test_each_start_adds_a_line_with_command_layout_and_versions(tmp_path: Path) -> None:
+def test_each_start_adds_a_line_with_command_layout_and_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "0.1"])
     for update, source in ((0, None), (20, "runs/a/checkpoints/step-00000020")):
         begin = TrainBegin(update=update, updates=40, resumed=source is not None)
         write_start(tmp_path / "run", begin, layout={"ranks": 2, "strategy": "Fsdp"}, resumed_from=source)
     first, second = map(json.loads, (tmp_path / "run" / "starts.jsonl").read_text().splitlines())
     assert (first["update"], first["resumed_from"], first["layout"]) == (0, None, {"ranks": 2, "strategy": "Fsdp"})
     assert (second["update"], second["resumed_from"]) == (20, "runs/a/checkpoints/step-00000020")
-    assert "pytest" in " ".join(first["command"])
+    assert first["command"] == ["train.py", "--lr", "0.1"]
     assert {"torch", "python", "evenstep", "cpu"} <= first["environment"].keys()
 
 

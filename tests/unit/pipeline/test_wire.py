@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from evenstep.errors import EvenstepError
+from evenstep.errors import LostRankError
 from evenstep.pipeline import Action, Layout, Op
 from evenstep.pipeline.edges import AHEAD, Edges
 from evenstep.pipeline.wire import SENDING, Address, Wire
@@ -173,7 +173,7 @@ def test_who_waits_is_told_why_nothing_will_come(on_ranks: Callable[..., list[An
             return ""
         edges = Edges(Layout.chain(ranks=2), group, CPU)
         edges.begin([receives(3)])
-        with pytest.raises(EvenstepError) as raised:
+        with pytest.raises(LostRankError) as raised:
             edges.take(number(3))
         return str(raised.value)
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Aborted, Checkpointing, Committed, Ema, Engine, Failures, Loss, MapData, Task, Trainer, Training
-from evenstep.errors import ArgumentError, NonFiniteError, OutOfMemoryError, TaskError
-from evenstep.events import Hook, Statistics
+from evenstep.errors import ArgumentError, EvenstepError, NonFiniteError, OutOfMemoryError, TaskError
+from evenstep.events import Hook, Statistics, Text
 from evenstep.optim import MultiOptimizer
 from evenstep.options import Memory
 from evenstep.parallel import Ordered
@@ -367,6 +367,25 @@ def test_what_is_wrong_with_a_loss_is_said_as_without_compiling() -> None:
 
     with pytest.raises(TaskError, match="must give one floating-point number"):
         engine_of(net(), task=Means(), train={"check_loss": False}).update(*batches(0))
+
+
+@pytest.mark.usefixtures("as_found")
+@pytest.mark.parametrize("first", [True, False])
+def test_what_a_loss_shows_is_refused_by_name_before_it_is_passed_over(first: bool) -> None:
+    class Shows(Squares):
+        shows = first
+
+        def loss(self, output: Tensor, batch: Any) -> Loss:
+            made = super().loss(output, batch)
+            return Loss(made.sum, shown={"sample": Text("once")} if self.shows else {})
+
+    engine = engine_of(net(), task=(task := Shows()))
+    if not first:
+        run(engine, 2)
+        task.shows = True
+    said = r"`shown`.*sample.*set `compile` to 'model'" if first else "update 3 can't be compiled as a whole"
+    with pytest.raises(EvenstepError, match=said):
+        engine.update(*batches(1))
 
 
 @pytest.mark.usefixtures("as_found")

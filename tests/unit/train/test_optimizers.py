@@ -191,6 +191,26 @@ def test_what_is_made_in_the_first_step_is_said_after_the_first_step(tmp_path: P
     trainer(lambda model: torch.optim.SGD(model.parameters(), lr=0.1), folder=tmp_path / "b").train()
 
 
+class Full(Lazy):
+    """Has no memory for its first step, after that of its base class has begun."""
+
+    tries = 0
+
+    def step(self, closure: Any = None) -> None:
+        type(self).tries += 1
+        if self.tries == 1:
+            raise torch.OutOfMemoryError("no memory")
+        super().step()
+
+
+def test_it_is_said_too_where_an_earlier_step_has_raised(tmp_path: Path) -> None:
+    one = trainer(lambda model: Full(model.parameters(), lr=0.1), folder=tmp_path)
+    with pytest.raises(torch.OutOfMemoryError):
+        one.optimizer.step()
+    with pytest.raises(ArgumentError, match="checkpoints of this run could not be resumed: Full keeps `last`"):
+        one.train()
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [

@@ -8,9 +8,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from evenstep import Checkpointing, Ema, Hook, Loss, MapData, StreamData, Task, Trainer, Training
-from evenstep.errors import ArgumentError, CheckpointError, DataError, HookError, TaskError
-from evenstep.events import EvaluateEnd, Incident, TrainEnd, UpdateEnd
+from evenstep import Checkpointing, Ema, Failures, Hook, Logging, Loss, MapData, StreamData, Task, Trainer, Training
+from evenstep.errors import (
+    ArgumentError,
+    CheckpointError,
+    DataError,
+    HookError,
+    LostRankError,
+    NonFiniteError,
+    TaskError,
+)
+from evenstep.events import EvaluateEnd, Incident, StepEnd, TrainEnd, UpdateEnd
 from evenstep.events.hooks import Best, Save
 from evenstep.optim.schedules import Linear
 
@@ -19,6 +27,11 @@ class Square(Task):
     def loss(self, output: Any, batch: Any) -> Loss:
         error = (output.squeeze(-1) - batch[1]).abs()
         return Loss((error**2).sum(), metrics={"close": ((error < 0.5).sum(), len(error))})
+
+
+class Kept(Square):
+    def predict(self, output: Any, batch: Any) -> Any:
+        return output
 
 
 def points(count: int = 24) -> list[tuple[Tensor, Tensor]]:
@@ -497,6 +510,61 @@ def test_a_device_that_is_not_there_is_refused() -> None:
             updates=1,
             device="no-such-device",
         )
+
+
+@pytest.mark.parametrize("policy", ["stop", "continue"])
+@pytest.mark.parametrize("asks", ["settle", "predict", "evaluate"])
+@pytest.mark.parametrize("keeps", ["nothing", "to itself", "under another name"])
+def test_what_the_run_raises_in_a_hook_that_asks_for_something_ends_it(policy: Any, asks: str, keeps: str) -> None:
+    class Asks(Hook):
+        def after_step(self, event: StepEnd) -> None:
+            if event.update == 3:
+                with torch.no_grad():
+                    self.trainer.model.get_parameter("4.bias").fill_(float("nan"))
+
+        def after_update(self, event: UpdateEnd) -> None:
+            asked.append(event.update)
+            if len(asked) > 20:
+                pytest.fail("the run goes on for ever")
+            trainer: Any = self.trainer
+            try:
+                trainer.predict(data) if asks == "predict" else getattr(trainer, asks)()
+            except NonFiniteError as error:
+                if keeps == "nothing":
+                    raise
+                if keeps == "under another name":
+                    raise RuntimeError("could not ask") from error
+
+    data = MapData(points(8), global_batch_size=8)
+    heard: list[str] = []
+    asked: list[int] = []
+
+    class Hear(Hook):
+        def on_incident(self, event: Incident) -> None:
+            heard.append(event.kind)
+
+    trainer = trainer_of(
+        hooks=[Asks(), Hear()],
+        task=Kept(),
+        evaluations={"valid": data},
+        train=Training(settle_every_updates=6, check_loss=False),
+        failures=Failures(hook=policy),
+        log=Logging(every_updates=100),
+    )
+    with pytest.raises((NonFiniteError, RuntimeError)) as raised:
+        trainer.train()
+    assert isinstance(raised.value, NonFiniteError) or isinstance(raised.value.__cause__, NonFiniteError)
+    assert trainer.progress.update == 3
+    assert "hook" not in heard
+
+
+def test_a_lost_rank_is_no_failure_of_the_hook_that_finds_it() -> None:
+    class Finds(Hook):
+        def after_update(self, event: UpdateEnd) -> None:
+            raise LostRankError("rank 1 is gone")
+
+    with pytest.raises(LostRankError, match="rank 1 is gone"):
+        trainer_of(hooks=[Finds()], failures=Failures(hook="continue")).train()
 
 
 def test_a_misspelt_hook_method_is_refused() -> None:

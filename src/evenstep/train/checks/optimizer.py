@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
+from evenstep.internals import steps_in_progress
 from evenstep.optim.hidden_state import HiddenState, holds_parameters, tells_itself
 from evenstep.optim.low_bit import is_low_bit
 from evenstep.optim.multi import inner
@@ -161,19 +162,13 @@ def watch_first_step(optimizer: Optimizer, hidden: HiddenState) -> None:
         hidden: made before that step.
     """
 
-    depth, is_first = 0, True  # a step may call that of its base class, whose hooks are these as well
-
-    def begin(*_: Any) -> None:
-        nonlocal depth
-        depth += is_first
+    is_first = True
 
     def end(*_: Any) -> None:
-        nonlocal depth, is_first
-        depth -= is_first
-        if depth or not is_first:
+        nonlocal is_first
+        if not is_first or steps_in_progress(optimizer) > 1:  # that of its base class, whose hooks are these as well
             return
         is_first = False
-        before.remove()
         hooks = after.hooks_dict_ref()
         if hooks and next(reversed(hooks)) == after.id:  # torch is going through these: with others behind it stays
             after.remove()
@@ -181,7 +176,7 @@ def watch_first_step(optimizer: Optimizer, hidden: HiddenState) -> None:
         if fault:
             raise ArgumentError(f"the checkpoints of this run could not be resumed: {fault}.")
 
-    before, after = optimizer.register_step_pre_hook(begin), optimizer.register_step_post_hook(end)
+    after = optimizer.register_step_post_hook(end)
 
 
 def _of_no_format(optimizer: Optimizer) -> str:

@@ -121,6 +121,19 @@ def check_still_capturable(optimizer: Optimizer, parameters: Sequence[nn.Paramet
         raise _refusal("a parameter has hooks on its gradient, which the graph would not call; remove them")
 
 
+def check_shows_nothing(names: Sequence[str]) -> None:
+    """Raise ArgumentError for texts, images and histograms that came with a loss, which a graph can't give.
+
+    Args:
+        names: of what was shown.
+    """
+    if names:
+        raise _refusal(
+            f"the task's loss comes with `shown` ('{names[0]}'), which is no tensor; show it in a hook, in "
+            f"`after_update` or `after_evaluate`"
+        )
+
+
 _IN_ONE = "one graph holds the forward and backward of all layers"
 
 

@@ -22,7 +22,7 @@ from evenstep.memory import is_out_of_memory
 from evenstep.optim.ema import Ema
 from evenstep.optim.formula_state import FormulaState
 from evenstep.parallel.buffers import running_statistics
-from evenstep.train.checks.whole_update import check_still_capturable
+from evenstep.train.checks.whole_update import check_shows_nothing, check_still_capturable
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
 from evenstep.train.memory.split_limit import SplitLimit
@@ -235,10 +235,11 @@ class CompiledUpdate:
         """
         context, weights, update = self._context, self._weights, self._number
         assert weights is not None
+        silent = context.silently()
         with without_side_effects([self._model, *context.tasks.values()]), torch.enable_grad():
             before = {name: (one, times_written(one)) for name, one in self._model.named_buffers()}
             step = MicrobatchStep(
-                context.silently(),
+                silent,
                 weights,
                 path=(update,),
                 update=update,
@@ -249,6 +250,7 @@ class CompiledUpdate:
             with step:
                 self._execution.try_one(step)
             moving = self._moving(before)
+        check_shows_nothing([one.name for one in silent.storage.take_shown()])
         used = tuple([number for number, one in enumerate(self._state.parameters) if one.grad is not None])
         for one in self._core.trained.with_grad:
             one.grad = None

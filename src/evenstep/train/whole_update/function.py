@@ -20,6 +20,7 @@ from torch.func import functional_call, grad_and_value
 from evenstep.optim.apply import CLIP_EPSILON
 from evenstep.optim.formulas import Formula
 from evenstep.pipeline.layers import arguments
+from evenstep.train.checks.whole_update import check_shows_nothing
 from evenstep.train.context import TrainContext
 from evenstep.train.tasks.task import Loss, Task
 
@@ -99,6 +100,7 @@ class Gradients:
                 loss = task.loss(task.postprocess(output, batch), batch)
             if not isinstance(loss, Loss):
                 loss = Loss(loss)
+            check_shows_nothing([*loss.shown])  # also in a later update, of which a new graph is traced
             total = loss.sum
             if total is None or total.numel() == 0:
                 total, alone = torch.zeros_like(factor), None
