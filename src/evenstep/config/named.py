@@ -87,6 +87,8 @@ def find_calls(
         add("optimizer", place, find_it, optimizer.args, num_given=1, named=lr)
     for key, group in ((f"optimizer.groups.{name}", group) for name, group in optimizer.groups.items()):
         own = optimizer if group.name is None and group.target is None else group
+        if own.name is None and own.target is None:
+            continue  # what was written is no name, which is said already
         inner = "target" if own.name is None else "name"
         place = f"{key}.{inner}" if own is group else f"optimizer.{inner}"
         add(key, place, partial(_optimizer_class, own, recipe), group.args, num_given=1, named={"lr": "optimizer.lr"})

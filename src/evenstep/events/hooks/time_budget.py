@@ -42,10 +42,12 @@ class TimeBudget(Hook):
 
     def before_train(self, event: TrainBegin) -> None:
         self._began = monotonic()
-        self._ask()
+        self._ask_for_total()  # it may be used up already; a start's own never is, so each start gets somewhere
 
     def after_update(self, event: UpdateEnd) -> None:
-        self._ask()
+        one = self._max_minutes
+        if not self._ask_for_total() and one is not None and self._since_s() >= 60 * one:
+            self.trainer.request_stop(f"its time budget of {one:g} minutes is used up", requeue=True)
 
     def after_train(self, event: TrainEnd) -> None:
         self._earlier_s, self._began = self._earlier_s + self._since_s(), None
@@ -56,12 +58,13 @@ class TimeBudget(Hook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._earlier_s = state["trained_s"]
 
-    def _ask(self) -> None:
-        since, one, total = self._since_s(), self._max_minutes, self._max_total_minutes
-        if total is not None and self._earlier_s + since >= 60 * total:
-            self.trainer.request_stop(f"the time budget of {total:g} minutes for all starts of the run is used up")
-        elif one is not None and since >= 60 * one:
-            self.trainer.request_stop(f"its time budget of {one:g} minutes is used up", requeue=True)
+    def _ask_for_total(self) -> bool:
+        """Ask to stop if the time of all starts is used up; gives whether it is."""
+        total = self._max_total_minutes
+        if total is None or self._earlier_s + self._since_s() < 60 * total:
+            return False
+        self.trainer.request_stop(f"the time budget of {total:g} minutes for all starts of the run is used up")
+        return True
 
     def _since_s(self) -> float:
         return 0.0 if self._began is None else monotonic() - self._began
