@@ -112,7 +112,7 @@ class _TorchRates(LrSchedule):
     def check(self, updates: int | None) -> None:
         if self._told is not None and updates is not None and self._told != updates:
             raise ArgumentError(
-                f"the module was told that the run has {self._told} updates (`parts(module, updates={self._told})`), and "
+                f"the module was told that the run has {self._told} updates (`parts(…, updates={self._told})`), and "
                 f"has built its scheduler for them, but the run has {updates}; say `updates={updates}`."
             )
         self._after(0 if self._by_epoch or updates is None else (updates - 1) // self._every)
