@@ -6,6 +6,7 @@ loads no torch.
 """
 
 import math
+import re
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from numbers import Real
@@ -124,6 +125,16 @@ def require_word(name: str, value: object, words: Collection[str]) -> None:
     choose(name, value if isinstance(value, str) else repr(value), dict.fromkeys(words))
 
 
+def as_spelt_here(word: str) -> str:
+    """A word in lower case, with number formats as they are called here: no "bf16-mixed" is meant by "fp16-mixed".
+
+    >>> as_spelt_here("fp16-mixed"), as_spelt_here("bfloat16"), as_spelt_here("FP8")
+    ('16-mixed', 'bf16', 'float8')
+    """
+    word = word.lower().replace("bfloat16", "bf16")
+    return re.sub(r"^fp(?=8)", "float", re.sub(r"^(?:fp|float)(?=16|32)", "", word))
+
+
 def choose(argument: str, word: str, table: Mapping[str, T]) -> T:
     """What `word` stands for in `table`.
 
@@ -139,7 +150,7 @@ def choose(argument: str, word: str, table: Mapping[str, T]) -> T:
     """
     if word in table:
         return table[word]
-    said = word.lower()
+    said = as_spelt_here(word)
     begins = [name for name in table if said and name.startswith(said)]
     close = begins or get_close_matches(said, table, n=1) or [name for name in table if said and said in name]
     advice = f"; is it {close[0]!r}?" if close else "."

@@ -19,6 +19,9 @@ from evenstep.optim.sharing import TORCH
 from evenstep.train.checks.model import check_model
 from evenstep.train.grouped import grouped_optimizer
 
+_RAISED = (TypeError, ValueError, RuntimeError, LookupError)
+"""What classes of torch raise of arguments that can't be: `betas=[0.9]` is an IndexError."""
+
 
 def build_optimizer(
     call: Call, model: nn.Module, lr: float, *, fuse: bool = True, shards: bool = False
@@ -43,7 +46,7 @@ def build_optimizer(
         trained = _groups(model)
         try:
             made: object = call(trained, lr=lr, **(_fused(call, model, shards) if fuse else {}))
-        except (TypeError, ValueError, RuntimeError) as error:
+        except _RAISED as error:
             if call.function.__module__.partition(".")[0] != "torch":
                 raise
             raise ConfigError([_refused(call, model, lr, error)]) from error
@@ -97,7 +100,7 @@ def build_grouped(
                 if fuse
                 else {},
             )
-        except (TypeError, ValueError, RuntimeError) as error:
+        except _RAISED as error:
             if isinstance(error, EvenstepError):
                 raise
             raise ConfigError(
@@ -136,7 +139,7 @@ def _unfit(call: Call, model: nn.Module, lr: float) -> dict[str, list[int]]:
     def raises(parameter: Tensor) -> bool:
         try:
             call([parameter], lr=lr)
-        except (TypeError, ValueError, RuntimeError):
+        except _RAISED:
             return True
         return False
 

@@ -6,11 +6,11 @@ overwritten.
 
 import re
 from pathlib import Path
-from shutil import copytree, ignore_patterns
+from shutil import copyfile, copytree, ignore_patterns, rmtree
 
 from evenstep.arguments import advice
 from evenstep.cli.recipes import recipes
-from evenstep.errors import ConfigError
+from evenstep.errors import ConfigError, clause
 from evenstep.exits import EXIT_DONE
 
 
@@ -28,13 +28,26 @@ def run(path: str, settings: list[str], **options: str | None) -> int:
         )
     if folder.exists():
         raise ConfigError([f"`{path}` is there already, and nothing is overwritten; give another name."])
-    copytree(known[name], folder, ignore=ignore_patterns("__pycache__", "runs", ".*"))
-    for file in folder.rglob("*"):
-        if file.suffix in (".toml", ".py", ".md"):
-            file.write_text(file.read_text().replace(f"recipes/{name}/", f"{folder.as_posix()}/"))
+    try:
+        _copy(known[name], folder, name)
+    except OSError as error:
+        rmtree(folder, ignore_errors=True)
+        raise ConfigError(
+            [f"`{path}` can't be written: {clause(error)}; give another folder, or make room."]
+        ) from error
     toml = folder / "run.toml"
-    toml.write_text(re.sub(r'^name = ".*"$', f'name = "{folder.name}"', toml.read_text(), count=1, flags=re.M))
     print(f"{folder} is a copy of the recipe {name}: {', '.join(sorted(file.name for file in folder.iterdir()))}")
     print(f"  evenstep check {toml}    builds it and tries one update")
     print(f"  evenstep train {toml}    trains it, into runs/{folder.name}")
     return EXIT_DONE
+
+
+def _copy(recipe: Path, folder: Path, name: str) -> None:
+    # without permissions: an installed recipe may be one that nobody can write to
+    copytree(recipe, folder, ignore=ignore_patterns("__pycache__", "runs", ".*"), copy_function=copyfile)
+    for file in folder.rglob("*"):
+        if file.suffix in (".toml", ".py", ".md"):
+            text = file.read_text(encoding="utf-8").replace(f"recipes/{name}/", f"{folder.as_posix()}/")
+            if file.name == "run.toml":
+                text = re.sub(r'^name = ".*"$', f'name = "{folder.name}"', text, count=1, flags=re.M)
+            file.write_text(text, encoding="utf-8")

@@ -12,6 +12,7 @@ from typing import Any, cast, final
 
 from pydantic import ValidationError
 
+from evenstep.arguments import as_spelt_here
 from evenstep.config.keys import advice_for, kind_of, locate, meant_by
 from evenstep.config.schema import Config
 
@@ -83,9 +84,12 @@ def did_you_mean(given: object, options: Sequence[str]) -> str:
 
     >>> did_you_mean("bf16", ["bf16-mixed", "32-true"])
     '; did you mean "bf16-mixed"?'
+    >>> did_you_mean("fp16", ["bf16-mixed", "16-mixed"])
+    '; did you mean "16-mixed"?'
     """
-    text = str(given)
-    close = get_close_matches(text, options, n=1) or [option for option in options if text and option.startswith(text)]
+    text = as_spelt_here(str(given))
+    begins = [option for option in options if text and option.startswith(text)]
+    close = get_close_matches(text, options, n=1) or begins
     return f'; did you mean "{close[0]}"?' if close else "."
 
 

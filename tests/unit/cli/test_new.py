@@ -38,6 +38,7 @@ def test_a_copy_passes_the_check(evenstep: Run, tmp_path: Path, monkeypatch: pyt
         (["mine"], "`--from` must say which recipe to copy; there are digits, "),
         (["there", "--from", "digits"], "`there` is there already, and nothing is overwritten"),
         (["a b", "--from", "digits"], "`a b` must end in a name"),
+        (["file/mine", "--from", "digits"], "`file/mine` can't be written: "),
     ],
 )
 def test_what_can_not_be_made_is_said_and_nothing_is_written(
@@ -45,6 +46,7 @@ def test_what_can_not_be_made_is_said_and_nothing_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").mkdir()
+    (tmp_path / "file").touch()
     before = sorted(tmp_path.rglob("*"))
     done = evenstep("new", *arguments)
     assert done.code == 2
