@@ -7,9 +7,8 @@ whole on each of its ranks; parameters between updates, optimizer state and aver
 """
 
 from collections.abc import Iterator
-from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from evenstep.parallel.reducer.reducer import GathersPerPlan
 from evenstep.parallel.reducer.sharded import ShardedReducer
@@ -53,9 +52,3 @@ def layers(module: nn.Module) -> Iterator[nn.Module]:
     """
     for child in module.children():
         yield from layers(child) if type(child) is nn.Module else (child,)
-
-
-def unreduced(shard: Any) -> Tensor | None:
-    """The gradient that FSDP2 has kept from reduction: as autograd left it, or already in the format to reduce in."""
-    kept = shard.unsharded_accumulated_grad
-    return shard.unsharded_param.grad if kept is None else kept
