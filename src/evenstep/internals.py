@@ -1,8 +1,8 @@
 """What is used of torch that it does not promise to keep, each with the reason; nothing else here asks for it.
 
-All of it is as it was found in torch 2.11 to 2.13: `tests/unit/test_internals.py` fails when torch changes any of it,
-or when another file uses a name of torch's that begins with an underscore. First what belongs to tensors, modules,
-optimizers, the autograd engine and process groups, then FSDP2's.
+All of it is as it was found in torch 2.11 to 2.15, but where a release is named: `tests/unit/test_internals.py` fails
+when torch changes any of it, or when another file uses a name of torch's that begins with an underscore. First what
+belongs to tensors, modules, optimizers, the autograd engine and process groups, then FSDP2's, of torch 2.13 and newer.
 """
 
 import logging
@@ -37,6 +37,7 @@ _optimizers = cast("Any", import_module("torch.optim.optimizer"))
 _WRAPPED_STEP = cast("Any", Optimizer).profile_hook_step(Optimizer.step).__code__
 _BACKWARD_HOOKS, _ACCUMULATE_HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
 _WITHOUT_GRAD = _optimizers._use_grad_for_differentiable(Optimizer.step).__code__
+_IS_SPARSE = attrgetter("is_sparse")
 _profiler = cast("Callable[[], bool]", cast("Any", torch.autograd)._profiler_enabled)
 
 
@@ -44,7 +45,12 @@ def foreach_norms(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -
     """‖t‖₂ of each tensor, 0-dim, computed in `dtype` (None: in its own); this and the next four in one launch.
 
     torch's optimizers are made of these kernels, which have no public names.
+
+    Raises:
+        RuntimeError: a tensor is sparse, which the kernel itself refused before torch 2.15; the others refuse it still.
     """
+    if any(map(_IS_SPARSE, tensors)):
+        raise RuntimeError("norms of sparse tensors are those of their coalesced values")
     return _torch._foreach_norm(tensors) if dtype is None else _torch._foreach_norm(tensors, 2, dtype)
 
 

@@ -26,7 +26,11 @@ class PlanReducer(ShardedReducer, GathersPerPlan):
             part.unshard()
 
     def reshard(self) -> None:
+        live = [one for shard in self._shards for one in (shard.sharded_param, shard.unsharded_param)]
+        gradients = [one.grad for one in live]
         self._fsdp.reset_iter_state()
+        for one, gradient in zip(live, gradients, strict=True):
+            one.grad = gradient  # which FSDP2 forgets as well since torch 2.15
 
     def _units(self) -> list[nn.Module]:
         return [layer for layer in layers(self.module) if any(True for _ in layer.parameters())]

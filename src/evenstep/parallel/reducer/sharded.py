@@ -38,7 +38,8 @@ class Sharded(Strategy):
         offload: whether shards wait in the CPU's memory; needs an accelerator.
 
     Raises:
-        ArgumentError: `shard_ranks` does not divide the ranks, or there is no accelerator to offload from.
+        ArgumentError: torch is older than 2.13, `shard_ranks` does not divide the ranks, or there is no accelerator to
+            offload from.
     """
 
     exact: bool = False
@@ -84,6 +85,11 @@ def _said(dtype: torch.dtype | None) -> str:
 
 def check_sharding(ranks: int, device: torch.device, *, shard_ranks: int | None, offload: bool) -> None:
     """Raise ArgumentError for what can't be with so many data-parallel ranks on such devices; see `Sharded`."""
+    if torch.__version__ < (2, 13):
+        raise ArgumentError(
+            f"`fsdp` needs torch 2.13 or newer, whose FSDP2 can forget passes that failed and reduce what some ranks "
+            f"don't use, but this is torch {torch.__version__}; install a newer one, or take `zero1` or `ddp`."
+        )
     if shard_ranks is not None and ranks % shard_ranks:
         raise ArgumentError(
             f"`shard_ranks` must divide the {ranks} data-parallel ranks, but is {shard_ranks}; set a divisor, or leave "
