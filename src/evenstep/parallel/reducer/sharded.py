@@ -85,7 +85,7 @@ def _said(dtype: torch.dtype | None) -> str:
 
 def check_sharding(ranks: int, device: torch.device, *, shard_ranks: int | None, offload: bool) -> None:
     """Raise ArgumentError for what can't be with so many data-parallel ranks on such devices; see `Sharded`."""
-    if torch.__version__ < (2, 13):
+    if torch.__version__ < "2.13":  # as versions, not as text
         raise ArgumentError(
             f"`fsdp` needs torch 2.13 or newer, whose FSDP2 can forget passes that failed and reduce what some ranks "
             f"don't use, but this is torch {torch.__version__}; install a newer one, or take `zero1` or `ddp`."
