@@ -118,6 +118,10 @@ AREAS = (
                 "offload without an accelerator",
                 "unit/parallel/test_sharded.py::test_offload_without_an_accelerator_is_refused",
             ),
+            refused(
+                "`fsdp` with torch before 2.13",
+                "unit/parallel/test_sharded.py::test_a_torch_whose_fsdp2_lacks_what_is_asked_of_it_is_refused",
+            ),
             limit(
                 "`fsdp`: a rank with fewer micro-batches runs dummy passes; single numbers stay whole on all",
                 "prove: ranks fsdp, fast",
