@@ -87,6 +87,12 @@ class CheckpointWrite:
         """What this rank writes of tensors."""
         return list(self._files.values())
 
+    @property
+    def written(self) -> list[str]:
+        """The names of the files that this rank writes, without the manifest."""
+        bound = [STATE, *([TABLE] if self._entries else [])] if self._first else []
+        return [*self._files, *bound]
+
     def write(self) -> WriteResult:
         """Write and sync this rank's files.
 
