@@ -178,8 +178,9 @@ def test_a_store_that_fails_leaves_the_checkpoint_here_and_is_said(
     saved = writer.wait()
     assert saved is not None
     assert saved.path == folder / "step-00000001"
-    assert "copies of checkpoints can't be written at `memory://copies/run`: PermissionError: AccessDenied; give" in str(
-        saved.error
+    assert (
+        "copies of checkpoints can't be written at `memory://copies/run`: PermissionError: AccessDenied; give"
+        in str(saved.error)
     )
     store.dies_at = None
     writer.begin(2, state(2))
