@@ -16,6 +16,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from socket import gethostname
 from typing import Any, final
 from zlib import crc32
 
@@ -106,6 +107,11 @@ class CheckpointWrite:
                 files[name] = write_file(self._staging / name, file.chunks(), self._disk)
                 places |= {piece: (name, *ends) for piece, ends in file.ranges.items() if self._entries}
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and not self._first:
+                raise CheckpointError(
+                    f"rank {self._group.rank} has a part of the state to write, but `{self._staging}`, which rank 0 "
+                    f"has made, is not there on {gethostname()}; put the run folder where all ranks see it."
+                ) from error
             raise self._failed(error) from error
         return WriteResult(files=files, places=places)
 
