@@ -16,6 +16,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from socket import gethostname
 from typing import Any, final
 from zlib import crc32
 
@@ -87,6 +88,12 @@ class CheckpointWrite:
         """What this rank writes of tensors."""
         return list(self._files.values())
 
+    @property
+    def written(self) -> list[str]:
+        """The names of the files that this rank writes, without the manifest."""
+        bound = [STATE, *([TABLE] if self._entries else [])] if self._first else []
+        return [*self._files, *bound]
+
     def write(self) -> WriteResult:
         """Write and sync this rank's files.
 
@@ -100,6 +107,11 @@ class CheckpointWrite:
                 files[name] = write_file(self._staging / name, file.chunks(), self._disk)
                 places |= {piece: (name, *ends) for piece, ends in file.ranges.items() if self._entries}
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and not self._first:
+                raise CheckpointError(
+                    f"rank {self._group.rank} has a part of the state to write, but `{self._staging}`, which rank 0 "
+                    f"has made, is not there on {gethostname()}; put the run folder where all ranks see it."
+                ) from error
             raise self._failed(error) from error
         return WriteResult(files=files, places=places)
 

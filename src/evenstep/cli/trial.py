@@ -31,7 +31,8 @@ class OneUpdate(Hook):
     def after_update(self, event: UpdateEnd) -> None:
         if event.committed:  # not where a loss scale was too high, or a batch was given up
             self.num_samples = event.num_samples
-            self.trainer.request_evaluate()
+            if self.trainer.evaluations:
+                self.trainer.request_evaluate()
             self.trainer.request_stop("checked")
 
     def after_evaluate(self, event: EvaluateEnd) -> None:

@@ -330,6 +330,8 @@ class CheckpointTable(Section):
     """Also keep the checkpoints with the best values of a metric."""
     asynchronous: bool = default_of(options.Checkpointing, "asynchronous")
     """Whether training waits only until its state is copied in memory, which is then written in the background."""
+    mirror: str | None = default_of(options.Checkpointing, "mirror")
+    """Where each checkpoint is copied to as well, below the name of the run, such as `s3://BUCKET/FOLDER`."""
 
 
 class EarlyStopTable(Section):
