@@ -25,6 +25,7 @@ from evenstep.config.sources import from_arguments
 
 # Pages whose Python another test runs, and looks at what comes of it.
 ELSEWHERE = {
+    "README": "tests/unit/test_public.py",
     "from-a-loop": "tests/usage/test_coming_from.py",
     "from-accelerate": "tests/usage/test_coming_from.py",
     "from-hf-trainer": "tests/usage/test_coming_from.py",
@@ -46,6 +47,7 @@ SLOWLY_BUILT = {
     ("local", "parallel"): "four ranks",
     ("ranks", "launch"): "eight ranks",
     ("optimizers", "target"): "torchao compiles a kernel for each shape",
+    ("precision", "float8"): "loads torchao",
     ("quantization", "config"): "loads torchao",
     ("transformers", "model"): "loads transformers",
 }
@@ -162,7 +164,7 @@ def commands() -> Iterator[tuple[str, str]]:
     for page in PAGES:
         for span in re.findall(r"`([^`]+)`", outside_of_blocks(page)):
             line = " ".join(span.split())
-            if re.match(r"(evenstep (\w|-)|make |torchrun -|srun -|pip install )", line):
+            if re.match(r"(evenstep (\w|-)|make |torchrun .*-m |srun -|pip install )", line):
                 yield f"{page}.md", completed(line)
 
 
@@ -264,7 +266,7 @@ def under_torchrun(arguments: list[str]) -> tuple[str, list[str]]:
 
 def understood(arguments: list[str], told: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     """The parser takes it, the run file is there, and its settings are those of a run that can be."""
-    if arguments[:1] == ["--version"] or arguments[-1:] == ["--help"]:
+    if arguments[:1] == ["--version"] or "--help" in arguments:
         return
     assert main(arguments) == 0, capsys.readouterr().err
     ((command, path, settings),) = told
@@ -272,7 +274,7 @@ def understood(arguments: list[str], told: list[Any], capsys: pytest.CaptureFixt
     if isinstance(first, str) and first.endswith("run.toml"):
         assert first in ("run.toml", "mine/run.toml") or (ROOT / first).is_file(), first
     if command == "new":
-        assert "digits" in arguments and (ROOT / "recipes" / "digits").is_dir()
+        assert "--from" not in arguments or (ROOT / "recipes" / arguments[arguments.index("--from") + 1]).is_dir()
     elif command != "plan" and settings:
         own = [setting for setting in from_arguments(settings) if setting.path != ("recipe",)]
         with open_run(Path("run.toml"), [*own, *needed_beside(own)]):
@@ -301,7 +303,11 @@ def there_to_make(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [words for _, words in COMMANDS if words[:2] == ["evenstep", "plan"] and words[2:3] and words[2].startswith("--")],
+    [
+        words
+        for _, words in COMMANDS
+        if words[:2] == ["evenstep", "plan"] and "--ranks" in words and words[2].startswith("--")
+    ],
     ids=str,
 )
 def test_plans_are_drawn(words: list[str], recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
