@@ -325,3 +325,51 @@ def test_paths_of_this_repository_are_there() -> None:
     inside = re.compile(r"^(?:src|tests|docs|benchmarks|recipes|proofs|website)/[\w./-]+$")
     named = [(page, span) for page in PAGES for span in re.findall(r"`([^`\s]+)`", outside_of_blocks(page))]
     assert [(page, path) for page, path in named if inside.match(path) and not (ROOT / path).exists()] == []
+
+
+# -- the table of the questions
+
+
+def answers(column: int) -> list[str]:
+    """The code spans of a column of the table "How do I …"."""
+    rows = re.findall(r"^\| .*\|$", PAGES["faq"].read_text(), re.MULTILINE)[1:]
+    return [span for row in rows for span in re.findall(r"`([^`]+)`", row.split(" | ")[column])]
+
+
+@pytest.mark.parametrize("answer", [one for one in answers(2) if " = " in one and not one.startswith("target")])
+def test_an_answer_for_a_run_file_is_a_run(answer: str, recipe: Path) -> None:
+    (recipe / "model.safetensors").touch()
+    (recipe / "run.toml").write_text(run_file(Block("faq", 0, "toml", f"{answer}\n"), needed_for(answer)))
+    with open_run(recipe / "run.toml"):
+        pass
+
+
+def needed_for(answer: str) -> dict[str, Any]:
+    return {"optimizer": {"groups": {answer.split(".")[2]: {"patterns": ["*"]}}}} if ".groups." in answer else {}
+
+
+@pytest.mark.parametrize("answer", [one for one in answers(1) if re.match(r"\w+=|[A-Za-z_.]+\(", one)])
+def test_an_answer_for_a_script_is_python_that_a_trainer_takes(answer: str, tmp_path: Path, monkeypatch: Any) -> None:
+    from torch.utils.data import Subset
+
+    from evenstep.checkpoint import export_weights
+
+    monkeypatch.chdir(tmp_path)
+    names = {**names_for("README"), "Subset": Subset, "export_weights": export_weights, "updates": 200}
+    made = (
+        f"Trainer(..., updates=200, folder='runs/mine', evaluations=MapData(held_out, global_batch_size=8), {answer})"
+    )
+    names["Trainer"](..., folder="runs/first", updates=1).train()
+    if re.match(r"\w+=", answer):
+        if "fsdp" not in answer and "wandb" not in answer:
+            eval(made, names)
+        else:  # which one process refuses, and which begins a run of its own
+            eval(f"dict({answer})", names)
+        return
+    names["parameter"] = names["model"].encoder.weight
+    names["trainer"] = names["Trainer"](
+        ..., folder="runs/first", updates=2, evaluations={"valid": names["trainer_data"]()}
+    )
+    names["trainer"].resume()
+    names["data"] = names["trainer_data"]()
+    eval(answer.replace('load_weights(model, "model.safetensors")', 'load_weights(model, "runs/first")'), names)

@@ -33,3 +33,7 @@ def Trainer(*rest, **options):
 
 
 trainer = Trainer(...)
+
+
+def trainer_data():
+    return evenstep.MapData(held_out, global_batch_size=8, shuffle=False)
