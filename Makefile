@@ -101,7 +101,8 @@ gpu-wheels: $(READY)
 docs: $(DEV_READY)
 	$(INSTALL) -e '.[docs]'
 	$(BIN)/zensical build --strict
-	@echo "open build/site/index.html, or see it live: $(BIN)/zensical serve"
+	@echo "read it at http://localhost:8000:  $(BIN)/python -m http.server 8000 --directory build/site"
+	@echo "(opened from the disk, build/site/index.html, all of it works but the search)"
 
 clean:
 	rm -rf $(VENV) .venv-peers build dist

@@ -415,6 +415,14 @@ def parts(module: nn.Module) -> Iterator[tuple[str, Any]]:
     return ((name, part) for name, part in module.named_modules() if isinstance(part, FSDPModule))
 
 
+def class_before_sharding(module: nn.Module) -> Any:
+    """The class of a module; FSDP2 gives what it shards one of its own, of that class and `FSDPModule`."""
+    from torch.distributed.fsdp import FSDPModule
+
+    kind = type(module)
+    return next(base for base in kind.__bases__ if base is not FSDPModule) if isinstance(module, FSDPModule) else kind
+
+
 def state(part: Any) -> Any:
     """FSDP2's state of a part: there is no public way to reduce outside of a backward, or to forget passes."""
     return part._get_fsdp_state()

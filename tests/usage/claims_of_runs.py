@@ -502,7 +502,7 @@ AREAS = (
             ),
             works(
                 "one's own LR schedule, hook, writer, precision, pipeline schedule, reducer, policy: extending.md",
-                "usage/test_pages.py::test_the_blocks_of_a_page_run",
+                "usage/test_pages.py::test_the_python_of_a_page_runs_from_top_to_bottom",
             ),
             works(
                 "`evenstep new` copies a recipe",
@@ -777,7 +777,7 @@ AREAS = (
             ),
             works(
                 "samples that can't be read: read again, left out with their weight, or named",
-                "faults: a sample that can't be read",
+                "faults: be read",
             ),
             works("ready-made batches", "unit/data/test_update_data.py::test_ranks_share_the_batches_of_every_update"),
             refused(
