@@ -868,15 +868,16 @@ AREAS = (
                 "unit/recipes/test_translation.py::test_the_bleu_of_an_evaluation_is_that_of_the_corpus",
             ),
             works(
-                "… with `ddp`, `ordered`, `zero1` and `local`, with averages, in 16 bits, cut where memory is short",
+                "… with `ddp`, `ordered`, `zero1`, `local`, `fsdp`; with averages, in 16 bits, cut where memory is low",
                 "unit/train/test_own_evaluation.py::test_all_strategies_whose_ranks_hold_the_model_evaluate_alike",
                 "unit/train/test_own_evaluation.py::test_it_is_evaluated_with_the_average_the_parameters_or_both",
                 "unit/train/test_own_evaluation.py::test_in_16_bits_the_model_is_called_in_its_own_format",
                 "unit/train/test_own_evaluation.py::test_what_does_not_fit_into_memory_is_generated_in_parts",
+                "ranks/test_whole.py::test_on_two_processes",
             ),
             refused(
-                "`evaluate` of a task on shards and in stages, where no rank holds the whole model",
-                "unit/train/test_own_evaluation.py::test_shards_and_stages_are_refused_by_name",
+                "`evaluate` of a task in stages, where no rank holds the whole model",
+                "unit/train/test_own_evaluation.py::test_stages_are_refused_by_name",
             ),
             works(
                 "trained parameters of a task: reduced, clipped, averaged, saved, at any cut; `ddp`, `ordered`, "
