@@ -662,11 +662,24 @@ AREAS = (
                 "unit/cli/test_quantization.py::test_it_is_checked_trained_and_resumed_to_the_bit",
                 "unit/cli/test_quantization.py::test_the_exported_weights_are_those_of_the_codebooks",
             ),
+            works(
+                "quantisation noise (`QuantizationNoise`): blocks dropped in each update, at any cut, on ranks, "
+                "`zero1`, `fsdp` and `local`, resumed, with codebooks",
+                "unit/extras/quantization/test_noise.py::test_updates_are_those_of_a_plain_loop_at_every_cut",
+                "unit/extras/quantization/test_noise.py::"
+                "test_what_is_computed_again_in_the_backward_has_the_same_noise",
+                "unit/extras/quantization/test_noise.py::test_ranks_that_step_alone_drop_the_same_blocks",
+                "unit/extras/quantization/test_noise.py::test_a_run_is_resumed_to_the_bit",
+                "unit/extras/quantization/test_noise.py::test_a_layer_has_noise_until_it_is_quantised",
+                "usage/test_quantization.py::test_codebooks_with_ddp_are_alike_on_all_ranks_and_resumed_and_noise_has_"
+                "the_bits_of_one_process",
+            ),
             refused(
                 "stages, `local`, `compile`; codebooks with `fsdp` and in models of 16 bits; tied weights; rounding "
                 "that depends on the cut",
                 "unit/extras/quantization/test_product.py::test_runs_that_it_is_not_for_are_refused_by_name",
                 "unit/extras/quantization/test_product.py::test_a_weight_that_another_layer_has_too_is_refused",
+                "unit/extras/quantization/test_noise.py::test_what_cannot_be_is_refused_by_name",
                 "unit/extras/quantization/test_aware.py::test_runs_that_it_is_not_for_are_refused_by_name",
                 "unit/extras/quantization/test_aware.py::test_what_cannot_be_is_refused_when_the_model_is_prepared",
                 "unit/cli/test_quantization.py::test_a_strategy_that_it_is_not_for_is_refused_by_check",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from evenstep import Checkpointing, Ema, Hook, Logging, MapData, Mesh, PipelineModel, Task, Trainer, Training
 from evenstep.errors import ArgumentError
 from evenstep.events import UpdateEnd
-from evenstep.extras.quantization import LayerGroup, ProductQuantization, QuantizationAware
+from evenstep.extras.quantization import LayerGroup, ProductQuantization, QuantizationAware, QuantizationNoise
 from evenstep.parallel import Ddp, Local
 
 POINTS = [
@@ -27,6 +27,8 @@ def hook_of(kind: str) -> Any:
     if kind == "aware":
         options = {"weight_dtype": "int4", "granularity": 8}
         return QuantizationAware("IntxWeightOnlyConfig", options=options, layers=("2", "4"), after_update=3)
+    if kind == "noise":
+        return QuantizationNoise(("0", "2"), p=0.2, block_size=4, after_update=1)
     groups = [
         LayerGroup(layers=("0",), after_update=2, block_size=4, num_centroids=6),
         LayerGroup(layers=("2",), after_update=4, block_size=8, num_centroids=5),
@@ -76,14 +78,23 @@ def quantized(
     return digest({**state["model"], **{f"ema.{name}": one for name, one in state["ema"].items()}})
 
 
-def on_strategies(kind: str, strategies: tuple[str, ...], stops: tuple[int, ...], folder: str) -> dict[str, set[str]]:
+def on_strategies(
+    kind: str, strategies: tuple[str, ...], stops: tuple[int, ...], folder: str, group: Any = None
+) -> dict[str, set[str]]:
     """What `quantized` gives on these ranks, stopped and resumed at each of `stops`."""
-    group = group_of_ranks()
+    group = group or group_of_ranks()
     results: dict[str, set[str]] = {}
     for strategy in strategies:
         for stop in stops:
-            own = f"{folder}/{strategy}-{stop}"
+            own = f"{folder}/{kind}-{strategy}-{stop}"
             first = quantized(kind, strategy, stop=stop, folder=own, group=group)
             last = first if " " in first else quantized(kind, strategy, folder=own, group=group)
             results.setdefault(strategy, set()).add(last)
     return results
+
+
+def codebooks_and_noise(folder: str) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
+    """Both in one launch."""
+    group = group_of_ranks()
+    codebooks = on_strategies("product", ("ddp", "zero1"), (1, 3, 5), folder, group)
+    return codebooks, on_strategies("noise", ("ordered-zero1", "ordered-fsdp", "stages"), (3,), folder, group)

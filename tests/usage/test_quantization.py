@@ -19,11 +19,16 @@ def test_codebooks_on_ranks_have_the_bits_of_one_process_and_are_resumed_and_ref
         assert "whose codebook is made of whole weights, which differ where ranks step alone" in min(results["local"])
 
 
-def test_codebooks_with_ddp_are_alike_on_all_ranks_and_resumed(tmp_path: Path) -> None:
-    first, second = on_ranks(
-        2, quantization_programs.on_strategies, "product", ("ddp", "zero1"), (1, 3, 5), str(tmp_path)
-    )
-    assert first == second and all(len(digests) == 1 for digests in first.values())
+def test_codebooks_with_ddp_are_alike_on_all_ranks_and_resumed_and_noise_has_the_bits_of_one_process(
+    tmp_path: Path,
+) -> None:
+    alone = quantization_programs.quantized("noise", "ordered")
+    first, second = on_ranks(2, quantization_programs.codebooks_and_noise, str(tmp_path))
+    assert first == second
+    codebooks, noise = first
+    assert all(len(digests) == 1 for digests in codebooks.values())
+    assert noise["ordered-zero1"] == noise["ordered-fsdp"] == {alone}
+    assert "noise is for models that each rank holds whole, but this one is in stages" in min(noise["stages"])
 
 
 def test_fake_quantised_layers_on_ranks_have_the_bits_of_one_process_and_are_resumed(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from copy import deepcopy
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from importlib import import_module
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from evenstep.arguments import require_names, require_whole, said
 from evenstep.data.seeding import undisturbed
@@ -104,6 +104,12 @@ class QuantizationAware(Hook):
     def attach(self, trainer: HookTrainer) -> None:
         ready = self._chosen(trainer.model, _torchao("torchao.quantization.qat").FakeQuantizedLinear, self._embedding())
         self._layers = {name: trainer.model.get_submodule(name) for name in ready}
+        for name, layer in self._layers.items():
+            if cast("Tensor", layer.weight).dtype == torch.float64:
+                raise ArgumentError(
+                    f"`{name}.weight` is float64, which torchao does not round; make the model float32, or leave the "
+                    f"layer out of `layers`."
+                )
         super().attach(trainer)
 
     def state_dict(self) -> dict[str, Any]:
