@@ -634,7 +634,7 @@ AREAS = (
                 "test_the_model_is_converted_to_one_that_computes_the_same_in_integers",
             ),
             works(
-                "… with the bits of one process on ranks, also of `zero1` and `fsdp`; resumed, and gone back",
+                "… with the bits of one process on ranks, with `zero1` and `fsdp`, in stages; resumed, and gone back",
                 "usage/test_quantization.py::"
                 "test_fake_quantised_layers_on_ranks_have_the_bits_of_one_process_and_are_resumed",
                 "unit/extras/quantization/test_aware.py::"
@@ -664,7 +664,7 @@ AREAS = (
             ),
             works(
                 "quantisation noise (`QuantizationNoise`): blocks dropped in each update, at any cut, on ranks, "
-                "`zero1`, `fsdp` and `local`, resumed, with codebooks",
+                "`zero1`, `fsdp` and `local`, in stages, resumed, with codebooks",
                 "unit/extras/quantization/test_noise.py::test_updates_are_those_of_a_plain_loop_at_every_cut",
                 "unit/extras/quantization/test_noise.py::"
                 "test_what_is_computed_again_in_the_backward_has_the_same_noise",
@@ -675,8 +675,8 @@ AREAS = (
                 "the_bits_of_one_process",
             ),
             refused(
-                "stages, `local`, `compile`; codebooks with `fsdp` and in models of 16 bits; tied weights; rounding "
-                "that depends on the cut",
+                "`local` (but for noise), `compile`; codebooks with `fsdp`, in stages and in models of 16 bits; tied "
+                "weights; rounding that depends on the cut",
                 "unit/extras/quantization/test_product.py::test_runs_that_it_is_not_for_are_refused_by_name",
                 "unit/extras/quantization/test_product.py::test_a_weight_that_another_layer_has_too_is_refused",
                 "unit/extras/quantization/test_noise.py::test_what_cannot_be_is_refused_by_name",

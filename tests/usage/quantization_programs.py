@@ -10,7 +10,7 @@ from evenstep import Checkpointing, Ema, Hook, Logging, MapData, Mesh, PipelineM
 from evenstep.errors import ArgumentError
 from evenstep.events import UpdateEnd
 from evenstep.extras.quantization import LayerGroup, ProductQuantization, QuantizationAware, QuantizationNoise
-from evenstep.parallel import Ddp, Local
+from evenstep.parallel import Ddp, Local, Ordered, Strategy
 
 POINTS = [
     (torch.randn(8, generator=(draw := torch.Generator().manual_seed(n))), torch.randn(2, generator=draw))
@@ -36,6 +36,12 @@ def hook_of(kind: str) -> Any:
     return ProductQuantization(groups)
 
 
+def strategy_of(name: str, model: Any, group: Any) -> Strategy:
+    if name == "stages":
+        return Ordered(model.mesh.data)
+    return Local(Ddp(group)) if name == "local" else strategy_named(name, group)
+
+
 def quantized(
     kind: str, strategy: str, *, stop: int | None = None, folder: str | None = None, group: Any = None
 ) -> str:
@@ -52,7 +58,7 @@ def quantized(
     try:
         model: nn.Module = net
         if strategy == "stages":
-            model = PipelineModel(net, mesh=Mesh.of(group, pipeline=2), schedule="1f1b")
+            model = PipelineModel(net, mesh=Mesh.of(group, pipeline=2), schedule="zb_h1")
         hook.prepare(model)
         ema = None if strategy == "local" else Ema(decay=0.5)
         trainer = Trainer(
@@ -62,7 +68,7 @@ def quantized(
             data=MapData(POINTS, global_batch_size=8, micro_batch_size=2),
             updates=6,
             device="cpu",
-            strategy=Local(Ddp(group)) if strategy == "local" else strategy_named(strategy, group),
+            strategy=strategy_of(strategy, model, group),
             folder=folder,
             hooks=[hook, StopAt()],
             train=Training(clip_norm=1.0, ema=ema),

@@ -21,17 +21,15 @@ from evenstep.arguments import require_names, require_number, require_seed, requ
 from evenstep.errors import ArgumentError
 from evenstep.events import Hook, TrainEnd, UpdateBegin
 from evenstep.events.hook import HookTrainer
-from evenstep.extras.quantization.layers import KINDS, ProductQuantized
+from evenstep.extras.quantization.layers import KINDS, ProductQuantized, on_all_stages
 from evenstep.internals import parameters_of
 from evenstep.keys import key
-from evenstep.pipeline import PipelineModel
 
 
 class NoisyLayer(nn.Module):
     """A layer that computes with blocks of its weight dropped while it trains."""
 
     evenstep_not_for: ClassVar[Mapping[str, str]] = {
-        "stages": "which is for models that each rank holds whole; train without stages",
         "compile": "which computes with other numbers in each update; leave `compile` out",
     }
     noise_of_update: int | None  # None: none is made
@@ -115,16 +113,11 @@ class QuantizationNoise(Hook):
         self._layers: list[NoisyLayer] = []
 
     def prepare(self, model: nn.Module) -> None:
-        """Make the layers such that can be noisy.
+        """Make the layers such that can be noisy. Of a model in stages each rank has its own; all call it together.
 
         Raises:
             ArgumentError: a pattern that fits no layer, or a layer that can't be.
         """
-        if isinstance(model, PipelineModel):
-            raise ArgumentError(
-                "quantisation noise is for models that each rank holds whole, but this one is in stages; train without "
-                "stages."
-            )
         for name in self._chosen(model, (*KINDS, ProductQuantized)):
             layer = model.get_submodule(name)
             if type(layer) not in KINDS and type(layer) not in KINDS.values():
@@ -161,12 +154,13 @@ class QuantizationNoise(Hook):
 
     def _chosen(self, model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> list[str]:
         there = [name for name, module in model.named_modules() if isinstance(module, kinds)]
+        known = on_all_stages(model, there)
         for pattern in self._patterns:
-            if not any(fnmatchcase(name, pattern) for name in there):
+            if not any(fnmatchcase(name, pattern) for name in known):
                 raise ArgumentError(
                     f"`layers` of QuantizationNoise has {pattern!r}, which fits no layer that can have noise: call "
                     f"`prepare(model)` before the model is trained, and name layers by patterns such as 'blocks.*'; "
-                    f"there are {', '.join(there[:8]) or 'none'}."
+                    f"there are {', '.join(known[:8]) or 'none'}."
                 )
         return [name for name in there if any(fnmatchcase(name, pattern) for pattern in self._patterns)]
 

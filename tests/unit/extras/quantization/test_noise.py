@@ -208,7 +208,7 @@ def test_a_layer_has_noise_until_it_is_quantised() -> None:
         (lambda: twice(net()), "`0` is a NoisyLinear, but noise can have"),
         (lambda: noise("out_proj").prepare(nn.MultiheadAttention(8, 2)), "is a NonDynamicallyQuantizableLinear"),
         (lambda: trainer_of(net(), train=Training(compile="model")), "`0` is a NoisyLinear, which computes with other"),
-        (lambda: trainer_of(PipelineModel(net())), "noise is for models that each rank holds whole"),
+        (lambda: noise("blocks.*").prepare(PipelineModel(net())), r"'blocks.\*', .*; there are 0, 2, 4"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(make: Callable[[], object], said: str) -> None:
