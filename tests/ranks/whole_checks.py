@@ -7,15 +7,17 @@ rank another number of times.
 import json
 import sys
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, Logging, Loss, MapData, Task, Trainer, Training
+from evenstep import Ema, Hook, Logging, Loss, MapData, Task, Trainer, Training
 from evenstep.errors import EvenstepError
-from evenstep.events import Evaluate
+from evenstep.events import Evaluate, EvaluateBegin
 from evenstep.parallel import Ddp, Fsdp, Group, Ordered, OrderedFsdp, Processes, Strategy, Zero1
+from evenstep.parallel.reducer.fsdp import FsdpReducer
 
 WORDS, END, DECAY = 6, 0, 0.8
 CUTS = [(4, 1), (9, 9), (5, 2), (1, 1)]
@@ -149,13 +151,32 @@ def a_rank_that_runs_out_of_memory_generates_in_parts(group: Group) -> object:
     return [found["valid/words"] == written(state["ema"]), "valid/parameters/words" in found]
 
 
+def a_rank_without_memory_for_the_whole_model_says_so(group: Group) -> object:
+    class Short(Hook):
+        def before_evaluate(self, event: EvaluateBegin) -> None:
+            (reducer,) = one._loop.engine.reducers._all
+            if group.rank == 1 and isinstance(reducer, FsdpReducer):
+                reducer._parts = lambda: [SimpleNamespace(unshard=out_of_memory)]
+
+    one = trainer(Fsdp(group), Write(), hooks=[Short()])
+    try:
+        one.train()
+    except EvenstepError as error:
+        return "rank 1 has no memory for the whole model" in str(error)
+    return False
+
+
+def out_of_memory() -> None:
+    raise torch.OutOfMemoryError("a wish")
+
+
 def an_error_of_one_rank_is_told_to_the_others(group: Group) -> object:
     class Wrong(Write):
         def evaluate(self, model: Any, batch: Any) -> Loss:
             return Loss(None) if group.rank == 0 else {}["what"]
 
     try:
-        trainer(Fsdp(group), Wrong()).evaluate()
+        trainer(Fsdp(group), Wrong()).train()
     except (EvenstepError, KeyError) as error:
         return "what" in str(error)
     return False

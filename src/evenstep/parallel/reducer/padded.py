@@ -13,7 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from evenstep.errors import OutOfMemoryError
 from evenstep.internals import at_end_of_backward, forget_gathers, forget_order, gathering_nothing, parts, record
+from evenstep.memory import is_out_of_memory
 from evenstep.parallel.collective_order import CollectiveOrder
 from evenstep.parallel.group import Group
 from evenstep.parallel.reducer.reducer import ExplainsErrors, HoldsWhole, PadsPasses
@@ -89,14 +91,26 @@ class PaddedReducer(ShardedReducer, PadsPasses, HoldsWhole, ExplainsErrors):
     def whole(self) -> Generator[None]:
         self._order.end_pass()
         try:
-            with self._order.in_step():
-                for part in self._parts():
-                    part.unshard()
+            self._gather_all()
             with self.gathering_nothing():
                 yield
         finally:
             forget_gathers(self.module)
             self._fsdp.reset_iter_state()
+
+    def _gather_all(self) -> None:
+        try:
+            with self._order.in_step():
+                for part in self._parts():
+                    part.unshard()
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemoryError(
+                f"rank {self.group.rank} has no memory for the whole model, which is gathered for tasks that evaluate "
+                f"by themselves (`Task.evaluate`) or ask its average (`now.teacher`). Evaluate checkpoints in a run "
+                f"with more memory, or leave the average to a smaller model."
+            ) from error
 
     @contextmanager
     def gathering_nothing(self) -> Generator[None]:
