@@ -8,7 +8,8 @@ belongs to tensors, modules, optimizers, the autograd engine and process groups,
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import lru_cache
 from importlib import import_module
@@ -462,6 +463,22 @@ def forget_gathers(root: Any) -> None:
     for _, part in parts(root):
         if (group := record(part)) is not None:
             group._all_gather_result = None
+
+
+@contextmanager
+def gathering_nothing(root: Any) -> Generator[None]:
+    """Inside, modules compute with the parameters that they hold now: FSDP2 gathers and frees none of them.
+
+    Its hooks still put inputs into the format of the parameters.
+    """
+    kept = [(of_part, of_part._fsdp_param_groups) for of_part in (state(part) for _, part in parts(root))]
+    for of_part, _ in kept:
+        of_part._fsdp_param_groups = []
+    try:
+        yield
+    finally:
+        for of_part, groups in kept:
+            of_part._fsdp_param_groups = groups
 
 
 def at_end_of_backward(part: Any, act: Callable[[], None]) -> None:
