@@ -40,7 +40,7 @@ STANDARD_WRITERS: tuple[WriterName, ...] = ("console", "jsonl")
 SPIKE_WINDOW_UPDATES = 128
 SPIKE_THRESHOLD = 10.0
 MAX_REWINDS = 3
-SAVED_BY = ("every_updates", "every_epochs", "keep_every_updates", "best")  # ask for checkpoints, if given
+SAVED_BY = ("every_updates", "every_epochs", "keep_every_updates", "best", "mirror")  # ask for checkpoints, if given
 RESERVED = (
     "loss",
     "lr",
@@ -179,6 +179,9 @@ class Checkpointing:
         best: a `Best`, which also keeps those with the best values of a metric; None for none.
         asynchronous: whether training waits only until the state is copied, into as much memory again, while it is
             written in the background.
+        mirror: an address as fsspec writes it, such as "s3://BUCKET/FOLDER", below which each checkpoint is copied to
+            a folder with the name of the run folder, and fetched from there where the run folder lacks it; None for
+            none.
         config: anything of plain values to be kept with checkpoints, such as the resolved configuration. All ranks
             must give the same.
 
@@ -196,6 +199,7 @@ class Checkpointing:
     keep_every_updates: int | None = None
     best: "Best | None" = None
     asynchronous: bool = True
+    mirror: str | None = None
     config: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -204,6 +208,7 @@ class Checkpointing:
         _check_positive("every_minutes", self.every_minutes)
         _check_count("keep_last", self.keep_last, at_least=0)
         require_flag("asynchronous", self.asynchronous)
+        _check_address("mirror", self.mirror)
         _check_table("config", self.config)
         asked = [name for name in SAVED_BY if getattr(self, name) is not None]
         if asked and self.keep_last == 0:
@@ -372,6 +377,11 @@ def _check_positive(name: str, value: object, advice: str = ".", *, may_be_none:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ArgumentError(f"`{name}` must be a finite number above 0, but is {value!r}{advice}")
+
+
+def _check_address(name: str, value: object) -> None:
+    if value is not None and not (isinstance(value, str) and re.fullmatch(r"[a-z][a-z0-9+.-]*://\S+", value)):
+        raise ArgumentError(f"`{name}` must be an address such as 's3://BUCKET/FOLDER', but is {value!r}; write it so.")
 
 
 def _check_table(name: str, value: object) -> None:

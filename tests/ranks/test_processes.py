@@ -128,3 +128,23 @@ group.close()
 """)
     ends = ended(started(script, ranks=[0, 1], world=2))
     assert [(one.code, one.out.strip()) for one in ends] == [(0, "True")] * 2, ends[0].err
+
+
+def test_a_process_whose_ranks_something_else_has_connected_is_told_what_to_do(tmp_path: Path) -> None:
+    """As a script of DDP does, or Ray Train; what the error says is done then."""
+    script = tmp_path / "script.py"
+    script.write_text("""
+import torch.distributed as dist
+from evenstep.parallel import Processes
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+try:
+    Processes("cpu")
+except ValueError as error:
+    print(error)
+    dist.destroy_process_group()
+    print(Processes("cpu").gather("met"))
+""")
+    (end,) = ended(started(script, ranks=[0], world=1))
+    assert end.code == 0, end
+    assert "`torch.distributed` is initialized in this process already" in end.out
+    assert "['met']" in end.out

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from evenstep.checkpoint.layout import complete_checkpoints, step_name, step_update
     from evenstep.checkpoint.lock import LOCK, locked
     from evenstep.checkpoint.manifest import FileEntry, Manifest
+    from evenstep.checkpoint.mirror import Mirror
     from evenstep.checkpoint.parts import discard_parts, join_parts, write_part
-    from evenstep.checkpoint.ranks import ALONE, RankGroup, on_all_ranks
+    from evenstep.checkpoint.ranks import ALONE, RankGroup, on_all_ranks, patiently
     from evenstep.checkpoint.reader import CheckpointReader, newest_checkpoint, read_checkpoint, verify
     from evenstep.checkpoint.retention import clean_leftovers, remove_checkpoint, retain
     from evenstep.checkpoint.sharding import Shard, outline
@@ -31,6 +32,7 @@ __all__ = [
     "Disk",
     "FileEntry",
     "Manifest",
+    "Mirror",
     "RankGroup",
     "SaveResult",
     "Shard",
@@ -48,6 +50,7 @@ __all__ = [
     "on_all_ranks",
     "outline",
     "pack",
+    "patiently",
     "read_checkpoint",
     "remove_checkpoint",
     "retain",
@@ -72,8 +75,9 @@ __getattr__, __dir__ = lazy_names(
         ".layout": "complete_checkpoints step_name step_update",
         ".lock": "LOCK locked",
         ".manifest": "FileEntry Manifest",
+        ".mirror": "Mirror",
         ".parts": "discard_parts join_parts write_part",
-        ".ranks": "ALONE RankGroup on_all_ranks",
+        ".ranks": "ALONE RankGroup on_all_ranks patiently",
         ".reader": "CheckpointReader newest_checkpoint read_checkpoint verify",
         ".retention": "clean_leftovers remove_checkpoint retain",
         ".sharding": "Shard outline",

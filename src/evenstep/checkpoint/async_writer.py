@@ -4,21 +4,22 @@
     poll      at ends of updates: takes note of what has come to an end, on all ranks together
     wait      until nothing is in flight
 
-Each rank writes in a thread of its own. When all have written, the first publishes; when that is done, all know. No
-thread talks to other ranks: that is left to `poll` and `wait`, which all ranks call alike. When to save, what, and what
-a failure means for the run is not decided here.
+Each rank writes in a thread of its own. When all have written, the first publishes; when that is done, all know. Where
+there is a mirror, each then copies there what it has written, and the first publishes that as well. No thread talks to
+other ranks: that is left to `poll` and `wait`, which all ranks call alike. When to save, what, and what a failure means
+for the run is not decided here.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Thread
 from time import monotonic, perf_counter
 from typing import Any, TypeVar, final
 
 from evenstep.checkpoint.flat_state import FlatState
-from evenstep.checkpoint.ranks import ALONE, RankGroup, together
+from evenstep.checkpoint.mirror import Mirror
+from evenstep.checkpoint.ranks import ALONE, TALK_EVERY_S, RankGroup, in_background, together
 from evenstep.checkpoint.retention import retain
 from evenstep.checkpoint.staging import Staging
 from evenstep.checkpoint.storage import LOCAL_DISK, Disk
@@ -26,7 +27,6 @@ from evenstep.checkpoint.writer import CheckpointWrite, WriteResult
 from evenstep.errors import CheckpointError
 
 T = TypeVar("T")
-_TALK_EVERY_S = 1.0
 
 
 @final
@@ -36,7 +36,7 @@ class SaveResult:
 
     Args:
         path: of the checkpoint; None if there is none.
-        error: why there is none, or why old ones could not be deleted.
+        error: why there is none, or why old ones could not be deleted, or it could not be copied to the mirror.
         seconds: from its beginning to its end.
     """
 
@@ -49,21 +49,35 @@ class SaveResult:
 @final
 @dataclass(slots=True, kw_only=True)
 class _PendingSave:
-    """A save that has begun: first each rank writes, then the first publishes; alone, one job does both."""
+    """A save that has begun, as a chain of jobs.
+
+    Args:
+        then: what all do when all are done with `job`, given everybody's results, by rank.
+        job: what this rank does now.
+        is_being_written: whether ranks still write their files.
+        saved: how it ended, once it was published.
+    """
 
     write: CheckpointWrite
     began: float
     protect: Collection[str]
-    writing: "Future[WriteResult] | None" = None
-    publishing: "Future[SaveResult] | None" = None
+    then: "list[Callable[[list[Any]], Any]]"
+    job: "Future[Any]" = field(default_factory=Future[Any])
+    is_being_written: bool = True
+    saved: SaveResult | None = None
 
     def done(self, within_s: float = 0.0) -> bool:
         """Whether this rank's job is done, or is within so many seconds."""
-        jobs: list[Future[Any]] = [job for job in (self.writing, self.publishing) if job is not None]
-        return not wait(jobs, within_s).not_done
+        return not wait([self.job], within_s).not_done
 
     def result(self, path: Path | None, error: Exception | None) -> SaveResult:
         return SaveResult(update=self.write.update, path=path, error=error, seconds=perf_counter() - self.began)
+
+    def failed(self, error: Exception) -> SaveResult:
+        """How it ends by an error: what was published stays."""
+        if self.saved is None:
+            self.write.abandon(error)
+        return self.result(self.saved and self.saved.path, error)
 
 
 @final
@@ -75,6 +89,7 @@ class AsyncWriter:
         keep_last, keep_every_updates: as for `retain`.
         asynchronous: whether the state is copied first, so that it may change while it is written.
         disk: through which all is written.
+        mirror: where checkpoints are copied to.
         timeout_s: the longest wait for a save to come to an end.
     """
 
@@ -87,9 +102,10 @@ class AsyncWriter:
         keep_every_updates: int | None = None,
         asynchronous: bool = True,
         disk: Disk = LOCAL_DISK,
+        mirror: Mirror | None = None,
         timeout_s: float = 1800.0,
     ) -> None:
-        self.folder = folder
+        self.folder, self._mirror = folder, mirror
         self._group, self._disk, self._timeout_s = group, disk, timeout_s
         self._keep_last, self._keep_every = keep_last, keep_every_updates
         self._staging = Staging() if asynchronous else None
@@ -137,11 +153,13 @@ class AsyncWriter:
             ready()
             return save.write()
 
-        pending = self._pending = _PendingSave(write=save, began=began, protect=protect)
-        if self._group.ranks == 1:
-            pending.publishing = _in_background(lambda: self._publish(pending, [write()]))
-        else:
-            pending.writing = _in_background(write)
+        after: list[Callable[[list[Any]], Any]] = [lambda results: self._publish(pending, results)]
+        if (mirror := self._mirror) is not None:
+            after.append(lambda results: self._copy(pending, mirror, results))
+            after.append(lambda results: self._publish_copy(pending, mirror))
+        alone = self._group.ranks == 1
+        pending = self._pending = _PendingSave(write=save, began=began, protect=protect, then=[] if alone else after)
+        pending.job = in_background((lambda: _chained(write(), after)) if alone else write)
 
     def poll(self) -> SaveResult | None:
         """Go on with what is in flight, without waiting; gives how it ended, once it has."""
@@ -164,19 +182,16 @@ class AsyncWriter:
         if pending is None:
             return None
         try:
-            if pending.publishing is not None:
-                return self._taken(pending.publishing)
-            if pending.writing is not None and not pending.write.is_shared:
-                return self._publish(pending, [self._taken(pending.writing)])
-            raise CheckpointError("other ranks may not have written their part; it is given up.")
+            if pending.is_being_written and pending.write.is_shared:
+                raise CheckpointError("other ranks may not have written their part; it is given up.")
+            return _chained(self._taken(pending.job), pending.then)
         except Exception as error:  # noqa: BLE001 - told to the caller
-            pending.write.abandon(error)
-            return pending.result(None, error)
+            return pending.failed(error)
 
     def _wait_for(self, pending: _PendingSave) -> None:
         """Until all ranks are done with their jobs, or the time is over for any of them."""
         deadline = monotonic() + self._timeout_s
-        step_s = min(_TALK_EVERY_S, self._timeout_s)
+        step_s = min(TALK_EVERY_S, self._timeout_s)
         # ranks that have little to write talk to the others all the while, so that nobody takes them for lost
         while True:
             told = self._group.gather((pending.done(within_s=step_s), monotonic() > deadline))
@@ -186,16 +201,14 @@ class AsyncWriter:
     def _go_on(self, pending: _PendingSave) -> SaveResult | None:
         """Take the result of the job of each rank, and give the next one or an end."""
         try:
-            if (writing := pending.writing) is not None:
-                results = together(self._group, lambda: self._taken(writing, within_s=0))
-                pending.writing, pending.publishing = None, _in_background(lambda: self._publish(pending, results))
+            results = together(self._group, lambda: self._taken(pending.job, within_s=0))
+            if pending.then:
+                following = pending.then.pop(0)
+                pending.is_being_written, pending.job = False, in_background(lambda: following(results))
                 return None
-            publishing = pending.publishing
-            assert publishing is not None, "a pending save is written or published"
-            result = together(self._group, lambda: self._taken(publishing, within_s=0))[0]
+            result: SaveResult = results[0]
         except Exception as error:  # noqa: BLE001 - told to whoever asked for the save
-            pending.write.abandon(error)
-            result = pending.result(None, error)
+            result = pending.failed(error)
         self._pending = None
         return result
 
@@ -210,9 +223,24 @@ class AsyncWriter:
                     protect=pending.protect,
                     disk=self._disk,
                 )
+                if self._mirror is not None:
+                    self._mirror.remove(path.name)  # that of a past that did not happen
             except CheckpointError as raised:
                 error = raised
         return pending.result(path, error)
+
+    def _copy(self, pending: _PendingSave, mirror: Mirror, results: list[SaveResult]) -> SaveResult:
+        pending.saved = results[0]
+        mirror.upload(pending.write.target, pending.write.written)
+        return pending.saved
+
+    def _publish_copy(self, pending: _PendingSave, mirror: Mirror) -> SaveResult:
+        saved = pending.saved
+        assert saved is not None, "published before it is copied"
+        if self._group.rank == 0:
+            mirror.publish(pending.write.target)
+            mirror.retain(keep_last=self._keep_last, keep_every_updates=self._keep_every, protect=pending.protect)
+        return pending.result(saved.path, saved.error)
 
     def _taken(self, job: "Future[T]", *, within_s: float | None = None) -> T:
         try:
@@ -223,18 +251,11 @@ class AsyncWriter:
             ) from error
 
 
-def _in_background(act: Callable[[], T]) -> "Future[T]":
-    # a daemon thread: a disk that hangs must not keep the process from ending
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(act())
-        except BaseException as error:  # noqa: BLE001 - raised again where the result is taken
-            future.set_exception(error)
-
-    Thread(target=run, name="evenstep-save", daemon=True).start()
-    return future
-
-
 def _nothing() -> None: ...
+
+
+def _chained(result: Any, jobs: "Sequence[Callable[[list[Any]], Any]]") -> Any:
+    """What the last of the jobs of a save gives, all by one process."""
+    for job in jobs:
+        result = job([result])
+    return result

@@ -40,7 +40,7 @@ def json_object(data: bytes, what: str = "") -> dict[str, object]:
 
 
 @contextmanager
-def named_errors(path: Path) -> Generator[None]:
+def named_errors(path: Path | str) -> Generator[None]:
     """Within it, what is wrong with the file `path` becomes an UnreadableError that names it."""
     try:
         yield

@@ -55,7 +55,7 @@ def _check_file(path: Path, entry: FileEntry) -> None:
         )
 
 
-def check_checksum(path: Path, found: str, entry: FileEntry) -> None:
+def check_checksum(path: Path | str, found: str, entry: FileEntry) -> None:
     """Raise UnreadableError unless `found` is what was written of the file `path`."""
     if found != entry.crc32:
         raise UnreadableError(

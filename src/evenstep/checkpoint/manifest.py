@@ -98,10 +98,17 @@ def read_manifest(folder: Path) -> Manifest:
             raise UnreadableError(f"`{path}` is not there (or no plain file), so `{folder}` is no complete checkpoint.")
         if path.stat().st_size > _MAX_MANIFEST_BYTES:
             raise UnreadableError(f"`{path}` has {path.stat().st_size} bytes, which no manifest has.")
-        return _parse(json_object(path.read_bytes()), path)
+        return parse_manifest(path.read_bytes(), path)
 
 
-def _parse(fields: dict[str, object], path: Path) -> Manifest:
+def parse_manifest(data: bytes, path: Path | str) -> Manifest:
+    """The manifest of which `data` are the content, as `path` for errors.
+
+    Raises:
+        UnreadableError: a damaged one, or one of a newer evenstep.
+        BadFileError: something else.
+    """
+    fields = json_object(data)
     written = fields.get("format")
     if type(written) is int and written > FORMAT:
         raise UnreadableError(
@@ -131,7 +138,7 @@ def _parse(fields: dict[str, object], path: Path) -> Manifest:
             raise UnreadableError(f"`{path}` is not a manifest of evenstep: it lacks fields or has others.")
 
 
-def _entry(name: str, entry: object, path: Path) -> FileEntry:
+def _entry(name: str, entry: object, path: Path | str) -> FileEntry:
     if not FILE_NAME.fullmatch(name) or name == MANIFEST:
         raise UnreadableError(
             f"`{path}` names the file {name!r}, which is not a plain file name of a checkpoint; do not trust it."

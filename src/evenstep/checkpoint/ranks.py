@@ -5,12 +5,16 @@ is not known here; `evenstep.parallel.Group` is one way.
 """
 
 from collections.abc import Callable
+from concurrent.futures import Future, wait
+from threading import Thread
 from typing import Protocol, TypeVar, cast, final
 
 from evenstep.checkpoint.damage import UnreadableError
 from evenstep.errors import CheckpointError
 
 T = TypeVar("T")
+TALK_EVERY_S = 1.0
+"""How often ranks that wait for each other's work say that they do, so that nobody takes them for lost."""
 
 
 class RankGroup(Protocol):
@@ -74,3 +78,25 @@ def on_all_ranks(group: RankGroup, act: Callable[[], T]) -> T:
     own: list[T] = []
     together(group, lambda: own.append(act()))
     return own[0]
+
+
+def patiently(group: RankGroup, act: Callable[[], T]) -> list[T]:
+    """The same as `together`, of what may take longer than ranks wait for each other."""
+    job = in_background(act)
+    while not all(group.gather(not wait([job], TALK_EVERY_S).not_done)):
+        pass
+    return together(group, job.result)
+
+
+def in_background(act: Callable[[], T]) -> "Future[T]":
+    """Do something in a thread, which does not keep the process from ending: a disk may hang."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(act())
+        except BaseException as error:  # noqa: BLE001 - raised again where the result is taken
+            future.set_exception(error)
+
+    Thread(target=run, name="evenstep-save", daemon=True).start()
+    return future

@@ -5,7 +5,7 @@ never taken for a checkpoint. The newest sound one always stays. Which of them a
 here.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from evenstep.checkpoint.integrity import check_structure
@@ -59,13 +59,25 @@ def retain(
         raise ArgumentError(f"`keep_last` must be at least 1, or None to keep all, but is {keep_last}.")
     if keep_every_updates is not None and keep_every_updates < 1:
         raise ArgumentError(f"`keep_every_updates` must be at least 1, or None, but is {keep_every_updates}.")
-    sound = [path for path in complete_checkpoints(folder) if _is_sound(path)]
-    old = [path for path in sound[:-keep_last] if path.name.removeprefix(REPLACED) not in protect]
-    if keep_every_updates is not None:
-        old = [path for path in old if (step_update(path.name) or 0) % keep_every_updates]
+    sound = {path.name: path for path in complete_checkpoints(folder) if _is_sound(path)}
+    old = [sound[name] for name in superseded(list(sound), keep_last, keep_every_updates, protect)]
     for path in old:
         remove_checkpoint(path, disk=disk)
     return old
+
+
+def superseded(
+    names: Sequence[str], keep_last: int | None, keep_every_updates: int | None, protect: Collection[str]
+) -> list[str]:
+    """Which of the checkpoints `names`, the oldest first, need not be kept; arguments are those of `retain`.
+
+    >>> superseded(["step-00000010", "step-00000015", "step-00000020"], 1, 10, ())
+    ['step-00000015']
+    """
+    old = (
+        [] if keep_last is None else [name for name in names[:-keep_last] if name.removeprefix(REPLACED) not in protect]
+    )
+    return [name for name in old if keep_every_updates is None or (step_update(name) or 0) % keep_every_updates]
 
 
 def remove_checkpoint(path: Path, *, disk: Disk = LOCAL_DISK) -> None:

@@ -16,6 +16,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from socket import gethostname
 from typing import Any, final
 from zlib import crc32
 
@@ -87,6 +88,12 @@ class CheckpointWrite:
         """What this rank writes of tensors."""
         return list(self._files.values())
 
+    @property
+    def written(self) -> list[str]:
+        """The names of the files that this rank writes, without the manifest."""
+        bound = [STATE, *([TABLE] if self._entries else [])] if self._first else []
+        return [*self._files, *bound]
+
     def write(self) -> WriteResult:
         """Write and sync this rank's files.
 
@@ -100,6 +107,11 @@ class CheckpointWrite:
                 files[name] = write_file(self._staging / name, file.chunks(), self._disk)
                 places |= {piece: (name, *ends) for piece, ends in file.ranges.items() if self._entries}
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and not self._first:
+                raise CheckpointError(
+                    f"rank {self._group.rank} has a part of the state to write, but `{self._staging}`, which rank 0 "
+                    f"has made, is not there on {gethostname()}; put the run folder where all ranks see it."
+                ) from error
             raise self._failed(error) from error
         return WriteResult(files=files, places=places)
 
@@ -234,7 +246,7 @@ class CheckpointWrite:
 
 
 def write_checkpoint(
-    folder: Path,
+    folder: Path | str,
     update: int,
     state: Mapping[str, object],
     *,
@@ -270,7 +282,7 @@ def write_checkpoint(
     ...     path.name, sorted(file.name for file in path.iterdir()), (Path(run) / "latest").read_text()
     ('step-00000010', ['manifest.json', 'model.safetensors', 'state.json'], 'step-00000010\\n')
     """
-    return CheckpointWrite(folder, update, state, group=group, disk=disk, resumed_from=resumed_from).run()
+    return CheckpointWrite(Path(folder), update, state, group=group, disk=disk, resumed_from=resumed_from).run()
 
 
 def _placed(name: str, entry: TensorEntry, places: Mapping[str, tuple[str, int, int]]) -> TensorEntry:

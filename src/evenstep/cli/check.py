@@ -10,6 +10,8 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
 
 import torch
 
@@ -26,9 +28,9 @@ from evenstep.builders import (
     rank_device,
     ranks_of,
 )
-from evenstep.checkpoint import UnreadableError, complete_checkpoints, pack
+from evenstep.checkpoint import UnreadableError, complete_checkpoints, pack, patiently, step_update
 from evenstep.checkpoint.layout import without_manifest
-from evenstep.cli.folder import OWN, where_to_begin
+from evenstep.cli.folder import OWN, copies_of, has_saved, where_to_begin
 from evenstep.cli.starting import start_ranks
 from evenstep.cli.summary import describe, parameters_of
 from evenstep.cli.trial import FirstBatch, OneUpdate, followers
@@ -36,10 +38,11 @@ from evenstep.config.load import read
 from evenstep.config.named import OpenRun
 from evenstep.config.schema import Config
 from evenstep.config.sources import Setting, settings_of
-from evenstep.errors import ArgumentError, CheckpointError, ConfigError
+from evenstep.errors import CheckpointError, ConfigError, EvenstepError
 from evenstep.events import Bus
 from evenstep.events.writers.lines import LinesWriter
 from evenstep.exits import EXIT_DONE
+from evenstep.optim.low_bit import as_plain
 from evenstep.options import Reset
 from evenstep.parallel import Group
 from evenstep.parallel.rank_info import is_launched
@@ -66,14 +69,14 @@ def _check_run(opened: OpenRun, path: str, settings: list[str]) -> int:
     ranks = ranks_to_try(config)
     unmet = "" if is_launched() else _unmet(config, ranks)
     if not is_launched() and config.parallel.pipeline > 1:  # refused before any rank is started
-        with _beside(_refusal(config.resume, folder)):
+        with _beside(_refusal(config, folder)):
             check_stages(config, make_model(opened))
     if not unmet:
         code = start_ranks(config, ["check", path, *settings], ranks=ranks, restarts=False)
         if code is not None:
             return code
     with joined(config) as group:
-        refusal = group.first_rank_does(lambda: _refusal(config.resume, folder))
+        refusal = group.first_rank_does(lambda: _refusal(config, folder))
         with _beside(refusal):
             _check(opened, folder, "never" if refusal else config.resume, group, unmet)
         if refusal is not None:
@@ -82,17 +85,17 @@ def _check_run(opened: OpenRun, path: str, settings: list[str]) -> int:
     return EXIT_DONE
 
 
-def _refusal(resume: str, folder: Path) -> ArgumentError | None:
-    """What is wrong with the run folder, which does not keep the rest from being tried."""
+def _refusal(config: Config, folder: Path) -> EvenstepError | None:
+    """What is wrong with the run folder or its mirror, which does not keep the rest from being tried."""
     try:
-        where_to_begin(resume, folder)
-    except ArgumentError as error:
+        where_to_begin(config.resume, folder, config.checkpoint.mirror)
+    except EvenstepError as error:
         return error
     return None
 
 
 @contextmanager
-def _beside(refusal: ArgumentError | None) -> Generator[None]:
+def _beside(refusal: EvenstepError | None) -> Generator[None]:
     """Say it with whatever is raised inside."""
     try:
         yield
@@ -107,7 +110,7 @@ def _of_folder(path: Path, settings: Sequence[Setting]) -> list[str]:
     config, faults = read(path, settings)
     if any(key in OWN for fault in faults for key in fault.about):
         return []
-    refusal = _refusal(config.resume, Path(config.runs) / config.name)
+    refusal = _refusal(config, Path(config.runs) / config.name)
     return [] if refusal is None else [str(refusal)]
 
 
@@ -129,7 +132,8 @@ def _unmet(config: Config, ranks: int) -> str:
 
 def _check(opened: OpenRun, folder: Path, source: str, group: Group, unmet: str) -> None:
     mesh = None if group.ranks == 1 and opened.config.parallel.pipeline > 1 else build_mesh(opened.config, group)
-    goes_on = source == "auto" and bool(complete_checkpoints(folder / "checkpoints"))
+    mirror = opened.config.checkpoint.mirror
+    goes_on = source == "auto" and has_saved(folder, mirror)
     parts = build_parts(opened, mesh, begins=not goes_on)
     with closing(parts):
         one = OneUpdate()
@@ -148,7 +152,8 @@ def _check(opened: OpenRun, folder: Path, source: str, group: Group, unmet: str)
                 writer.check(folder)
         best = build_checkpointing(opened.config).best
         hooks = Bus([*([] if best is None else [best]), *build_hooks(opened.config, parts.hooks)], trainer)
-        _begin(trainer, source, folder, opened.config.reset)
+        if not (source == "auto" and mirror and _begun_from_copy(trainer, group, folder, mirror)):
+            _begin(trainer, source, folder, opened.config.reset)
         if not group.can_change:  # whose ranks meet only when they train
             compared = trainer.compare_cuts()
             if says and compared:
@@ -157,7 +162,7 @@ def _check(opened: OpenRun, folder: Path, source: str, group: Group, unmet: str)
         states = {
             "hooks": hooks.state_dict(),
             "data": parts.data.state_dict(),
-            "optimizer": parts.optimizer.state_dict(),
+            "optimizer": _state_of(parts.optimizer),
         }
         for name, state in states.items():
             pack(state, name, {})
@@ -166,6 +171,18 @@ def _check(opened: OpenRun, folder: Path, source: str, group: Group, unmet: str)
             print(f"memory      {trainer.footprint().described(parameters)}{_kept_by(group)}")
         if says:
             _say(one, result.metrics)
+
+
+def _state_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """As checkpoints keep it, which know state of few bits."""
+    saved = optimizer.state_dict()
+    state = {
+        key: {name: as_plain(one) for name, one in cast("dict[str, Any]", value).items()}
+        if isinstance(value, dict)
+        else value
+        for key, value in saved.get("state", {}).items()
+    }
+    return {**saved, "state": state}
 
 
 def _kept_by(group: Group) -> str:
@@ -181,6 +198,25 @@ def _staying(config: Config) -> Config:
     if failures.loss_spike.startswith("rewind"):
         changes["loss_spike"] = "report"
     return config.model_copy(update={"failures": failures.model_copy(update=changes)})
+
+
+def _begun_from_copy(trainer: Trainer, group: Group, folder: Path, mirror: str) -> bool:
+    """Go on from the newest copy, if that is newer than what is in the run folder, as the run would once it has it."""
+    older, copies = complete_checkpoints(folder / "checkpoints"), copies_of(folder, mirror)
+    newest = (group.first_rank_does(copies.steps) or [""])[-1]
+    if not newest or (older and (step_update(older[-1].name) or 0) >= (step_update(newest) or 0)):
+        return False
+    with TemporaryDirectory() as kept:  # one for each rank
+        try:
+            patiently(group, lambda: copies.fetch(newest, Path(kept)))
+            trainer.resume(Path(kept) / newest)
+        except UnreadableError as error:
+            if trainer.is_first_rank:
+                print(f"resume      the copy of {newest} would be passed over: {error}", flush=True)
+            return False
+    if trainer.is_first_rank:
+        print(f"resume      {newest} would be fetched from {copies.address}", flush=True)
+    return True
 
 
 def _begin(trainer: Trainer, source: str, folder: Path, reset: Collection[Reset]) -> None:

@@ -13,7 +13,7 @@ import json
 import shutil
 from pathlib import Path
 
-from evenstep.checkpoint import complete_checkpoints
+from evenstep.checkpoint import Mirror, complete_checkpoints
 from evenstep.config.defaults import defaults_of
 from evenstep.config.named import OpenRun
 from evenstep.config.target import loaded_from
@@ -51,20 +51,37 @@ def check_usable(folder: Path) -> None:
     check_writable(folder, folders=folders, files=files)
 
 
-def where_to_begin(resume: str, folder: Path) -> str:
+def has_saved(folder: Path, mirror: str | None) -> bool:
+    """Whether there is a checkpoint to go on from, here or in the mirror, sound or not."""
+    return bool(complete_checkpoints(folder / "checkpoints")) or bool(mirror and copies_of(folder, mirror).steps())
+
+
+def copies_of(folder: Path, mirror: str) -> Mirror:
+    """The copies of the checkpoints of the run in `folder`."""
+    return Mirror(mirror, folder.absolute().name)
+
+
+def where_to_begin(resume: str, folder: Path, mirror: str | None) -> str:
     """What a run begins from: for ranks that are started again, what they have saved before, if anything.
 
     Args:
         resume: what the run asks for: "never", "auto", or a path.
+        mirror: where its checkpoints are copied to, if anywhere.
 
     Raises:
-        ArgumentError: the folder is used, or can't be.
+        ArgumentError: the folder is used, or can't be; so for the mirror.
+        CheckpointError: the mirror can't be used.
     """
     if is_restarted():
-        return "auto" if resume == "never" or complete_checkpoints(folder / "checkpoints") else resume
+        return "auto" if resume == "never" or has_saved(folder, mirror) else resume
     if resume != "auto":
         check_free(folder)
     check_usable(folder)
+    if mirror is not None:
+        copies = copies_of(folder, mirror)
+        copies.check()
+        if resume != "auto":
+            copies.check_unused()
     return resume
 
 

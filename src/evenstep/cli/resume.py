@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from evenstep.builders import joined, open_run
 from evenstep.cli.arguments import without
-from evenstep.cli.folder import OWN, RECIPE, check_usable, edited_since, find_config, origin_of_recipe
+from evenstep.cli.folder import OWN, RECIPE, edited_since, find_config, origin_of_recipe, where_to_begin
 from evenstep.cli.starting import start_ranks, submit_run
 from evenstep.cli.training import train_in
 from evenstep.config.schema import CoefficientsTable, Config, Float8Table, LossScaleTable, MixtureTable
@@ -59,7 +59,7 @@ def run(path: str, settings: list[str]) -> int:
                 slurm, ["resume", path, *alone], name=opened.config.name, folder=folder.parent / f"{folder.name}-slurm"
             )
         if not is_launched():
-            check_usable(folder)  # refused before any rank is started
+            where_to_begin("auto", folder, opened.config.checkpoint.mirror)  # refused before any rank is started
         code = start_ranks(opened.config, ["resume", path, *settings])
         if code is not None:
             return code

@@ -13,7 +13,7 @@ from typing import Literal
 
 from evenstep.builders import build_hooks, build_mesh, build_parts, build_strategy
 from evenstep.checkpoint import LOCK, complete_checkpoints
-from evenstep.cli.folder import RECIPE, origin_of_recipe, publish
+from evenstep.cli.folder import RECIPE, has_saved, origin_of_recipe, publish
 from evenstep.cli.screen import Screen
 from evenstep.cli.summary import describe
 from evenstep.config.named import OpenRun
@@ -45,7 +45,7 @@ def train_in(run: OpenRun, folder: Path, source: Literal["never", "auto"] | str,
 
 def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
     mesh = build_mesh(run.config, group)
-    goes_on = source == "auto" and bool(complete_checkpoints(folder / "checkpoints"))
+    goes_on = source == "auto" and has_saved(folder, run.config.checkpoint.mirror)
     parts = build_parts(run, mesh, begins=not goes_on)
     with closing(parts):
         trainer = parts.trainer(

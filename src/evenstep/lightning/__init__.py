@@ -22,7 +22,7 @@ from evenstep.lightning.trainer import TrainerStandIn
 from evenstep.optim.schedules import LrSchedule
 from evenstep.train.tasks.task import Loss, Task, default_weight
 
-__all__ = ["Parts", "parts"]
+__all__ = ["LightningParts", "parts"]
 
 # Overridden or not: what a run of this engine has no use for, or what its caller calls.
 _NOT_OF_TRAINING = (
@@ -35,7 +35,7 @@ _NOT_OF_TRAINING_BEGIN = ("on_test_", "on_predict_")
 _HOOKS = ("on_", "configure_", "optimizer_", "lr_scheduler_", "transfer_", "backward")
 
 
-class Parts(TypedDict):
+class LightningParts(TypedDict):
     """What `Trainer` and `Engine` take, by the names of their arguments."""
 
     model: nn.Module
@@ -50,7 +50,7 @@ def parts(
     updates: int | None = None,
     count: Callable[[Any], float | Tensor] | None = None,
     without: Collection[str] = (),
-) -> Parts:
+) -> LightningParts:
     """Model, task, optimizer and LR schedule of a `LightningModule`.
 
     For micro-batches m of w_m units, of which `training_step` returns the means l_m, an update goes by
@@ -86,7 +86,7 @@ def parts(
     optimizer, schedule = optimizer_and_schedule(lightning, trainer)
     steps = _Steps(lightning)
     task = _StepTask(lightning, trainer, count)
-    return Parts(model=steps, task=task, optimizer=optimizer, lr_schedule=schedule)
+    return LightningParts(model=steps, task=task, optimizer=optimizer, lr_schedule=schedule)
 
 
 def _base_of(module: object) -> type:

@@ -113,6 +113,12 @@ class Processes(Group):
 
     def _connect(self, store: Store, timeout_s: float) -> None:
         self._timeout = timeout = timedelta(seconds=timeout_s)
+        if dist.is_initialized():
+            raise ArgumentError(
+                "`torch.distributed` is initialized in this process already, by the script or by what has started it, "
+                "but evenstep connects ranks itself, as it may have to do so anew; leave `init_process_group` out, or "
+                "call `torch.distributed.destroy_process_group()` first and then set MASTER_PORT to one that is free."
+            )
         try:
             register()
             dist.init_process_group(GLOO, store=store, rank=self.rank, world_size=self.ranks, timeout=timeout)

@@ -18,7 +18,7 @@ from evenstep.train.loop import Loop
 from evenstep.train.reporter import Reporter
 from evenstep.train.requests import Requests
 from evenstep.train.state.checkpointer import Checkpointer
-from evenstep.train.state.run_folder import RunFolder
+from evenstep.train.state.run_folder import RunFolder, mirror_of
 from evenstep.train.state.run_state import RunState
 
 
@@ -49,7 +49,8 @@ def build_loop(
     known_at_once = engine.parts.reads_at_once or not data.knows_length
     evaluator = Evaluations(engine=engine, sets=sets, reporter=reporter)
     state = RunState(engine=engine, data=data, epochs=epochs, evaluations=evaluator, reporter=reporter, config=config)
-    own = RunFolder(path=folder, group=engine.group, report=reporter.report)
+    mirror = mirror_of(folder, checkpoint)
+    own = RunFolder(path=folder, group=engine.group, report=reporter.report, mirror=mirror)
     return Loop(
         engine=engine,
         feed=Feed(

@@ -10,11 +10,12 @@ from zlib import crc32
 
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from evenstep.checkpoint import AsyncWriter, CheckpointReader, Shard, read_checkpoint, verify, write_checkpoint
+from evenstep.checkpoint import AsyncWriter, CheckpointReader, Mirror, Shard, read_checkpoint, verify, write_checkpoint
 from evenstep.checkpoint.damage import BadFileError, UnreadableError
 from evenstep.checkpoint.manifest import _checksum
 from evenstep.checkpoint.table import TensorEntry, TensorPiece, check_cover
@@ -152,6 +153,47 @@ def test_pieces_that_do_not_make_up_their_tensor_are_an_error_on_all(folder: Pat
             write_checkpoint(folder, 3, {"model": {"w": shard}}, group=group)
 
     on_ranks(2, write)
+
+
+@pytest.mark.parametrize("lost", [None, "rank-00001.safetensors", "state.json"])
+def test_ranks_copy_their_parts_and_the_copy_counts_when_all_are_there(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str | None
+) -> None:
+    put = MemoryFileSystem.put_file
+
+    def put_unless_lost(store: MemoryFileSystem, local: str, remote: str) -> None:
+        if Path(local).name != lost:
+            put(store, local, remote)
+
+    MemoryFileSystem.store.clear()
+    monkeypatch.setattr(MemoryFileSystem, "put_file", put_unless_lost)
+    mirror = Mirror("memory://copies", "run")
+
+    def save(group: Threads) -> tuple[Path | None, str]:
+        writer = AsyncWriter(folder, group=group, mirror=mirror)
+        writer.begin(3, state(group))
+        saved = writer.wait()
+        assert saved is not None
+        return saved.path, str(saved.error or "")
+
+    for path, error in on_ranks(3, save):
+        assert path == folder / "step-00000003"  # here it is, whatever becomes of the copy
+        assert (f"did not get all of step-00000003: {lost}" in error) if lost else error == ""
+    assert verify(folder).ranks == 3
+    assert mirror.steps() == ([] if lost else ["step-00000003"])
+    if not lost:
+        fetched = mirror.fetch("step-00000003", tmp_path / "fetched")
+        assert torch.equal(read_checkpoint(fetched).state["model"]["w"], WEIGHT)
+    MemoryFileSystem.store.clear()
+
+
+def test_a_rank_that_does_not_see_the_folder_of_the_first_says_so_on_all(folder: Path, tmp_path: Path) -> None:
+    def save(group: Threads) -> None:
+        with pytest.raises(CheckpointError, match=r"rank 1 has a part.*put the run folder where all ranks see it"):
+            write_checkpoint(folder if group.rank == 0 else tmp_path / "elsewhere", 3, state(group), group=group)
+
+    on_ranks(2, save)
+    assert not list(folder.iterdir())
 
 
 def test_a_block_outside_its_tensor_is_refused() -> None:

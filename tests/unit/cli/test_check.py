@@ -1,3 +1,4 @@
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,3 +144,32 @@ def test_groups_that_cannot_be_are_found(evenstep: Run, recipe: Path, settings: 
     done = evenstep("check", "run.toml", *settings)
     assert done.code != 0
     assert says in done.err
+
+
+def test_a_run_that_evaluates_nothing_is_checked_as_well(evenstep: Run, recipe: Path) -> None:
+    file = recipe / "run.toml"
+    tables = file.read_text().split("\n[")
+    kept = [table for table in tables if not table.startswith(("data.evaluations", "evaluate"))]
+    file.write_text("\n[".join(kept))
+    done = evenstep("check", "run.toml")
+    assert done.code == 0, done.err
+    assert "checked     1 update of 8 samples" in done.out
+
+
+def test_a_mirror_is_tried_and_a_copy_that_would_be_fetched_is_gone_on_from(evenstep: Run, recipe: Path) -> None:
+    mirror = (recipe / "copies").as_uri()
+    given = "run.toml", "--checkpoint.mirror", mirror, "--train.updates", "4"
+    assert evenstep("train", *given).code == 0
+    shutil.rmtree(recipe / "runs/tiny")
+    refused = evenstep("check", *given)
+    assert refused.code == 1
+    assert "`--resume auto`" in refused.err
+    done = evenstep("check", *given[:-1], "6", "--resume", "auto")
+    assert done.code == 0, done.err
+    assert f"resume      step-00000004 would be fetched from {mirror}/tiny" in done.out
+    assert not (recipe / "runs/tiny").exists()
+    assert "checked     1 update" in done.out
+    unknown = evenstep("check", "run.toml", "--checkpoint.mirror", "nowhere://copies")
+    assert "`mirror` must be an address that fsspec knows" in unknown.err
+    fault = evenstep("check", "run.toml", "--checkpoint.mirror", "copies")
+    assert (fault.code, "`checkpoint.mirror` must be an address such as" in fault.err) == (2, True)

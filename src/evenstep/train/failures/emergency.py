@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from evenstep.checkpoint import write_emergency, write_failure, write_part
+from evenstep.checkpoint import Mirror, write_emergency, write_failure, write_part
 from evenstep.data import GlobalBatch
 from evenstep.errors import CheckpointError, LostRankError, clause
 from evenstep.events import Incident
@@ -70,6 +70,8 @@ def _save_state(checkpointer: Checkpointer, update: int) -> None:
     if places == 1:
         path = write_emergency(folder.checkpoints, update, state, resumed_from=resumed_from)
         message = f"the state after update {update} is saved in {path}."
+        if path is not None and folder.mirror is not None:
+            message += _copied(folder.mirror, path)
     else:
         run = folder.checkpoints.parent
         path = write_part(run, update, state, place=place, places=places, resumed_from=resumed_from)
@@ -80,6 +82,14 @@ def _save_state(checkpointer: Checkpointer, update: int) -> None:
     if path is not None:
         checkpointer.saved_at = update
         _tell(checkpointer, update, message)
+
+
+def _copied(mirror: Mirror, path: Path) -> str:
+    try:
+        mirror.copy(path)
+    except CheckpointError as error:
+        return f" There is no copy of it: {error}"
+    return f" Its copy is in {mirror.address}."
 
 
 def _write_failure(folder: RunFolder, failure: dict[str, Any]) -> Path:

@@ -61,6 +61,7 @@ class Checkpointer:
                 keep_last=self.options.keep_last,
                 keep_every_updates=self.options.keep_every_updates,
                 asynchronous=self.options.asynchronous,
+                mirror=self.folder.mirror,
             )
 
     @property
@@ -214,6 +215,7 @@ class Checkpointer:
         """Go on from the first of `paths` that can be read; the others are incidents. Ranks agree on each."""
         for path in paths:
             try:
+                self.folder.bring(path)
                 return self.resume(path, new_settings=new_settings)
             except UnreadableError as error:
                 if self.folder.group.rank == 0:

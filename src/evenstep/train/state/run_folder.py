@@ -6,14 +6,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from socket import gethostname
 from typing import final
 
 from evenstep.checkpoint import (
+    Mirror,
     clean_leftovers,
     complete_checkpoints,
     discard_parts,
     join_parts,
     locked,
+    patiently,
     remove_checkpoint,
     step_name,
     step_update,
@@ -24,19 +27,25 @@ from evenstep.checkpoint.layout import (
     FAILURES,
     LATEST,
     LATEST_SAVING,
+    is_complete,
     is_step,
     without_manifest,
 )
 from evenstep.checkpoint.lock import LOCK
 from evenstep.errors import ArgumentError
 from evenstep.events import Incident
+from evenstep.options import Checkpointing
 from evenstep.parallel import Group
 
 _METRICS = ("metrics.jsonl", "metrics.csv")
-FOLDERS = (CHECKPOINTS, EMERGENCY, FAILURES, "incidents")
+FOLDERS = (CHECKPOINTS, EMERGENCY, FAILURES, "incidents", "shown", "profile", "events", "wandb", "mlruns")
 FILES = (
     *_METRICS,
     "incidents.jsonl",
+    "shown.jsonl",
+    "metrics.prom",
+    "wandb.id",
+    "mlflow.id",
     "starts.jsonl",
     "status.json",
     "report.html",
@@ -88,6 +97,11 @@ def _is_folder(path: Path) -> bool:
     return path.is_dir() or not os.path.lexists(path)
 
 
+def mirror_of(folder: Path | None, options: Checkpointing) -> Mirror | None:
+    """Where the checkpoints of the run in `folder` are copied to, if anywhere."""
+    return None if folder is None or options.mirror is None else Mirror(options.mirror, folder.absolute().name)
+
+
 @final
 @dataclass(slots=True, kw_only=True)
 class RunFolder:
@@ -97,12 +111,14 @@ class RunFolder:
         path: of the folder; None keeps nothing.
         group: the ranks of the run.
         report: tells hooks and writers of an incident.
+        mirror: where its checkpoints are copied to.
         is_claimed: whether this run may write into the folder, whatever is in it: it goes on there.
     """
 
     path: Path | None
     group: Group
     report: Callable[[Incident], None]
+    mirror: Mirror | None = None
     is_claimed: bool = False
     _depth: int = 0
     _taken_over: str = ""
@@ -118,10 +134,37 @@ class RunFolder:
         return self.checkpoints / step_name(update)
 
     def newest_first(self, *, before: int | None = None) -> list[Path]:
-        """The complete checkpoints of fewer than `before` updates, sound or not; all ranks call it together."""
+        """The complete checkpoints of fewer than `before` updates, sound or not, also those in the mirror alone.
+
+        All ranks call it together.
+        """
         # where processes have not met yet, only the first knows of any
-        found = self.group.first_rank_does(lambda: complete_checkpoints(self.checkpoints)) or ()
+        found = self.group.first_rank_does(self._saved) or ()
         return [path for path in reversed(found) if before is None or (step_update(path.name) or 0) < before]
+
+    def _saved(self) -> list[Path]:
+        found = {step_update(path.name): path for path in complete_checkpoints(self.checkpoints)}
+        for name in [] if self.mirror is None else self.mirror.steps():
+            found.setdefault(step_update(name), self.checkpoints / name)
+        return [found[update] for update in sorted(found, key=lambda update: update or 0)]
+
+    def bring(self, path: Path) -> None:
+        """Fetch the checkpoint `path` from the mirror to each machine that lacks it; all ranks call it together.
+
+        Raises:
+            CheckpointError: it can't be fetched, on any rank; an UnreadableError if the copy is damaged.
+        """
+        if self.mirror is None:
+            return
+        # after the first rank has it, all have it that see the same folder
+        self._fetch(self.mirror, path, mine=self.group.rank == 0 and not is_complete(path))
+        here = gethostname()
+        told = self.group.gather((here, is_complete(path)))
+        lacking = [rank for rank, (host, there) in enumerate(told) if host == here and not there]
+        self._fetch(self.mirror, path, mine=self.group.rank in lacking[:1])
+
+    def _fetch(self, mirror: Mirror, path: Path, *, mine: bool) -> None:
+        patiently(self.group, lambda: mirror.fetch(path.name, path.parent) if mine else None)
 
     def lost(self) -> list[str]:
         """The names of checkpoints without a manifest, the newest first; all ranks call it together."""
@@ -146,6 +189,9 @@ class RunFolder:
             for path in complete_checkpoints(self.checkpoints):
                 if (step_update(path.name) or 0) > update:
                     remove_checkpoint(path)
+            for name in [] if self.mirror is None else self.mirror.steps():
+                if self.mirror is not None and (step_update(name) or 0) > update:
+                    self.mirror.remove(name)
 
         self.group.first_rank_does(forget)
 
@@ -163,6 +209,8 @@ class RunFolder:
 
     def _check_unused(self) -> None:
         assert self.path is not None, "looked at before"
+        if self.mirror is not None:
+            self.mirror.check_unused()
         left = _trained_before(self.path)
         if left:
             raise ArgumentError(
@@ -196,6 +244,8 @@ class RunFolder:
         """On one rank: check and lock the folder, until `held` is left."""
         check_folder(folder)
         check_writable(folder)
+        if self.mirror is not None:
+            self.mirror.check()
         self._taken_over = held.enter_context(locked(folder)) or self._taken_over
 
     def clean(self, update: int) -> None:
@@ -203,7 +253,8 @@ class RunFolder:
         if self.path is None or self.group.rank:
             return
         taken, self._taken_over = [self._taken_over] if self._taken_over else [], ""
-        for message in [*taken, *clean_leftovers(self.checkpoints), *discard_parts(self.path)]:
+        done = [*taken, *clean_leftovers(self.checkpoints), *discard_parts(self.path)]
+        for message in [*done, *(self.mirror.clean() if self.mirror is not None else [])]:
             self.report(Incident(kind="leftover", update=update, message=message, details={}))
 
 

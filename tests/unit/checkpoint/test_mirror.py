@@ -1,0 +1,220 @@
+"""Copies of checkpoints in a store without renames are complete or absent, at whatever operation a process dies."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from evenstep.checkpoint import (
+    AsyncWriter,
+    CheckpointReader,
+    Mirror,
+    UnreadableError,
+    complete_checkpoints,
+    verify,
+    write_checkpoint,
+)
+from evenstep.errors import ArgumentError, CheckpointError, MissingExtraError
+
+State = Callable[[int], dict[str, object]]
+
+
+class Died(BaseException):
+    """The process is killed: nothing more is done."""
+
+
+class Store:
+    """What changes the store is counted; from operation `dies_at` (from 0) on nothing is done any more."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.dies_at: int | None = None
+        self.error: Callable[[], BaseException] = Died
+        self.operations: list[str] = []
+        for name in ("put_file", "pipe_file", "rm_file"):
+            monkeypatch.setattr(MemoryFileSystem, name, self._counted(name, getattr(MemoryFileSystem, name)))
+
+    def _counted(self, name: str, act: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(store: MemoryFileSystem, *arguments: Any, **more: Any) -> Any:
+            number = len(self.operations)
+            # the store's own calls end there, so that `put_file`, which calls `pipe_file`, is one
+            self.operations.append(f"{name} {Path(arguments[-1] if name == 'put_file' else arguments[0]).name}")
+            if self.dies_at is not None and number >= self.dies_at:
+                raise self.error()
+            return act(store, *arguments, **more)
+
+        return counted
+
+
+@pytest.fixture
+def mirror() -> Iterator[Mirror]:
+    MemoryFileSystem.store.clear()
+    yield Mirror("memory://copies", "run")
+    MemoryFileSystem.store.clear()
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Store:
+    return Store(monkeypatch)
+
+
+def contents(step: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in step.iterdir()}
+
+
+def test_a_copy_comes_back_byte_by_byte(mirror: Mirror, folder: Path, tmp_path: Path, state: State) -> None:
+    step = write_checkpoint(folder, 7, state(7))
+    mirror.copy(step)
+    assert mirror.steps() == ["step-00000007"]
+    fetched = mirror.fetch("step-00000007", tmp_path / "new/checkpoints")
+    assert contents(fetched) == contents(step)
+    assert verify(fetched).update == 7
+
+
+def test_the_manifest_is_written_last_and_removed_first(
+    mirror: Mirror, store: Store, folder: Path, state: State
+) -> None:
+    mirror.copy(write_checkpoint(folder, 7, state(7)))
+    assert store.operations[-1] == "pipe_file manifest.json"
+    assert store.operations.count("pipe_file manifest.json") == 1
+    store.operations.clear()
+    mirror.remove("step-00000007")
+    assert store.operations[0] == "rm_file manifest.json"
+    assert [*MemoryFileSystem.store] == []
+
+
+def test_whoever_dies_at_any_operation_leaves_complete_copies_or_none(
+    mirror: Mirror, store: Store, folder: Path, tmp_path: Path, state: State
+) -> None:
+    steps = [write_checkpoint(folder, update, state(update)) for update in (1, 2, 3)]
+    again = write_checkpoint(tmp_path / "again", 3, state(30))
+
+    def work() -> None:
+        mirror.copy(steps[2])
+        mirror.retain(keep_last=2, keep_every_updates=None, protect=())
+        mirror.copy(again)  # the same update once more, of another past
+        mirror.remove("step-00000002")
+
+    allowed = [contents(step) for step in (*steps, again)]
+    for number in itertools.count():
+        MemoryFileSystem.store.clear()
+        store.dies_at = None
+        for step in steps[:2]:
+            mirror.copy(step)
+        store.operations.clear()
+        store.dies_at = number
+        try:
+            work()
+        except Died:
+            ended = False
+        else:
+            ended = True
+        store.dies_at = None
+        names = mirror.steps()
+        assert names, "there is one at each instant"
+        for name in names:
+            fetched = mirror.fetch(name, tmp_path / f"fetched-{number}")
+            assert contents(fetched) in allowed
+            assert verify(fetched).update == int(name[-8:])
+        assert len(mirror.clean()) <= 1
+        left = {path.split("/")[-2] for path in MemoryFileSystem.store}
+        assert left == set(names)
+        if ended:
+            break
+    assert number > 12
+    assert names == ["step-00000003"]
+    assert contents(fetched) == contents(again)
+
+
+@pytest.mark.parametrize("spoil", ["flipped", "cut", "missing", "manifest"])
+def test_a_damaged_copy_is_refused_by_name_and_leaves_nothing_behind(
+    mirror: Mirror, folder: Path, tmp_path: Path, state: State, spoil: str
+) -> None:
+    mirror.copy(write_checkpoint(folder, 7, state(7)))
+    file = "manifest.json" if spoil == "manifest" else "model.safetensors"
+    path = f"/copies/run/step-00000007/{file}"
+    data = bytearray(MemoryFileSystem.store[path].getvalue())
+    data[len(data) // 2] ^= 1
+    store = MemoryFileSystem()
+    if spoil == "missing":
+        store.rm_file(path)
+    else:
+        store.pipe_file(path, bytes(data[:-5] if spoil == "cut" else data))
+    with pytest.raises(UnreadableError, match=rf"memory://copies/run/step-00000007/{file}"):
+        mirror.fetch("step-00000007", tmp_path / "new")
+    assert complete_checkpoints(tmp_path / "new") == []
+
+
+def test_what_not_all_ranks_have_copied_is_not_published(mirror: Mirror, folder: Path, state: State) -> None:
+    step = write_checkpoint(folder, 7, state(7))
+    mirror.upload(step, ["state.json", "model.safetensors"])
+    with pytest.raises(CheckpointError, match=r"did not get all of step-00000007: optimizer.safetensors"):
+        mirror.publish(step)
+    assert mirror.steps() == []
+    assert mirror.clean() == ["removed `memory://copies/run/step-00000007`, left by a copy that was cut off"]
+
+
+def test_saves_are_copied_and_old_copies_removed_by_the_rule_of_the_folder(
+    mirror: Mirror, folder: Path, state: State
+) -> None:
+    writer = AsyncWriter(folder, keep_last=2, keep_every_updates=4, mirror=mirror)
+    for update in range(1, 9):
+        writer.begin(update, state(update), protect=["step-00000003"])
+        saved = writer.wait()
+        assert saved is not None
+        assert (saved.path, saved.error) == (folder / f"step-{update:08d}", None)
+    here = [path.name for path in complete_checkpoints(folder)]
+    assert mirror.steps() == here == [f"step-{update:08d}" for update in (3, 4, 7, 8)]
+
+
+def test_a_store_that_fails_leaves_the_checkpoint_here_and_is_said(
+    mirror: Mirror, store: Store, folder: Path, state: State
+) -> None:
+    writer = AsyncWriter(folder, mirror=mirror)
+    store.error, store.dies_at = lambda: PermissionError("AccessDenied"), 0
+    writer.begin(1, state(1))
+    saved = writer.wait()
+    assert saved is not None
+    assert saved.path == folder / "step-00000001"
+    assert (
+        "copies of checkpoints can't be written at `memory://copies/run`: PermissionError: AccessDenied; give"
+        in str(saved.error)
+    )
+    store.dies_at = None
+    writer.begin(2, state(2))
+    saved = writer.wait()
+    assert saved is not None
+    assert saved.error is None
+    assert mirror.steps() == ["step-00000002"]
+    assert CheckpointReader(folder).update == 2
+
+
+@pytest.mark.parametrize("name", ["pipe_file", "rm_file"])
+def test_a_mirror_that_may_not_be_used_is_refused_before_training(
+    mirror: Mirror, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    mirror.check()
+    assert [*MemoryFileSystem.store] == []
+
+    def refuse(*arguments: Any) -> None:
+        raise PermissionError("AccessDenied")
+
+    monkeypatch.setattr(MemoryFileSystem, name, refuse)
+    with pytest.raises(CheckpointError, match=r"`memory://copies/run`: PermissionError: AccessDenied; give these"):
+        mirror.check()
+
+
+def test_addresses_that_cannot_be_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ArgumentError, match=r"`mirror` must be an address that fsspec knows.*'nowhere://x'"):
+        Mirror("nowhere://x", "run")
+
+    def missing(*arguments: Any, **more: Any) -> None:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", missing)
+    with pytest.raises(MissingExtraError, match=r"`s3fs` is needed.*evenstep\[s3\]"):
+        Mirror("s3://bucket/runs", "run")
+    with pytest.raises(ArgumentError, match=r"`mirror` is 'gs://bucket', which can't be reached.*Install s3fs"):
+        Mirror("gs://bucket", "run")

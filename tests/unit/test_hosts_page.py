@@ -1,0 +1,97 @@
+"""The Kubernetes job of the page on several machines is a job, and means our exit codes, all of them."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from evenstep import exits
+from evenstep.config.sources import from_arguments
+from evenstep.parallel.rank_info import rank_info_of
+
+PAGE = Path(__file__).parents[2] / "docs/hosts.md"
+CODES = {name: code for name, code in vars(exits).items() if name.startswith("EXIT_")}
+
+
+@pytest.fixture(scope="module")
+def documents() -> dict[str, Any]:
+    """What the page has, by kind."""
+    found = re.search(r"```yaml\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    assert found is not None
+    return {document["kind"]: document for document in yaml.safe_load_all(found[1])}
+
+
+@pytest.fixture
+def job(documents: dict[str, Any]) -> Any:
+    return documents["Job"]["spec"]
+
+
+@pytest.fixture
+def container(job: Any) -> Any:
+    (one,) = job["template"]["spec"]["containers"]
+    return one
+
+
+@pytest.mark.parametrize("version", ["1.31", "1.34"])
+def test_it_is_what_kubernetes_takes(documents: dict[str, Any], version: str) -> None:
+    schemas = pytest.importorskip("kubernetes_validate", reason="`kubernetes-validate` is not installed")
+    for document in documents.values():
+        schemas.validate(document, version, strict=True)
+    documents["Job"]["spec"]["backofLimit"] = 1
+    with pytest.raises(schemas.ValidationError, match="backofLimit"):
+        schemas.validate(documents["Job"], version, strict=True)
+    del documents["Job"]["spec"]["backofLimit"]
+
+
+def test_each_exit_code_but_success_has_its_rule(job: Any, container: Any) -> None:
+    rules = [rule for rule in job["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
+    assert {rule["onExitCodes"]["containerName"] for rule in rules} == {container["name"]}
+    assert {rule["onExitCodes"]["operator"] for rule in rules} == {"In"}
+    meant = {code: rule["action"] for rule in rules for code in rule["onExitCodes"]["values"]}
+    assert sum(len(rule["onExitCodes"]["values"]) for rule in rules) == len(meant), "one rule for each code"
+    assert meant == {
+        CODES["EXIT_ERROR"]: "Count",
+        CODES["EXIT_CONFIG"]: "FailJob",
+        CODES["EXIT_REQUEUE"]: "Ignore",
+        CODES["EXIT_INTERRUPTED"]: "FailJob",
+    }
+    assert {*meant, exits.EXIT_DONE} == set(CODES.values())
+    assert job["template"]["spec"]["restartPolicy"] == "Never", "which these rules ask for"
+
+
+def test_the_pods_are_the_ranks_of_one_run(documents: dict[str, Any], job: Any, container: Any) -> None:
+    service, name, pod = documents["Service"], documents["Job"]["metadata"]["name"], job["template"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert pod["spec"]["subdomain"] == service["metadata"]["name"]
+    given = {one["name"]: one.get("value") for one in container["env"]}
+    assert given["RANK"] is None  # by the pod
+    assert job["completionMode"] == "Indexed"
+    assert job["completions"] == job["parallelism"]
+    for index in range(job["completions"]):
+        place = rank_info_of(given | {"RANK": str(index)})
+        assert place is not None
+        assert (place.rank, place.ranks) == (index, job["completions"])
+        assert place.address == f"{name}-0.{service['metadata']['name']}"  # as Kubernetes names the pods of such a job
+    mounted = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+    assert {one["name"] for one in pod["spec"]["volumes"]} == mounted.keys()
+
+
+def test_its_command_is_ours(job: Any, container: Any) -> None:
+    assert container["command"][:4] == ["python", "-m", "evenstep", "train"]
+    given = {".".join(setting.path): setting.text for setting in from_arguments(container["args"])}
+    mounted = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+    assert given["runs"] == mounted["runs"]
+    assert given["resume"] == "auto"  # or a pod that replaces another would begin anew
+    assert given["checkpoint.mirror"].startswith("s3://")
+    assert job["template"]["spec"]["terminationGracePeriodSeconds"] > 30
+
+
+def test_every_command_of_the_page_has_options_that_exist() -> None:
+    lines = re.findall(r"-m evenstep (\w+) run\.toml((?: --\S+(?: [^-`\s]\S*)?)*)", PAGE.read_text())
+    assert len(lines) >= 3
+    for command, options in lines:
+        assert command == "train"
+        from_arguments(options.split())

@@ -1,0 +1,202 @@
+"""A run whose folder is lost goes on from copies of its checkpoints, to the same bits."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fsspec.implementations.memory import MemoryFileSystem
+from torch import Tensor, nn
+
+from evenstep import Checkpointing, Failures, Hook, MapData, Task, Trainer
+from evenstep.checkpoint import Mirror, complete_checkpoints, read_checkpoint
+from evenstep.errors import ArgumentError, CheckpointError, EvenstepError
+from evenstep.events import Incident, UpdateBegin
+
+ADDRESS = "memory://copies"
+
+
+class Square(Task):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return ((output.squeeze(-1) - batch[1]) ** 2).sum()
+
+
+def trainer_of(folder: Path | None, *hooks: Hook, task: Task | None = None, **more: Any) -> Trainer:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+    points = [(torch.randn(4, generator=torch.Generator().manual_seed(n)), torch.tensor(n % 5 / 4)) for n in range(24)]
+    return Trainer(
+        model=model,
+        task=task or Square(),
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01, fused=True),
+        data=MapData(points, global_batch_size=8, micro_batch_size=3),
+        device="cpu",
+        folder=folder,
+        hooks=hooks,
+        updates=more.pop("updates", 9),
+        checkpoint=Checkpointing(**{"every_updates": 2, "mirror": ADDRESS} | more.pop("checkpoint", {})),
+        **more,
+    )
+
+
+class FailAt(Hook):
+    def __init__(self, update: int) -> None:
+        self.update = update
+
+    def before_update(self, event: UpdateBegin) -> None:
+        if event.update == self.update:
+            raise RuntimeError("the machine is on fire")
+
+
+class Heard(Hook):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def on_incident(self, event: Incident) -> None:
+        self.said.append(f"{event.kind}: {event.message}")
+
+
+@pytest.fixture(autouse=True)
+def store() -> Iterator[dict[str, Any]]:
+    MemoryFileSystem.store.clear()
+    yield MemoryFileSystem.store
+    MemoryFileSystem.store.clear()
+
+
+@pytest.fixture
+def undisturbed(tmp_path: Path) -> dict[str, Any]:
+    trainer = trainer_of(tmp_path / "undisturbed")
+    trainer.train()
+    return read_checkpoint(tmp_path / "undisturbed").state["model"]
+
+
+def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
+    return all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_run_whose_folder_is_lost_goes_on_from_the_newest_copy(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    with pytest.raises(RuntimeError, match="on fire"):
+        trainer_of(tmp_path / "first/run", FailAt(6)).train()
+    copies = Mirror(ADDRESS, "run")
+    assert copies.steps() == ["step-00000002", "step-00000004", "step-00000005"]  # the last after the error
+    shutil.rmtree(tmp_path / "first")
+    trainer = trainer_of(tmp_path / "second/run")
+    assert trainer.resume() == tmp_path / "second/run/checkpoints/step-00000005"
+    trainer.train()
+    assert same(read_checkpoint(tmp_path / "second/run").state["model"], undisturbed)
+    assert copies.steps() == ["step-00000006", "step-00000008", "step-00000009"]
+
+
+def test_of_the_folder_and_the_copies_the_newest_is_taken(tmp_path: Path) -> None:
+    trainer_of(tmp_path / "run", updates=8).train()
+    for name in ("step-00000008", "step-00000006"):
+        shutil.rmtree(tmp_path / "run/checkpoints" / name)
+    trainer = trainer_of(tmp_path / "run")
+    assert trainer.resume() == tmp_path / "run/checkpoints/step-00000008"
+    Mirror(ADDRESS, "run").remove("step-00000008")
+    trainer = trainer_of(tmp_path / "run")
+    assert trainer.resume() == tmp_path / "run/checkpoints/step-00000008"  # without a copy as well
+
+
+def test_a_damaged_copy_is_passed_over_and_said(tmp_path: Path, store: dict[str, Any]) -> None:
+    trainer_of(tmp_path / "run", updates=8).train()
+    shutil.rmtree(tmp_path / "run")
+    path = "/copies/run/step-00000008/model.safetensors"
+    data = bytearray(store[path].getvalue())
+    data[-1] ^= 1
+    MemoryFileSystem().pipe_file(path, bytes(data))
+    heard = Heard()
+    trainer = trainer_of(tmp_path / "run", heard)
+    assert trainer.resume() == tmp_path / "run/checkpoints/step-00000006"
+    assert "step-00000008 was passed over" in heard.said[0]
+    assert "memory://copies/run/step-00000008/model.safetensors` is damaged" in heard.said[0]
+
+
+def test_a_copy_takes_the_place_of_a_damaged_checkpoint_that_was_deleted(tmp_path: Path) -> None:
+    trainer_of(tmp_path / "run", updates=8).train()
+    file = tmp_path / "run/checkpoints/step-00000008/model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\0")
+    assert trainer_of(tmp_path / "run").resume() == tmp_path / "run/checkpoints/step-00000006"
+    shutil.rmtree(file.parent)
+    assert trainer_of(tmp_path / "run").resume() == tmp_path / "run/checkpoints/step-00000008"
+
+
+def test_a_new_run_does_not_begin_where_another_has_copies(tmp_path: Path) -> None:
+    trainer_of(tmp_path / "first/run", updates=2).train()
+    with pytest.raises(
+        ArgumentError, match=r"`memory://copies/run` holds copies.*step-00000002, of a run of this name"
+    ):
+        trainer_of(tmp_path / "second/run").train()
+    assert trainer_of(tmp_path / "second/run").resume() is not None  # as the error says
+
+
+def test_a_rewind_removes_the_copies_of_what_did_not_happen(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    class SpoilOnce(Square):
+        spoiled = False
+
+        def loss(self, output: Any, batch: Any) -> Tensor:
+            loss = super().loss(output, batch)
+            if seen.update == 6 and not self.spoiled:
+                self.spoiled = True
+                return loss * float("nan")
+            return loss
+
+    class Seen(Hook):
+        update = 0
+        copies: tuple[str, ...] = ()
+
+        def before_update(self, event: UpdateBegin) -> None:
+            self.update = event.update
+
+        def on_incident(self, event: Incident) -> None:
+            if event.kind == "rewind":
+                self.copies = tuple(Mirror(ADDRESS, "run").steps())
+
+    class Damage(Hook):
+        def before_update(self, event: UpdateBegin) -> None:
+            if event.update == 6 and not task.spoiled:
+                damaged.write_bytes(damaged.read_bytes()[:-1] + b" ")
+
+    seen, task = Seen(), SpoilOnce()
+    damaged = tmp_path / "run/checkpoints/step-00000004/state.json"
+    trainer_of(
+        tmp_path / "run",
+        seen,
+        Damage(),
+        task=task,
+        failures=Failures(non_finite="rewind"),
+        checkpoint={"asynchronous": False},
+    ).train()
+    assert task.spoiled
+    assert seen.copies == ("step-00000000", "step-00000002")
+    assert same(read_checkpoint(tmp_path / "run").state["model"], undisturbed)
+
+
+def test_a_mirror_that_cannot_be_reached_is_no_reason_to_begin_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*arguments: Any, **more: Any) -> None:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(MemoryFileSystem, "find", unreachable)
+    trainer = trainer_of(tmp_path / "run")
+    with pytest.raises(EvenstepError, match=r"can't be listed at `memory://copies/run`: ConnectionError: no route"):
+        trainer.resume()
+    with pytest.raises(CheckpointError, match=r"can't be listed"):
+        trainer.train()
+    assert complete_checkpoints(tmp_path / "run/checkpoints") == []
+
+
+@pytest.mark.parametrize("address", ["bucket/runs", 3, "s3:/bucket"])
+def test_what_is_no_address_is_refused(address: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"`mirror` must be an address such as 's3://BUCKET/FOLDER', but is"):
+        Checkpointing(mirror=address)
+
+
+def test_a_mirror_without_checkpoints_or_without_a_folder_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"`mirror` asks for checkpoints, but `keep_last` is 0"):
+        Checkpointing(mirror=ADDRESS, keep_last=0)
+    with pytest.raises(ArgumentError, match=r"asks for checkpoints \(`mirror`\), but the trainer has no `folder`"):
+        trainer_of(None, checkpoint={"every_updates": None})
