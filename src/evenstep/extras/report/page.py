@@ -7,6 +7,7 @@ the server that it came from for a newer one.
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -102,8 +103,11 @@ def write_page(folders: Sequence[Path], path: Path) -> Path:
         half.write_text(text, encoding="utf-8", errors="backslashreplace")
         half.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            half.unlink()
         raise EvenstepError(
-            f"the report cannot be written to `{path}`: {error.strerror}; make room there, or make the folder writable."
+            f"the report cannot be written to `{path}`: {error.strerror}; make room there, make the folder writable, "
+            f"or name another file, `evenstep report FOLDER --to FILE`."
         ) from error
     return path
 

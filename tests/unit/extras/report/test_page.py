@@ -178,6 +178,14 @@ def test_a_page_that_cannot_be_written_is_an_error_that_says_where(tmp_path: Pat
         write_report(tmp_path)
 
 
+def test_of_a_page_that_cannot_be_written_nothing_is_left(tmp_path: Path):
+    (tmp_path / "config.toml").touch()
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(EvenstepError, match=r"Is a directory; .* or name another file, `evenstep report FOLDER --to"):
+        write_report(tmp_path)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["config.toml", "report.html"]
+
+
 scalars = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.sampled_from([10**400, "0001-01-01T00:00:00"])
 )
