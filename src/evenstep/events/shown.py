@@ -118,6 +118,8 @@ class Histogram:
         given = _array("Histogram", values).reshape(-1)
         if not given.size:
             raise ArgumentError("`Histogram` takes at least one value, but was given none; leave it out then.")
+        if np.iscomplexobj(given):
+            raise ArgumentError("`Histogram` takes real numbers, but was given complex ones; give `values.abs()`.")
         wide = given.astype(np.float64)
         finite = wide[np.isfinite(wide)]
         counts, edges = np.histogram(finite, bins=bins)

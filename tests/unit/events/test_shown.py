@@ -54,6 +54,8 @@ def test_a_histogram_counts_as_numpy_does_and_leaves_out_what_is_not_finite() ->
     assert histogram.num_not_finite == 2
     with pytest.raises(ArgumentError, match="at least one value"):
         Histogram([])
+    with pytest.raises(ArgumentError, match="takes real numbers, but was given complex ones"):
+        Histogram(torch.ones(2, dtype=torch.complex64))
 
 
 @pytest.mark.parametrize("name", ["", "/a", "a//b", "../a", "a b", "a/", "ä"])
