@@ -481,6 +481,30 @@ def gathering_nothing(root: Any) -> Generator[None]:
             of_part._fsdp_param_groups = groups
 
 
+_MANAGED = "_is_fsdp_managed_module"
+
+
+@contextmanager
+def looking_whole(root: Any) -> Generator[None]:
+    """Inside, modules have their own classes, and no mark of FSDP2.
+
+    Libraries look for them, and speak to other ranks where they are there: `generate` of transformers, in each step.
+    """
+    kinds = [(part, cast("Any", type(part))) for _, part in parts(root)]
+    marked = [vars(module) for module in root.modules() if _MANAGED in vars(module)]
+    for part, kind in kinds:
+        part.__class__ = kind.__bases__[1]  # behind `FSDPModule`
+    for attributes in marked:
+        del attributes[_MANAGED]
+    try:
+        yield
+    finally:
+        for part, kind in kinds:
+            part.__class__ = kind
+        for attributes in marked:
+            attributes[_MANAGED] = True
+
+
 def at_end_of_backward(part: Any, act: Callable[[], None]) -> None:
     """Call `act` when all gradients of a backward have come, before FSDP2 does its rest: hooks only see one tensor."""
     of_part = state(part)

@@ -18,7 +18,7 @@ AREAS = (
                 "resumed",
                 "unit/hf/test_language.py::test_any_cut_gives_the_same_parameters",
                 "unit/hf/test_language.py::test_a_resumed_run_has_the_same_bits",
-                "ranks/test_hf.py::test_two_ranks_have_the_parameters_of_one",
+                "ranks/test_hf.py::test_two_ranks_have_the_parameters_of_one_and_generate_alike",
             ),
             works(
                 "packed rows: a token's loss is that in its document alone; the run has the parameters of one unpacked",
@@ -35,7 +35,7 @@ AREAS = (
             works(
                 "scores that are never in memory at once, with `fsdp` as well",
                 "unit/hf/test_language.py::test_the_scores_of_all_tokens_are_never_in_memory",
-                "ranks/test_hf.py::test_two_ranks_have_the_parameters_of_one",
+                "ranks/test_hf.py::test_two_ranks_have_the_parameters_of_one_and_generate_alike",
             ),
             works(
                 "folders in the hub's layout are begun with and written; tied weights once",
@@ -54,7 +54,7 @@ AREAS = (
             works(
                 "adapters of peft train alone, resume exactly, and are read by peft",
                 "unit/hf/test_saving.py::test_adapters_train_alone_resume_exactly_and_are_read_by_peft",
-                "ranks/test_hf.py::test_two_ranks_have_the_parameters_of_one",
+                "ranks/test_hf.py::test_two_ranks_have_the_parameters_of_one_and_generate_alike",
             ),
             works(
                 "the losses of transformers' Trainer to 1e-6 under every cut (recipe `sft`)",

@@ -14,7 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import OutOfMemoryError
-from evenstep.internals import at_end_of_backward, forget_gathers, forget_order, gathering_nothing, parts, record
+from evenstep.internals import (
+    at_end_of_backward,
+    forget_gathers,
+    forget_order,
+    gathering_nothing,
+    looking_whole,
+    parts,
+    record,
+)
 from evenstep.memory import is_out_of_memory
 from evenstep.parallel.collective_order import CollectiveOrder
 from evenstep.parallel.group import Group
@@ -92,7 +100,7 @@ class PaddedReducer(ShardedReducer, PadsPasses, HoldsWhole, ExplainsErrors):
         self._order.end_pass()
         try:
             self._gather_all()
-            with self.gathering_nothing():
+            with self.gathering_nothing(), looking_whole(self.module):
                 yield
         finally:
             forget_gathers(self.module)
