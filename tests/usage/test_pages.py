@@ -38,7 +38,11 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     # the device of this machine multiplies nothing in float8, and compiling takes long
     ("precision", "float8"): {"float8": {"emulate": True}, "train": {"compile": "off"}},
     ("transformers", "model"): {
-        "data": {"collate": "data.py:rows", "train": {"target": "data.py:documents"}, "evaluations": {}},
+        "data": {
+            "collate": "data.py:rows",
+            "train": {"target": "data.py:documents"},
+            "evaluations": {"valid": {"target": "data.py:documents"}},
+        },
     },
 }
 # Blocks of TOML whose runs are built by a slow test only: they start ranks, or load large libraries.
