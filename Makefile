@@ -32,10 +32,11 @@ help:
 	@echo "make recipes    trains recipes to their end, with three seeds: an hour (RECIPES=word for some)"
 	@echo "make bench      against plain loops and other trainers (NAME=overhead for one)"
 
+# each torch says which setuptools it takes
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("evenstep needs Python >= 3.11, but this is " + sys.version) if sys.version_info < (3, 11) else 0'
 	$(PYTHON) -m venv $(VENV)
-	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(CONSTRAINTS))
+	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/; /^setuptools==/d' constraints.txt > $(CONSTRAINTS))
 	$(if $(TORCH),$(INSTALL) torch==$(TORCH),$(INSTALL) -e '.[demo]')
 	@touch $@
 
@@ -100,7 +101,8 @@ gpu-wheels: $(READY)
 docs: $(DEV_READY)
 	$(INSTALL) -e '.[docs]'
 	$(BIN)/zensical build --strict
-	@echo "open build/site/index.html, or see it live: $(BIN)/zensical serve"
+	@echo "read it at http://localhost:8000:  $(BIN)/python -m http.server 8000 --directory build/site"
+	@echo "(opened from the disk, build/site/index.html, all of it works but the search)"
 
 clean:
 	rm -rf $(VENV) .venv-peers build dist

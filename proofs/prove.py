@@ -17,13 +17,27 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from rows import cutting, faults, formats, groups, local, optimizers, pipeline, ranks, resume, tasks, walk, weights
+from rows import (
+    compiled,
+    cutting,
+    faults,
+    formats,
+    groups,
+    local,
+    optimizers,
+    pipeline,
+    ranks,
+    resume,
+    tasks,
+    walk,
+    weights,
+)
 from rows.row import Row
 
 ROWS: list[Row] = [
     *(*cutting.ROWS, *resume.ROWS, *ranks.ROWS, *pipeline.ROWS, *walk.ROWS),
     *(*faults.ROWS, *tasks.ROWS, *optimizers.ROWS, *formats.ROWS, *weights.ROWS),
-    *(*local.ROWS, *groups.ROWS),
+    *(*local.ROWS, *groups.ROWS, *compiled.ROWS),
 ]
 
 

@@ -207,8 +207,10 @@ def require_table(name: str, value: object, write: str, *, may_be_none: bool = F
     """
     if value is None and may_be_none:
         return {}
-    if not isinstance(value, Mapping) or not all(isinstance(one, str) for one in cast("Mapping[Any, Any]", value)):
+    if not isinstance(value, Mapping):
         raise ArgumentError(f"`{name}` must be a dict by names, but is {said(value)}; write {write}.")
+    if no_names := [one for one in cast("Mapping[Any, Any]", value) if not isinstance(one, str)]:
+        raise ArgumentError(f"`{name}` must be a dict by names, but {no_names[0]!r} is none; write {write}.")
     return cast("Mapping[str, Any]", value)
 
 

@@ -1,14 +1,15 @@
 """What is used of torch that it does not promise to keep, each with the reason; nothing else here asks for it.
 
-All of it is as it was found in torch 2.11 to 2.13: `tests/unit/test_internals.py` fails when torch changes any of it,
-or when another file uses a name of torch's that begins with an underscore. First what belongs to tensors, modules,
-optimizers, the autograd engine and process groups, then FSDP2's.
+All of it is as it was found in torch 2.11 to 2.15, but where a release is named: `tests/unit/test_internals.py` fails
+when torch changes any of it, or when another file uses a name of torch's that begins with an underscore. First what
+belongs to tensors, modules, optimizers, the autograd engine and process groups, then FSDP2's, of torch 2.13 and newer.
 """
 
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import lru_cache
 from importlib import import_module
@@ -37,6 +38,7 @@ _optimizers = cast("Any", import_module("torch.optim.optimizer"))
 _WRAPPED_STEP = cast("Any", Optimizer).profile_hook_step(Optimizer.step).__code__
 _BACKWARD_HOOKS, _ACCUMULATE_HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
 _WITHOUT_GRAD = _optimizers._use_grad_for_differentiable(Optimizer.step).__code__
+_IS_SPARSE = attrgetter("is_sparse")
 _profiler = cast("Callable[[], bool]", cast("Any", torch.autograd)._profiler_enabled)
 
 
@@ -44,7 +46,12 @@ def foreach_norms(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -
     """‖t‖₂ of each tensor, 0-dim, computed in `dtype` (None: in its own); this and the next four in one launch.
 
     torch's optimizers are made of these kernels, which have no public names.
+
+    Raises:
+        RuntimeError: a tensor is sparse, which the kernel itself refused before torch 2.15; the others refuse it still.
     """
+    if any(map(_IS_SPARSE, tensors)):
+        raise RuntimeError("norms of sparse tensors are those of their coalesced values")
     return _torch._foreach_norm(tensors) if dtype is None else _torch._foreach_norm(tensors, 2, dtype)
 
 
@@ -409,6 +416,14 @@ def parts(module: nn.Module) -> Iterator[tuple[str, Any]]:
     return ((name, part) for name, part in module.named_modules() if isinstance(part, FSDPModule))
 
 
+def class_before_sharding(module: nn.Module) -> Any:
+    """The class of a module; FSDP2 gives what it shards one of its own, of that class and `FSDPModule`."""
+    from torch.distributed.fsdp import FSDPModule
+
+    kind = type(module)
+    return next(base for base in kind.__bases__ if base is not FSDPModule) if isinstance(module, FSDPModule) else kind
+
+
 def state(part: Any) -> Any:
     """FSDP2's state of a part: there is no public way to reduce outside of a backward, or to forget passes."""
     return part._get_fsdp_state()
@@ -424,7 +439,7 @@ def forget_order(root: Any) -> None:
     for _, part in parts(root):
         if (group := record(part)) is not None:
             group._post_forward_indices.clear()
-    state(root)._comm_ctx.post_forward_order.clear()
+            group.comm_ctx.post_forward_order.clear()
 
 
 def begin(root: Any) -> None:
@@ -433,8 +448,14 @@ def begin(root: Any) -> None:
 
 
 def end_backward(root: Any) -> None:
-    """Do what FSDP2 does at the end of a backward: reduce what is not reduced yet, and wait for all that is."""
-    state(root)._root_post_backward_final_callback()
+    """Do what FSDP2 does at the end of a backward: reduce what is not reduced yet, and wait for all that is.
+
+    Since torch 2.15 it asks who ends the backward, which is decided when one begins; none need have begun here.
+    """
+    of_root = state(root)
+    if getattr(of_root._state_ctx, "manual_backward_finalization_active", False) is None:
+        of_root._state_ctx.manual_backward_finalization_active = False
+    of_root._root_post_backward_final_callback()
 
 
 def forget_gathers(root: Any) -> None:
@@ -442,6 +463,22 @@ def forget_gathers(root: Any) -> None:
     for _, part in parts(root):
         if (group := record(part)) is not None:
             group._all_gather_result = None
+
+
+@contextmanager
+def gathering_nothing(root: Any) -> Generator[None]:
+    """Inside, modules compute with the parameters that they hold now: FSDP2 gathers and frees none of them.
+
+    Its hooks still put inputs into the format of the parameters.
+    """
+    kept = [(of_part, of_part._fsdp_param_groups) for of_part in (state(part) for _, part in parts(root))]
+    for of_part, _ in kept:
+        of_part._fsdp_param_groups = []
+    try:
+        yield
+    finally:
+        for of_part, groups in kept:
+            of_part._fsdp_param_groups = groups
 
 
 def at_end_of_backward(part: Any, act: Callable[[], None]) -> None:
@@ -481,6 +518,47 @@ def gather_now(group: Any) -> None:
 def reduce_now(group: Any) -> None:
     """Reduce a part's gradients, or zeros, as at the end of its backward."""
     group.post_backward()
+
+
+def gradient_of(shard: Any) -> Tensor | None:
+    """The gradient that FSDP2 has kept from reduction: as autograd left it, or already in the format to reduce in.
+
+    Before torch 2.15 it keeps sums over backwards in that format beside `.grad`; since then all are in `.grad`.
+    """
+    kept = shard.unsharded_accumulated_grad
+    return shard.unsharded_param.grad if kept is None else kept
+
+
+def forget_gradient(shard: Any) -> None:
+    """Forget what `gradient_of` would give."""
+    shard.unsharded_param.grad = None
+    if _sums_beside(shard):
+        shard.unsharded_accumulated_grad = None
+
+
+def add_late_gradient(shard: Any) -> None:
+    """Add what came into `.grad` after a backward to its sum, as FSDP2 does at the end of one."""
+    if _sums_beside(shard):
+        shard.accumulate_unsharded_grad_if_needed()
+        shard.to_accumulated_grad_if_needed()
+
+
+def complete_sums(group: Any) -> None:
+    """Let no part hold sums beside nothing: FSDP2 takes zeros in the gathered format for what has no gradient.
+
+    Before torch 2.15 it then fails where sums are in a wider one (https://github.com/pytorch/pytorch/issues/196996).
+    """
+    shards = [one for one in group.fsdp_params if _sums_beside(one)]
+    if all(shard.unsharded_accumulated_grad is None for shard in shards):
+        return
+    for shard in shards:
+        if shard.unsharded_accumulated_grad is None and shard.unsharded_param.requires_grad:
+            shard.unsharded_accumulated_grad = torch.zeros_like(shard.unsharded_param, dtype=shard.reduce_dtype)
+
+
+def _sums_beside(shard: Any) -> bool:
+    """Whether FSDP2 keeps sums beside `.grad`: since torch 2.15 the name is a property that gives `.grad`."""
+    return "unsharded_accumulated_grad" in vars(shard)
 
 
 def leave_inputs_alone(part: Any) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from divided import CHECKS
+from equipped import CHECKS as EQUIPPED
 from injector import (
     Fault,
     cpu_out_of_memory,
@@ -869,7 +870,7 @@ def processes_out_of_memory() -> None:
         assert ends[0].said["sha256"] == ends[1].said["sha256"]
 
 
-CASES += [Case(name, check, slow) for name, check, slow in (*CHECKS, *REDONE)]
+CASES += [Case(name, check, slow) for name, check, slow in (*CHECKS, *REDONE, *EQUIPPED)]
 
 
 def limited(check: Callable[[], None], limit_s: float) -> float:

@@ -23,6 +23,7 @@ import evenstep
 from evenstep.events import Evaluate, JsonlWriter, Save
 from evenstep.extras.elastic import Elastic, ElasticRank, Lighthouse
 from evenstep.extras.elastic.lighthouse import coordination
+from evenstep.extras.quantization import QuantizationNoise
 from evenstep.parallel import Ddp, Group, Ordered
 
 LIMIT_S = 200
@@ -81,6 +82,17 @@ class Strike(evenstep.Hook):
                 os.kill(os.getpid(), getattr(signal, name))
 
 
+def grouped(model: nn.Module) -> torch.optim.Optimizer:
+    """Muon for the first matrix, AdamW for the rest, of which one has a rate of its own, and one is frozen."""
+    last = len(model) - 1  # pyright: ignore[reportArgumentType]
+    groups = {
+        "matrix": evenstep.ParameterGroup(patterns=("0.weight",), optimizer=torch.optim.Muon, lr=0.02),
+        "last": evenstep.ParameterGroup(patterns=(f"{last}.weight",), lr_factor=2.0),
+        "still": evenstep.ParameterGroup(patterns=(f"{last}.bias",), frozen=True),
+    }
+    return evenstep.grouped_optimizer(model, torch.optim.AdamW, lr=0.01, groups=groups)
+
+
 def train(group: Group, number: int) -> None:
     torch.manual_seed(number)  # other parameters on each: all must take the first one's
     strike = Strike(number)
@@ -88,19 +100,23 @@ def train(group: Group, number: int) -> None:
     model = nn.Sequential(*layers)
     points = torch.randn(48, 3, generator=torch.Generator().manual_seed(1))
     rows = [(row, row.sum()) for row in points]
+    noise = QuantizationNoise(("0",), p=0.3, block_size=3)
+    if WHAT.get("groups"):
+        noise.prepare(model)
+    average = evenstep.Ema(decay=0.9)
     trainer = evenstep.Trainer(
         model=model,
         task=Square(strike.now),
-        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
+        optimizer=grouped(model) if WHAT.get("groups") else torch.optim.AdamW(model.parameters(), lr=0.01),
         data=evenstep.MapData(rows, global_batch_size=24, micro_batch_size=2),
         evaluations={"valid": evenstep.MapData(rows, global_batch_size=4, shuffle=False)},
         updates=WHAT["updates"],
         device="cpu",
         strategy=STRATEGIES[WHAT.get("strategy", "ordered")](group),
-        hooks=[strike, Save(every_updates=3), Evaluate(every_updates=4)],
+        hooks=[strike, Save(every_updates=3), Evaluate(every_updates=4), *([noise] if WHAT.get("groups") else [])],
         log=evenstep.Logging(writers=[JsonlWriter()], every_updates=2),
         folder=FOLDER / "run",
-        train=evenstep.Training(ema=evenstep.Ema(decay=0.9)),
+        train=evenstep.Training(ema=average),
     )
     again = FOLDER / f"again-{number}"
     if again.exists():
@@ -111,7 +127,8 @@ def train(group: Group, number: int) -> None:
         trainer.train()
     except Exception as raised:  # noqa: BLE001 - the test looks at it
         error = f"{type(raised).__name__}: {raised}"
-    tensors = [*model.state_dict().values(), *(t for s in trainer.optimizer.state.values() for t in s.values())]
+    weights = [*model.state_dict().values(), *average.state_dict().values()]
+    tensors = [*weights, *(t for s in trainer.optimizer.state.values() for t in s.values())]
     digest = hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest()
     said = {
         "number": number,

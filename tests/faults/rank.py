@@ -101,9 +101,10 @@ def main(what: dict[str, Any]) -> None:
         stoppable=True,
         pipeline=what.get("pipeline", 1),
         schedule=what.get("schedule", "1f1b"),
+        kit=what.get("kit", ""),
     )
     error = "" if ended.error is None else f"{type(ended.error).__name__}: {ended.error}"
-    digest = hashlib.sha256(ended.parameters.numpy().tobytes()).hexdigest()
+    digest = hashlib.sha256(ended.parameters.numpy().tobytes() + ended.average.numpy().tobytes()).hexdigest()
     values = ended.parameters.tolist()
     said = {"update": ended.update, "sha256": digest, "error": error, "kinds": ended.kinds, "parameters": values}
     print(json.dumps(said), flush=True)

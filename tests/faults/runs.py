@@ -1,6 +1,6 @@
 """One small run, with faults in it, on one or several ranks; and what it ends at."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from injector import Chain, Fault, Hidden, LastPlace, Net, Points, Square, Sum, Where
+from kits import KITS, Kit
 from torch import Tensor, nn
 
 import evenstep
@@ -40,6 +41,12 @@ STRATEGIES: dict[str, Callable[[Group], Strategy]] = {
 UPDATES = 6
 
 
+def held_of(tensors: Iterable[Tensor]) -> Tensor:
+    """What this rank holds of them, whole or in shards, as one vector."""
+    held = [getattr(one, "_local_tensor", one).detach().flatten() for one in tensors]
+    return torch.cat(held) if held else torch.empty(0)
+
+
 class Hear(evenstep.Hook):
     """Notes the incidents that this rank hears of."""
 
@@ -55,6 +62,7 @@ class Ended:
     """How one rank of a run ended."""
 
     parameters: Tensor
+    average: Tensor  # empty where there is none
     buffers: list[Tensor]
     incidents: list[Incident]
     error: Exception | None
@@ -91,29 +99,34 @@ def train(
     pipeline: int = 1,
     schedule: str = "1f1b",
     stoppable: bool = False,
+    kit: str = "",
     **more: Any,
 ) -> Ended:
     """Train one rank to the end, or to its error."""
     group = group or Group()
     place = LastPlace(group.rank, faults=list(faults))
-    model: nn.Module = Chain(place) if "fsdp" in strategy and pipeline == 1 else Net(place, norm=norm)
+    model: nn.Module = Chain(place) if kit or ("fsdp" in strategy and pipeline == 1) else Net(place, norm=norm)
     shared = group
     if pipeline > 1:
         mesh = Mesh.of(group, pipeline=pipeline)
         shared = mesh.data
         model = PipelineModel([*(Hidden(place, number) for number in range(5)), Sum()], mesh=mesh, schedule=schedule)
-    made = optimizer or (lambda parameters: torch.optim.AdamW(parameters, lr=0.05))
+    of_parameters = optimizer or (lambda parameters: torch.optim.AdamW(parameters, lr=0.05))
+    besides = KITS[kit] if kit else Kit(lambda model: of_parameters(list(model.parameters())))
+    made, its_hooks, options = besides.made(model)
     hear = Hear()
+    points = Points(fail=fail)
+    points.points = points.points.to(besides.dtype)
     trainer = evenstep.Trainer(
         model=model,
         task=Square(place),
-        optimizer=made(list(model.parameters())),
-        data=evenstep.MapData(Points(fail=fail), global_batch_size=16, micro_batch_size=micro, **(data or {})),
+        optimizer=made,
+        data=evenstep.MapData(points, global_batch_size=16, micro_batch_size=micro, **(data or {})),
         updates=updates,
         device="cpu",
         strategy=STRATEGIES[strategy](shared),
-        hooks=[Where(place, shared.rank, shared.ranks), *hooks, hear],
-        train=evenstep.Training(clip_norm=clip_norm, check_loss=check_loss, fit_memory=fit_memory),
+        hooks=[*its_hooks, Where(place, shared.rank, shared.ranks), *hooks, hear],
+        train=evenstep.Training(clip_norm=clip_norm, check_loss=check_loss, fit_memory=fit_memory, **options),
         folder=folder,
         log=evenstep.Logging(every_updates=1, writers=writers),
         **more,
@@ -134,6 +147,7 @@ def train(
     except Exception as raised:  # noqa: BLE001 - what it was is looked at by the test
         error = raised
         getattr(group, "fail", lambda message: None)(f"{type(raised).__name__}: {raised}")
-    held = [getattr(parameter, "_local_tensor", parameter) for parameter in model.parameters()]  # or a shard
-    parameters = torch.cat([one.detach().flatten() for one in held])
-    return Ended(parameters, [buffer.clone() for buffer in model.buffers()], hear.incidents, error, trainer)
+    ema: evenstep.Ema | None = options.get("ema")
+    average = [] if ema is None else ema.state_dict().values()
+    held = [held_of(model.parameters()), held_of(one for one in average if one.is_floating_point())]
+    return Ended(*held, [buffer.clone() for buffer in model.buffers()], hear.incidents, error, trainer)

@@ -5,8 +5,11 @@ Each check is a function of the group that returns what is to be compared; ranks
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -16,7 +19,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 from evenstep import Logging, MapData, Task, Trainer
-from evenstep.hf import CausalLM, Packing, Seq2Seq
+from evenstep.hf import CausalLM, Packing, SavePretrained, Seq2Seq
 from evenstep.parallel import Ddp, Fsdp, Group, Processes, Single, Strategy
 
 DOCUMENTS = [[(7 * n + 3 * k) % 48 + 1 for k in range(3 + n % 5)] for n in range(24)]
@@ -121,6 +124,35 @@ def a_t5_is_that_of_one_process(group: Group) -> dict[str, float]:
 
 def adapters_are_those_of_one_process(group: Group) -> dict[str, float]:
     return apart(lora, group)
+
+
+def what_a_run_leaves_as_the_hub_has_models_is_that_of_one_process(group: Group) -> dict[str, float]:
+    from transformers import AutoModelForCausalLM
+
+    folders = group.gather(mkdtemp())
+    found: dict[str, float] = {}
+    alone = trained(llama, Single())
+    for strategy in (Ddp(group), Fsdp(group)):
+        folder = Path(folders[0]) / type(strategy).__name__
+        model, task, data = llama()
+        trainer = Trainer(
+            model=model,
+            task=task,
+            optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
+            data=data,
+            updates=4,
+            device="cpu",
+            strategy=strategy,
+            folder=folder,
+            hooks=SavePretrained(),
+            log=Logging(writers=()),
+        )
+        trainer.train()
+        read = dict(AutoModelForCausalLM.from_pretrained(folder / "pretrained", dtype=torch.float64).named_parameters())
+        found[type(strategy).__name__] = max(float((read[name] - one).abs().max()) for name, one in alone.items())
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    return found
 
 
 def main() -> None:

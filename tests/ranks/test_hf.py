@@ -10,6 +10,7 @@ CHECKS = [
     "a_llama_whose_scores_are_made_in_chunks_is_that_of_one_process",
     "a_t5_is_that_of_one_process",
     "adapters_are_those_of_one_process",
+    "what_a_run_leaves_as_the_hub_has_models_is_that_of_one_process",
 ]
 
 

@@ -1,5 +1,6 @@
 """A model in stages on several real processes."""
 
+import re
 import signal
 import time
 from pathlib import Path
@@ -80,7 +81,10 @@ def test_a_killed_rank_ends_the_others_within_seconds_with_the_action_they_were_
 
 @pytest.mark.parametrize(
     ("case", "said"),
-    [("raise", "ValueError: this stage has had enough"), ("shape", "RuntimeError: mat1 and mat2 shapes cannot be")],
+    [
+        ("raise", "ValueError: this stage has had enough"),
+        ("shape", "RuntimeError: (addmm: )?mat1 and mat2 shapes cannot be"),  # since torch 2.15 with the operation
+    ],
 )
 def test_an_error_of_one_rank_is_told_to_all(tmp_path: Path, case: str, said: str) -> None:
     ends, lived_on_s = run(tmp_path, case, 1, ranks=3)
@@ -88,8 +92,8 @@ def test_an_error_of_one_rank_is_told_to_all(tmp_path: Path, case: str, said: st
     stopped = "pipeline rank 1 of 3 stopped at action 1F1 (forward, stage 1, micro-batch 1)"
     for rank, end in enumerate(ends):
         assert end.code == 1, end
-        assert said in end.err
-        assert (f"({stopped})" if rank == 1 else f"{stopped}: {said}") in end.err
+        assert re.search(said, end.err)
+        assert re.search(rf"\({re.escape(stopped)}\)" if rank == 1 else f"{re.escape(stopped)}: {said}", end.err)
 
 
 @pytest.fixture

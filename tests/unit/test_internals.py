@@ -23,7 +23,6 @@ SOURCE = Path(__file__).parents[2] / "src" / "evenstep"
 OF_FSDP = {
     "_all_gather_result",
     "_all_gather_comm",
-    "_comm_ctx",
     "_fsdp_param_groups",
     "_get_fsdp_state",
     "_init_mp_dtypes",
@@ -32,6 +31,7 @@ OF_FSDP = {
     "_reduce_scatter_comm",
     "_register_post_backward_hook",
     "_root_post_backward_final_callback",
+    "_state_ctx",
     "_to_sharded",
 }
 OF_TORCH = {
@@ -126,6 +126,25 @@ def test_nothing_of_torch_is_used_but_these() -> None:
     assert private_names(SOURCE / "internals.py") - modules <= OF_TORCH | OF_FSDP
 
 
+SINCE_2_15 = torch.__version__ >= (2, 15)
+SUMS = (
+    [
+        (FSDPParam, "unsharded_accumulated_grad", ("return param.grad if",)),
+        (FSDPParamGroup, "_get_unsharded_grad_to_reduce", ("self.reduce_scatter_unused_params", "zero_grad_data")),
+        (FSDPParamGroup, "_reset_iter_state", ("sharded_param.grad = None", "leaf.grad = None")),
+        (FSDPState, "_register_root_post_backward_final_callback", ("manual_backward_finalization_active is None",)),
+        (FSDPState, "_root_post_backward_final_callback", ("manual_backward_finalization_active", "is_last_backward")),
+    ]
+    if SINCE_2_15
+    else [
+        (FSDPParamGroup, "post_backward", ("self.reduce_scatter_unused_params",)),
+        (FSDPParam, "to_accumulated_grad_if_needed", ("self.unsharded_accumulated_grad", "self.reduce_dtype")),
+        (FSDPParam, "accumulate_unsharded_grad_if_needed", ("self.unsharded_accumulated_grad += ",)),
+    ]
+)
+
+
+@pytest.mark.skipif(torch.__version__ < (2, 13), reason="`fsdp` is refused")
 @pytest.mark.parametrize(
     ("owner", "name", "uses"),
     [
@@ -135,18 +154,18 @@ def test_nothing_of_torch_is_used_but_these() -> None:
         (FSDPState, "_register_root_post_backward_final_callback", ("self._root_post_backward_final_callback",)),
         (FSDPState, "_pre_backward", ("self._states_to_backward_prefetch", "self._register_root_post_backward")),
         (FSDPParamGroup, "pre_forward", ("self._register_post_backward_hook(args, kwargs)", "self.unshard(")),
-        (FSDPParamGroup, "post_backward", ("self.reduce_grads", "self.reduce_scatter_unused_params", "self.reshard()")),
+        (FSDPParamGroup, "post_backward", ("self.reduce_grads", "self.reshard()")),
         (FSDPParamGroup, "unshard", ("self.is_unsharded", "self._all_gather_comm", "_all_gather_process_group")),
         (FSDPParamGroup, "wait_for_unshard", ("self._all_gather_result", "self._to_unsharded()")),
         (FSDPParamGroup, "_to_sharded", ("ShardedState.SHARDED",)),
         (FSDPParamGroup, "_init_mp_dtypes", ("reduce_dtype",)),
         (FSDPParamGroup, "_record_post_forward", ("_post_forward_indices", "post_forward_order")),
-        (FSDPParam, "to_accumulated_grad_if_needed", ("self.unsharded_accumulated_grad", "self.reduce_dtype")),
-        (FSDPParam, "accumulate_unsharded_grad_if_needed", ("self.unsharded_accumulated_grad += ",)),
+        *SUMS,
     ],
 )
 def test_fsdp2_still_does(owner: type, name: str, uses: tuple[str, ...]) -> None:
-    source = inspect.getsource(getattr(owner, name))
+    done = getattr(owner, name)
+    source = inspect.getsource(done.fget if isinstance(done, property) else done)
     assert [use for use in uses if use not in source] == []
 
 
@@ -158,6 +177,11 @@ def test_kernels_for_many_tensors_are_those_for_each() -> None:
     internals.foreach_divide(tensors, torch.tensor(4.0))
     internals.foreach_move(tensors, [torch.zeros(2), torch.zeros(4)], 0.5)
     assert tensors[0].tolist() == [0.75, 1.0]
+
+
+def test_a_sparse_tensor_has_no_norm_here() -> None:
+    with torch.sparse.check_sparse_tensor_invariants(True), pytest.raises(RuntimeError, match="sparse"):
+        internals.foreach_norms([torch.eye(2).to_sparse()])
 
 
 def test_every_write_into_a_tensor_counts() -> None:

@@ -114,3 +114,20 @@ def test_an_error_from_inside_a_constructor_stays_as_it_is() -> None:
 
     with pytest.raises(TypeError, match="the user's"):
         evenstep.Fixed(Fails(box=1.0))
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("stop_below_lr", r"hooks=\[StopBelowLr\(…\)\]"),
+        ("max_total_minutes", r"hooks=\[TimeBudget\(max_total_minutes=…\)\]"),
+        ("early_stop", r"hooks=\[EarlyStop\(metric=…, patience_evaluations=…\)\]"),
+        ("evaluate", r"hooks=\[Evaluate\(every_updates=…\)\]"),
+        ("profile", r"hooks=\[Profile\(first=…, last=…\)\]"),
+        ("overfit", r"fewer samples: `torch.utils.data.Subset"),
+    ],
+)
+def test_a_key_of_a_run_file_is_told_as_it_is_said_in_a_script(argument: str, said: str) -> None:
+    for build in (evenstep.Trainer, evenstep.Training):
+        with pytest.raises(ArgumentError, match=said):
+            build(**{argument: 1})  # pyright: ignore

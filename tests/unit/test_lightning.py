@@ -6,6 +6,7 @@ Lightning is in the extra `dev`.
 import logging
 import warnings
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -236,6 +237,24 @@ def _one_cycle(optimizer: Any) -> Any:
     return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
 
 
+def _exponential(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+
+def _side_by_side(self: Any) -> Any:
+    optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+    return optimizer, _exponential(optimizer)
+
+
+def _misspelt(self: Any) -> Any:
+    optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+    return {"optimizer": optimizer, "lr_schedulers": _exponential(optimizer)}
+
+
+def _from_nothing(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.CyclicLR(optimizer, 0.0, 0.1, cycle_momentum=False)
+
+
 def _plateau(optimizer: Any) -> Any:
     return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=4)
 
@@ -265,6 +284,21 @@ def _plateau(optimizer: Any) -> Any:
         ({"configure_optimizers": _rates(_one_cycle, interval="step")}, "also moves `betas`"),
         ({"configure_optimizers": _rates(_plateau)}, "patience_evaluations=5"),
         ({"configure_optimizers": _rates(lambda _: 3)}, "gives 3 as its scheduler"),
+        (
+            {"setup": lambda self, stage: setattr(self, "automatic_optimization", False)},
+            "`automatic_optimization = Fal",
+        ),
+        ({"configure_optimizers": _rates(_exponential, intervall="step")}, "gives `intervall`, .* mean `interval`"),
+        ({"configure_optimizers": _misspelt}, "gives `lr_schedulers`, .* mean `lr_scheduler`"),
+        ({"configure_optimizers": _side_by_side}, r"return `\[optimizer\], \[scheduler\]`"),
+        (
+            {"configure_optimizers": _rates(_exponential, interval="step", frequency=2)},
+            r"StepLR\(optimizer, step_size=2\)",
+        ),
+        ({"configure_optimizers": _rates(_exponential, frequency=0)}, "must be at least 1, but is 0"),
+        ({"configure_optimizers": _rates(_exponential, frequency=None)}, "must be a whole number, but is None"),
+        ({"configure_optimizers": _rates(_from_nothing, interval="step")}, "a rate to a group that begins at 0"),
+        ({"training_step": lambda self, batch, batch_idx, dataloader_idx: None}, "such as `dataloader_idx=0`"),
     ],
 )
 def test_what_can_not_be_said_exactly_is_refused_by_name(members: dict[str, Any], said: str) -> None:
@@ -272,11 +306,53 @@ def test_what_can_not_be_said_exactly_is_refused_by_name(members: dict[str, Any]
         _trainer(_with(**members)).train()
 
 
+def _by_name(self: Any, batch: Any, *, batch_idx: int) -> Any:
+    return Classifier.training_step(self, batch, batch_idx)
+
+
+def _by_any(self: Any, *given: Any) -> Any:
+    batch, batch_idx = given
+    return Classifier.training_step(self, batch, batch_idx)
+
+
+@pytest.mark.parametrize("step", [_by_name, _by_any, wraps(Classifier.training_step)(_by_any)])
+def test_a_step_gets_the_number_of_its_batch_however_it_takes_it(step: Any) -> None:
+    plain, module = Classifier(), _with(training_step=step)
+    for each in (plain, module):
+        _trainer(each, epochs=1).train()
+    assert all(torch.equal(one, other) for one, other in zip(plain.parameters(), module.parameters(), strict=True))
+
+
+def test_a_group_whose_rate_is_0_keeps_it() -> None:
+    def configure_optimizers(self: Any) -> Any:
+        first, last = self.net[0].parameters(), self.net[2].parameters()
+        optimizer = torch.optim.SGD([{"params": first, "lr": 0.1}, {"params": last, "lr": 0.0}])
+        return [optimizer], [_exponential(optimizer)]
+
+    module = _with(configure_optimizers=configure_optimizers)
+    before = [each.detach().clone() for each in module.parameters()]
+    _trainer(module).train()
+    moved = [not torch.equal(one, other) for one, other in zip(before, module.parameters(), strict=True)]
+    assert moved == [True, True, False, False]
+
+
+def test_an_evaluation_may_log_its_loss_as_a_plain_number() -> None:
+    def validation_step(self: Any, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", cross_entropy(self(batch[0]), batch[1]).item())
+
+    data = DataLoader(TensorDataset(INPUTS, CLASSES), 48)
+    expected = _trainer(Classifier(), evaluations=data).train().metrics["valid/loss"]
+    module = _with(validation_step=validation_step)
+    assert _trainer(module, evaluations=data).train().metrics["valid/loss"] == pytest.approx(expected, rel=1e-6)
+
+
 def test_a_hook_that_the_user_can_do_without_is_named_and_others_are_not_taken_for_it() -> None:
     module = _with(on_train_epoch_end=lambda self: None)
     _trainer(module, without=["on_train_epoch_end"])
     with pytest.raises(ArgumentError, match="`without` names `on_fit_end`, but `Classifier` overrides no hook"):
         _trainer(Classifier(), without=["on_fit_end"])
+    with pytest.raises(ArgumentError, match=r"write `without=\['on_train_epoch_end'\]`"):
+        _trainer(module, without="on_train_epoch_end")
 
 
 def test_the_number_of_updates_is_given_where_a_module_asks_for_it() -> None:
@@ -289,6 +365,8 @@ def test_the_number_of_updates_is_given_where_a_module_asks_for_it() -> None:
     with pytest.raises(ArgumentError, match=r"say how many it will be, `parts\(module, updates=…\)`"):
         _trainer(_with(configure_optimizers=configure_optimizers))
     _trainer(_with(configure_optimizers=configure_optimizers), updates=9).train()
+    with pytest.raises(ArgumentError, match=r"has 7 updates .* but the run has 9; say `updates=9`"):
+        _trainer(_with(configure_optimizers=configure_optimizers), updates=7)
 
 
 def test_an_evaluation_without_a_loss_asks_for_one_and_predictions_are_refused() -> None:

@@ -163,7 +163,7 @@ def test_the_readme_shows_what_is_said_of_a_loss_that_is_a_mean() -> None:
     assert habit != snippet
     with pytest.raises(TaskError) as raised:
         exec(compile(habit, "README.md", "exec"), {})
-    shown = re.findall(r"```\n(the loss of .*?)```", readme, flags=re.DOTALL)[0]
+    shown = re.findall(r"```text\n(the loss of .*?)```", readme, flags=re.DOTALL)[0]
     number = r"\b\d+\.\d+"
     assert re.sub(number, "…", str(raised.value)) == re.sub(number, "…", " ".join(shown.split()))
     mean, total = map(float, re.findall(number, shown))

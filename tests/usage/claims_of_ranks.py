@@ -118,6 +118,10 @@ AREAS = (
                 "offload without an accelerator",
                 "unit/parallel/test_sharded.py::test_offload_without_an_accelerator_is_refused",
             ),
+            refused(
+                "`fsdp` with torch before 2.13",
+                "unit/parallel/test_sharded.py::test_a_torch_whose_fsdp2_lacks_what_is_asked_of_it_is_refused",
+            ),
             limit(
                 "`fsdp`: a rank with fewer micro-batches runs dummy passes; single numbers stay whole on all",
                 "prove: ranks fsdp, fast",
@@ -307,14 +311,15 @@ AREAS = (
                 "unit/optim/test_ema.py::test_integers_and_flags_are_copied_also_once_the_decay_has_begun",
             ),
             works(
-                "tasks that learn from the average (teachers), at any cut, with `ddp`, `ordered`, `zero1`",
+                "tasks that learn from the average (teachers), at any cut, with `ddp`, `ordered`, `zero1`, `fsdp`",
                 "unit/train/test_now.py::test_a_mean_teacher_trains_as_a_plain_loop_does_at_every_cut",
                 "unit/train/test_now.py::test_two_ranks_have_the_bits_of_one",
                 "unit/train/test_now.py::test_a_run_with_a_teacher_goes_on_with_the_same_bits",
+                "ranks/test_whole.py::test_on_two_processes",
             ),
             refused(
-                "teachers in shards and in stages, and without an average",
-                "unit/train/test_now.py::test_shards_and_stages_are_refused_by_name",
+                "teachers in stages, and without an average",
+                "unit/train/test_now.py::test_stages_are_refused_by_name",
                 "unit/train/test_now.py::test_what_a_teacher_can_not_have_is_refused_by_name",
             ),
             works(

@@ -502,7 +502,7 @@ AREAS = (
             ),
             works(
                 "one's own LR schedule, hook, writer, precision, pipeline schedule, reducer, policy: extending.md",
-                "usage/test_pages.py::test_the_blocks_of_a_page_run",
+                "usage/test_pages.py::test_the_python_of_a_page_runs_from_top_to_bottom",
             ),
             works(
                 "`evenstep new` copies a recipe",
@@ -634,7 +634,7 @@ AREAS = (
                 "test_the_model_is_converted_to_one_that_computes_the_same_in_integers",
             ),
             works(
-                "… with the bits of one process on ranks, also of `zero1` and `fsdp`; resumed, and gone back",
+                "… with the bits of one process on ranks, with `zero1` and `fsdp`, in stages; resumed, and gone back",
                 "usage/test_quantization.py::"
                 "test_fake_quantised_layers_on_ranks_have_the_bits_of_one_process_and_are_resumed",
                 "unit/extras/quantization/test_aware.py::"
@@ -662,11 +662,24 @@ AREAS = (
                 "unit/cli/test_quantization.py::test_it_is_checked_trained_and_resumed_to_the_bit",
                 "unit/cli/test_quantization.py::test_the_exported_weights_are_those_of_the_codebooks",
             ),
+            works(
+                "quantisation noise (`QuantizationNoise`): blocks dropped in each update, at any cut, on ranks, "
+                "`zero1`, `fsdp` and `local`, in stages, resumed, with codebooks",
+                "unit/extras/quantization/test_noise.py::test_updates_are_those_of_a_plain_loop_at_every_cut",
+                "unit/extras/quantization/test_noise.py::"
+                "test_what_is_computed_again_in_the_backward_has_the_same_noise",
+                "unit/extras/quantization/test_noise.py::test_ranks_that_step_alone_drop_the_same_blocks",
+                "unit/extras/quantization/test_noise.py::test_a_run_is_resumed_to_the_bit",
+                "unit/extras/quantization/test_noise.py::test_a_layer_has_noise_until_it_is_quantised",
+                "usage/test_quantization.py::test_codebooks_with_ddp_are_alike_on_all_ranks_and_resumed_and_noise_has_"
+                "the_bits_of_one_process",
+            ),
             refused(
-                "stages, `local`, `compile`; codebooks with `fsdp` and in models of 16 bits; tied weights; rounding "
-                "that depends on the cut",
+                "`local` (but for noise), `compile`; codebooks with `fsdp`, in stages and in models of 16 bits; tied "
+                "weights; rounding that depends on the cut",
                 "unit/extras/quantization/test_product.py::test_runs_that_it_is_not_for_are_refused_by_name",
                 "unit/extras/quantization/test_product.py::test_a_weight_that_another_layer_has_too_is_refused",
+                "unit/extras/quantization/test_noise.py::test_what_cannot_be_is_refused_by_name",
                 "unit/extras/quantization/test_aware.py::test_runs_that_it_is_not_for_are_refused_by_name",
                 "unit/extras/quantization/test_aware.py::test_what_cannot_be_is_refused_when_the_model_is_prepared",
                 "unit/cli/test_quantization.py::test_a_strategy_that_it_is_not_for_is_refused_by_check",
@@ -777,7 +790,7 @@ AREAS = (
             ),
             works(
                 "samples that can't be read: read again, left out with their weight, or named",
-                "faults: a sample that can't be read",
+                "faults: be read",
             ),
             works("ready-made batches", "unit/data/test_update_data.py::test_ranks_share_the_batches_of_every_update"),
             refused(
@@ -868,15 +881,16 @@ AREAS = (
                 "unit/recipes/test_translation.py::test_the_bleu_of_an_evaluation_is_that_of_the_corpus",
             ),
             works(
-                "… with `ddp`, `ordered`, `zero1` and `local`, with averages, in 16 bits, cut where memory is short",
+                "… with `ddp`, `ordered`, `zero1`, `local`, `fsdp`; with averages, in 16 bits, cut where memory is low",
                 "unit/train/test_own_evaluation.py::test_all_strategies_whose_ranks_hold_the_model_evaluate_alike",
                 "unit/train/test_own_evaluation.py::test_it_is_evaluated_with_the_average_the_parameters_or_both",
                 "unit/train/test_own_evaluation.py::test_in_16_bits_the_model_is_called_in_its_own_format",
                 "unit/train/test_own_evaluation.py::test_what_does_not_fit_into_memory_is_generated_in_parts",
+                "ranks/test_whole.py::test_on_two_processes",
             ),
             refused(
-                "`evaluate` of a task on shards and in stages, where no rank holds the whole model",
-                "unit/train/test_own_evaluation.py::test_shards_and_stages_are_refused_by_name",
+                "`evaluate` of a task in stages, where no rank holds the whole model",
+                "unit/train/test_own_evaluation.py::test_stages_are_refused_by_name",
             ),
             works(
                 "trained parameters of a task: reduced, clipped, averaged, saved, at any cut; `ddp`, `ordered`, "

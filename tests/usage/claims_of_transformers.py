@@ -44,6 +44,14 @@ AREAS = (
                 "unit/recipes/test_sft.py::test_a_trained_run_is_exported_as_the_hub_has_models",
             ),
             works(
+                "a folder in the hub's layout at the end of a run (`SavePretrained`), of the last or best checkpoint, "
+                "on 2 ranks of `ddp` and `fsdp`; refused in stages",
+                "unit/hf/test_pretrained.py::test_a_run_leaves_its_last_or_its_best_model_as_the_hub_has_models",
+                "unit/hf/test_pretrained.py::test_what_is_there_stays_whole_until_there_is_something_newer",
+                "unit/hf/test_pretrained.py::test_what_has_no_such_layout_is_refused_before_training",
+                "ranks/test_hf.py::test_two_ranks_have_the_parameters_of_one",
+            ),
+            works(
                 "adapters of peft train alone, resume exactly, and are read by peft",
                 "unit/hf/test_saving.py::test_adapters_train_alone_resume_exactly_and_are_read_by_peft",
                 "ranks/test_hf.py::test_two_ranks_have_the_parameters_of_one",

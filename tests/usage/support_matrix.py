@@ -33,7 +33,7 @@ _BEGIN = """# What is supported
 Made by `python tests/usage/support_matrix.py` from the tables that the tests use; what shows a claim stands beside it:
 a test below `tests/`, rows of `make prove`, or faults of `make faults`. What nothing shows yet is marked *untested*.
 
-CI runs Python 3.11 and torch 2.13 on Linux, without an accelerator; `pyproject.toml` allows torch 2.11 to 2.13. What is
+CI runs Python 3.11 and torch 2.13 on Linux, without an accelerator; `pyproject.toml` allows torch 2.11 to 2.15. What is
 refused is refused when the run is built, with what was, what must be, and what to do.
 """
 _END = """

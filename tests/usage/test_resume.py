@@ -5,8 +5,9 @@ import shutil
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from evenstep import Ema, Hook, Logging, MapData, Mixture, Task, Trainer, Training
 from evenstep.errors import ArgumentError, CheckpointError
-from evenstep.events import Best, EarlyStop, Evaluate, EvaluateEnd, Incident, UpdateEnd
+from evenstep.events import Best, EarlyStop, Evaluate, EvaluateEnd, Image, Incident, Profile, UpdateEnd
 from evenstep.precision import Fp16Mixed
 from evenstep.train import GradNorm, Uncertainty
 from evenstep.train.state.run_folder import FILES, FOLDERS
@@ -338,8 +339,20 @@ def used(folder: Path) -> None:
     trainer_of(folder, Heard(), log=Logging(writers=("jsonl", "csv", "console"))).train()
 
 
+class Shows(Hook):
+    """Shows an image."""
+
+    def after_update(self, event: UpdateEnd) -> None:
+        self.trainer.storage.show("seen", Image(torch.zeros(2, 2)), update=event.update)
+
+
 def test_every_name_in_a_run_folder_is_known(tmp_path: Path) -> None:
-    used(tmp_path)
+    writers = ("jsonl", "csv", "console", "prometheus", *(["tensorboard"] if find_spec("tensorboard") else []))
+    trainer_of(
+        tmp_path, Heard(), Shows(), Profile(first=2, last=2), updates=3, log=Logging(writers=cast("Any", writers))
+    ).train()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"shown", "shown.jsonl", "profile", "metrics.prom"} <= names
     for path in tmp_path.iterdir():
         assert path.name in (FOLDERS if path.is_dir() else FILES)
 

@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import Subset
 
 from evenstep.config.arguments import Call
-from evenstep.config.schema import DataTable, EvaluationTable, FailuresTable
+from evenstep.config.schema import FailuresTable
+from evenstep.config.schema_data import DataTable, EvaluationTable
 from evenstep.config.tasks import largest
 from evenstep.data import Data, FirstBatches, MapData, StreamData
 from evenstep.errors import ConfigError, DataError, EvenstepError

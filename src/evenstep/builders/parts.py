@@ -138,36 +138,65 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
         TaskError: a target that gives something else than it must.
         Exception: whatever a target of the recipe raises.
     """
-    config, calls = run.config, run.calls
+    config = run.config
     if config.threads is not None:
         torch.set_num_threads(config.threads)
 
-    def make(key: str, kind: type[_Made]) -> _Made:
-        with seeded(config.seed):
-            made: object = calls[key]()
-        return _checked(key, made, kind)
-
-    def make_task(key: str, table: OneTaskTable) -> Task:
-        task = make(key, Task)
-        if table.metrics:
-            task.metrics = {**task.metrics, **{name: make(f"{key}.metrics.{name}", object) for name in table.metrics}}
-        return task
-
     model, loaded = _model_and_weights(run, mesh, begins=begins)
-    hooks = [make(f"hooks.{index}", Hook) for index in range(len(config.hooks))]
+    hooks = [_make(run, f"hooks.{index}", Hook) for index in range(len(config.hooks))]
     for hook in hooks:
         hook.prepare(model)
-    task = {name: make_task(f"tasks.{name}", one) for name, one in config.tasks.items()}
-    task = task or {"": make_task("task", cast("OneTaskTable", config.task))}
+    task = {name: _make_task(run, f"tasks.{name}", one) for name, one in config.tasks.items()}
+    task = task or {"": _make_task(run, "task", cast("OneTaskTable", config.task))}
     attach_parameters(model, task)
+    optimizer = _build_optimizer(run, model)
+    data, evaluations = _build_sets(run)
+    writers: list[Writer | WriterName] = [
+        one if isinstance(one, str) else _make(run, f"log.writers.{index}", Writer)
+        for index, one in enumerate(config.log.writers)
+    ]
+    return RunParts(
+        config=config,
+        model=model,
+        task=task.get("", task),
+        optimizer=optimizer,
+        groups=described_groups(optimizer) if config.optimizer.is_divided else (),
+        data=data,
+        evaluations=evaluations,
+        hooks=hooks,
+        writers=writers,
+        loaded=loaded,
+    )
+
+
+def _make(run: OpenRun, key: str, kind: type[_Made]) -> _Made:
+    """What the target of a key gives, drawn from the run's seed."""
+    with seeded(run.config.seed):
+        made: object = run.calls[key]()
+    return _checked(key, made, kind)
+
+
+def _make_task(run: OpenRun, key: str, table: OneTaskTable) -> Task:
+    task = _make(run, key, Task)
+    if table.metrics:
+        made = {name: _make(run, f"{key}.metrics.{name}", object) for name in table.metrics}
+        task.metrics = {**task.metrics, **made}
+    return task
+
+
+def _build_optimizer(run: OpenRun, model: nn.Module) -> torch.optim.Optimizer:
+    config, calls = run.config, run.calls
     fuse = config.parallel.reduction == "fast" or rank_device(config).type != "cpu"
     shards = config.parallel.strategy == "fsdp"
     if config.optimizer.is_divided:
-        optimizer = build_grouped(calls, model, config.optimizer, fuse=fuse, shards=shards)
-    else:
-        optimizer = build_optimizer(calls["optimizer"], model, config.optimizer.lr, fuse=fuse, shards=shards)
-    tables = data_tables(config)
-    datasets = {key: make(f"{key}.train", object) for key in tables}
+        return build_grouped(calls, model, config.optimizer, fuse=fuse, shards=shards)
+    return build_optimizer(calls["optimizer"], model, config.optimizer.lr, fuse=fuse, shards=shards)
+
+
+def _build_sets(run: OpenRun) -> tuple[Data, dict[str, Data]]:
+    """The training set, or the mixture of those of several tasks, and the evaluation sets by name."""
+    config, calls, tables = run.config, run.calls, data_tables(run.config)
+    datasets = {key: _make(run, f"{key}.train", object) for key in tables}
     overfit, batches = config.overfit, config.limit.batches
     if overfit is not None:
         datasets = {key: first_samples(dataset, overfit, key) for key, dataset in datasets.items()}
@@ -182,45 +211,27 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
         )
         for key, table in tables.items()
     }
-
-    def evaluation(name: str) -> dict[str, Data]:
-        return {
+    evaluations = dict[str, Data]()
+    for name in evaluations_of(config):
+        some = {
             key: build_evaluation(
                 name,
                 table,
                 config.failures,
-                make(f"{key}.evaluations.{name}", object) if overfit is None else datasets[key],
+                _make(run, f"{key}.evaluations.{name}", object) if overfit is None else datasets[key],
                 calls.get(f"{key}.collate"),
                 key=key,
             )
             for key, table in tables.items()
             if name in table.evaluations
         }
-
-    evaluations = {name: evaluation(name) for name in evaluations_of(config)}
-    sets = {
-        name: Mixture(_by_task(some), end="max") if config.tasks else some["data"] for name, some in evaluations.items()
-    }
+        evaluations[name] = Mixture(_by_task(some), end="max") if config.tasks else some["data"]
     data = build_mixture(config, _by_task(train)) if config.tasks else train["data"]
-    if batches is not None:
-        if not data.knows_length:
-            raise ConfigError(["`limit.batches` is for datasets with a length, but there is a stream; leave it out."])
-        data, sets = FirstBatches(data, batches), {name: FirstBatches(one, batches) for name, one in sets.items()}
-    return RunParts(
-        config=config,
-        model=model,
-        task=task.get("", task),
-        optimizer=optimizer,
-        groups=described_groups(optimizer) if config.optimizer.is_divided else (),
-        data=data,
-        evaluations=sets,
-        hooks=hooks,
-        writers=[
-            one if isinstance(one, str) else make(f"log.writers.{index}", Writer)
-            for index, one in enumerate(config.log.writers)
-        ],
-        loaded=loaded,
-    )
+    if batches is None:
+        return data, evaluations
+    if not data.knows_length:
+        raise ConfigError(["`limit.batches` is for datasets with a length, but there is a stream; leave it out."])
+    return FirstBatches(data, batches), {name: FirstBatches(one, batches) for name, one in evaluations.items()}
 
 
 def _model_and_weights(run: OpenRun, mesh: Mesh | None, *, begins: bool) -> tuple[nn.Module, LoadedWeights | None]:

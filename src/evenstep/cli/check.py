@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, cast
 
 import torch
 
@@ -41,6 +42,7 @@ from evenstep.errors import CheckpointError, ConfigError, EvenstepError
 from evenstep.events import Bus
 from evenstep.events.writers.lines import LinesWriter
 from evenstep.exits import EXIT_DONE
+from evenstep.optim.low_bit import as_plain
 from evenstep.options import Reset
 from evenstep.parallel import Group
 from evenstep.parallel.rank_info import is_launched
@@ -160,7 +162,7 @@ def _check(opened: OpenRun, folder: Path, source: str, group: Group, unmet: str)
         states = {
             "hooks": hooks.state_dict(),
             "data": parts.data.state_dict(),
-            "optimizer": parts.optimizer.state_dict(),
+            "optimizer": _state_of(parts.optimizer),
         }
         for name, state in states.items():
             pack(state, name, {})
@@ -169,6 +171,18 @@ def _check(opened: OpenRun, folder: Path, source: str, group: Group, unmet: str)
             print(f"memory      {trainer.footprint().described(parameters)}{_kept_by(group)}")
         if says:
             _say(one, result.metrics)
+
+
+def _state_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """As checkpoints keep it, which know state of few bits."""
+    saved = optimizer.state_dict()
+    state = {
+        key: {name: as_plain(one) for name, one in cast("dict[str, Any]", value).items()}
+        if isinstance(value, dict)
+        else value
+        for key, value in saved.get("state", {}).items()
+    }
+    return {**saved, "state": state}
 
 
 def _kept_by(group: Group) -> str:

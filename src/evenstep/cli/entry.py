@@ -244,12 +244,27 @@ def _dispatch(arguments: list[str], *, leaves: bool) -> int:
     twice = [f"--{one.name}" for one in command.options if one.value is not None and given.count(f"--{one.name}") > 1]
     if twice:
         raise ConfigError([f"`{name}` is given twice; leave one out." for name in twice])
-    if settings and command.settings is None:
-        raise ConfigError([f"`{settings[0]}` can't be given: `evenstep {options.command}` takes no settings."])
+    _check_settings(options.command, settings)
     with ending(leaves=leaves) if command.trains else nullcontext():
         run = cast("Callable[..., int]", import_module(f"evenstep.cli.{command.module}").run)
         own_options = {option.name: getattr(options, option.name) for option in command.options}
         return run(getattr(options, "path", ""), settings, **own_options)
+
+
+def _check_settings(name: str, settings: Sequence[str]) -> None:
+    """Raise ConfigError for what is no setting of the command: most likely a misspelt option."""
+    command = COMMANDS[name]
+    names = [option.name for option in command.options]
+    for given in [setting.partition("=")[0] for setting in settings if setting.startswith("--")]:
+        close = get_close_matches(given.removeprefix("--"), names, n=1, cutoff=0.7)
+        meant = (
+            f"did you mean `--{close[0]}`?" if close else f"its options are {', '.join(f'--{one}' for one in names)}."
+        )
+        if command.settings is None:
+            takes = meant if names else "it takes none."
+            raise ConfigError([f"`{given}` can't be given to `evenstep {name}`, which takes no settings; {takes}"])
+        if close and given.removeprefix("--") not in import_module("evenstep.config.schema").Config.model_fields:
+            raise ConfigError([f"`{given}` is neither an option of `evenstep {name}` nor a key of a run file; {meant}"])
 
 
 def _options_beside(command: str) -> list[Option]:

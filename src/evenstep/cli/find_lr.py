@@ -83,5 +83,6 @@ def described(found: FoundLr) -> list[str]:
             f"{found.rates[number]:>13.1e}{found.losses[number]:>12.4g}{smoothed[number]:>12.4g}  {bar}".rstrip()
         )
     if found.suggestion is None:
-        return [*lines, "suggested   nothing: the loss never fell; try lower rates (`--lowest`), or look at the task"]
+        said = "suggested   nothing: the loss never fell by more than it differs from one update to the next; try more "
+        return [*lines, f"{said}(`--tries 100`), lower rates (`--lowest`), larger batches, or look at the task"]
     return [*lines, f"suggested   --optimizer.lr {found.suggestion:.1e}: there the smoothed loss falls fastest"]

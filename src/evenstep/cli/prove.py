@@ -23,7 +23,7 @@ from evenstep.cli.prove_part import Elsewhere, run_part
 from evenstep.config.sources import settings_of
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.exits import EXIT_DONE, EXIT_ERROR
-from evenstep.extras.prove.rows import Prover, Row, Verdict, report
+from evenstep.extras.prove.rows import ProofRow, Prover, Verdict, report
 from evenstep.extras.prove.subject import Bench
 from evenstep.version import __version__
 
@@ -88,7 +88,7 @@ def _count(name: str, text: str | None, default: int, *, least: int) -> int:
     return int(text)
 
 
-def _prove(rows: Sequence[Row], what: str) -> list[tuple[str, Verdict, float]]:
+def _prove(rows: Sequence[ProofRow], what: str) -> list[tuple[str, Verdict, float]]:
     """Run the rows, and print each as it ends."""
     console = Console(highlight=False, soft_wrap=False)
     width = max(len(row.name) for row in rows)
@@ -117,7 +117,7 @@ def _prove(rows: Sequence[Row], what: str) -> list[tuple[str, Verdict, float]]:
     return found
 
 
-def _expected(rows: Sequence[Row], seconds: float) -> float:
+def _expected(rows: Sequence[ProofRow], seconds: float) -> float:
     """Seconds that all rows take, by what the first has taken."""
     processes = sum(1 + (row.name == "kill") for row in rows if row.name.startswith(("ranks", "stages", "kill")))
     return seconds * _IN_PROCESS + processes * (_START_S + 2 * seconds)

@@ -19,7 +19,8 @@ from evenstep.builders import RunParts, build_mesh, build_parts, build_strategy,
 from evenstep.builders.schedule import build_lr_schedule
 from evenstep.cli.trial import FirstBatch
 from evenstep.config.named import OpenRun
-from evenstep.config.schema import Config, DataTable
+from evenstep.config.schema import Config
+from evenstep.config.schema_data import DataTable
 from evenstep.config.sources import Setting
 from evenstep.config.target import loaded_from
 from evenstep.config.tasks import data_tables, largest

@@ -10,7 +10,8 @@ from typing import cast
 from torch import nn
 
 from evenstep.builders import RunParts
-from evenstep.config.schema import Config, DataTable
+from evenstep.config.schema import Config
+from evenstep.config.schema_data import DataTable
 from evenstep.data import Data, MapData, Mixture
 from evenstep.data.first_batches import FirstBatches
 from evenstep.pipeline import PipelineModel

@@ -3,13 +3,14 @@
 It stands in for the parts of a run that would write or take long. What is tried is the run's own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, cast, final
 
 from evenstep.config.schema import Config
 from evenstep.data import Data, GlobalBatch, Position
+from evenstep.data.wrapped import WrappedData
 from evenstep.errors import DataError
 from evenstep.events import EvaluateEnd, Hook, TrainBegin, TrainEnd, UpdateBegin, UpdateEnd
 from evenstep.events.hooks.target import MetricTarget
@@ -76,7 +77,7 @@ def followers(config: Config) -> list[Hook]:
 
 
 @final
-class FirstBatch(Data):
+class FirstBatch(WrappedData):
     """The first global batch of other data, as an epoch.
 
     Args:
@@ -84,18 +85,16 @@ class FirstBatch(Data):
     """
 
     def __init__(self, data: Data, *, name: str) -> None:
-        self._data, self._name = data, name
+        super().__init__(data)
+        self._name = name
 
-    def batches(
-        self, start: Position, *, seed: int, rank: int = 0, ranks: int = 1, pin_memory: bool = False
-    ) -> Iterator[GlobalBatch]:
+    def through(self, start: Position, read: Callable[[Position], Iterator[GlobalBatch]]) -> Iterator[GlobalBatch]:
         """Give that one.
 
         Raises:
             DataError: there is none.
         """
-        batches = self._data.batches(start, seed=seed, rank=rank, ranks=ranks, pin_memory=pin_memory)
-        with closing(cast("Any", batches)):
+        with closing(cast("Any", read(start))) as batches:
             first = next(batches, None)
         if first is None:
             raise DataError(f"the evaluation {self._name} gave no batch at all; look at its length and filters.")
@@ -105,20 +104,7 @@ class FirstBatch(Data):
         """One."""
         return 1
 
-    def fingerprint(self) -> dict[str, Any]:
-        """That of all."""
-        return self._data.fingerprint()
-
     @property
-    def tasks(self) -> tuple[str, ...] | None:
-        """Those of all."""
-        return self._data.tasks
-
-    @property
-    def resumable(self) -> bool:
-        """Whether all of it is."""
-        return self._data.resumable
-
-    def close(self) -> None:
-        """End the processes that load data."""
-        self._data.close()
+    def knows_length(self) -> bool:
+        """It does."""
+        return True

@@ -13,7 +13,8 @@ from typing import Any, cast, final
 
 from evenstep.config.arguments import Call, bind
 from evenstep.config.faults import Fault
-from evenstep.config.schema import Config, OptimizerTable, ParameterGroupTable, TargetTable
+from evenstep.config.schema import Config, OptimizerTable, ParameterGroupTable
+from evenstep.config.schema_data import TargetTable
 from evenstep.config.section import Section
 from evenstep.config.sources import Tree, at
 from evenstep.config.target import find

@@ -1,6 +1,7 @@
 """Where the data and the LR schedules of a run stand: beside its one task, or in the table of each of several."""
 
-from evenstep.config.schema import Config, DataTable
+from evenstep.config.schema import Config
+from evenstep.config.schema_data import DataTable
 from evenstep.config.schema_lr import AnySchedule
 
 

@@ -4,18 +4,19 @@ Position (e, b) is that of the other data, so what is trained on is the beginnin
 epoch ends after so many of them, or where that of the other data does. It reads nothing itself.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, cast, final
 
 from evenstep.arguments import require_object, require_whole
 from evenstep.data.batch import JSON, Data, GlobalBatch, Position
+from evenstep.data.wrapped import WrappedData
 from evenstep.errors import DataError
 
 
 @final
-class FirstBatches(Data):
+class FirstBatches(WrappedData):
     """The first `batches` global batches of each epoch of `data`; of a stream, which has but one pass, of that.
 
     Args:
@@ -37,40 +38,12 @@ class FirstBatches(Data):
     def __init__(self, data: Data, batches: int) -> None:
         require_object("data", data, Data, "`MapData(dataset, global_batch_size=32)`")
         require_whole("batches", batches)
-        self.data, self._batches = data, batches
-
-    def batches(
-        self, start: Position, *, seed: int, rank: int = 0, ranks: int = 1, pin_memory: bool = False
-    ) -> Iterator[GlobalBatch]:
-        def read(position: Position) -> Iterator[GlobalBatch]:
-            return self.data.batches(position, seed=seed, rank=rank, ranks=ranks, pin_memory=pin_memory)
-
-        return self._cut(start, read)
-
-    def batches_together(
-        self,
-        start: Position,
-        *,
-        seed: int,
-        rank: int,
-        ranks: int,
-        total: Callable[[Sequence[float]], Sequence[float]],
-        pin_memory: bool = False,
-    ) -> Iterator[GlobalBatch]:
-        def read(position: Position) -> Iterator[GlobalBatch]:
-            return self.data.batches_together(
-                position, seed=seed, rank=rank, ranks=ranks, total=total, pin_memory=pin_memory
-            )
-
-        return self._cut(start, read)
+        super().__init__(data)
+        self._batches = batches
 
     def num_batches(self, epoch: int, *, seed: int) -> int | None:
         count = self.data.num_batches(epoch, seed=seed)
         return None if count is None else min(count, self._batches)
-
-    @property
-    def knows_length(self) -> bool:
-        return self.data.knows_length
 
     def fingerprint(self) -> dict[str, JSON]:
         return {"kind": "first", "batches": self._batches, "data": self.data.fingerprint()}
@@ -79,21 +52,10 @@ class FirstBatches(Data):
         self.data.follow(cast("Mapping[str, JSON]", fingerprint["data"]))
 
     @property
-    def tasks(self) -> tuple[str, ...] | None:
-        return self.data.tasks
-
-    @property
     def resumable(self) -> bool:
         return self.data.resumable and self.data.knows_length
 
-    def to_cut_finer(self, samples: int) -> str:
-        return self.data.to_cut_finer(samples)
-
-    def close(self) -> None:
-        """End the processes that load data."""
-        self.data.close()
-
-    def _cut(self, start: Position, read: Callable[[Position], Iterator[GlobalBatch]]) -> Iterator[GlobalBatch]:
+    def through(self, start: Position, read: Callable[[Position], Iterator[GlobalBatch]]) -> Iterator[GlobalBatch]:
         position: Position | None = start
         if position.batch >= self._batches:
             raise DataError(

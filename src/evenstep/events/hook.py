@@ -5,9 +5,9 @@ may ask it to stop, save or evaluate, and may keep state that checkpoints carry.
 """
 
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from torch import Tensor, nn, optim
 
@@ -35,6 +35,8 @@ from evenstep.events.event import (
     UpdateEnd,
 )
 from evenstep.events.storage import Storage
+
+T = TypeVar("T")
 
 
 class HookProgress(Protocol):
@@ -83,6 +85,7 @@ class HookTrainer(Protocol):
     def resumed_from(self) -> str | None: ...
     def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]: ...
     def settle(self) -> None: ...
+    def first_rank_does(self, act: Callable[[], T]) -> T: ...
     def begin_afresh(self, names: Collection[str]) -> None: ...
     def request_stop(self, reason: str, *, requeue: bool = False) -> None: ...
     def request_save(self) -> None: ...

@@ -12,9 +12,19 @@ if TYPE_CHECKING:
     from evenstep.hf.language import CausalLM, Seq2Seq
     from evenstep.hf.models import from_config, from_pretrained
     from evenstep.hf.packing import Packing
+    from evenstep.hf.pretrained import SavePretrained
     from evenstep.hf.saving import save_pretrained
 
-__all__ = ["CausalLM", "Classification", "Packing", "Seq2Seq", "from_config", "from_pretrained", "save_pretrained"]
+__all__ = [
+    "CausalLM",
+    "Classification",
+    "Packing",
+    "SavePretrained",
+    "Seq2Seq",
+    "from_config",
+    "from_pretrained",
+    "save_pretrained",
+]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -23,6 +33,7 @@ __getattr__, __dir__ = lazy_names(
         ".language": "CausalLM Seq2Seq",
         ".models": "from_config from_pretrained",
         ".packing": "Packing",
+        ".pretrained": "SavePretrained",
         ".saving": "save_pretrained",
     },
 )

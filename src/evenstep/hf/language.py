@@ -10,6 +10,7 @@ own loss, which is a mean, is not used.
 
 from collections.abc import Mapping
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from torch.nn import functional
 
 from evenstep.arguments import require_flag, require_number
 from evenstep.errors import ArgumentError, TaskError
+from evenstep.hf.causal import check_causal
 from evenstep.hf.documents import check_documents, halves_of_row, restarts
 from evenstep.hf.head import ChunkedHead
 from evenstep.hf.outputs import batch_of, check_whole, logits_of, tensor_of
@@ -95,6 +97,20 @@ class _Tokens(Task):
         """What each row of scores must give, −100 where that is not counted; and their weights."""
         raise NotImplementedError
 
+    def _labels(self, batch: Mapping[str, Any], advice: str) -> tuple[Tensor, Tensor | None]:
+        labels = tensor_of(self, batch, "labels", advice)
+        if labels.ndim != 2:
+            raise TaskError(f"`labels` must be of shape [rows, length], but are of shape {list(labels.shape)}.")
+        if batch.get("weights") is None:
+            return labels, None
+        weights = tensor_of(self, batch, "weights", "give one for each label, or none at all.")
+        if weights.shape != labels.shape:
+            raise TaskError(
+                f"`weights` must be of the shape of `labels`, {list(labels.shape)}, but are of shape "
+                f"{list(weights.shape)}; give one for each label."
+            )
+        return labels, weights
+
 
 class CausalLM(_Tokens):
     """The next token, for decoders such as Llama: the scores at place t are for the label at place t + 1.
@@ -128,6 +144,7 @@ class CausalLM(_Tokens):
 
     def prepare(self, model: nn.Module) -> None:
         super().prepare(model)
+        check_causal(model)
         if self._packed:
             check_documents(model)
 
@@ -140,14 +157,13 @@ class CausalLM(_Tokens):
         return (halves_of_row(batch) if self._packed else None) or super().split(batch)
 
     def _counted(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
-        labels = tensor_of(self, batch, "labels", "give the tokens to learn, −100 where there is none: a copy of them.")
+        labels, weights = self._labels(batch, "give the tokens to learn, −100 where there is none: a copy of them.")
         counted = labels != IGNORED
         if (mask := _mask_of(batch)) is not None:
             counted = counted & functional.pad(mask[:, :-1] != 0, (1, 0))
         if (positions := batch.get("position_ids")) is not None:
             counted = counted & ~restarts(positions, mask)
         targets = functional.pad(labels.masked_fill(~counted, IGNORED)[:, 1:], (0, 1), value=IGNORED)
-        weights = batch.get("weights")
         return targets, None if weights is None else functional.pad(weights[:, 1:], (0, 1))
 
     def _check_row(self, batch: Mapping[str, Any]) -> None:
@@ -178,7 +194,8 @@ class Seq2Seq(_Tokens):
 
     Batches are mappings. All in them is given to the model by its name, but `labels` `[rows, length]` (−100 is not
     counted) and, if there are some, their `weights`. Without `decoder_input_ids` the decoder gets the labels one place
-    further right, after the model's `decoder_start_token_id`.
+    further right, as the model's `prepare_decoder_input_ids_from_labels` puts them (MBart begins with the label that
+    is last), else after its `decoder_start_token_id`.
 
     Args:
         chunked, label_smoothing: see `CausalLM`.
@@ -190,9 +207,11 @@ class Seq2Seq(_Tokens):
     def __init__(self, *, chunked: bool = False, label_smoothing: float = 0.0) -> None:
         super().__init__(label_smoothing=label_smoothing, chunked=chunked)
         self._begin, self._pad = None, None
+        self._model: ref[nn.Module] | None = None
 
     def prepare(self, model: nn.Module) -> None:
         config = getattr(model, "config", None)
+        self._model = ref(model)  # it is not the task's
         self._begin = getattr(config, "decoder_start_token_id", None)
         self._pad = getattr(config, "pad_token_id", None)
         super().prepare(model)
@@ -204,6 +223,13 @@ class Seq2Seq(_Tokens):
         return given
 
     def _shifted(self, labels: Tensor) -> Tensor:
+        own: Any = getattr(self._model and self._model(), "prepare_decoder_input_ids_from_labels", None)
+        if self._pad is not None and own is not None:
+            try:
+                return own(labels)
+            except (AttributeError, TypeError, ValueError):  # of one that begins with a token that the config lacks
+                if self._begin is not None:
+                    raise
         if self._begin is None or self._pad is None:
             raise TaskError(
                 "the decoder's inputs are the labels one place further right, but the model's config has no "
@@ -213,5 +239,4 @@ class Seq2Seq(_Tokens):
         return torch.cat([begin, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, self._pad)], 1)
 
     def _counted(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
-        labels = tensor_of(self, batch, "labels", "give the tokens that are to be given, −100 where there is none.")
-        return labels, batch.get("weights")
+        return self._labels(batch, "give the tokens that are to be given, −100 where there is none.")

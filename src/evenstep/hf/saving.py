@@ -26,6 +26,11 @@ class _Saves(Protocol):
     def save_pretrained(self, save_directory: str, **options: Any) -> Any: ...
 
 
+def is_of_transformers(model: nn.Module) -> bool:
+    """Whether a model knows its layout, as those of transformers and peft do."""
+    return isinstance(model, _Saves)
+
+
 def save_pretrained(
     model: nn.Module,
     to: Path | str,
@@ -59,15 +64,9 @@ def save_pretrained(
             f"`model` must be one of transformers, which know their layout, but is a {type(model).__name__}; write its "
             f"weights alone: `evenstep.checkpoint.export_weights(run, 'model.safetensors')`."
         )
-    if dtype is not None and dtype not in _FORMATS:
-        raise ArgumentError(f"`dtype` must be one of {', '.join(_FORMATS)}, but is {dtype!r}.")
+    check_options(dtype, tokenizer)
     if to.exists():
         raise ArgumentError(f"`{to}` exists already, and nothing in it was touched; give another name.")
-    if tokenizer is not None and not any(Path(tokenizer).glob("tokenizer*")):
-        raise ArgumentError(
-            f"`tokenizer` must be a folder of this machine with a tokenizer's files (`tokenizer_config.json`, …), but "
-            f"`{tokenizer}` has none."
-        )
     load_weights(cast(nn.Module, model), weights, average=average)
     if dtype is not None:
         _convert(cast(nn.Module, model), dtype)
@@ -86,6 +85,17 @@ def save_pretrained(
             raise CheckpointError(f"`{to}` could not be written: {clause(error)}; nothing is left of it.") from error
         raise
     return sorted(to.iterdir())
+
+
+def check_options(dtype: object, tokenizer: Path | str | None) -> None:
+    """Raise ArgumentError for a format that there is not, or a folder without a tokenizer."""
+    if dtype is not None and dtype not in _FORMATS:
+        raise ArgumentError(f"`dtype` must be one of {', '.join(_FORMATS)}, but is {dtype!r}.")
+    if tokenizer is not None and not any(Path(tokenizer).glob("tokenizer*")):
+        raise ArgumentError(
+            f"`tokenizer` must be a folder of this machine with a tokenizer's files (`tokenizer_config.json`, …), but "
+            f"`{tokenizer}` has none."
+        )
 
 
 def _convert(model: nn.Module, dtype: str) -> None:

@@ -79,6 +79,9 @@ class ParameterGroup:
         require_table("options", self.options, "`options={'betas': (0.9, 0.95)}`")
         if self.optimizer is not None:
             check_class("optimizer", self.optimizer)
+        check_options(self.options)
+        if self.weight_decay is not None and "weight_decay" in self.options:
+            raise ArgumentError("`weight_decay` of a group is given twice, once in its `options`; leave one out.")
         if self.lr is not None and self.lr_factor is not None:
             raise ArgumentError("`lr` and `lr_factor` of a group both say its learning rate; leave one out.")
         own = [name for name in ("lr", "lr_factor", "weight_decay", "optimizer") if getattr(self, name) is not None]
@@ -91,6 +94,17 @@ class ParameterGroup:
         """Whether a parameter is of this group."""
         fits = self.dims is None or one.dims == self.dims
         return fits and any(fnmatchcase(one.name, pattern) for pattern in self.patterns)
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise ArgumentError for what an optimizer's further arguments can't say, since it is said otherwise."""
+    if "lr" in options:
+        raise ArgumentError(
+            "`options` has `lr`, beside which `lr`, `lr_factor` and `layer_decay` would have no effect; give `lr=…` "
+            "instead."
+        )
+    if own := [name for name in ("params", "name") if name in options]:
+        raise ArgumentError(f"`options` has `{own[0]}`, which each group has of its own; leave it out.")
 
 
 def check_class(name: str, value: object) -> None:
@@ -245,9 +259,7 @@ class Grouping:
         numbers = {name: name.removeprefix(prefix).partition(".")[0] for name in names if name.startswith(prefix)}
         inside = {name: int(number) + 1 for name, number in numbers.items() if number.isdecimal()}
         if not inside:
-            lists = sorted(
-                {name[: name.index(f".{part}.")] for name in names for part in name.split(".") if part == "0"}
-            )
+            lists = sorted({name.partition(".0.")[0] for name in names if ".0." in name})
             raise ArgumentError(
                 f"`layers` must name a list of layers with parameters, but there is no `{self.layers}.0.…`; "
                 f"there are {', '.join(lists) or 'no lists'}."

@@ -9,7 +9,8 @@ one that the sequence has no longer, or not at all, is an error. That costs one 
 not, because items of lists are chosen by the batch or at random, they agree on each collective of each pass.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, final
 
@@ -90,6 +91,7 @@ class CollectiveOrder:
         self._place = 0  # in the sequence
         self._expected = False  # the forward of this pass, by that of the first
         self._standing_in = False
+        self._in_step = False
         self._begun: set[tuple[str, str]] = set()  # sequences, in this pass
         self._running: set[int] = set()
         self._reduced: set[int] = set()  # parts whose gradients are reduced in this pass
@@ -169,8 +171,19 @@ class CollectiveOrder:
         if self._phase == "backward":
             self._running.clear()
 
+    @contextmanager
+    def in_step(self) -> Generator[None]:
+        """Inside, all ranks run the same collectives by themselves, outside of any pass."""
+        self._in_step = True
+        try:
+            yield
+        finally:
+            self._in_step = False
+
     def run(self, collective: Collective, call: Callable[[], Any]) -> Any:
         """Call a collective, after those that come before it."""
+        if self._in_step:
+            return call()
         sequence, place = self._sequence.collectives, self._place
         if place < len(sequence) and sequence[place] == collective:
             pass

@@ -20,6 +20,7 @@ from evenstep.parallel.reducer.reducer import (
     Compresses,
     ExplainsErrors,
     GathersPerPlan,
+    HoldsWhole,
     PadsPasses,
     Reducer,
     StepsAlone,
@@ -126,6 +127,24 @@ class Reducers:
         for own in self._all:
             if isinstance(own, PadsPasses):
                 own.pad_passes(work, run, backward=backward, kind=kind, last=last)
+
+    @contextmanager
+    def whole(self) -> Generator[None]:
+        """See `HoldsWhole.whole`; nothing where each rank holds its modules whole anyway."""
+        with ExitStack() as stack:
+            for own in self._all:
+                if isinstance(own, HoldsWhole):
+                    stack.enter_context(own.whole())
+            yield
+
+    @contextmanager
+    def gathering_nothing(self) -> Generator[None]:
+        """See `HoldsWhole.gathering_nothing`."""
+        with ExitStack() as stack:
+            for own in self._all:
+                if isinstance(own, HoldsWhole):
+                    stack.enter_context(own.gathering_nothing())
+            yield
 
     def explained(self, error: Exception) -> Exception:
         """What an error of torch's in a pass means; `error` itself if nothing more is known."""

@@ -5,9 +5,9 @@ assignment is an error that says what to do instead. What can be changed between
 updates there are.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from inspect import signature
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from evenstep.train.loop import Loop
 from evenstep.train.phases import Phases
 from evenstep.train.progress import Progress
 
+T = TypeVar("T")
 _OLD_NAMES = {"ask_stop": "request_stop", "ask_save": "request_save", "ask_evaluate": "request_evaluate"}
 
 
@@ -169,6 +170,14 @@ class TrainerAttributes:
         """
         self._check_idle("settle", "call it in `after_update`")
         self._loop.settle_between_updates(write=False)
+
+    def first_rank_does(self, act: Callable[[], T]) -> T:
+        """Do something on the first rank only, for which the others wait as long as it takes; all ranks call it.
+
+        Raises:
+            EvenstepError: on the other ranks, when it raised on the first.
+        """
+        return self._group.first_rank_does_long(act)
 
     def begin_afresh(self, names: Collection[str]) -> None:
         """Forget what is kept of parameters and buffers: the optimizer's state of them goes, their average is a copy.

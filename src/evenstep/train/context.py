@@ -4,6 +4,7 @@ It runs nothing; `train/microbatch.py` does.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast, final
 
@@ -11,12 +12,14 @@ import torch
 from torch import Tensor
 
 from evenstep.events import Bus, Storage
+from evenstep.nothing import NOTHING
 from evenstep.precision.precision import Precision
 from evenstep.train.phases import Phases
 from evenstep.train.randomness import Randomness
 from evenstep.train.tasks.coefficients import Coefficients, Fixed
 from evenstep.train.tasks.norm_statistics import Norms
 from evenstep.train.tasks.task import Task
+from evenstep.train.tasks.teacher import Teacher
 
 
 @final
@@ -38,6 +41,7 @@ class TrainContext:
         phases: where the time goes.
         poison: gives a loss whose gradient is not finite, in place of one that could not be computed, so that all
             ranks come to the end of the update and abort it together; None raises at once.
+        teacher: gives what the model's average gives; None where no task asks for it.
     """
 
     tasks: Mapping[str, Task]
@@ -56,6 +60,11 @@ class TrainContext:
     seeds: dict[torch.dtype, tuple[float, Tensor]] = field(default_factory=dict)
     phases: Phases = field(default_factory=Phases)
     poison: Callable[[], Tensor] | None = None
+    teacher: Teacher | None = None
+
+    def teaching(self, *tasks: str) -> AbstractContextManager[None]:
+        """Around passes of these tasks, which all ranks make together: what they may ask of the average is there."""
+        return NOTHING if self.teacher is None else self.teacher.held(tasks)
 
     def silently(self) -> "TrainContext":
         """The same, without hooks and records."""

@@ -184,7 +184,7 @@ class Engine:
         self._pending, self._cuts = list[PendingUpdate](), dict[str, SplitLimit]()
         self._last_loss: SummedLoss | None = None
         check_ties(unwrapped(self.model), parts.core.trained.names)
-        tell(self, setup.tasks.by_name, self._ema)
+        tell(self, setup.tasks.by_name)
         let_begin_late(self.optimizer)
         self._causes = AbortCauses(
             core=parts.core,

@@ -6,6 +6,7 @@ verdict is read. It runs nothing.
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -45,6 +46,7 @@ from evenstep.train.state.settings import settings_of
 from evenstep.train.state.train_state import TrainState, parameter_names, unwrapped
 from evenstep.train.tasks.norm_statistics import Norms
 from evenstep.train.tasks.tasks import poison_of
+from evenstep.train.tasks.teacher import Teacher
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.transfer import build_cast, build_transfer
 from evenstep.train.update import Update
@@ -118,6 +120,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     compiled = compile_model(model, report, _rank_of(model, strategy)) if train.compile == "model" else None
     convert_linear_layers(model, precision, setup.linear_layers.here)
     execution, cuts = build_execution(model, strategy, optimizer, device), SplitLimit()
+    context = replace(context, teacher=_teacher(setup, execution))
     recompute(model, setup.recomputed.here, context.randomness)
     layout = execution.reducers.layout
     steps = build_steps(precision, model=model, optimizer=optimizer, rounded=rounded, layout=layout, seed=setup.seed)
@@ -235,6 +238,13 @@ def _guard(setup: Setup, context: TrainContext, execution: Execution, cuts: Spli
         say=_say_of(execution),
         pending=set(context.tasks) if setup.train.check_loss else set[str](),
     )
+
+
+def _teacher(setup: Setup, execution: Execution) -> Teacher | None:
+    asking = [name for name, task in setup.tasks.by_name.items() if task.uses_average]
+    if not asking or setup.train.ema is None:
+        return None
+    return Teacher(setup.model, setup.train.ema, asking, execution.reducers)
 
 
 def _rank_of(model: nn.Module, strategy: Strategy) -> int:

@@ -15,6 +15,7 @@ from torch import nn
 from evenstep.data import Data, Microbatch, Position
 from evenstep.errors import DataError, LostRankError, TaskError
 from evenstep.events import Incident, Record
+from evenstep.nothing import NOTHING
 from evenstep.train.checks.loss import Guard
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
@@ -123,11 +124,14 @@ class Evaluation:
 
     def _forwards(self, weights: Weights, update: int, batch: int) -> None:
         execution, task = self._execution, next(iter(weights.totals))
-        passes = self._cuts.passes(self._context.tasks, weights.work)
-        execution.pad_passes(passes, self._dummy, backward=False, kind=task)
-        with self._step(weights, update, batch) as step:
-            self._recovery.runs(step)
-            execution.evaluator.run(execution.forwards(step.lay_out(step.work)), step)
+        is_own = task in self._own  # how often it calls the model is its own affair
+        with self._context.teaching(task), execution.reducers.whole() if is_own else NOTHING:
+            if not is_own:
+                passes = self._cuts.passes(self._context.tasks, weights.work)
+                execution.pad_passes(passes, self._dummy, backward=False, kind=task)
+            with self._step(weights, update, batch) as step:
+                self._recovery.runs(step)
+                execution.evaluator.run(execution.forwards(step.lay_out(step.work)), step)
         if execution.evaluates_together:  # none goes on while another may have to begin anew
             execution.group.sum_floats([0.0])
 

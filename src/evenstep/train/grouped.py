@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from evenstep.arguments import require_number
 from evenstep.errors import ArgumentError
 from evenstep.names import named_parameters, plain
-from evenstep.optim.groups import OTHERS, DecayOn, Described, Grouping, ParameterGroup, check_class
+from evenstep.optim.groups import OTHERS, DecayOn, Described, Grouping, ParameterGroup, check_class, check_options
 from evenstep.optim.multi import MultiOptimizer, inner
 from evenstep.pipeline import PipelineModel
 from evenstep.train.state.train_state import unwrapped
@@ -66,6 +66,7 @@ def grouped_optimizer(
     """
     require_number("lr", lr)
     check_class("optimizer", optimizer)
+    check_options(options or {})
     grouping = Grouping(groups=groups or {}, weight_decay_on=weight_decay_on, layer_decay=layer_decay, layers=layers)
     parameters = _described(model, grouping)
     by_name = named_parameters(unwrapped(model))

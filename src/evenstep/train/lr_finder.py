@@ -5,9 +5,11 @@ only the rates are others. Then the state of before is put back. It proposes; it
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 from typing import TYPE_CHECKING, Any, cast, final
 
 from torch import Tensor
@@ -34,7 +36,8 @@ class FoundLr:
     Args:
         rates: of the optimizer's first group, one for each update, rising.
         losses: of those updates, each before its own step.
-        suggestion: a rate at which the smoothed loss fell fastest; None where it never fell.
+        suggestion: a rate at which the smoothed loss fell fastest; None where it never fell, or by no more on the whole
+            than a loss usually differs from the one before.
     """
 
     rates: tuple[float, ...]
@@ -117,7 +120,7 @@ def search(loop: "Loop", *, lowest: float, highest: float, updates: int, diverge
             f"loss was above {divergence:g} times its smallest or the data ended; lower `lowest`, or raise `updates`."
         )
     rates = tuple(rate_of(begin + 1 + number) for number in range(len(losses)))
-    return FoundLr(rates=rates, losses=tuple(losses), suggestion=_steepest(rates, _smoothed(losses)))
+    return FoundLr(rates=rates, losses=tuple(losses), suggestion=_steepest(rates, losses))
 
 
 def _losses(loop: "Loop", updates: int, divergence: float) -> Iterator[float]:
@@ -140,7 +143,7 @@ def _losses(loop: "Loop", updates: int, divergence: float) -> Iterator[float]:
                 return
 
 
-def _smoothed(losses: "list[float] | tuple[float, ...]") -> tuple[float, ...]:
+def _smoothed(losses: Sequence[float]) -> tuple[float, ...]:
     total, weight, smoothed = 0.0, 0.0, list[float]()
     for loss in losses:
         total, weight = _SMOOTHING * total + loss, _SMOOTHING * weight + 1
@@ -148,17 +151,23 @@ def _smoothed(losses: "list[float] | tuple[float, ...]") -> tuple[float, ...]:
     return tuple(smoothed)
 
 
-def _steepest(rates: tuple[float, ...], smoothed: tuple[float, ...]) -> float | None:
+def _steepest(rates: tuple[float, ...], losses: Sequence[float]) -> float | None:
     """The rate in the midst of that tenth of the updates over which the smoothed loss falls most.
 
-    The first tenth is left out, in which few losses are averaged, and what comes after the smallest.
+    The first tenth is left out, in which few losses are averaged, and what comes after the smallest. A fall that is,
+    on the whole, not above the median of |l_k - l_{k-1}| is chance, of which nothing follows.
 
-    >>> _steepest((1.0, 10.0, 100.0, 1000.0), (3.0, 2.9, 1.0, 5.0))
+    >>> _steepest((1.0, 10.0, 100.0, 1000.0, 10000.0), (3.0, 2.9, 1.0, 0.9, 5.0))
     10.0
+    >>> _steepest((1.0, 10.0, 100.0, 1000.0, 10000.0), (3.0, 2.9, 3.1, 2.8, 5.0))
     """
+    smoothed = _smoothed(losses)
+    usual = median(abs(one - before) for before, one in pairwise(losses))
     width = max(len(smoothed) // 10, 1)
     begin = len(smoothed) // 10
     lowest = begin + smoothed[begin:].index(min(smoothed[begin:]))
+    if smoothed[begin] - smoothed[lowest] <= usual:
+        return None
     falls = {number: smoothed[number] - smoothed[number + width] for number in range(begin, lowest - width + 1)}
     steepest = max(falls, key=falls.__getitem__, default=None)
     return None if steepest is None or falls[steepest] <= 0 else rates[steepest + width // 2]

@@ -109,7 +109,6 @@ def _kept(batch: GlobalBatch, context: TrainContext, execution: Execution) -> li
         task_of(context.tasks, one)
     for name in dict.fromkeys(part.task for part in batch.parts) or [""]:  # one task after the other, on all ranks
         work = tuple(one for one in batch.microbatches if one.task == name)
-        execution.pad_passes(work, partial(_dummy, context), backward=False, kind=f"predict {name}")
         recorders, silent = _recording(context)
         weights = Weights(
             totals={name: 1.0},
@@ -120,8 +119,10 @@ def _kept(batch: GlobalBatch, context: TrainContext, execution: Execution) -> li
             num_tasks=1,
         )
         path = ("predict", batch.position.batch)
-        with MicrobatchStep(silent, weights, path=path, update=0, factor=1.0, prefix="", cuts=SplitLimit()) as step:
-            execution.evaluator.run(execution.forwards(step.lay_out(step.work)), step)
+        with context.teaching(name):
+            execution.pad_passes(work, partial(_dummy, context), backward=False, kind=f"predict {name}")
+            with MicrobatchStep(silent, weights, path=path, update=0, factor=1.0, prefix="", cuts=SplitLimit()) as step:
+                execution.evaluator.run(execution.forwards(step.lay_out(step.work)), step)
         if execution.holds_output:
             outputs = recorders[name].kept if work else []
             kept += [

@@ -356,7 +356,10 @@ class Update:
         execution, in_turn = self._execution, self._execution.reducers.in_turn
         self._forget_gradients()
         parts = [weights.of(task) for task in weights.totals] if in_turn else [weights]
-        with self._step(weights, path=(update,), update=update) as step:
+        with (
+            self._context.teaching(*weights.totals),
+            self._step(weights, path=(update,), update=update) as step,
+        ):
             for number, part in enumerate(parts, start=1):
                 last = number == len(parts)
                 if in_turn:

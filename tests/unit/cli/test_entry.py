@@ -57,7 +57,16 @@ def test_it_tells_its_version(evenstep: Run) -> None:
         (["trian", "run.toml"], "`trian` is not a command; did you mean `evenstep train`?"),
         (["train"], "the following arguments are required: RUN.toml"),
         (["train", "run.toml", "other.toml"], "unrecognized arguments: other.toml"),
-        (["report", "runs/tiny", "--seed", "1"], "`--seed` can't be given: `evenstep report` takes no settings."),
+        (["report", "runs/tiny", "--seed", "1"], "takes no settings; its options are --to, --follow."),
+        (
+            ["report", "runs/tiny", "--too", "x"],
+            "`--too` can't be given to `evenstep report`, which takes no settings; did you mean `--to`?",
+        ),
+        (
+            ["summary", "run.toml", "--depht=2"],
+            "`--depht` is neither an option of `evenstep summary` nor a key of a run file; did you mean `--depth`?",
+        ),
+        (["find-lr", "run.toml", "--lowst", "9"], "did you mean `--lowest`?"),
         (["train", "run.toml", "--seed"], "`--seed` has no value"),
         (["train", "none.toml"], "there is no file none.toml"),
         (["train", "run.toml", "--seed", "1", "--seed", "2"], "`--seed` is given twice, 1 and 2; leave one out."),

@@ -26,13 +26,18 @@ AWARE = """
 target = "evenstep.extras.quantization:QuantizationAware"
 args = { config = "IntxWeightOnlyConfig", options = { weight_dtype = "int4", granularity = 2 }, after_update = 2 }
 """
+NOISE = """
+[[hooks]]
+target = "evenstep.extras.quantization:QuantizationNoise"
+args = { layers = ["layers.0"], p = 0.3, block_size = 2 }
+"""
 
 
 def state_of(run: Path) -> Any:
     return read_checkpoint(run).state
 
 
-@pytest.mark.parametrize("hooks", [PRODUCT, AWARE])
+@pytest.mark.parametrize("hooks", [PRODUCT, AWARE, PRODUCT + NOISE])
 def test_it_is_checked_trained_and_resumed_to_the_bit(hooks: str, evenstep: Run, recipe: Path) -> None:
     if hooks is AWARE:
         pytest.importorskip("torchao", reason="the extra `quantization` is not installed")

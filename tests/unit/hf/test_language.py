@@ -12,7 +12,7 @@ from evenstep import Logging, MapData, PipelineModel, Task, Trainer
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.hf import CausalLM, Packing, Seq2Seq
 
-from .conftest import DOCUMENTS, LLAMA, T5
+from .conftest import DOCUMENTS, LLAMA, T5, VOCABULARY
 
 Made = Callable[..., nn.Module]
 
@@ -184,3 +184,53 @@ def test_the_scores_of_all_tokens_are_never_in_memory(made: Made) -> None:
     output = model(**task.inputs(padded(DOCUMENTS[:5])))
     assert output.logits.ndim == 0
     assert model(input_ids=torch.tensor([DOCUMENTS[0]])).logits.shape == (1, 3, 50)  # nobody asks for a loss here
+
+
+BART = {
+    "vocab_size": VOCABULARY,
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+    "dropout": 0.0,
+    "decoder_start_token_id": 2,
+}
+
+
+@pytest.mark.parametrize("kind", ["bart", "mbart"])
+def test_the_decoder_gets_the_labels_as_its_own_model_shifts_them(made: Made, kind: str) -> None:
+    """MBart begins a row with the label that is its last, not with `decoder_start_token_id`."""
+    model, task = made(BART, kind="Seq2SeqLM", model_type=kind), Seq2Seq()
+    batch = {"input_ids": torch.tensor([[5, 6, 7]] * 2), "labels": torch.tensor([[8, 9, 3], [8, 4, -100]])}
+    wanted = float(model(**batch).loss.detach()) * 5
+    assert summed(model, task, batch) == pytest.approx(wanted, rel=1e-6)  # which it computes in float32
+
+
+def test_a_decoder_without_a_token_to_begin_with_asks_for_one(made: Made) -> None:
+    model, task = made({**T5, "decoder_start_token_id": None}, kind="Seq2SeqLM"), Seq2Seq()
+    task.prepare(model)
+    with pytest.raises(TaskError, match="no `decoder_start_token_id` or no `pad_token_id`; set them"):
+        task.inputs({"input_ids": torch.ones(1, 3).long(), "labels": torch.ones(1, 3).long()})
+
+
+def test_a_model_that_sees_the_tokens_that_it_is_to_tell_is_refused(made: Made) -> None:
+    bert = {**LLAMA, "model_type": "bert"}
+    CausalLM().prepare(made(bert, is_decoder=True))
+    with pytest.raises(
+        ArgumentError, match=r"another last token moves those before it in BertLMHeadModel .*is_decoder"
+    ):
+        CausalLM().prepare(made(bert))
+
+
+@pytest.mark.parametrize("task", [CausalLM(), Seq2Seq()])
+def test_labels_and_weights_of_another_shape_are_said(task: Task) -> None:
+    tokens = torch.ones(2, 3).long()
+    with pytest.raises(TaskError, match=r"`labels` must be of shape \[rows, length\], but are of shape \[3\]"):
+        task.weight({"input_ids": tokens[0], "labels": tokens[0]})
+    with pytest.raises(
+        TaskError, match=r"`weights` must be of the shape of `labels`, \[2, 3\], but are of shape \[2\]"
+    ):
+        task.weight({"input_ids": tokens, "labels": tokens, "weights": torch.ones(2)})

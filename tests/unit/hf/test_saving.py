@@ -55,6 +55,8 @@ def test_what_is_written_gives_the_same_scores(made: Made, transformers: Any, ti
     held = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())["weight_map"]
     assert ("lm_head.weight" in held) is not tied
     read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float64)
+    for one in read.parameters():  # out of the file's memory, which is not aligned, so that kernels round differently
+        one.data = one.data.clone()
     assert torch.equal(scores(read), scores(model))
     assert (read.lm_head.weight is read.model.embed_tokens.weight) is tied
 

@@ -28,6 +28,7 @@ from evenstep.parallel.reducer.reducer import (
     Compresses,
     ExplainsErrors,
     GathersPerPlan,
+    HoldsWhole,
     PadsPasses,
     StepsAlone,
 )
@@ -86,9 +87,9 @@ def test_a_strategy_describes() -> None:
         (Ddp, False, {ChoosesTrained, Compresses}),
         (Ddp, True, {ChoosesTrained, Compresses}),
         (Ordered, False, {ChoosesTrained}),
-        (Fsdp, False, {ChoosesTrained, PadsPasses, ExplainsErrors}),
+        (Fsdp, False, {ChoosesTrained, PadsPasses, HoldsWhole, ExplainsErrors}),
         (Fsdp, True, {ChoosesTrained, GathersPerPlan}),
-        (OrderedFsdp, False, {ChoosesTrained, PadsPasses, ExplainsErrors}),
+        (OrderedFsdp, False, {ChoosesTrained, PadsPasses, HoldsWhole, ExplainsErrors}),
         (OrderedFsdp, True, {ChoosesTrained, GathersPerPlan}),
         (lambda group: Local(Ddp(group)), False, {ChoosesTrained, StepsAlone}),
     ],
@@ -96,7 +97,7 @@ def test_a_strategy_describes() -> None:
 def test_reducers_have_the_powers_that_they_need(make: Any, per_plan: bool, powers: set[type]) -> None:
     reducer = make(Group()).reducer(nn.Linear(1, 1), per_plan=per_plan)
     known = {one for one in vars(seam).values() if inspect.isabstract(one) and one.__module__ == seam.__name__}
-    assert known == {ChoosesTrained, Compresses, ExplainsErrors, GathersPerPlan, PadsPasses, StepsAlone}
+    assert known == {ChoosesTrained, Compresses, ExplainsErrors, GathersPerPlan, HoldsWhole, PadsPasses, StepsAlone}
     assert {one for one in known if isinstance(reducer, one)} == powers
 
 

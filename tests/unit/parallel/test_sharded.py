@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.torch_version import TorchVersion
 
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Fsdp, Group
@@ -52,6 +53,12 @@ def test_a_stage_is_gathered_layer_by_layer_wherever_its_layers_are_in_the_model
 
 def test_a_model_without_a_list_is_one_unit() -> None:
     assert units(nn.Linear(2, 2)) == []
+
+
+def test_a_torch_whose_fsdp2_lacks_what_is_asked_of_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.12.1+cpu"))
+    with pytest.raises(ArgumentError, match=r"`fsdp` needs torch 2\.13 or newer.*this is torch 2\.12\.1\+cpu; install"):
+        Fsdp(Ranks(2))
 
 
 def test_shard_ranks_that_do_not_divide_the_ranks_are_refused() -> None:

@@ -385,6 +385,8 @@ def test_a_forward_that_does_something_else_the_second_time_is_explained() -> No
     assert "Let `memory.checkpoint`" in "".join(raised.value.__notes__)
 
 
+# which torch's compiler asks for and keeps quiet about, but for who takes warnings for errors
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_a_compiled_block_is_computed_again_as_compiled() -> None:
     def made() -> nn.Sequential:
         torch.manual_seed(0)

@@ -256,6 +256,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "`weight_decay` of group `others` is no argument of Rprop",
     ),
     "layers": ({"layer_decay": 0.5, "layers": "layers"}, "there is no `layers.0.…`; there are blocks"),
+    "layers by number": (
+        {"model": nn.Sequential(nn.Linear(2, 2)), "layer_decay": 0.5, "layers": "blocks"},
+        "there is no `blocks.0.…`; there are no lists",
+    ),
+    "a rate among the options": ({"options": {"lr": 0.5}}, "`options` has `lr`, beside which .* give `lr=…`"),
     "layers alone": ({"layers": "blocks"}, "`layer_decay` and `layers` go together"),
     "a word": ({"weight_decay_on": "matrix"}, "`weight_decay_on` must be one of all, matrices"),
     "a name": ({"groups": {"others": ParameterGroup(patterns=("*",))}}, "a group can't be called 'others'"),
@@ -267,7 +272,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_cannot_be_is_refused_in_a_line(case: str) -> None:
     given, said = REFUSED[case]
     with pytest.raises(ArgumentError, match=said) as raised:
-        grouped_optimizer(net(), **{"lr": 0.1, **given})
+        grouped_optimizer(**{"model": net(), "lr": 0.1, **given})
     assert "\n" not in str(raised.value)
 
 
@@ -280,6 +285,9 @@ def test_what_cannot_be_is_refused_in_a_line(case: str) -> None:
         ({"lr": 0.0}, "`lr` must be above 0"),
         ({"frozen": True, "lr": 0.1}, "`lr` has no effect on a group that is `frozen`"),
         ({"weight_decay": -0.1}, "`weight_decay` must be at least 0"),
+        ({"options": {"lr": 0.1}, "lr_factor": 2.0}, "`options` has `lr`, beside which"),
+        ({"options": {"name": "x"}}, "`options` has `name`, which each group has of its own"),
+        ({"options": {"weight_decay": 0.1}, "weight_decay": 0.2}, "`weight_decay` of a group is given twice"),
     ],
 )
 def test_a_group_that_cannot_be_is_refused(given: dict[str, Any], said: str) -> None:

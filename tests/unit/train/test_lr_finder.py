@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from evenstep import Cosine, Ema, Hook, MapData, StreamData, Task, Trainer, Training, find_lr
 from evenstep.errors import ArgumentError
 from evenstep.events import StepEnd
+from evenstep.train.lr_finder import _steepest  # pyright: ignore[reportPrivateUsage]
 
 POINTS = [(torch.randn(3, generator=torch.Generator().manual_seed(n)), torch.tensor([n % 3 / 2])) for n in range(24)]
 
@@ -161,3 +162,11 @@ def test_a_stream_that_cannot_go_back_is_refused() -> None:
 def test_too_few_updates_before_it_diverges_are_refused() -> None:
     with pytest.raises(ArgumentError, match="from three updates at least, but only"):
         find_lr(line(), lowest=1e6, highest=1e9)
+
+
+def test_nothing_is_suggested_where_losses_only_differ_by_chance() -> None:
+    """What ten tries of a sound run gave, of which none but the last two moved it."""
+    losses = (2.306, 2.295, 2.28, 2.308, 2.308, 2.318, 2.292, 2.283, 2.705, 3.303)
+    assert _steepest(tuple(10.0**-number for number in range(10, 0, -1)), losses) is None
+    falling = [2.3 + 0.02 * (-1) ** number - max(0.0, 0.05 * (number - 20)) for number in range(40)]
+    assert _steepest(tuple(map(float, range(40))), falling) is not None

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from evenstep import Ema, Hook, MapData, Memory, Mixture, Task, Trainer, Training
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.events import UpdateEnd
-from evenstep.parallel import Ordered, OrderedFsdp, Zero1
+from evenstep.parallel import Ordered, Zero1
 from evenstep.pipeline import PipelineModel
 
 DECAY = 0.8
@@ -198,12 +198,6 @@ def test_what_a_teacher_can_not_have_is_refused_by_name() -> None:
         trainer_of(network(), task)
 
 
-def test_shards_and_stages_are_refused_by_name(on_ranks: Callable[..., list[Any]]) -> None:
-    with pytest.raises(ArgumentError, match=r"must hold the whole model, but the model is in stages.*\"ddp\""):
+def test_stages_are_refused_by_name() -> None:
+    with pytest.raises(ArgumentError, match=r"the model is in stages.*; give the model itself instead of its layers"):
         trainer_of(PipelineModel(network()))
-
-    def act(group: Any) -> None:
-        with pytest.raises(ArgumentError, match=r"must hold the whole model, but the model is in shards.*\"zero1\""):
-            trainer_of(network(), strategy=OrderedFsdp(group))
-
-    on_ranks(2, act)

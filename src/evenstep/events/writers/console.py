@@ -16,7 +16,7 @@ from typing import TextIO, final
 from evenstep.arguments import require_stream, require_whole
 from evenstep.events.event import Event, TrainBegin, TrainEnd
 from evenstep.events.series import Record
-from evenstep.events.writers.live import Live, Pace, Shown, live_on
+from evenstep.events.writers.live import Live, LiveLine, Pace, live_on
 from evenstep.events.writers.writer import Writer
 
 _LATEST = ("train/lr",)
@@ -132,12 +132,12 @@ class ConsoleWriter(Writer):
         self._loss = next((value for value in self._values() if value.startswith("loss ")), "")
         return perf_counter() - self._line_at >= _LINE_S
 
-    def _shown(self) -> Shown:
+    def _shown(self) -> LiveLine:
         now, update = perf_counter(), self._written if self._committed is None else self._committed()
         self._pace.see(update, now)
         rate = self._pace.rate
         left_s = None if self._updates is None else self._pace.left_s(self._updates, now)
-        return Shown(
+        return LiveLine(
             update=update,
             updates=self._updates,
             loss=self._loss,

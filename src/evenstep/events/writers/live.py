@@ -22,7 +22,7 @@ _guarded: list[bool] = []
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class LiveLine:
     """What a live line shows.
 
     Args:
@@ -91,7 +91,7 @@ class Live(ABC):
         shown: gives what to show now; called from a thread.
     """
 
-    def __init__(self, shown: Callable[[], Shown]) -> None:
+    def __init__(self, shown: Callable[[], LiveLine]) -> None:
         self._shown = shown
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="evenstep-live-line", daemon=True)
@@ -123,14 +123,14 @@ class Live(ABC):
         self._thread.join()
 
     @abstractmethod
-    def _draw(self, shown: Shown) -> None: ...
+    def _draw(self, shown: LiveLine) -> None: ...
     @abstractmethod
     def _print(self, line: str) -> None: ...
     @abstractmethod
     def _close(self) -> None: ...
 
 
-def live_on(stream: TextIO, shown: Callable[[], Shown]) -> Live | None:
+def live_on(stream: TextIO, shown: Callable[[], LiveLine]) -> Live | None:
     """A live line on `stream`; None where lines can only follow each other."""
     kind = screen_of(stream)
     if kind == "terminal":
@@ -140,7 +140,7 @@ def live_on(stream: TextIO, shown: Callable[[], Shown]) -> Live | None:
 
 @final
 class _OnTerminal(Live):
-    def __init__(self, stream: TextIO, shown: Callable[[], Shown]) -> None:
+    def __init__(self, stream: TextIO, shown: Callable[[], LiveLine]) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
         from rich.table import Column
@@ -157,7 +157,7 @@ class _OnTerminal(Live):
         self._progress.start()
         super().__init__(shown)
 
-    def _draw(self, shown: Shown) -> None:
+    def _draw(self, shown: LiveLine) -> None:
         self._progress.update(
             self._task,
             completed=shown.update,
@@ -178,12 +178,12 @@ class _OnTerminal(Live):
 
 @final
 class _InNotebook(Live):
-    def __init__(self, display: Any, shown: Callable[[], Shown]) -> None:
+    def __init__(self, display: Any, shown: Callable[[], LiveLine]) -> None:
         self._display = display
         self._handle = display({"text/plain": ""}, raw=True, display_id=True)
         super().__init__(shown)
 
-    def _draw(self, shown: Shown) -> None:
+    def _draw(self, shown: LiveLine) -> None:
         words = (f"update {shown.count}", shown.loss, shown.rate, shown.left)
         self._handle.update({"text/plain": "  ".join(word for word in words if word)}, raw=True)
 

@@ -76,6 +76,7 @@ class WandbWriter(Writer):
         if not path.exists():
             path.write_text(uuid4().hex[:8], encoding="utf-8")
         settings = wandb.Settings(console="off", silent=True)  # the screen is the console writer's
+        mode = cast("Any", self._mode or os.environ.get("WANDB_MODE"))  # wandb itself looks only once in a process
         try:
             self._run = wandb.init(
                 project=self._project,
@@ -83,9 +84,7 @@ class WandbWriter(Writer):
                 id=path.read_text(encoding="utf-8"),
                 resume="allow",
                 dir=str(path.parent),
-                mode=cast(
-                    "Any", self._mode or os.environ.get("WANDB_MODE")
-                ),  # wandb itself looks only once in a process
+                mode=mode,
                 settings=settings,
             )
         except wandb.Error as error:

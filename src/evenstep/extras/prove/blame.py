@@ -19,7 +19,7 @@ from evenstep.events import Hook
 from evenstep.extras.prove.compare import distance
 from evenstep.extras.prove.runs import Through, run_once
 from evenstep.extras.prove.subject import Subject, Variant
-from evenstep.extras.prove.trace import Call, Passage, Trace, Traced, Values
+from evenstep.extras.prove.trace import ModuleCall, Passage, Trace, Traced, Values
 from evenstep.internals import has_backward_hooks, has_gradient_hooks
 
 Across = Literal["cuts", "runs", "ranks"]  # what two traces differ in
@@ -229,7 +229,7 @@ def _in_modules(
         mine, theirs = ([each.calls.get((name, number)) for each in passages] for passages in (one, other))
         if None in mine or None in theirs:
             continue
-        calls, others = cast("list[Call]", mine), cast("list[Call]", theirs)
+        calls, others = cast("list[ModuleCall]", mine), cast("list[ModuleCall]", theirs)
         if _apart([each.gave for each in calls], [each.gave for each in others], order, exact=across == "runs") is None:
             continue
         if (
@@ -241,7 +241,7 @@ def _in_modules(
     return ""
 
 
-def _of_module(name: str, kind: str, calls: Sequence[Call], *, across: Across) -> str:
+def _of_module(name: str, kind: str, calls: Sequence[ModuleCall], *, across: Across) -> str:
     """What is said of a module whose outputs differ though its inputs do not."""
     place = f"module `{name}` ({kind})" if name else f"the model ({kind})"
     drew = sorted({word for call in calls for word in call.drew})

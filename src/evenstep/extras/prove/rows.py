@@ -53,7 +53,7 @@ class Verdict:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ProofRow:
     """One row."""
 
     name: str
@@ -74,7 +74,7 @@ class Prover:
         self._causes: dict[str, list[str]] = {}
         self._raised: dict[str, str] = {}
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ProofRow]:
         """All rows, in their order: the quick ones first."""
         bench, ranks = self._bench, self._bench.ranks
         apart = [(f"ranks {ranks} {name}", partial(self._apart, name)) for name in ("ddp", "fsdp", "zero1")]
@@ -90,7 +90,7 @@ class Prover:
             *apart,
             (f"stages {ranks}", self._stages),
         ]
-        return [Row(name=name, run=partial(self._judged, name, run)) for name, run in listed]
+        return [ProofRow(name=name, run=partial(self._judged, name, run)) for name, run in listed]
 
     def _judged(self, name: str, run: Callable[[], Verdict]) -> Verdict:
         """What a row says, and what it raises, as a value; what the run itself prints is not heard."""
@@ -348,7 +348,7 @@ def _in(apart: Difference) -> str:
     return f", most of it in `{apart.of}`" if apart.of else ""
 
 
-def report(row: Row) -> tuple[Verdict, float]:
+def report(row: ProofRow) -> tuple[Verdict, float]:
     """What a row says, and the seconds it took."""
     began = perf_counter()
     return row.run(), perf_counter() - began

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.data import Data, GlobalBatch, Position
+from evenstep.data.wrapped import WrappedData
 from evenstep.errors import EvenstepError
 from evenstep.events import BackwardBegin, Hook, Incident, SaveEnd, StepBegin, UpdateEnd
 from evenstep.extras.prove.digest import sha256_of
@@ -162,7 +163,7 @@ def widen(subject: Subject) -> None:
 
 
 @final
-class Through(Data):
+class Through(WrappedData):
     """Other data, with something done to, or learned of, each global batch.
 
     Args:
@@ -170,77 +171,14 @@ class Through(Data):
     """
 
     def __init__(self, data: Data, change: Callable[[GlobalBatch], None]) -> None:
-        self._data, self._change = data, change
+        super().__init__(data)
+        self._change = change
 
-    def batches(
-        self, start: Position, *, seed: int, rank: int = 0, ranks: int = 1, pin_memory: bool = False
-    ) -> Iterator[GlobalBatch]:
-        """Those of the other."""
-        return self._changed(self._data.batches(start, seed=seed, rank=rank, ranks=ranks, pin_memory=pin_memory))
-
-    def batches_together(
-        self,
-        start: Position,
-        *,
-        seed: int,
-        rank: int,
-        ranks: int,
-        total: Callable[[Sequence[float]], Sequence[float]],
-        pin_memory: bool = False,
-    ) -> Iterator[GlobalBatch]:
-        """Those of the other."""
-        given: dict[str, Any] = {"seed": seed, "rank": rank, "ranks": ranks, "total": total, "pin_memory": pin_memory}
-        return self._changed(self._data.batches_together(start, **given))
-
-    def _changed(self, batches: Iterator[GlobalBatch]) -> Iterator[GlobalBatch]:
-        with closing(cast("Any", batches)):
+    def through(self, start: Position, read: Callable[[Position], Iterator[GlobalBatch]]) -> Iterator[GlobalBatch]:
+        with closing(cast("Any", read(start))) as batches:
             for batch in batches:
                 self._change(batch)
                 yield batch
-
-    def num_batches(self, epoch: int, *, seed: int) -> int | None:
-        """As many as the other has."""
-        return self._data.num_batches(epoch, seed=seed)
-
-    @property
-    def knows_length(self) -> bool:
-        """Whether the other does."""
-        return self._data.knows_length
-
-    def fingerprint(self) -> dict[str, Any]:
-        """That of the other."""
-        return self._data.fingerprint()
-
-    @property
-    def tasks(self) -> tuple[str, ...] | None:
-        """Those of the other."""
-        return self._data.tasks
-
-    @property
-    def resumable(self) -> bool:
-        """Whether the other is."""
-        return self._data.resumable
-
-    @property
-    def state_is_of_rank(self) -> bool:
-        """Whether the other's is."""
-        return self._data.state_is_of_rank
-
-    def state_dict(self, at: Position | None = None) -> dict[str, object]:
-        """That of the other."""
-        return self._data.state_dict(at)
-
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Give it to the other."""
-        self._data.load_state_dict(state)
-
-    def follow(self, fingerprint: Mapping[str, Any]) -> None:
-        """Let the other follow."""
-        self._data.follow(fingerprint)
-
-    def close(self) -> None:
-        """End the processes that load the other."""
-        self._data.close()
 
 
 def wide_data(data: Data) -> Data:

@@ -103,7 +103,7 @@ class Ended:
     said: Sequence[str] = ()
 
 
-class Elsewhere(Protocol):
+class InProcesses(Protocol):
     """Runs a variant in processes of its own."""
 
     def __call__(
@@ -141,7 +141,7 @@ class Bench:
     """
 
     open: Callable[[Variant], AbstractContextManager[Subject]]
-    elsewhere: Elsewhere | None
+    elsewhere: InProcesses | None
     updates: int
     ranks: int = 2
     precision: str = "32-true"

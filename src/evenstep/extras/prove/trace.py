@@ -34,7 +34,7 @@ Values = dict[str, Tensor]
 
 @final
 @dataclass(slots=True)
-class Call:
+class ModuleCall:
     """One call of a module: its tensors, and what else it has done."""
 
     given: Values
@@ -53,7 +53,7 @@ class Passage:
     samples: Sequence[int] = ()
     batch: Values = field(default_factory=dict[str, Tensor])
     transformed: Values = field(default_factory=dict[str, Tensor])
-    calls: dict[tuple[str, int], Call] = field(default_factory=dict[tuple[str, int], Call])
+    calls: dict[tuple[str, int], ModuleCall] = field(default_factory=dict[tuple[str, int], ModuleCall])
     output: Values = field(default_factory=dict[str, Tensor])
     loss: float | None = None
     weight: float | None = None
@@ -153,7 +153,7 @@ class Trace(Hook):
             if not self.made.passages or (name, number) in self.made.passages[-1].calls:
                 return
             now = _own_state(module)
-            call = Call(_leaves([*args, *kwargs.values()]), _leaves(output))
+            call = ModuleCall(_leaves([*args, *kwargs.values()]), _leaves(output))
             call.moved = [way for way, value in now.items() if state.get(way) != value]
             call.drew = {
                 word

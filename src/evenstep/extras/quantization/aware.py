@@ -11,20 +11,20 @@ from copy import deepcopy
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from importlib import import_module
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from evenstep.arguments import require_names, require_whole, said
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError, MissingExtraError, clause
 from evenstep.events import Hook, TrainBegin, UpdateEnd
 from evenstep.events.hook import HookTrainer
+from evenstep.extras.quantization.layers import on_all_stages
 from evenstep.pipeline import PipelineModel
 
 _NOT_FOR: Mapping[str, str] = {
-    "stages": "which is for models that each rank holds whole; train without stages",
     "local": "which is for ranks that step together; take the strategy `ddp`, `zero1` or `fsdp`",
     "changing ranks": "which ranks that join in mid-run would not know to round; let a lost rank end the run",
     "compile": "which computes otherwise from a set update on, while what is compiled stays; leave `compile` out",
@@ -76,16 +76,13 @@ class QuantizationAware(Hook):
     def prepare(self, model: nn.Module) -> None:
         """Make the layers such that can round, which they do not yet; before the optimizer is built.
 
+        Of a model in stages each rank has its own; all call it together.
+
         Raises:
             ArgumentError: a pattern that fits no layer, or a configuration that torchao has no training for, or whose
                 rounding depends on more than a token or a weight.
             MissingExtraError: torchao is not installed.
         """
-        if isinstance(model, PipelineModel):
-            raise ArgumentError(
-                "quantisation-aware training is for models that each rank holds whole, but this one is in stages; "
-                "train without stages."
-            )
         for name in self._chosen(model, nn.Linear, nn.Embedding):
             layer = model.get_submodule(name)
             if type(layer) not in (nn.Linear, nn.Embedding):
@@ -104,6 +101,12 @@ class QuantizationAware(Hook):
     def attach(self, trainer: HookTrainer) -> None:
         ready = self._chosen(trainer.model, _torchao("torchao.quantization.qat").FakeQuantizedLinear, self._embedding())
         self._layers = {name: trainer.model.get_submodule(name) for name in ready}
+        for name, layer in self._layers.items():
+            if cast("Tensor", layer.weight).dtype == torch.float64:
+                raise ArgumentError(
+                    f"`{name}.weight` is float64, which torchao does not round; make the model float32, or leave the "
+                    f"layer out of `layers`."
+                )
         super().attach(trainer)
 
     def state_dict(self) -> dict[str, Any]:
@@ -130,8 +133,13 @@ class QuantizationAware(Hook):
         """A copy of a trained model whose layers are quantised, as torchao makes it of `config`.
 
         Raises:
-            ArgumentError: `config` is one that torchao can only train for.
+            ArgumentError: `config` is one that torchao can only train for, or the model is in stages.
         """
+        if isinstance(model, PipelineModel):
+            raise ArgumentError(
+                "`convert` makes a copy of a whole model, but this one is in stages; build the model in one process, "
+                "`prepare` it, load the checkpoint with `evenstep.load_weights`, and convert that."
+            )
         quantization = _torchao("torchao.quantization")
         config = self._made()
         if _is_of_weights(config):
@@ -216,7 +224,7 @@ class QuantizationAware(Hook):
                 for name, one in there.items()
                 if fnmatchcase(name, pattern) and (pattern != "*" or isinstance(one, nn.Linear))
             ]
-            if not fitting:
+            if not on_all_stages(model, fitting):
                 what = "linear layer or embedding" if nn.Linear in kinds else "layer that was prepared"
                 raise ArgumentError(
                     f"`layers` of QuantizationAware has {pattern!r}, which fits no {what}: call `prepare(model)` "

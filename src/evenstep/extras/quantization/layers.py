@@ -6,7 +6,7 @@ set of names and shapes for the whole run. The parameter `weight` then holds the
 that whoever reads the model as a plain one reads what it computes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from evenstep.errors import ArgumentError
 from evenstep.internals import parameters_of, times_written
+from evenstep.pipeline import PipelineModel
 
 _WHOLE = "whose codebook is made of whole weights"
 
@@ -100,6 +101,13 @@ KINDS: Mapping[type[nn.Module], type[ProductQuantized]] = {
     nn.Conv1d: ProductQuantizedConv1d,
     nn.Conv2d: ProductQuantizedConv2d,
 }
+
+
+def on_all_stages(model: nn.Module, names: Sequence[str]) -> Sequence[str]:
+    """These names of all ranks that hold parts of the model, which call it together."""
+    if not isinstance(model, PipelineModel):
+        return names
+    return [one for theirs in model.mesh.pipeline.gather(list(names)) for one in theirs]
 
 
 def change(name: str, layer: nn.Module, *, block_size: int, num_centroids: int, averages: bool) -> None:

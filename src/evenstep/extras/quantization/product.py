@@ -7,7 +7,7 @@
 The layers that are not yet quantised go on training and make up for what the others have lost; the assignments stay.
 Reference: Stock et al., "And the bit goes down: revisiting the quantization of neural networks", 2020
 (https://arxiv.org/abs/1907.05686); and Fan et al., "Training with quantization noise for extreme model
-compression", 2020 (https://arxiv.org/abs/2004.07320), whose noise this is not. Codebooks are made by plain k-means:
+compression", 2020 (https://arxiv.org/abs/2004.07320), for whose noise see `noise`. Codebooks are made by plain k-means:
 blocks are not weighed by activations.
 """
 

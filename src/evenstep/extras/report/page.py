@@ -25,9 +25,9 @@ from evenstep.extras.report.figures import (
     spell_figure,
     spell_number,
 )
-from evenstep.extras.report.phases import Phases, phases
+from evenstep.extras.report.phases import PhaseShares, phases
 from evenstep.extras.report.run import ReportedRun, number, read_run
-from evenstep.extras.report.settings import Setting, between, from_defaults
+from evenstep.extras.report.settings import SettingRow, between, from_defaults
 from evenstep.extras.report.timeline import Timelines, draw, timelines
 from evenstep.version import __version__
 
@@ -62,8 +62,8 @@ class _Shown:
     reason: str
     tiles: list[tuple[str, str, tuple[str, ...]]]
     figures: dict[str, MetricFigures]
-    changed: list[Setting] | None
-    phases: Phases | None
+    changed: list[SettingRow] | None
+    phases: PhaseShares | None
     timelines: Timelines | None
 
     @property

@@ -8,11 +8,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from evenstep.train.phases import PHASES
+
 WHOLE, REST = "perf/update_s", "rest"
-_ORDER = (
-    *("data", "transfer", "weigh", "forward", "backward", "reduce", "messages", "apply", "compiled"),
-    *("hooks", "evaluate", "save", "write", "check", "loop"),
-)
 _BETWEEN = ("evaluate", "save")  # which the time of an update leaves out
 _SMALL = 0.01  # of the whole: a rest that is left out, a phase that is shown with others
 _NO_PHASE = ("update",)
@@ -20,7 +18,7 @@ _MOST = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phases:
+class PhaseShares:
     """The phases of a run's updates.
 
     Args:
@@ -42,7 +40,7 @@ class Phases:
         return tuple(mean / whole if whole else 0.0 for mean in self.means)
 
 
-def phases(metrics: Mapping[str, Mapping[int, float]]) -> Phases | None:
+def phases(metrics: Mapping[str, Mapping[int, float]]) -> PhaseShares | None:
     """The phases that `metrics` hold, or None where there are none, or the updates were never timed.
 
     >>> found = phases({"perf/update_s": {10: 1.0}, "perf/data_s": {10: 0.25}, "perf/forward_s": {10: 0.5}})
@@ -54,7 +52,7 @@ def phases(metrics: Mapping[str, Mapping[int, float]]) -> Phases | None:
     updates = sorted(whole if whole else set[int]().union(*named.values()))
     if not named or not updates:
         return None
-    names = sorted(named, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
+    names = sorted(named, key=lambda name: (PHASES.index(name) if name in PHASES else len(PHASES), name))
     columns = [tuple(_finite(named[name].get(update)) for update in updates) for name in names]
     if whole:
         within = [column for name, column in zip(names, columns, strict=True) if name not in _BETWEEN]
@@ -65,7 +63,7 @@ def phases(metrics: Mapping[str, Mapping[int, float]]) -> Phases | None:
     names, columns = _joined(names, columns)
     means = tuple(math.fsum(column) / len(column) for column in columns)
     each = math.ceil(len(updates) / _MOST)  # that make one point of the picture
-    return Phases(
+    return PhaseShares(
         names=tuple(names),
         updates=tuple(updates[each - 1 :: each]),
         seconds=tuple(_means(column[: len(updates) // each * each], each) for column in columns),

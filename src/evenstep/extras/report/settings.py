@@ -14,14 +14,14 @@ _WHERE = ("name", "runs", "recipe", "resume")  # where a run is, not what it doe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class SettingRow:
     """A key and what it is in each of several runs, or in a run and by default; "" where it is not set."""
 
     key: str
     values: tuple[str, ...]
 
 
-def from_defaults(config: str, defaults: str) -> list[Setting] | None:
+def from_defaults(config: str, defaults: str) -> list[SettingRow] | None:
     """The settings of a run that are not as by default, each with its value and its default.
 
     Args:
@@ -32,24 +32,24 @@ def from_defaults(config: str, defaults: str) -> list[Setting] | None:
         None where one of both is not known.
 
     >>> from_defaults("seed = 1\\n[train]\\nupdates = 5", "seed = 42")
-    [Setting(key='seed', values=('1', '42')), Setting(key='train.updates', values=('5', ''))]
+    [SettingRow(key='seed', values=('1', '42')), SettingRow(key='train.updates', values=('5', ''))]
     """
     given, usual = _flat(config), _flat(defaults)
     if given is None or usual is None or not config or not defaults:
         return None
     differs = [key for key in given if given[key] != usual.get(key, "") and key not in _WHERE]
-    return [Setting(key=key, values=(given[key], usual.get(key, ""))) for key in differs]
+    return [SettingRow(key=key, values=(given[key], usual.get(key, ""))) for key in differs]
 
 
-def between(configs: Sequence[str]) -> list[Setting]:
+def between(configs: Sequence[str]) -> list[SettingRow]:
     """The settings in which runs differ, in the order in which they come.
 
     >>> between(["seed = 1\\nthreads = 2", "seed = 3\\nthreads = 2"])
-    [Setting(key='seed', values=('1', '3'))]
+    [SettingRow(key='seed', values=('1', '3'))]
     """
     each = [_flat(config) or {} for config in configs]
     keys = dict.fromkeys(key for one in each for key in one if key not in _WHERE)
-    rows = [Setting(key=key, values=tuple(one.get(key, "") for one in each)) for key in keys]
+    rows = [SettingRow(key=key, values=tuple(one.get(key, "") for one in each)) for key in keys]
     return [row for row in rows if len(set(row.values)) > 1]
 
 

@@ -1,7 +1,7 @@
 """A schedule of its own for some of the optimizer's parameter groups."""
 
 from collections.abc import Collection, Mapping
-from typing import final
+from typing import cast, final
 
 from evenstep.arguments import require_object, require_table
 from evenstep.errors import ArgumentError
@@ -16,7 +16,7 @@ class PerGroup(LrSchedule):
     """Each named group follows its own schedule, all others another.
 
     Args:
-        groups: schedules by the `name` of the optimizer's groups, or by their number as a word, "0". One for `head` is
+        groups: schedules by the `name` of the optimizer's groups, or by their number, 0 or "0". One for `head` is
             for `head/no_decay` as well, unless that is named itself.
         others: of the groups that are not named.
 
@@ -29,7 +29,9 @@ class PerGroup(LrSchedule):
     (Cosine(warmup_updates=0, end_factor=0.1), Constant(warmup_updates=0))
     """
 
-    def __init__(self, groups: Mapping[str, LrSchedule], others: LrSchedule = _CONSTANT) -> None:
+    def __init__(self, groups: Mapping[str | int, LrSchedule], others: LrSchedule = _CONSTANT) -> None:
+        if isinstance(cast("object", groups), Mapping):
+            groups = {str(name) if isinstance(name, int) else name: one for name, one in groups.items()}
         self.groups = dict(require_table("groups", groups, "`PerGroup({'head': Cosine()})`"))
         self.others = others
         if not self.groups:

@@ -9,9 +9,9 @@ from typing import final
 
 from torch import nn
 
-from evenstep.internals import end_backward
+from evenstep.internals import add_late_gradient, end_backward, gradient_of
 from evenstep.parallel.reducer.padded import PaddedReducer
-from evenstep.parallel.reducer.per_plan import PlanReducer, unreduced
+from evenstep.parallel.reducer.per_plan import PlanReducer
 from evenstep.parallel.reducer.reducer import Reducer
 from evenstep.parallel.reducer.sharded import Sharded
 
@@ -68,12 +68,11 @@ class FsdpPlanReducer(PlanReducer):
     """FSDP2 reduces and scatters a stage's gradients when the plan says so."""
 
     def collect(self, microbatch: int) -> None:
-        for shard in self._shards:  # as FSDP2 does after a backward, which weight gradients that wait come behind
-            shard.accumulate_unsharded_grad_if_needed()
-            shard.to_accumulated_grad_if_needed()
+        for shard in self._shards:  # weight gradients that wait come behind the backward
+            add_late_gradient(shard)
 
     def reduce(self, num_microbatches: int) -> None:
-        gradients = [*map(unreduced, self._shards), *(number.grad for number in self._numbers)]
+        gradients = [*map(gradient_of, self._shards), *(number.grad for number in self._numbers)]
         self._present = [gradient is not None for gradient in gradients]
         # FSDP2 reduces and scatters at the end of a backward
         self._fsdp.set_requires_gradient_sync(True)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
-from evenstep.internals import leave_inputs_alone
+from evenstep.internals import gradient_of, leave_inputs_alone
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import Shards
 from evenstep.parallel.reducer.padded import PaddedReducer
-from evenstep.parallel.reducer.per_plan import PlanReducer, unreduced
+from evenstep.parallel.reducer.per_plan import PlanReducer
 from evenstep.parallel.reducer.reducer import Reducer
 from evenstep.parallel.reducer.sharded import Sharded
 from evenstep.parallel.tree import Tree
@@ -50,7 +50,7 @@ class OrderedFsdpReducer(PaddedReducer):
         self._new_tree()
 
     def collect(self, microbatch: int) -> None:
-        gradients = [*map(unreduced, self._shards), *(number.grad for number in self._numbers)]
+        gradients = [*map(gradient_of, self._shards), *(number.grad for number in self._numbers)]
         present = [g if has else None for g, has in zip(gradients, self._present, strict=True)]
         self._present = [False] * len(self._present)
         self._forget_gradients()
@@ -88,7 +88,7 @@ class OrderedFsdpPlanReducer(PlanReducer):
         self._new_tree()
 
     def collect(self, microbatch: int) -> None:
-        present = [*map(unreduced, self._shards), *(number.grad for number in self._numbers)]
+        present = [*map(gradient_of, self._shards), *(number.grad for number in self._numbers)]
         dtypes = [*map(_summed_in, self._shards), *map(gradient_format, self._numbers)]
         self._forget_gradients()
         self._tree.add(microbatch, [g if g is None else g.to(d) for g, d in zip(present, dtypes, strict=True)])

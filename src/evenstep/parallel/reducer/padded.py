@@ -5,29 +5,33 @@ before anyone adds them. How gradients are reduced is the variants'.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from evenstep.internals import at_end_of_backward, forget_order, parts, record
+from evenstep.errors import OutOfMemoryError
+from evenstep.internals import at_end_of_backward, forget_gathers, forget_order, gathering_nothing, parts, record
+from evenstep.memory import is_out_of_memory
 from evenstep.parallel.collective_order import CollectiveOrder
 from evenstep.parallel.group import Group
-from evenstep.parallel.reducer.reducer import ExplainsErrors, PadsPasses
+from evenstep.parallel.reducer.reducer import ExplainsErrors, HoldsWhole, PadsPasses
 from evenstep.parallel.reducer.sharded import ShardedReducer, Sharding
 from evenstep.parallel.shardable import explained
 
 T = TypeVar("T")
 
 
-class PaddedReducer(ShardedReducer, PadsPasses, ExplainsErrors):
+class PaddedReducer(ShardedReducer, PadsPasses, HoldsWhole, ExplainsErrors):
     """Shards of a module that each pass gathers; the arguments are those of `ShardedReducer`."""
 
     def __init__(self, module: nn.Module, group: Group, sharding: Sharding) -> None:
         super().__init__(module, group, sharding)
         self._muted = False
+        self._gathers = True  # in the passes that run now
         self._examples: dict[str, Any] = {}  # a micro-batch of each kind
         self._order = CollectiveOrder(group)
         self._dummy: Callable[[], None] = nothing  # runs a dummy pass
@@ -83,6 +87,40 @@ class PaddedReducer(ShardedReducer, PadsPasses, ExplainsErrors):
         finally:
             self._muted = False
 
+    @contextmanager
+    def whole(self) -> Generator[None]:
+        self._order.end_pass()
+        try:
+            self._gather_all()
+            with self.gathering_nothing():
+                yield
+        finally:
+            forget_gathers(self.module)
+            self._fsdp.reset_iter_state()
+
+    def _gather_all(self) -> None:
+        try:
+            with self._order.in_step():
+                for part in self._parts():
+                    part.unshard()
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemoryError(
+                f"rank {self.group.rank} has no memory for the whole model, which is gathered for tasks that evaluate "
+                f"by themselves (`Task.evaluate`) or ask its average (`now.teacher`). Evaluate checkpoints in a run "
+                f"with more memory, or leave the average to a smaller model."
+            ) from error
+
+    @contextmanager
+    def gathering_nothing(self) -> Generator[None]:
+        before, self._gathers = self._gathers, False
+        try:
+            with gathering_nothing(self.module):
+                yield
+        finally:
+            self._gathers = before
+
     def explained(self, error: Exception) -> Exception:
         return explained(error, dict(self.module.named_parameters(remove_duplicate=False)))
 
@@ -116,11 +154,13 @@ class PaddedReducer(ShardedReducer, PadsPasses, ExplainsErrors):
 
     def _begin_pass(self, *_: Any) -> None:
         """Let all passes be alike: what FSDP2 remembers of those before would make it gather at other times."""
-        self._order.begin_forward()
-        forget_order(self.module)
+        if self._gathers:
+            self._order.begin_forward()
+            forget_order(self.module)
 
     def _end_forward(self, *_: Any) -> None:
-        self._order.begin_backward()
+        if self._gathers:
+            self._order.begin_backward()
 
 
 def nothing() -> None:

@@ -7,9 +7,8 @@ whole on each of its ranks; parameters between updates, optimizer state and aver
 """
 
 from collections.abc import Iterator
-from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from evenstep.parallel.reducer.reducer import GathersPerPlan
 from evenstep.parallel.reducer.sharded import ShardedReducer
@@ -27,7 +26,11 @@ class PlanReducer(ShardedReducer, GathersPerPlan):
             part.unshard()
 
     def reshard(self) -> None:
+        live = [one for shard in self._shards for one in (shard.sharded_param, shard.unsharded_param)]
+        gradients = [one.grad for one in live]
         self._fsdp.reset_iter_state()
+        for one, gradient in zip(live, gradients, strict=True):
+            one.grad = gradient  # which FSDP2 forgets as well since torch 2.15
 
     def _units(self) -> list[nn.Module]:
         return [layer for layer in layers(self.module) if any(True for _ in layer.parameters())]
@@ -53,9 +56,3 @@ def layers(module: nn.Module) -> Iterator[nn.Module]:
     """
     for child in module.children():
         yield from layers(child) if type(child) is nn.Module else (child,)
-
-
-def unreduced(shard: Any) -> Tensor | None:
-    """The gradient that FSDP2 has kept from reduction: as autograd left it, or already in the format to reduce in."""
-    kept = shard.unsharded_accumulated_grad
-    return shard.unsharded_param.grad if kept is None else kept

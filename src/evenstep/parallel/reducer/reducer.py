@@ -97,6 +97,21 @@ class GathersPerPlan(ABC):
         """Keep what is this rank's only, and forget what passes have left behind."""
 
 
+class HoldsWhole(ABC):
+    """The power to hold a module whole for a while that is otherwise in shards."""
+
+    @abstractmethod
+    def whole(self) -> AbstractContextManager[None]:
+        """Inside, this rank holds all parameters, and may call any part of the module as often as it likes.
+
+        All ranks enter together, between passes; no rank waits for another inside.
+        """
+
+    @abstractmethod
+    def gathering_nothing(self) -> AbstractContextManager[None]:
+        """Inside, the module is called with values that stand in the place of its parameters, so none are gathered."""
+
+
 class StepsAlone(ABC):
     """The power to let each rank step by itself for some updates, and to share parameters in others.
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from evenstep.arguments import require_flag, require_object, require_whole
 from evenstep.errors import ArgumentError
-from evenstep.internals import begin, choose_formats, forget_gathers, parts, record
+from evenstep.internals import begin, choose_formats, complete_sums, forget_gathers, forget_gradient, parts, record
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import Shards
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer
@@ -38,7 +38,8 @@ class Sharded(Strategy):
         offload: whether shards wait in the CPU's memory; needs an accelerator.
 
     Raises:
-        ArgumentError: `shard_ranks` does not divide the ranks, or there is no accelerator to offload from.
+        ArgumentError: torch is older than 2.13, `shard_ranks` does not divide the ranks, or there is no accelerator to
+            offload from.
     """
 
     exact: bool = False
@@ -84,6 +85,11 @@ def _said(dtype: torch.dtype | None) -> str:
 
 def check_sharding(ranks: int, device: torch.device, *, shard_ranks: int | None, offload: bool) -> None:
     """Raise ArgumentError for what can't be with so many data-parallel ranks on such devices; see `Sharded`."""
+    if torch.__version__ < "2.13":  # as versions, not as text
+        raise ArgumentError(
+            f"`fsdp` needs torch 2.13 or newer, whose FSDP2 can forget passes that failed and reduce what some ranks "
+            f"don't use, but this is torch {torch.__version__}; install a newer one, or take `zero1` or `ddp`."
+        )
     if shard_ranks is not None and ranks % shard_ranks:
         raise ArgumentError(
             f"`shard_ranks` must divide the {ranks} data-parallel ranks, but is {shard_ranks}; set a divisor, or leave "
@@ -127,6 +133,9 @@ class ShardedReducer(Reducer, ChoosesTrained):
         self._numbers = [parameter for parameter in self.module.parameters() if not cuttable(parameter)]
         synchronise(self.module, self.group)
         mesh = self.group.mesh(self._sharding.layout.num_shards)
+        for parameter in filter(cuttable, self.module.parameters()):
+            if _is_narrow(parameter):
+                parameter.grad_dtype = torch.float32  # of the shards' too, since torch 2.15
         policy = MixedPrecisionPolicy(param_dtype=self._sharding.gather_dtype, reduce_dtype=self._reduce_dtype())
         for unit in (*units, self.module):
             fully_shard(
@@ -176,8 +185,9 @@ class ShardedReducer(Reducer, ChoosesTrained):
             part.reshard()
             self._shards += getattr(record(part), "fsdp_params", ())
         for shard in self._shards:
-            if shard.sharded_param.itemsize < 4:
-                shard.sharded_param.grad_dtype = None  # FSDP2 puts one of its own format there, which becomes float32
+            live = shard.sharded_param
+            if _is_narrow(live) and live.grad_dtype == live.dtype:
+                live.grad_dtype = None  # FSDP2 puts one of its own format there, which becomes float32
         begin(self.module)
         self._present = [False] * (len(self._shards) + len(self._numbers))
         self._watched = set()
@@ -204,22 +214,14 @@ class ShardedReducer(Reducer, ChoosesTrained):
         self._present = [False] * len(self._present)
 
     def _complete_sums(self) -> None:
-        """Let no part hold sums beside nothing: FSDP2 takes zeros in the gathered format for what has no gradient.
-
-        It then fails where sums are kept in a wider one (https://github.com/pytorch/pytorch/issues/196996).
-        """
+        """Let FSDP2 reduce what some passes have not used beside what they have."""
         for part in self._parts():
-            shards = getattr(record(part), "fsdp_params", ())
-            if all(shard.unsharded_accumulated_grad is None for shard in shards):
-                continue
-            for shard in shards:
-                if shard.unsharded_accumulated_grad is None and shard.unsharded_param.requires_grad:
-                    shard.unsharded_accumulated_grad = torch.zeros_like(shard.unsharded_param, dtype=shard.reduce_dtype)
+            if (of_part := record(part)) is not None:
+                complete_sums(of_part)
 
     def _forget_gradients(self) -> None:
         for shard in self._shards:
-            shard.unsharded_accumulated_grad = None
-            shard.unsharded_param.grad = None
+            forget_gradient(shard)
         for number in self._numbers:
             number.grad = None
 
@@ -255,6 +257,10 @@ class ShardedReducer(Reducer, ChoosesTrained):
         self.group.sum(total)()
         for number, gradient in zip(having, total.split([one.numel() for one in having]), strict=True):
             number.grad = gradient.view(number.shape).to(gradient_format(number))
+
+
+def _is_narrow(parameter: Tensor) -> bool:
+    return parameter.is_floating_point() and parameter.itemsize < 4
 
 
 def _called(item: nn.Module) -> Iterator[nn.Module]:

@@ -5,7 +5,6 @@ layers.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import nn
 
@@ -32,8 +31,4 @@ def check_layers(model: nn.Module, *, strategy: Strategy, precision: Precision, 
     for name, module in model.named_modules():
         not_for: Mapping[str, str] = getattr(module, "evenstep_not_for", {})
         for kind in (kind for kind, is_so in kinds.items() if is_so and kind in not_for):
-            raise ArgumentError(f"`{name}` is a {_said(module)}, {not_for[kind]}.")
-
-
-def _said(module: Any) -> str:
-    return type(module).__name__
+            raise ArgumentError(f"`{name}` is a {type(module).__name__}, {not_for[kind]}.")

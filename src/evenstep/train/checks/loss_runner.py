@@ -74,7 +74,8 @@ class LossRunner:
                 for number, piece in enumerate(pieces)
             )
         recorder = _LossRecorder(task)
-        values = self._passed(name, work, recorder, path)
+        with self.context.teaching(name):
+            values = self._passed(name, work, recorder, path)
         given: list[LossValue | None] = []
         if execution.holds_output and not values.out_of_memory and not values.error:
             weights = [weight_of_piece(task, piece) for piece in pieces]

@@ -12,7 +12,6 @@ from evenstep.arguments import advice, require_flag, said
 from evenstep.data import Data
 from evenstep.errors import ArgumentError
 from evenstep.options import Training
-from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.tasks.listening import MOMENTS, check_heard
@@ -67,32 +66,24 @@ def check_tasks(
         _check_separable(model)
 
 
-def check_evaluates(tasks: Mapping[str, Task], strategy: Strategy, model: nn.Module) -> None:
-    """Raise ArgumentError for a task that evaluates by itself where no rank holds the whole model."""
+def check_evaluates(tasks: Mapping[str, Task], model: nn.Module) -> None:
+    """Raise ArgumentError for a task that evaluates by itself where no rank can hold the whole model."""
     own = [type(task).__name__ for task in tasks.values() if evaluates_itself(task)]
-    how = _divided(strategy, model)
-    if own and how:
-        alone = model.layout.ranks == 1 if isinstance(model, PipelineModel) else False
-        instead = (
-            "give the model itself instead of its layers"
-            if alone
-            else 'train it with `strategy="ddp"` or `"zero1"`, or evaluate its checkpoints with such a task in one '
-            "process"
-        )
+    if own and isinstance(model, PipelineModel):
         raise ArgumentError(
-            f"`{own[0]}.evaluate` is given the whole model, which each rank must hold for it, but the model is {how}; "
-            f"{instead}."
+            f"`{own[0]}.evaluate` is given the whole model, but the model is in stages, of which each rank has built "
+            f"its own only; {_whole_instead(model)}, or evaluate its checkpoints with such a task in one process."
         )
 
 
-def _divided(strategy: Strategy, model: nn.Module) -> str:
-    """How ranks share the model so that none holds it whole; "" where each does."""
-    if isinstance(model, PipelineModel):
-        return "in stages"
-    return "in shards" if strategy.layout.divides == "elements" else ""
+def _whole_instead(model: PipelineModel) -> str:
+    """How to train what is in stages so that each rank can call it whole."""
+    if model.layout.ranks == 1:
+        return "give the model itself instead of its layers"
+    return 'train it without stages, with `strategy="ddp"`, `"zero1"` or `"fsdp"`'
 
 
-def check_teachers(tasks: Mapping[str, Task], train: Training, strategy: Strategy, model: nn.Module) -> None:
+def check_teachers(tasks: Mapping[str, Task], train: Training, model: nn.Module) -> None:
     """Raise ArgumentError for a task that asks the average where there is none, or no rank could run it alone."""
     asking = [type(task).__name__ for task in tasks.values() if task.uses_average]
     if not asking:
@@ -103,10 +94,10 @@ def check_teachers(tasks: Mapping[str, Task], train: Training, strategy: Strateg
             f"{said}, but the run has none; give it one, `train=Training(ema=Ema(decay=0.999))`, in a run file a table "
             f"`[ema]`."
         )
-    if how := _divided(strategy, model):
+    if isinstance(model, PipelineModel):
         raise ArgumentError(
-            f"{said}, for which each rank must hold the whole model, but the model is {how}; train it with "
-            f'`strategy="ddp"` or `"zero1"`.'
+            f"{said}, which the rank of the loss runs whole, but the model is in stages, of which each rank has built "
+            f"its own only; {_whole_instead(model)}."
         )
     if train.norm_statistics == "per-task":
         raise ArgumentError(

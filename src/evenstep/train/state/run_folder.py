@@ -38,10 +38,14 @@ from evenstep.options import Checkpointing
 from evenstep.parallel import Group
 
 _METRICS = ("metrics.jsonl", "metrics.csv")
-FOLDERS = (CHECKPOINTS, EMERGENCY, FAILURES, "incidents")
+FOLDERS = (CHECKPOINTS, EMERGENCY, FAILURES, "incidents", "shown", "profile", "events", "wandb", "mlruns")
 FILES = (
     *_METRICS,
     "incidents.jsonl",
+    "shown.jsonl",
+    "metrics.prom",
+    "wandb.id",
+    "mlflow.id",
     "starts.jsonl",
     "status.json",
     "report.html",

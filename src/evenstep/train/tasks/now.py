@@ -1,9 +1,7 @@
 """What a task may ask while its methods are called: the update's number, whether it trains, and the average's outputs.
 
-A task belongs to no update, so all this is read when it is asked: nothing is told to tasks that do not ask. The average
-is asked by tasks that learn from it (mean teachers, self-distillation): the model is run once more, forward only, with
-the average's values. In update u that is the average after update u - 1, the same for every micro-batch, so what is
-trained does not depend on the cut.
+A task belongs to no update, so all this is read when it is asked: nothing is told to tasks that do not ask. What the
+average gives is for `teacher`.
 """
 
 import weakref
@@ -12,16 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, final
 
-from torch import Tensor, nn
-from torch.func import functional_call
-
 from evenstep.errors import TaskError
-from evenstep.internals import unwrapped
-from evenstep.names import plain
-from evenstep.optim.ema import Ema
-from evenstep.pipeline.compiled import as_written
-from evenstep.pipeline.layers import arguments
-from evenstep.train.side_effects import evaluating
 from evenstep.train.tasks.task import NOW, Task, asked_too_early
 
 if TYPE_CHECKING:
@@ -46,11 +35,11 @@ class Now:
 
     Args:
         engine: gives that which the task was given to, or None; it lives no longer for this.
-        ema: the average of the model's parameters, if the task asks it.
+        may_ask: whether the task may ask what the average of the model gives.
     """
 
-    def __init__(self, engine: "Callable[[], Engine | None]" = lambda: None, ema: Ema | None = None) -> None:
-        self._of, self._ema = engine, ema
+    def __init__(self, engine: "Callable[[], Engine | None]" = lambda: None, *, may_ask: bool = False) -> None:
+        self._of, self._may_ask = engine, may_ask
 
     def __reduce_ex__(self, protocol: object) -> Any:  # a copy of a task belongs to nobody
         return Now, ()
@@ -88,28 +77,13 @@ class Now:
         Raises:
             TaskError: the task has not said `uses_average = True`.
         """
-        context, model = self._engine.parts.context, unwrapped(self._engine.model)
-        if self._ema is None:
+        context = self._engine.parts.context
+        if not self._may_ask or context.teacher is None:
             raise TaskError("`now.teacher` is for tasks that say `uses_average = True` in their class; write that.")
-        given = inputs if context.cast_inputs is None else context.cast_inputs(inputs)
-        positional, named = arguments([], given, True)
-        under_way, context.randomness.under_way = context.randomness.under_way, False
-        try:
-            with evaluating(model, context.device), as_written(), context.precision.forward(context.device):
-                output = functional_call(model, _values(self._ema, model), tuple(positional), dict(named))
-                return output if context.cast_outputs is None else context.cast_outputs(output)
-        finally:
-            context.randomness.under_way = under_way
+        return context.teacher(inputs, context)
 
 
-def _values(ema: Ema, model: nn.Module) -> dict[str, Tensor]:
-    """The average by the names that the model has now, in the formats that it computes in."""
-    average: Mapping[str, Tensor] = ema.state_dict()
-    live = dict[str, Tensor](model.named_parameters()) | dict(model.named_buffers())
-    return {name: average[plain(name)].to(one.dtype) for name, one in live.items()}
-
-
-def tell(engine: "Engine", tasks: Mapping[str, Task], ema: Ema | None) -> None:
+def tell(engine: "Engine", tasks: Mapping[str, Task]) -> None:
     """Let the tasks ask about the engine that they were given to."""
     for task in tasks.values():
-        vars(task)[NOW] = Now(weakref.ref(engine), ema if task.uses_average else None)
+        vars(task)[NOW] = Now(weakref.ref(engine), may_ask=task.uses_average)

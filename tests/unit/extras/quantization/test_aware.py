@@ -51,7 +51,7 @@ def aware(**more: Any) -> QuantizationAware:
 def trainer_of(
     folder: Path | None = None, *, updates: int = 6, hooks: Sequence[Hook] = (), **more: Any
 ) -> tuple[Trainer, QuantizationAware]:
-    model, hook = net(), aware()
+    model, hook = more.pop("model", None) or net(), aware()
     hook.prepare(model)
     trainer = Trainer(
         model=model,
@@ -248,6 +248,7 @@ def test_a_model_that_was_not_prepared_is_refused() -> None:
     [
         ({"strategy": Local(Ddp(Group()))}, "`2` is a FakeQuantizedLinear, which is for ranks that step together"),
         ({"train": Training(compile="model")}, "computes otherwise from a set update on"),
+        ({"model": net().double()}, "`2.weight` is float64, which torchao does not round; make the model float32"),
     ],
 )
 def test_runs_that_it_is_not_for_are_refused_by_name(more: Any, said: str) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from evenstep.errors import ArgumentError
-from evenstep.optim.schedules import Cosine
+from evenstep.optim.schedules import Cosine, Linear, PerGroup
 from evenstep.optim.schedules.schedule import decay_progress, known_updates, warmup_factor
 
 
@@ -27,3 +27,10 @@ def test_a_length_is_asked_for_by_the_schedules_name():
     assert known_updates(7, Cosine()) == 7
     with pytest.raises(ArgumentError, match="Cosine"):
         known_updates(None, Cosine())
+
+
+def test_a_schedule_of_a_group_is_found_by_the_groups_number() -> None:
+    schedule = PerGroup({1: Linear(), "head": Cosine()})
+    assert (schedule.of_group("1"), schedule.of_group("head")) == (Linear(), Cosine())
+    with pytest.raises(ArgumentError, match=r"`groups` must be a dict by names, but 0.5 is none"):
+        PerGroup({0.5: Linear()})  # pyright: ignore

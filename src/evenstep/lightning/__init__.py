@@ -7,22 +7,22 @@ is not imported: whoever has such a module has it.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from types import MethodType
+from inspect import signature
 from typing import Any, TypedDict, cast, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from evenstep.arguments import said
-from evenstep.errors import ArgumentError, TaskError, clause
-from evenstep.internals import say_stepped, share_contents
+from evenstep.errors import ArgumentError, TaskError
+from evenstep.internals import share_contents
+from evenstep.lightning.optimizers import optimizer_and_schedule
+from evenstep.lightning.trainer import TrainerStandIn
 from evenstep.optim.schedules import LrSchedule
-from evenstep.optim.schedules.schedule import Need
 from evenstep.train.tasks.task import Loss, Task, default_weight
 
-__all__ = ["Parts", "parts"]
+__all__ = ["LightningParts", "parts"]
 
 # Overridden or not: what a run of this engine has no use for, or what its caller calls.
 _NOT_OF_TRAINING = (
@@ -35,7 +35,7 @@ _NOT_OF_TRAINING_BEGIN = ("on_test_", "on_predict_")
 _HOOKS = ("on_", "configure_", "optimizer_", "lr_scheduler_", "transfer_", "backward")
 
 
-class Parts(TypedDict):
+class LightningParts(TypedDict):
     """What `Trainer` and `Engine` take, by the names of their arguments."""
 
     model: nn.Module
@@ -50,7 +50,7 @@ def parts(
     updates: int | None = None,
     count: Callable[[Any], float | Tensor] | None = None,
     without: Collection[str] = (),
-) -> Parts:
+) -> LightningParts:
     """Model, task, optimizer and LR schedule of a `LightningModule`.
 
     For micro-batches m of w_m units, of which `training_step` returns the means l_m, an update goes by
@@ -76,20 +76,17 @@ def parts(
     base = _base_of(module)
     lightning: Any = module
     name = type(module).__name__
-    if not lightning.automatic_optimization:
-        raise ArgumentError(
-            f"`{name}` has `automatic_optimization = False`: it makes its updates itself, so nobody can say what one "
-            f"is; write its loop with `evenstep.Engine`, one for each optimizer."
-        )
+    _check_automatic(lightning)
     _check_hooks(module, base, without)
-    trainer = _Trainer(name, updates)
+    trainer = TrainerStandIn(name, updates)
     lightning.trainer = trainer
     lightning.setup("fit")
     lightning.configure_model()
-    optimizer, schedule = _optimizer_and_schedule(lightning)
+    _check_automatic(lightning)  # which either of the two may have changed
+    optimizer, schedule = optimizer_and_schedule(lightning, trainer)
     steps = _Steps(lightning)
     task = _StepTask(lightning, trainer, count)
-    return Parts(model=steps, task=task, optimizer=optimizer, lr_schedule=schedule)
+    return LightningParts(model=steps, task=task, optimizer=optimizer, lr_schedule=schedule)
 
 
 def _base_of(module: object) -> type:
@@ -102,13 +99,23 @@ def _base_of(module: object) -> type:
     return bases[-1]
 
 
+def _check_automatic(lightning: Any) -> None:
+    if not lightning.automatic_optimization:
+        raise ArgumentError(
+            f"`{type(lightning).__name__}` has `automatic_optimization = False`: it makes its updates itself, so "
+            f"nobody can say what one is; write its loop with `evenstep.Engine`, one for each optimizer."
+        )
+
+
 def _check_hooks(module: nn.Module, base: type, without: Collection[str]) -> None:
     """Raise ArgumentError for a hook that the module counts on."""
     hooks = [each for each in dir(base) if each.startswith(_HOOKS) and each not in _NOT_OF_TRAINING]
     hooks = [each for each in hooks if not each.startswith(_NOT_OF_TRAINING_BEGIN) and callable(getattr(base, each))]
     own = [each for each in hooks if getattr(type(module), each) is not getattr(base, each)]
-    lost = [each for each in own if each not in without]
     name = type(module).__name__
+    if isinstance(without, str):
+        raise ArgumentError(f"`without` must be a list of names, but is {without!r}; write `without=[{without!r}]`.")
+    lost = [each for each in own if each not in without]
     if lost:
         raise ArgumentError(
             f"`{name}` overrides {', '.join(f'`{each}`' for each in lost)}, which this engine does not call; do it in "
@@ -117,46 +124,6 @@ def _check_hooks(module: nn.Module, base: type, without: Collection[str]) -> Non
     if unknown := [each for each in without if each not in own]:
         raise ArgumentError(
             f"`without` names `{unknown[0]}`, but `{name}` overrides no hook of this name; leave it out."
-        )
-
-
-@final
-class _Trainer:
-    """What stands in for Lightning's trainer: what it knows here it gives, all else is refused."""
-
-    def __init__(self, name: str, updates: int | None) -> None:
-        self._name, self._updates = name, updates
-        self._task: Task | None = None
-
-    @property
-    def global_step(self) -> int:
-        """How many updates were committed before this one."""
-        if self._task is None:
-            return 0
-        now = self._task.now
-        return now.update - now.is_training
-
-    @property
-    def estimated_stepping_batches(self) -> int:
-        """How many updates the run has."""
-        if self._updates is None:
-            raise ArgumentError(
-                f"`{self._name}` asks `self.trainer.estimated_stepping_batches`; say how many it will be, "
-                f"`parts(module, updates=…)`."
-            )
-        return self._updates
-
-    @property
-    def max_steps(self) -> int:
-        """The same."""
-        return self.estimated_stepping_batches
-
-    def __getattr__(self, asked: str) -> Any:
-        if asked.startswith("__"):
-            raise AttributeError(asked)
-        raise TaskError(
-            f"`{self._name}` asks `{asked}` of Lightning's trainer, but evenstep's has no such thing; give the module "
-            f"what it needs when it is built, or do it in an `evenstep.Hook`. `global_step` is the number of updates."
         )
 
 
@@ -229,6 +196,7 @@ class _Steps(nn.Module):
         self.__dict__["lightning"] = module  # not as a child: its parameters are there already
         self.__dict__["log"] = _Log(type(module).__name__)
         module.__dict__["log"] = self.__dict__["log"]
+        self.__dict__["calls"] = {step: _call_of(module, step) for step in ("training_step", "validation_step")}
 
     def train(self, mode: bool = True) -> "_Steps":
         super().train(mode)
@@ -246,19 +214,35 @@ class _Steps(nn.Module):
         modes = module.training
         module.training = self.training  # whatever has set the mode of this one alone
         try:
-            act: MethodType = getattr(module, step)
-            takes_index = act.__func__.__code__.co_argcount > 2
-            given = act(batch, _BatchIndex(f"{type(module).__name__}.{step}")) if takes_index else act(batch)
+            given = self.__dict__["calls"][step](batch)
         finally:
             module.training = modes
         return given, log.logged
+
+
+def _call_of(module: nn.Module, step: str) -> Callable[[Any], Any]:
+    """The step as a function of the batch alone: the index is passed as it takes it, by position or by name."""
+    act: Callable[..., Any] = getattr(module, step)
+    name = f"{type(module).__name__}.{step}"
+    index = _BatchIndex(name)
+    taken = signature(act)
+    for arguments, named in (((index,), {}), ((), {"batch_idx": index}), ((), {})):
+        try:
+            taken.bind(None, *arguments, **named)
+        except TypeError:
+            continue
+        return lambda batch: getattr(module, step)(batch, *arguments, **named)
+    raise ArgumentError(
+        f"`{name}{taken}` takes more than a batch and its index, and there is nothing else to give it; let the others "
+        f"have a default, such as `dataloader_idx=0`."
+    )
 
 
 @final
 class _StepTask(Task):
     """What the steps of a module say of a batch."""
 
-    def __init__(self, module: Any, trainer: _Trainer, count: Callable[[Any], float | Tensor] | None) -> None:
+    def __init__(self, module: Any, trainer: TrainerStandIn, count: Callable[[Any], float | Tensor] | None) -> None:
         self._name, self._count = type(module).__name__, count
         base = _base_of(module)
         self._validates = getattr(type(module), "validation_step", None) is not getattr(base, "validation_step", None)
@@ -303,10 +287,10 @@ class _StepTask(Task):
                 f"one whose `count` is 0."
             )
         losses = [value for name, (value, _) in logged.items() if name.endswith("loss")]
-        if len(losses) == 1 and isinstance(losses[0], Tensor):
-            return losses[0]
+        if len(losses) == 1:
+            return torch.as_tensor(losses[0], dtype=None if isinstance(losses[0], Tensor) else torch.float64)
         raise TaskError(
-            f"`{self._name}.validation_step` returns nothing, and of what it logs {len(losses)} names end in `loss`, "
+            f"`{self._name}.validation_step` returns no loss, and of what it logs {len(losses)} names end in `loss`, "
             f"so that none is the loss; return it."
         )
 
@@ -316,134 +300,3 @@ class _StepTask(Task):
             f"predictions of `{self._name}` are those of the module itself, not of its step; call it, or give it as "
             f"`model=` to a `Trainer` with a task of yours."
         )
-
-
-@final
-class _TorchRates(LrSchedule):
-    """A torch scheduler as a function of the number of its steps: it makes them ahead, and notes the rates.
-
-    Args:
-        scheduler: of an optimizer whose rates are given back as they were.
-        by_epoch: whether it makes its steps at the ends of epochs.
-        every: after how many updates, or epochs.
-    """
-
-    def __init__(self, scheduler: LRScheduler, *, by_epoch: bool, every: int) -> None:
-        self._scheduler, self._by_epoch, self._every = scheduler, by_epoch, every
-        self._groups: list[dict[str, Any]] = scheduler.optimizer.param_groups
-        self._kept = [{key: value for key, value in group.items() if key != "params"} for group in self._groups]
-        self._live = [dict(group) for group in self._kept]
-        self._factors = [self._factor()]
-        self._put(self._first())
-
-    def _first(self) -> list[dict[str, Any]]:
-        return [{**group, "lr": group["initial_lr"]} for group in self._kept]
-
-    def _put(self, values: list[dict[str, Any]]) -> None:
-        for group, value in zip(self._groups, values, strict=True):
-            group.update(value)
-
-    def _factor(self) -> float:
-        factors = {float(group["lr"]) / float(group["initial_lr"]) for group in self._groups}
-        if max(factors) - min(factors) > 1e-12 * max(factors):
-            raise ArgumentError(
-                f"{type(self._scheduler).__name__} gives the optimizer's groups schedules of their own; say them as "
-                f"`lr_schedule=PerGroup(…)`."
-            )
-        return factors.pop()
-
-    def _after(self, steps: int) -> float:
-        """The multiplier after so many steps of the scheduler."""
-        if len(self._factors) <= steps:
-            before = [dict(group) for group in self._groups]
-            self._put(self._live)
-            try:
-                while len(self._factors) <= steps:
-                    self._step()
-                self._live = [{key: group[key] for key in self._kept[0]} for group in self._groups]
-            finally:
-                self._put(before)
-        return self._factors[steps]
-
-    def _step(self) -> None:
-        say_stepped(self._scheduler.optimizer)
-        try:
-            self._scheduler.step()
-        except ValueError as error:
-            raise ArgumentError(
-                f"{type(self._scheduler).__name__} ends after {len(self._factors) - 1} steps, before the run does: "
-                f"{clause(error)}; build it for more, or make the run shorter."
-            ) from None
-        self._factors.append(self._factor())
-        for group, kept in zip(self._groups, self._kept, strict=True):
-            moved = [key for key, value in kept.items() if key != "lr" and group.get(key) != value]
-            if moved:
-                raise ArgumentError(
-                    f"{type(self._scheduler).__name__} also moves `{moved[0]}`, which an LR schedule can't; build it "
-                    f"without that, such as with `cycle_momentum=False`."
-                )
-
-    @property
-    def needs(self) -> Collection[Need]:
-        """Epochs, where it counts them."""
-        return ("epochs",) if self._by_epoch else ()
-
-    def __call__(self, update: int, updates: int | None) -> float:
-        return self._after(
-            (min(update, updates or update) - 1) // self._every
-        )  # what comes after the run is only asked
-
-    def in_epoch(self, update: int, epoch: int, updates: int | None) -> float:
-        return self._after(epoch // self._every) if self._by_epoch else self(update, updates)
-
-    def check(self, updates: int | None) -> None:
-        self._after(0 if self._by_epoch or updates is None else (updates - 1) // self._every)
-
-
-def _optimizer_and_schedule(module: Any) -> tuple[Optimizer, LrSchedule | None]:
-    """What `configure_optimizers` gives, in one of the ways that Lightning takes."""
-    name = type(module).__name__
-    given: Any = module.configure_optimizers()
-    schedulers: list[Any] = []
-    if isinstance(given, tuple) and len(cast("tuple[Any, ...]", given)) == 2 and isinstance(given[0], list | tuple):
-        given, listed = cast("tuple[Any, Any]", given)
-        schedulers = [*listed] if isinstance(listed, list | tuple) else [listed]
-    if isinstance(given, list | tuple):
-        several = cast("list[Any]", given)
-        if len(several) != 1:
-            raise ArgumentError(
-                f"`{name}.configure_optimizers` gives {len(several)} optimizers, whose updates only the module could "
-                f"tell apart; several over one model at once are `evenstep.optim.MultiOptimizer`, several models an "
-                f"`Engine` for each."
-            )
-        given = several[0]
-    if isinstance(given, Mapping):
-        table = cast("Mapping[str, Any]", given)
-        schedulers += [table["lr_scheduler"]] if table.get("lr_scheduler") is not None else []
-        given = table.get("optimizer")
-    if not isinstance(given, Optimizer):
-        raise ArgumentError(
-            f"`{name}.configure_optimizers` must give an optimizer, but gives {said(given)}; return one."
-        )
-    if len(schedulers) > 1:
-        raise ArgumentError(
-            f"`{name}.configure_optimizers` gives {len(schedulers)} schedulers for one optimizer; give one."
-        )
-    return given, _schedule(name, schedulers[0]) if schedulers else None
-
-
-def _schedule(name: str, given: Any) -> LrSchedule:
-    table = cast("dict[str, Any]", given) if isinstance(given, dict) else {"scheduler": given}
-    scheduler = table.get("scheduler")
-    if isinstance(scheduler, ReduceLROnPlateau):
-        raise ArgumentError(
-            f"`{name}` gives a ReduceLROnPlateau, which goes by its own count of evaluations; give the trainer "
-            f"`lr_schedule=Plateau(metric='valid/loss', factor={scheduler.factor}, "
-            f"patience_evaluations={scheduler.patience + 1})`, and return the optimizer alone."
-        )
-    if not isinstance(scheduler, LRScheduler):
-        raise ArgumentError(f"`{name}` gives {said(scheduler)} as its scheduler, which must be one of torch; give one.")
-    interval = table.get("interval", "epoch")
-    if interval not in ("epoch", "step"):
-        raise ArgumentError(f"`interval` of the scheduler of `{name}` must be 'epoch' or 'step', but is {interval!r}.")
-    return _TorchRates(scheduler, by_epoch=interval == "epoch", every=int(table.get("frequency", 1)))

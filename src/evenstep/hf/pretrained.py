@@ -1,0 +1,115 @@
+"""At the end of a run its weights as the hub has them, in the run folder: what `from_pretrained` reads.
+
+    pretrained/    the model of the last checkpoint, or of the best one, in transformers' layout, or peft's for adapters
+
+The weights are read from the checkpoint, so any strategy will do, and nothing of the run changes. The folder is never
+half written: what a run that went on writes takes the place of what was there.
+"""
+
+import shutil
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, cast, final
+
+import torch
+from torch import nn
+
+from evenstep.arguments import require_flag
+from evenstep.checkpoint.export import ExportFormat
+from evenstep.errors import ArgumentError, HookError
+from evenstep.events import Hook, TrainBegin, TrainEnd
+from evenstep.hf.models import library
+from evenstep.hf.saving import check_options, is_of_transformers, save_pretrained
+from evenstep.internals import class_before_sharding, unwrapped
+
+_NAME = "pretrained"
+_KINDS = ("last", "best")
+
+
+@final
+class SavePretrained(Hook):
+    """Write the folder `pretrained` of the run folder when training ends: a model that `from_pretrained` reads.
+
+    Not after an error, which leaves checkpoints to go on from. On several ranks the first writes it.
+
+    Args:
+        checkpoint: the "last" one, or the "best", which `checkpoint.best` (hook `Best`) keeps.
+        average: whether to take the average that the run keeps of its parameters (`ema`).
+        dtype: the format of what is floating, "fp32", "bf16" or "fp16"; None: that of the checkpoint.
+        tokenizer: a folder of this machine whose tokenizer is to be in it as well.
+
+    Raises:
+        ArgumentError: an argument that can't be.
+
+    >>> SavePretrained(checkpoint="best", dtype="bf16").name
+    'SavePretrained'
+    """
+
+    priority = 200  # after all that asks for a checkpoint
+
+    def __init__(
+        self,
+        *,
+        checkpoint: Literal["last", "best"] = "last",
+        average: bool = False,
+        dtype: ExportFormat | None = None,
+        tokenizer: Path | str | None = None,
+    ) -> None:
+        require_flag("average", average)
+        check_options(dtype, tokenizer)
+        if checkpoint not in _KINDS:
+            raise ArgumentError(f'`checkpoint` must be "last" or "best", but is {checkpoint!r}.')
+        self._checkpoint, self._average, self._tokenizer = checkpoint, average, tokenizer
+        self._dtype: ExportFormat | None = dtype
+
+    def before_train(self, event: TrainBegin) -> None:
+        if self.trainer.folder is None:
+            raise HookError(
+                f"hook `{self.name}` writes into the run folder, but the trainer has none; give a `folder`."
+            )
+        model = unwrapped(self.trainer.model)
+        if not is_of_transformers(model):
+            raise ArgumentError(
+                f"hook `{self.name}` is for whole models of transformers, which know their layout, but the model is a "
+                f"{type(model).__name__}; leave the hook out, and write the weights by `evenstep export`."
+            )
+
+    def after_train(self, event: TrainEnd) -> None:
+        if event.error is None:
+            self.trainer.first_rank_does(partial(self._write, cast("Path", self.trainer.folder)))
+
+    def _write(self, folder: Path) -> None:
+        weights: Path = folder
+        if self._checkpoint == "best":
+            if not (folder / "best").is_file():
+                raise HookError(
+                    f"hook `{self.name}` is to write the best checkpoint, but `{folder}` has no file `best`, which "
+                    f'names it; set `checkpoint.best` (give the hook `Best`), or write the "last".'
+                )
+            weights = folder / "checkpoints" / (folder / "best").read_text().strip()
+        new, old = folder / f".new-{_NAME}", folder / f".old-{_NAME}"
+        for one in (new, old):
+            shutil.rmtree(one, ignore_errors=True)  # of a run that was killed meanwhile
+        with torch.random.fork_rng(devices=[]):
+            model = _like(unwrapped(self.trainer.model))
+            save_pretrained(
+                model, new, weights=weights, average=self._average, dtype=self._dtype, tokenizer=self._tokenizer
+            )
+        if (folder / _NAME).exists():
+            (folder / _NAME).rename(old)
+        new.rename(folder / _NAME)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _like(model: nn.Module) -> nn.Module:
+    """Another model of the same kind, on the CPU, with adapters if it has some; its values are anybody's."""
+    live: Any = model
+    if hasattr(live, "get_base_model"):  # a model of peft
+        base = _like(live.get_base_model())
+        return library("peft").get_peft_model(base, deepcopy(live.peft_config["default"]))
+    made = class_before_sharding(model)(deepcopy(live.config))
+    if getattr(live, "generation_config", None) is not None:
+        made.generation_config = deepcopy(live.generation_config)
+    formats = {one.dtype for one in model.parameters() if one.is_floating_point()}
+    return made.to(torch.float64 if torch.float64 in formats else torch.float32)  # in 16 bits, checkpoints have masters

@@ -1,0 +1,5 @@
+dataset = dataset * 2
+
+
+def use():
+    assert trainer.progress.update == 160

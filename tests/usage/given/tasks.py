@@ -1,0 +1,5 @@
+import math
+
+images = boxes = dataset
+Enclose = Classify
+model = Net()
