@@ -16,8 +16,17 @@ AREAS = (
                 "ranks/test_slurm.py::test_srun_alone_starts_ranks",
                 "ranks/test_slurm.py::test_tasks_of_a_submitit_job_are_ranks",
             ),
+            works(
+                "Ray Train, on one machine (a slow test, where Ray is installed): a worker is killed, the bits stay",
+                "ranks/test_ray.py::test_a_run_of_ray_train_outlives_a_worker_bit_by_bit",
+            ),
+            works(
+                "a job for Kubernetes that means each exit code: compared with its schema (extra `hosts`), not run",
+                "unit/test_hosts_page.py::test_it_is_what_kubernetes_takes",
+                "unit/test_hosts_page.py::test_each_exit_code_but_success_has_its_rule",
+            ),
             works("NCCL"),
-            works("a real SLURM cluster"),
+            works("a real cluster of SLURM, Kubernetes or Ray"),
             refused(
                 "several processes started, and no `strategy` given; models that torch shares already",
                 "unit/train/test_arguments.py::test_two_processes_without_a_strategy_are_refused_when_built",
@@ -382,6 +391,25 @@ AREAS = (
                 "complete or absent, whatever is killed or full",
                 "unit/checkpoint/test_kill.py::test_a_reader_always_finds_a_complete_checkpoint_after_a_kill",
                 "unit/checkpoint/test_small_disk.py::test_a_full_disk_keeps_the_old_checkpoint_and_takes_the_next_that_fits",
+            ),
+            works(
+                "copies in an object store (fsspec), complete or absent; a run without its folder goes on from them",
+                "unit/checkpoint/test_mirror.py::test_whoever_dies_at_any_operation_leaves_complete_copies_or_none",
+                "unit/train/test_mirror.py::test_a_run_whose_folder_is_lost_goes_on_from_the_newest_copy",
+                "unit/checkpoint/test_sharding.py::test_ranks_copy_their_parts_and_the_copy_counts_when_all_are_there",
+            ),
+            works(
+                "the same with a server of S3's protocol on this machine (a slow test, with the extra `hosts`)",
+                "ranks/test_object_store.py::"
+                "test_a_run_that_loses_process_and_folder_at_any_instant_ends_at_the_same_bits",
+                "ranks/test_object_store.py::test_machines_that_share_no_folder_go_on_from_copies",
+            ),
+            works("S3 itself, or another cloud"),
+            refused(
+                "a mirror without its package, bucket, credentials or rights; copies of another run",
+                "unit/checkpoint/test_mirror.py::test_a_mirror_that_may_not_be_used_is_refused_before_training",
+                "unit/cli/test_check.py::test_a_mirror_is_tried_and_a_copy_that_would_be_fetched_is_gone_on_from",
+                "unit/train/test_mirror.py::test_a_new_run_does_not_begin_where_another_has_copies",
             ),
             refused(
                 "anything pickled, damaged, foreign or newer",

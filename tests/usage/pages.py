@@ -14,7 +14,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 GIVEN = Path(__file__).parent / "given"
 PAGES = {path.stem: path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
-LANGUAGES = ("python", "toml", "json", "sh", "bash", "text")
+LANGUAGES = ("python", "toml", "json", "yaml", "sh", "bash", "text")
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

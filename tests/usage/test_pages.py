@@ -30,6 +30,7 @@ ELSEWHERE = {
     "from-accelerate": "tests/usage/test_coming_from.py",
     "from-hf-trainer": "tests/usage/test_coming_from.py",
     "from-lightning": "tests/usage/test_coming_from.py",
+    "hosts": "tests/ranks/test_ray.py",
     "transformers": "tests/unit/hf/test_page.py",
 }
 # What a table of a page's block needs of others.
@@ -38,14 +39,18 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     # the device of this machine multiplies nothing in float8, and compiling takes long
     ("precision", "float8"): {"float8": {"emulate": True}, "train": {"compile": "off"}},
     ("transformers", "model"): {
-        "data": {"collate": "data.py:rows", "train": {"target": "data.py:documents"}, "evaluations": {}},
+        "data": {
+            "collate": "data.py:rows",
+            "train": {"target": "data.py:documents"},
+            "evaluations": {"valid": {"target": "data.py:documents"}},
+        },
     },
 }
 # Blocks of TOML whose runs are built by a slow test only: they start ranks, or load large libraries.
 SLOWLY_BUILT = {
     ("failures", "launch"): "four ranks",
     ("local", "parallel"): "four ranks",
-    ("ranks", "launch"): "eight ranks",
+    ("hosts", "launch"): "eight ranks",
     ("optimizers", "target"): "torchao compiles a kernel for each shape",
     ("precision", "float8"): "loads torchao",
     ("quantization", "config"): "loads torchao",
@@ -152,6 +157,11 @@ def test_json_is_json() -> None:
         assert [json.loads(line) for line in block.text.splitlines()], str(block)
 
 
+def test_yaml_is_only_where_it_is_compared_with_its_schema() -> None:
+    assert {block.page for block in all_blocks("yaml")} == {"hosts"}
+    assert "docs/hosts.md" in (ROOT / "tests/unit/test_hosts_page.py").read_text()
+
+
 # -- commands
 
 
@@ -209,6 +219,8 @@ def program(words: list[str]) -> tuple[str, list[str]]:
         words = words[next(n for n, word in enumerate(words[1:], 1) if not word.startswith("-")) :]
     if words[:3] == ["python", "-m", "evenstep"]:
         words = words[2:]
+    elif words[0] == "python" and words[1].endswith(".py"):
+        words = words[1:]
     return words[0], words[1:]
 
 

@@ -166,16 +166,19 @@ def test_ranks_copy_their_parts_and_the_copy_counts_when_all_are_there(
             put(store, local, remote)
 
     MemoryFileSystem.store.clear()
-    monkeypatch.setattr(MemoryFileSystem, "put_file", put_unless_lost)
     mirror = Mirror("memory://copies", "run")
 
-    def save(group: Threads) -> tuple[Path | None, str]:
+    def save(group: Threads, scale: float = 1.0) -> tuple[Path | None, str]:
         writer = AsyncWriter(folder, group=group, mirror=mirror)
-        writer.begin(3, state(group))
+        writer.begin(3, state(group, scale))
         saved = writer.wait()
         assert saved is not None
         return saved.path, str(saved.error or "")
 
+    assert (
+        on_ranks(3, lambda group: save(group, 5.0))[0][1] == ""
+    )  # whose files must not be taken for those that follow
+    monkeypatch.setattr(MemoryFileSystem, "put_file", put_unless_lost)
     for path, error in on_ranks(3, save):
         assert path == folder / "step-00000003"  # here it is, whatever becomes of the copy
         assert (f"did not get all of step-00000003: {lost}" in error) if lost else error == ""

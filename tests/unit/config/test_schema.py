@@ -103,7 +103,16 @@ PUBLIC_KEYS = {
     ],
     "Best": ["keep", "metric", "mode"],
     "Checkpoint": [
-        *("asynchronous", "best", "every_epochs", "every_minutes", "every_updates", "keep_every_updates", "keep_last"),
+        *(
+            "asynchronous",
+            "best",
+            "every_epochs",
+            "every_minutes",
+            "every_updates",
+            "keep_every_updates",
+            "keep_last",
+            "mirror",
+        ),
     ],
     "Coefficients": ["kind", "regression"],
     "Combine": ["alpha", "coefficient_lr", "kind", "parameters"],

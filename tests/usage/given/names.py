@@ -11,7 +11,7 @@ from evenstep import *
 
 torch.manual_seed(0)
 model, task = Net(), Classify()
-dataset = [(torch.randn(16), torch.tensor(number % 4)) for number in range(512)]
+dataset = [(torch.randn(16) + 2 * torch.eye(16)[number % 4], torch.tensor(number % 4)) for number in range(512)]
 held_out = dataset[:16]
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
