@@ -10,7 +10,7 @@ def build_lr_schedule(config: Config) -> LrSchedule | None:
     """The LR schedule of a run; None where nothing multiplies the rates, so that hooks may set them."""
     table = config.optimizer
     whole = build_schedule(config.lr_schedule, table.lr)
-    own = {
+    own: dict[str | int, LrSchedule] = {
         name: build_schedule(group.lr_schedule, group.lr or table.lr * (group.lr_factor or 1.0))
         for name, group in table.groups.items()
         if group.lr_schedule is not None
