@@ -546,6 +546,11 @@ MISTAKES = [
     ("checkpoint.every_minutes", -1, "`every_minutes` must be a finite number above 0, but is -1"),
     ("checkpoint.keep_every_updates", "7", "`keep_every_updates` must be a whole number of at least 1, but is '7'"),
     ("checkpoint.best", "valid/loss", "`best` must be an object of Best, but is 'valid/loss'; write `best=Best"),
+    (
+        "checkpoint.mirror",
+        "bucket/runs",
+        "`mirror` must be an address such as .s3://BUCKET/FOLDER., but is .bucket/runs.; write",
+    ),
     ("failures.spike_window_updates", 4, "`spike_window_updates` must be a whole number of at least 8, but is 4"),
     ("failures.spike_threshold", 0, "`spike_threshold` must be a finite number above 0, but is 0"),
     ("failures.max_rewinds", 0, "`max_rewinds` must be a whole number of at least 1, but is 0"),

@@ -35,6 +35,7 @@ ELSEWHERE = {
 }
 # What a table of a page's block needs of others.
 BESIDE: dict[tuple[str, str], dict[str, Any]] = {
+    ("checkpoints", "checkpoint"): {"checkpoint": {"mirror": "memory://copies"}},  # there is no bucket here
     ("precision", "loss_scale"): {"train": {"precision": "16-mixed"}},
     # the device of this machine multiplies nothing in float8, and compiling takes long
     ("precision", "float8"): {"float8": {"emulate": True}, "train": {"compile": "off"}},
