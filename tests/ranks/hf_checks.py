@@ -82,7 +82,7 @@ def trained(make: Callable[[], Made], strategy: Strategy) -> dict[str, Tensor]:
     """The whole parameters after some updates."""
     model, task, data = make()
     names = [name for name, one in model.named_parameters()]
-    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=0.01)
+    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1, momentum=0.9)
     trainer = Trainer(
         model=model,
         task=task,
@@ -138,7 +138,7 @@ def what_a_run_leaves_as_the_hub_has_models_is_that_of_one_process(group: Group)
         trainer = Trainer(
             model=model,
             task=task,
-            optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
             data=data,
             updates=4,
             device="cpu",
@@ -172,7 +172,7 @@ def written(strategy: Strategy) -> float:
     trainer = Trainer(
         model=model,
         task=Writes(),
-        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         data=data,
         evaluations=MapData(DOCUMENTS, global_batch_size=7, micro_batch_size=2, collate=padded, shuffle=False),
         updates=1,

@@ -49,7 +49,7 @@ AREAS = (
                 "unit/hf/test_pretrained.py::test_a_run_leaves_its_last_or_its_best_model_as_the_hub_has_models",
                 "unit/hf/test_pretrained.py::test_what_is_there_stays_whole_until_there_is_something_newer",
                 "unit/hf/test_pretrained.py::test_what_has_no_such_layout_is_refused_before_training",
-                "ranks/test_hf.py::test_two_ranks_have_the_parameters_of_one",
+                "ranks/test_hf.py::test_two_ranks_have_the_parameters_of_one_and_generate_alike",
             ),
             works(
                 "adapters of peft train alone, resume exactly, and are read by peft",
