@@ -64,13 +64,13 @@ def samples() -> list[tuple[Tensor, Tensor]]:
 
 
 def trainer_of(folder: Path, compile: str, *hooks: Hook) -> Trainer:
-    """Of updates of two micro-batches and a short one."""
+    """Of updates of a micro-batch and a short one."""
     model = chain(dropout=0.3)
     return Trainer(
         model=model,
         task=Squares(),
         optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),
-        data=MapData(samples(), global_batch_size=8, micro_batch_size=3),
+        data=MapData(samples(), global_batch_size=8, micro_batch_size=5),
         updates=UPDATES,
         device="cpu",
         lr_schedule={"kind": "cosine", "warmup_updates": 3},
