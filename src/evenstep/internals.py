@@ -175,14 +175,17 @@ def compile_graph(graph: Any, inputs: Sequence[Any], *, captured: bool = False) 
 
 
 def compile_each_shape() -> None:
-    """Let this process compile as many shapes as come, and anew where hooks of inner modules come or go.
+    """Let this thread compile as many shapes as come, and anew where hooks of inner modules come or go.
 
-    torch would run the ninth shape uncompiled, and not call hooks that were not there when it compiled.
+    torch would run the ninth shape uncompiled, and not call hooks that were not there when it compiled. It would also
+    look for a profiler at each call of what it has compiled, which takes as long as two small kernels.
     """
     config = cast("Any", import_module("torch._dynamo.config"))
     config.recompile_limit = max(config.recompile_limit, 1 << 20)
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, 1 << 24)
     config.skip_nnmodule_hook_guards = False
+    if hasattr(config, "record_runtime_overhead"):  # not in torch 2.11
+        config.record_runtime_overhead = False
 
 
 def graph_breaks() -> tuple[str, ...]:
@@ -229,6 +232,8 @@ def has_step_hooks(optimizer: Optimizer) -> bool:
     one = cast("Any", optimizer)
     if "step" in vars(optimizer):  # where torch's LR schedulers put theirs
         return True
+    if not one._optimizer_step_pre_hooks and not one._optimizer_step_post_hooks:
+        return False
     hooks = [*one._optimizer_step_pre_hooks.values(), *one._optimizer_step_post_hooks.values()]
     places = [str(getattr(hook, "__module__", "")) for hook in hooks]
     return any(not place.startswith("evenstep.") for place in places)

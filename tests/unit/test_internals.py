@@ -291,6 +291,7 @@ def test_every_shape_is_compiled_and_hooks_are_looked_for() -> None:
         internals.compile_each_shape()
         assert config.recompile_limit > 1000 and config.accumulated_recompile_limit > 1000
         assert config.skip_nnmodule_hook_guards is False
+        assert not getattr(config, "record_runtime_overhead", False)
 
 
 def test_why_there_is_no_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -340,6 +340,18 @@ AREAS = (
                 "unit/train/test_compiled_update.py::test_a_trainer_skips_and_goes_back_as_without_compiling",
             ),
             works(
+                '… and `train.compile = "model"`: killed and resumed, the bits of the run left alone',
+                "prove: compiled",
+                "unit/train/test_compiled_runs.py::test_a_compiled_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not",
+                "unit/train/test_compiled_runs.py::test_machine_code_that_was_stopped_ends_with_the_bits_of_that_which_was_not",
+            ),
+            works(
+                "… in `bf16-mixed` and `16-mixed`, within their bound beside float64; several engines in a process",
+                "unit/train/test_compiled_runs.py::test_updates_compiled_in_mixed_formats_are_those_that_are_not",
+                "unit/train/test_compiled_runs.py::test_machine_code_in_mixed_formats_is_within_their_bound_and_two_runs_have_the_same_bits",
+                "unit/train/test_compiled_runs.py::test_each_engine_of_a_process_has_graphs_of_its_own",
+            ),
+            works(
                 "… on several ranks with `ddp`",
                 "usage/test_compiled.py::test_updates_compiled_as_a_whole_on_several_ranks_are_those_that_are_not",
             ),

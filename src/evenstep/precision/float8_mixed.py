@@ -106,8 +106,9 @@ def _check_capability(device: torch.device) -> None:
             return
         found = f"{torch.cuda.get_device_name(device)} has {capability[0]}.{capability[1]}"
     raise ArgumentError(
-        f"precision 'float8-mixed' needs an NVIDIA GPU of compute capability 8.9 or more, but {found}; use "
-        f"'bf16-mixed', or set `emulate` to true to make the same roundings slowly."
+        f"precision 'float8-mixed' needs an NVIDIA GPU of compute capability 8.9 or more (Ada, Hopper, Blackwell), "
+        f"whose tensor cores multiply float8, but {found}; use 'bf16-mixed', or set `emulate` to true to make the same "
+        f"roundings slowly."
     )
 
 

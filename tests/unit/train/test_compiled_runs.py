@@ -5,6 +5,8 @@ its compiler make machine code of them.
 """
 
 import math
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -17,6 +19,7 @@ from evenstep import Checkpointing, Committed, Ema, Engine, Hook, Loss, MapData,
 from evenstep.events import UpdateEnd
 from evenstep.pipeline import compiled as forwards
 from evenstep.train.whole_update import graphs
+from evenstep.train.whole_update.compiled_update import CompiledUpdate
 
 # torch's own, while it follows what it compiles
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -61,13 +64,13 @@ def samples() -> list[tuple[Tensor, Tensor]]:
 
 
 def trainer_of(folder: Path, compile: str, *hooks: Hook) -> Trainer:
-    """Of updates of two micro-batches and a short one."""
+    """Of updates of a micro-batch and a short one."""
     model = chain(dropout=0.3)
     return Trainer(
         model=model,
         task=Squares(),
         optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),
-        data=MapData(samples(), global_batch_size=8, micro_batch_size=3),
+        data=MapData(samples(), global_batch_size=8, micro_batch_size=5),
         updates=UPDATES,
         device="cpu",
         lr_schedule={"kind": "cosine", "warmup_updates": 3},
@@ -127,6 +130,62 @@ def test_a_compiled_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(
 def test_machine_code_that_was_stopped_ends_with_the_bits_of_that_which_was_not(compile: str, tmp_path: Path) -> None:
     torch.compiler.reset()
     same_when_it_is_stopped(tmp_path, compile)
+
+
+class Points(nn.Module):
+    """Of which torch would not see, without looking at what the optimizer steps, that another one is other."""
+
+    def __init__(self, width: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.last = nn.Embedding(5, width, dtype=dtype), nn.Linear(width, 1, dtype=dtype)
+
+    def forward(self, places: Tensor) -> Tensor:
+        return self.last(self.table(places).tanh()).squeeze(-1)
+
+
+class Sums(Task):
+    def loss(self, output: Tensor, batch: Any) -> Tensor:
+        return (output**2).sum()
+
+
+def engine_of_points(width: int, dtype: torch.dtype, compile: str = "update") -> Engine:
+    model = Points(width, dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Engine(model, Sums(), optimizer, device="cpu", train=Training(compile=compile))  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("as_found")
+def test_each_engine_of_a_process_has_graphs_of_its_own() -> None:
+    for width, dtype in ((3, torch.float32), (4, torch.float32), (4, torch.float64)):
+        engine = engine_of_points(width, dtype)
+        assert isinstance(engine.update(torch.arange(4)), Committed)
+        assert isinstance(engine.parts.compiled, CompiledUpdate)
+        assert (engine.parts.compiled.compilations.total, engine.parts.compiled.compilations.repeated) == (1, 0)
+
+
+@pytest.mark.slow
+def test_machine_code_of_one_engine_is_not_taken_for_that_of_another() -> None:
+    for width, dtype in ((3, torch.float32), (4, torch.float32), (4, torch.float64)):
+        found: list[Tensor] = []
+        for compile in ("update", "off"):
+            engine = engine_of_points(width, dtype, compile)
+            assert isinstance(engine.update(torch.arange(4)), Committed)
+            found.append(torch.cat([one.detach().flatten() for one in engine.model.parameters()]))
+        torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.usefixtures("as_found")
+def test_an_update_in_another_thread_than_the_engine_was_built_in_is_compiled_by_the_same_settings() -> None:
+    config: Any = import_module("torch._dynamo.config")
+    engine = engine_of_points(3, torch.float32)
+
+    def limit() -> int:
+        engine.update(torch.arange(4))
+        return config.recompile_limit
+
+    with ThreadPoolExecutor(1) as elsewhere:
+        assert elsewhere.submit(limit).result() > 1000
 
 
 def end_of(compile: str, precision: str, *, wide: bool = False) -> Tensor:

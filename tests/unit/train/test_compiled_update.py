@@ -439,7 +439,7 @@ MODELS: list[tuple[Callable[[], nn.Module], str]] = [
 SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"task": Late()}, "`late_weight`"),
     ({"strategy": Ordered()}, "`strategy` is 'ordered'"),
-    ({"precision": "bf16-true"}, "`precision` is 'bf16-true'"),
+    ({"precision": "bf16-true"}, "`precision` is 'bf16-true', with which the optimizer steps float32 weights"),
     ({"optimizer": lambda model: torch.optim.RMSprop(model.parameters())}, "`optimizer` is RMSprop"),
     ({"optimizer": lambda model: MultiOptimizer(adamw(model))}, "`optimizer` is MultiOptimizer"),
     ({"optimizer": hooked_step}, "called with the optimizer's step"),

@@ -86,8 +86,8 @@ def check_kinds(
         f"does": strategy not in ("auto", "single", "ddp"),
         "gradients travel compressed (`compression`)": compresses,
         "ranks may come and go (`lost_rank`), which meet within an update": changes,
-        f"`precision` is '{precision}': of it the optimizer steps something else than the model's parameters; "
-        f"{', '.join(PRECISIONS)} can": precision not in PRECISIONS,
+        f"`precision` is '{precision}', {_why_not(precision)}; {', '.join(PRECISIONS)} can": precision
+        not in PRECISIONS,
         f"`optimizer` is {optimizer}, whose step is no formula here; those of torch's {', '.join(OPTIMIZERS)} "
         f"are": optimizer is not None and optimizer not in OPTIMIZERS,
         f"`non_finite` is '{non_finite}', which keeps what a task raises until all micro-batches have run": non_finite
@@ -132,6 +132,12 @@ def check_shows_nothing(names: Sequence[str]) -> None:
             f"the task's loss comes with `shown` ('{names[0]}'), which is no tensor; show it in a hook, in "
             f"`after_update` or `after_evaluate`"
         )
+
+
+def _why_not(precision: str) -> str:
+    if precision == "float8-mixed":
+        return "whose linear layers have backwards of torchao's, which can't be followed within an update's gradient"
+    return "with which the optimizer steps float32 weights that are not those that the model computes with"
 
 
 _IN_ONE = "one graph holds the forward and backward of all layers"

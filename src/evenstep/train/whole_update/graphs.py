@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from threading import get_ident
 from typing import Any, NamedTuple, cast, final
 
 import torch
@@ -105,8 +106,8 @@ def form_of(data: Any) -> Hashable:
     return type(data)
 
 
-OURS = ("parameters", "kept", "buffers", "averages", "still", "numbers", "flat")
-"""The arguments of graphs that are lists of the same tensors at each call: no shape or format of them ever changes."""
+OURS = ("parameters", "kept", "buffers", "averages", "still", "numbers", "flat", "step")
+"""What is as it was whenever a graph is called: lists of the same tensors, and the step, which is made for it."""
 
 
 @final
@@ -139,7 +140,7 @@ class Compilations:
     """
 
     def __init__(self, device: torch.device, report: Callable[[Incident], None], rank: int) -> None:
-        compile_each_shape()
+        self._thread = 0
         self._inductor = _CAPTURED if device.type == "cuda" else _COMPILED
         self._report, self._rank = report, rank
         self.total = self.repeated = 0
@@ -151,8 +152,13 @@ class Compilations:
         """Whether a graph's outputs are overwritten by its next run, and its inputs should stay where they are."""
         return self._inductor is _CAPTURED
 
-    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """What runs `function` as one graph; it is compiled when it is first called."""
+    def compile(self, function: Any) -> Callable[..., Any]:
+        """What runs `function` as one graph; it is compiled when it is first called.
+
+        torch looks for what it has compiled of a function by its code, of which each gets its own here: what is not
+        compared, as it is always the same for one of them, would let another model's graph be taken for this one's.
+        """
+        function.__code__ = function.__code__.replace()
         own = cast("Any", {"guard_filter_fn": partial(guards_kept, given=OURS)})
         backend = cast("Any", self._inductor)
         return torch.compile(function, dynamic=False, fullgraph=True, backend=backend, options=own)
@@ -166,6 +172,9 @@ class Compilations:
         Raises:
             TaskError: torch can't make one graph of it.
         """
+        if self._thread != get_ident():  # torch keeps its settings by thread
+            compile_each_shape()
+            self._thread = get_ident()
         graphs = self._inductor.graphs
         try:
             given = compiled(*args)
