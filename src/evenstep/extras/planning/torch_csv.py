@@ -16,7 +16,8 @@ from evenstep.pipeline.order import COMPUTES
 _OPS = {op.value: op for op in COMPUTES}
 _CELL = re.compile(r"(\d+)([A-Z_]+)(\d*)")
 _OVERLAPPED = re.compile(r"\((.*)\)OVERLAP_F_B")
-_LEFT_OUT = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "SEND_F", "RECV_F", "SEND_B", "RECV_B")
+_WAITS = ("WAIT_REDUCE_GRAD", "WAIT_SEND_F", "WAIT_SEND_B")  # since torch 2.15
+_LEFT_OUT = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "SEND_F", "RECV_F", "SEND_B", "RECV_B", *_WAITS)
 
 
 def to_torch_csv(plans: Sequence[Plan]) -> str:

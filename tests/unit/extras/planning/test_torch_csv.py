@@ -100,6 +100,10 @@ def test_torchs_1f1b_is_ours_but_for_its_last_rank_which_is_refused() -> None:
         lower(theirs, layout)
 
 
+def test_what_torch_waits_for_is_left_out() -> None:
+    assert from_torch_csv("0F0,0SEND_F0,0WAIT_SEND_F0,0WAIT_REDUCE_GRAD") == from_torch_csv("0F0")
+
+
 def test_a_cell_that_is_no_action_is_named() -> None:
     with pytest.raises(PlanError, match="row 2, column 3: `0Q0` is no action of torch's"):
         from_torch_csv("0F0\n0F0,,0Q0\n")
