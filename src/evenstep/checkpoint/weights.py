@@ -11,6 +11,7 @@ not known here.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,10 +172,15 @@ def _of_torch(path: Path) -> StoredWeights:
     try:
         content: object = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
+        other = re.search(r"GLOBAL ([\w.]+)", str(error))  # so torch names what its unpickler does not make
+        if other is None:
+            raise CheckpointError(
+                f"`{path}` can't be read: it is no file that `torch.save` has written, or it is damaged; give a file "
+                f"of `torch.save(model.state_dict(), …)`, or safetensors."
+            ) from error
         raise CheckpointError(
-            f"`{path}` can't be read by `torch.load(weights_only=True)`, which executes nothing: {reason[:300]} Where "
-            f"it holds more than tensors, load it in a program that you trust and save its weights alone, "
+            f"`{path}` can't be read by `torch.load(weights_only=True)`, which executes nothing: beside tensors it "
+            f"holds a {other[1]}. Load it in a program that you trust and save its weights alone, "
             f"`torch.save(model.state_dict(), …)` or as safetensors."
         ) from error
     found = _tensors_in(content)

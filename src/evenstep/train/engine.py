@@ -219,7 +219,7 @@ class Engine:
                 "an error has come while parameters were changed, so they are those of no update; load a state."
             )
         undisturbed = context.randomness.undisturbed(context.device)
-        with around_update(self, batch), self._together(), undisturbed, torch.enable_grad():
+        with around_update(self, batch), self.together(), undisturbed, torch.enable_grad():
             if self._last_loss is not None:
                 self._last_loss.finish()  # before connections may be made anew
             self.parts.guard(batch)
@@ -248,7 +248,7 @@ class Engine:
         context = self.parts.context
         apart = replace(context, storage=build_storage(context.tasks, context.device))
         values: dict[str, float] = {}
-        with around_evaluation(self, values), self._together():
+        with around_evaluation(self, values), self.together():
             records = self.evaluated(EVALUATION, batch, context=apart)
             values |= {record.name: record.value for record in records}
         return {name.removeprefix(f"{EVALUATION}/"): value for name, value in values.items()}
@@ -491,8 +491,8 @@ class Engine:
         return changed
 
     @contextmanager
-    def _together(self) -> Generator[None]:
-        """What raises inside leaves nothing half done, and no other rank waiting."""
+    def together(self) -> Generator[None]:
+        """Around what all ranks do together: what raises inside leaves nothing half done, and no other rank waiting."""
         self.group.go_on()
         try:
             yield

@@ -19,6 +19,7 @@ from evenstep.data import Data, data_of
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError
 from evenstep.events import Hook, TrainBegin, TrainEnd
+from evenstep.nothing import NOTHING
 from evenstep.optim.schedules import LrSchedule, plateaus_of
 from evenstep.options import Checkpointing, Failures, Logging, Reset, Training, check_length
 from evenstep.parallel import Strategy
@@ -332,8 +333,9 @@ class Trainer(TrainerAttributes):
         sets = self.evaluations if name is None else named_set(self.evaluations, name)
         self._check_hooks()
         self._check_idle("evaluate", "call `request_evaluate`, which does it when the update is complete")
-        self._loop.settle_between_updates()
-        return self._loop.evaluator(sets)
+        with self._together():
+            self._loop.settle_between_updates()
+            return self._loop.evaluator(sets)
 
     def predict(self, data: "Data | DataLoader[Any]", *, collect: bool | None = None) -> list[Prediction]:
         """What the task keeps (`Task.predict`) of one epoch of `data`, in its order, by the parameters of `evaluate`.
@@ -344,8 +346,13 @@ class Trainer(TrainerAttributes):
         """
         self._check_idle("predict", "call it in `after_update`, `after_evaluate`, or when training has ended")
         batches = data_of(data, "data")
-        self._loop.settle_between_updates(write=False)
-        return self._loop.evaluator.predict(batches, collect=collect)
+        with self._together():
+            self._loop.settle_between_updates(write=False)
+            return self._loop.evaluator.predict(batches, collect=collect)
+
+    def _together(self) -> AbstractContextManager[None]:
+        """What raises inside leaves no other rank waiting; while it trains, `train` sees to that."""
+        return NOTHING if self._is_training else self._loop.engine.together()
 
     def save(self) -> Path:
         """Write a checkpoint of the state as of the last committed update; gives its folder once it is published.

@@ -224,13 +224,19 @@ def test_what_can_not_be_read_is_refused_by_name(tmp_path: Path, capsys: pytest.
     good, model = as_pt(Net(1), tmp_path), Net(2)
     torch.save({"model": Evil()}, tmp_path / "evil.pt")
     torch.save([1, 2], tmp_path / "list.pt")
+    (tmp_path / "text.pt").write_text("hello world")
     (tmp_path / "cut.safetensors").write_bytes(as_safetensors(Net(1), tmp_path).read_bytes()[:-1])
     (tmp_path / "text.safetensors.index.json").write_text('{"weight_map": {"a": "../evil.safetensors"}}')
     (tmp_path / "gone.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
     (tmp_path / "empty").mkdir()
     as_run(Net(1), tmp_path)
     cases: list[tuple[str, dict[str, Any], str]] = [
-        ("evil.pt", {}, r"can't be read by `torch\.load\(weights_only=True\)`, which executes nothing"),
+        (
+            "evil.pt",
+            {},
+            r"can't be read by `torch\.load\(weights_only=True\)`, which executes nothing: .* it holds a print\. Load",
+        ),
+        ("text.pt", {}, r"it is no file that `torch\.save` has written, or it is damaged"),
         ("list.pt", {}, "must hold a dict of tensors by name"),
         ("cut.safetensors", {}, "but its header describes"),
         ("text.safetensors.index.json", {}, 'has no "weight_map" from names to files beside it'),
