@@ -14,6 +14,8 @@ settings.load_profile("evenstep")
 # the modules beside the tests: what tests run, and what starts it
 sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("usage", "faults", "ranks", "gpu", "dist")]
 
+collect_ignore = ["usage/given"]  # what pages take for granted: run before their blocks, and nothing by itself
+
 torch.set_num_threads(1)  # the tests' tensors are tiny, and other workers and ranks need the other cores
 
 

@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-THERE = {"torch", "numpy"}  # of the machine with the device, whose versions belong to its driver
+THERE = {"torch", "numpy", "fsspec"}  # of the machine with the device; fsspec came with its torch
 TESTING = ("pytest", "pytest-timeout", "hypothesis")
 GLIBC = (39, 35, 34, 31, 28, 27, 24, 17)  # 2.x, as tags of wheels name what they need at least
 

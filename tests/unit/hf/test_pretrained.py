@@ -149,9 +149,9 @@ target = "evenstep.hf:CausalLM"
 args = { packed = true }
 [data]
 global_batch_size = 8
-collate = "rows.py:rows"
+collate = "pretrained_rows.py:rows"
 [data.train]
-target = "rows.py:documents"
+target = "pretrained_rows.py:documents"
 [train]
 updates = 2
 [optimizer]
@@ -175,7 +175,7 @@ def test_a_run_file_names_the_hook(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("run.toml").write_text(RUN)
-    Path("rows.py").write_text(ROWS)
+    Path("pretrained_rows.py").write_text(ROWS)
     assert main(["train", "run.toml"]) == 0, capsys.readouterr().err
     held = read(transformers, Path("runs/first"))
     assert torch.equal(held["lm_head.weight"], saved(Path("runs/first")))
