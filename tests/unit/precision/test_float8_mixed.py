@@ -43,7 +43,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_device_that_can_not_multiply_float8_is_refused_in_one_line(loads: list[str]) -> None:
-    with pytest.raises(ArgumentError, match=r"capability 8\.9 or more .*, but the device is 'cpu'; .* `emulate`") as said:
+    with pytest.raises(ArgumentError, match=r"capability 8\.9 or more .*, but the device is 'cpu'; .* `emul") as said:
         Float8Mixed().check(CPU)
     assert "\n" not in str(said.value)
     assert not loads
