@@ -150,6 +150,7 @@ def what_a_run_leaves_as_the_hub_has_models_is_that_of_one_process(group: Group)
         trainer.train()
         read = dict(AutoModelForCausalLM.from_pretrained(folder / "pretrained", dtype=torch.float64).named_parameters())
         found[type(strategy).__name__] = max(float((read[name] - one).abs().max()) for name, one in alone.items())
+    group.gather(None)  # all have read it
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
     return found

@@ -20,6 +20,8 @@ import torch
 from scripts import Script
 from squares import write_run
 
+pytestmark = pytest.mark.slow  # each starts eight processes and waits for timeouts
+
 UPDATES = 60
 MORE = """
 data.train.args.count = 44
