@@ -497,8 +497,8 @@ def looking_whole(root: Any) -> Generator[None]:
     """
     kinds = [(part, cast("Any", type(part))) for _, part in parts(root)]
     marked = [vars(module) for module in root.modules() if _MANAGED in vars(module)]
-    for part, kind in kinds:
-        part.__class__ = kind.__bases__[1]  # behind `FSDPModule`
+    for part, _ in kinds:
+        part.__class__ = class_before_sharding(part)
     for attributes in marked:
         del attributes[_MANAGED]
     try:

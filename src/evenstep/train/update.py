@@ -129,6 +129,7 @@ class Update:
         )
         self._looks = (self._dependence.look, *looks)
         self.is_whole, self.is_computing = True, False
+        self._is_unjudged = False  # whether passes have changed buffers, and nobody has said yet whether that stays
         self._gather: Callable[[Weights, int], MicrobatchResults] = self._accumulate
         if combine is not None:
             held = {id(one) for one in parameters}
@@ -146,6 +147,7 @@ class Update:
         self.is_computing = True
         try:
             self.begin()
+            self._is_unjudged = True
             self.trained.follow()
             if not self._model.training:
                 raise TaskError(
@@ -184,7 +186,7 @@ class Update:
         update = before.update + 1
         rates = self.learning_rates(update, batch.position.epoch)
         if squared is None:  # nobody has work, or no task gave a loss
-            self._buffers.restore(1.0)
+            self._restore()
             return PendingUpdate(
                 batch=batch,
                 before=before,
@@ -203,6 +205,7 @@ class Update:
             self._execution.reducers.after_step()
         for buffers in self._changing:
             buffers.restore(applied.aborted)
+        self._is_unjudged = False
         # a verdict that is still on the device is not read here: the average follows it there
         if self._ema is not None and (isinstance(applied.aborted, Tensor) or applied.aborted == 0.0):
             self._ema.after_update(update, applied.aborted)
@@ -234,10 +237,11 @@ class Update:
 
     def _again(self, place: str, update: int, compute: Callable[[], object]) -> None:
         """Compute something of an aborted update with all ranks, to look at it; buffers stay as they were."""
+        self._is_unjudged = True
         for attempt in self._recovery.attempts(place, update, self._discarding()):
             with attempt:
                 compute()
-        self._buffers.restore(1.0)
+        self._restore()
 
     def _discarding(self) -> Callable[[], None]:
         """What undoes a try that begins now."""
@@ -282,7 +286,7 @@ class Update:
         mark = self._context.storage.mark()
         self._discard(mark)
         step = self._step(weights, path=("fit",), update=0)
-        fits = True
+        self._is_unjudged = fits = True
         try:
             with step:
                 self._execution.try_one(step)
@@ -291,15 +295,24 @@ class Update:
                 raise
             fits = False
         self._discard(mark)
-        self._buffers.restore(1.0)
+        self._restore()
         give_back()
         return fits
 
     def abandon(self) -> None:
-        """Undo what an update that has raised in the middle did to the buffers, and be ready for another."""
-        self._buffers.restore(1.0)
+        """Undo what an update that has raised in the middle did to the buffers, and be ready for another.
+
+        What raises between updates undoes nothing: hooks may have changed buffers since the last one.
+        """
+        if self._is_unjudged:
+            self._restore()
         self._execution.reset()
         self.resume()
+
+    def _restore(self) -> None:
+        """Give buffers back as they were before the passes."""
+        self._buffers.restore(1.0)
+        self._is_unjudged = False
 
     def rerun(self, batch: GlobalBatch, update: int) -> None:
         """Compute the gradients of an aborted update once more, to look at them; nothing is applied."""
