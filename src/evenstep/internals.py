@@ -38,7 +38,7 @@ _optimizers = cast("Any", import_module("torch.optim.optimizer"))
 _WRAPPED_STEP = cast("Any", Optimizer).profile_hook_step(Optimizer.step).__code__
 _BACKWARD_HOOKS, _ACCUMULATE_HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
 _WITHOUT_GRAD = _optimizers._use_grad_for_differentiable(Optimizer.step).__code__
-_IS_SPARSE = attrgetter("is_sparse")
+_IS_SPARSE, _NORMS_TAKE_SPARSE = attrgetter("is_sparse"), torch.__version__ >= "2.15"  # as versions, not as text
 _profiler = cast("Callable[[], bool]", cast("Any", torch.autograd)._profiler_enabled)
 
 
@@ -50,7 +50,7 @@ def foreach_norms(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -
     Raises:
         RuntimeError: a tensor is sparse, which the kernel itself refused before torch 2.15; the others refuse it still.
     """
-    if any(map(_IS_SPARSE, tensors)):
+    if _NORMS_TAKE_SPARSE and any(map(_IS_SPARSE, tensors)):
         raise RuntimeError("norms of sparse tensors are those of their coalesced values")
     return _torch._foreach_norm(tensors) if dtype is None else _torch._foreach_norm(tensors, 2, dtype)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from evenstep.checkpoint.manifest import FileEntry, Manifest
     from evenstep.checkpoint.mirror import Mirror
     from evenstep.checkpoint.parts import discard_parts, join_parts, write_part
-    from evenstep.checkpoint.ranks import ALONE, RankGroup, on_all_ranks, patiently
+    from evenstep.checkpoint.ranks import ALONE, RankGroup, ended_on_all, on_all_ranks, patiently
     from evenstep.checkpoint.reader import CheckpointReader, newest_checkpoint, read_checkpoint, verify
     from evenstep.checkpoint.retention import clean_leftovers, remove_checkpoint, retain
     from evenstep.checkpoint.sharding import Shard, outline
@@ -41,6 +41,7 @@ __all__ = [
     "clean_leftovers",
     "complete_checkpoints",
     "discard_parts",
+    "ended_on_all",
     "export_weights",
     "find_failure",
     "is_sharded",
@@ -77,7 +78,7 @@ __getattr__, __dir__ = lazy_names(
         ".manifest": "FileEntry Manifest",
         ".mirror": "Mirror",
         ".parts": "discard_parts join_parts write_part",
-        ".ranks": "ALONE RankGroup on_all_ranks patiently",
+        ".ranks": "ALONE RankGroup ended_on_all on_all_ranks patiently",
         ".reader": "CheckpointReader newest_checkpoint read_checkpoint verify",
         ".retention": "clean_leftovers remove_checkpoint retain",
         ".sharding": "Shard outline",

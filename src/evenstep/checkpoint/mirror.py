@@ -10,7 +10,7 @@ folder that gets its name when every byte has its checksum. Which checkpoints ar
 from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Self, final
 
 from evenstep.checkpoint.damage import UnreadableError, named_errors
 from evenstep.checkpoint.integrity import check_checksum
@@ -67,6 +67,11 @@ class Mirror:
                 f"{clause(error)}."
             ) from error
         self._store, self._root = found
+
+    @classmethod
+    def of_run(cls, address: str, folder: Path) -> Self:
+        """The copies of the checkpoints of the run in `folder`, whose name they have."""
+        return cls(address, folder.absolute().name)
 
     def check(self) -> None:
         """Raise CheckpointError unless copies can be listed, written, read and removed there; leaves nothing."""
@@ -176,7 +181,8 @@ class Mirror:
         files = sorted(self._listed().get(name, {}), key=lambda file: (file != MANIFEST, file))
         with self._named("removed"):
             for file in files:
-                self._remove_file(f"{self._root}/{name}/{file}")
+                with suppress(FileNotFoundError):
+                    self._store.rm_file(f"{self._root}/{name}/{file}")
 
     def clean(self) -> list[str]:
         """Remove what killed processes have left half copied, or half removed; gives a sentence for each thing done."""
@@ -205,10 +211,6 @@ class Mirror:
                         yield chunk
             except FileNotFoundError as error:
                 raise UnreadableError(f"`{self.address}/{name}/{file}` is not there, so that copy is none.") from error
-
-    def _remove_file(self, path: str) -> None:
-        with suppress(FileNotFoundError):
-            self._store.rm_file(path)
 
     @contextmanager
     def _named(self, what: str) -> Generator[None]:

@@ -82,10 +82,15 @@ def on_all_ranks(group: RankGroup, act: Callable[[], T]) -> T:
 
 def patiently(group: RankGroup, act: Callable[[], T]) -> list[T]:
     """The same as `together`, of what may take longer than ranks wait for each other."""
+    return together(group, ended_on_all(group, act).result)
+
+
+def ended_on_all(group: RankGroup, act: Callable[[], T]) -> "Future[T]":
+    """Do something in a thread, while ranks keep talking; gives how it ended here, when it has ended on all of them."""
     job = in_background(act)
     while not all(group.gather(not wait([job], TALK_EVERY_S).not_done)):
         pass
-    return together(group, job.result)
+    return job
 
 
 def in_background(act: Callable[[], T]) -> "Future[T]":

@@ -171,12 +171,14 @@ def _values(file: Path, entry: TensorEntry) -> Tensor:
 def _of_torch(path: Path) -> StoredWeights:
     try:
         content: object = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise CheckpointError(f"`{path}` can't be read: {clause(error)}.") from error
     except Exception as error:
         other = re.search(r"GLOBAL ([\w.]+)", str(error))  # so torch names what its unpickler does not make
         if other is None:
             raise CheckpointError(
-                f"`{path}` can't be read: it is no file that `torch.save` has written, or it is damaged; give a file "
-                f"of `torch.save(model.state_dict(), …)`, or safetensors."
+                f"`{path}` can't be read: it is no file that `torch.save` has written, or it is damaged, or holds more "
+                f"than tensors; give a file of `torch.save(model.state_dict(), …)`, or safetensors."
             ) from error
         raise CheckpointError(
             f"`{path}` can't be read by `torch.load(weights_only=True)`, which executes nothing: beside tensors it "

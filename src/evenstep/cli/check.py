@@ -28,9 +28,9 @@ from evenstep.builders import (
     rank_device,
     ranks_of,
 )
-from evenstep.checkpoint import UnreadableError, complete_checkpoints, pack, patiently, step_update
+from evenstep.checkpoint import Mirror, UnreadableError, complete_checkpoints, pack, patiently, step_update
 from evenstep.checkpoint.layout import without_manifest
-from evenstep.cli.folder import OWN, copies_of, has_saved, where_to_begin
+from evenstep.cli.folder import OWN, has_saved, where_to_begin
 from evenstep.cli.starting import start_ranks
 from evenstep.cli.summary import describe, parameters_of
 from evenstep.cli.trial import FirstBatch, OneUpdate, followers
@@ -202,7 +202,7 @@ def _staying(config: Config) -> Config:
 
 def _begun_from_copy(trainer: Trainer, group: Group, folder: Path, mirror: str) -> bool:
     """Go on from the newest copy, if that is newer than what is in the run folder, as the run would once it has it."""
-    older, copies = complete_checkpoints(folder / "checkpoints"), copies_of(folder, mirror)
+    older, copies = complete_checkpoints(folder / "checkpoints"), Mirror.of_run(mirror, folder)
     newest = (group.first_rank_does(copies.steps) or [""])[-1]
     if not newest or (older and (step_update(older[-1].name) or 0) >= (step_update(newest) or 0)):
         return False

@@ -53,12 +53,7 @@ def check_usable(folder: Path) -> None:
 
 def has_saved(folder: Path, mirror: str | None) -> bool:
     """Whether there is a checkpoint to go on from, here or in the mirror, sound or not."""
-    return bool(complete_checkpoints(folder / "checkpoints")) or bool(mirror and copies_of(folder, mirror).steps())
-
-
-def copies_of(folder: Path, mirror: str) -> Mirror:
-    """The copies of the checkpoints of the run in `folder`."""
-    return Mirror(mirror, folder.absolute().name)
+    return bool(complete_checkpoints(folder / "checkpoints")) or bool(mirror and Mirror.of_run(mirror, folder).steps())
 
 
 def where_to_begin(resume: str, folder: Path, mirror: str | None) -> str:
@@ -78,7 +73,7 @@ def where_to_begin(resume: str, folder: Path, mirror: str | None) -> str:
         check_free(folder)
     check_usable(folder)
     if mirror is not None:
-        copies = copies_of(folder, mirror)
+        copies = Mirror.of_run(mirror, folder)
         copies.check()
         if resume != "auto":
             copies.check_unused()

@@ -7,7 +7,6 @@ group does no arithmetic of its own.
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Protocol, TypeVar, cast
 
 import torch
@@ -18,7 +17,6 @@ from evenstep.errors import EvenstepError, LostRankError
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-_TALK_EVERY_S = 1.0
 
 
 class Interrupted(LostRankError):
@@ -87,20 +85,6 @@ class Group:
         if fault:
             raise EvenstepError(fault)
         return cast("T", result)
-
-    def first_rank_does_long(self, act: Callable[[], T]) -> T:
-        """The same for what may take longer than ranks wait for each other: it runs in a thread, and they keep talking.
-
-        Raises:
-            EvenstepError: as `first_rank_does`.
-        """
-        if self.ranks == 1:
-            return act()
-        with ThreadPoolExecutor(1) as pool:
-            job = pool.submit(act) if self.rank == 0 else None
-            while not self.gather(job is None or bool(wait([job], _TALK_EVERY_S).done))[0]:
-                pass
-            return self.first_rank_does(lambda: cast("Future[T]", job).result())
 
     def sum(self, tensor: Tensor) -> Callable[[], None]:
         """Begin to sum `tensor` over all ranks, in place; call the result to wait for it."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import Tensor
 
+from evenstep.checkpoint import ended_on_all
 from evenstep.errors import ArgumentError, HookError
 from evenstep.events import Json
 from evenstep.parallel import Group
@@ -177,7 +178,11 @@ class TrainerAttributes:
         Raises:
             EvenstepError: on the other ranks, when it raised on the first.
         """
-        return self._group.first_rank_does_long(act)
+        group = self._group
+        if group.ranks == 1:
+            return act()
+        job = ended_on_all(group, lambda: act() if group.rank == 0 else None)
+        return group.first_rank_does(cast("Callable[[], T]", job.result))
 
     def begin_afresh(self, names: Collection[str]) -> None:
         """Forget what is kept of parameters and buffers: the optimizer's state of them goes, their average is a copy.

@@ -7,6 +7,7 @@ nothing.
 from pathlib import Path
 from typing import Any
 
+from evenstep.checkpoint import Mirror
 from evenstep.data import Data
 from evenstep.options import Checkpointing, Failures, Logging, Training
 from evenstep.train.engine import Engine
@@ -18,7 +19,7 @@ from evenstep.train.loop import Loop
 from evenstep.train.reporter import Reporter
 from evenstep.train.requests import Requests
 from evenstep.train.state.checkpointer import Checkpointer
-from evenstep.train.state.run_folder import RunFolder, mirror_of
+from evenstep.train.state.run_folder import RunFolder
 from evenstep.train.state.run_state import RunState
 
 
@@ -49,7 +50,7 @@ def build_loop(
     known_at_once = engine.parts.reads_at_once or not data.knows_length
     evaluator = Evaluations(engine=engine, sets=sets, reporter=reporter)
     state = RunState(engine=engine, data=data, epochs=epochs, evaluations=evaluator, reporter=reporter, config=config)
-    mirror = mirror_of(folder, checkpoint)
+    mirror = None if folder is None or checkpoint.mirror is None else Mirror.of_run(checkpoint.mirror, folder)
     own = RunFolder(path=folder, group=engine.group, report=reporter.report, mirror=mirror)
     return Loop(
         engine=engine,

@@ -286,7 +286,8 @@ class Update:
         mark = self._context.storage.mark()
         self._discard(mark)
         step = self._step(weights, path=("fit",), update=0)
-        self._is_unjudged = fits = True
+        self._is_unjudged = True
+        fits = True
         try:
             with step:
                 self._execution.try_one(step)

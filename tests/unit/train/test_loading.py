@@ -260,6 +260,16 @@ def test_what_can_not_be_read_is_refused_by_name(tmp_path: Path, capsys: pytest.
         load_weights(model, tmp_path / "foreign.pt", partial=True)
 
 
+def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    file = as_pt(Net(1), tmp_path)
+    monkeypatch.setattr(torch, "load", refuse)
+    with pytest.raises(CheckpointError, match=r"can't be read: .*Permission denied\.$"):
+        load_weights(Net(2), file)
+
+
 def test_a_damaged_checkpoint_is_refused_before_anything_has_changed(tmp_path: Path) -> None:
     run = as_run(Net(1), tmp_path)
     (file,) = run.glob("checkpoints/*/model.safetensors")

@@ -110,6 +110,16 @@ def on_all_stages(model: nn.Module, names: Sequence[str]) -> Sequence[str]:
     return [one for theirs in model.mesh.pipeline.gather(list(names)) for one in theirs]
 
 
+def check_blocks(name: str, weight: Tensor, block_size: int) -> None:
+    """Raise ArgumentError unless each row of the weight of the layer `name` is a whole number of blocks."""
+    row = weight[0].numel()
+    if row % block_size:
+        raise ArgumentError(
+            f"`{name}` has rows of {row} numbers, which blocks of {block_size} do not divide; set a `block_size` that "
+            f"divides {row}, or leave the layer out."
+        )
+
+
 def change(name: str, layer: nn.Module, *, block_size: int, num_centroids: int, averages: bool) -> None:
     """Make `layer` one that can be quantised, in place.
 
@@ -130,12 +140,7 @@ def change(name: str, layer: nn.Module, *, block_size: int, num_centroids: int, 
         raise ArgumentError(f"`{name}` has `sparse` or `max_norm`, with which it can't be quantised; leave it out.")
     if not weight.dtype.is_floating_point or weight.itemsize < 4:
         raise ArgumentError(f"`{name}` has a weight of {weight.dtype}, but it must be float32 or float64; convert it.")
-    row = weight[0].numel()
-    if row % block_size:
-        raise ArgumentError(
-            f"`{name}` has rows of {row} numbers, which blocks of {block_size} do not divide; set a `block_size` that "
-            f"divides {row}, or leave the layer out."
-        )
+    check_blocks(name, weight, block_size)
     num_blocks = weight.numel() // block_size
     if num_blocks < num_centroids:
         raise ArgumentError(

@@ -21,7 +21,7 @@ from evenstep.arguments import require_names, require_number, require_seed, requ
 from evenstep.errors import ArgumentError
 from evenstep.events import Hook, TrainEnd, UpdateBegin
 from evenstep.events.hook import HookTrainer
-from evenstep.extras.quantization.layers import KINDS, ProductQuantized, on_all_stages
+from evenstep.extras.quantization.layers import KINDS, ProductQuantized, check_blocks, on_all_stages
 from evenstep.internals import parameters_of
 from evenstep.keys import key
 
@@ -126,12 +126,7 @@ class QuantizationNoise(Hook):
                     f"{', '.join(kind.__name__ for kind in KINDS)}, these very classes, or what `ProductQuantization` "
                     f"has prepared before; leave it out."
                 )
-            row = cast("Tensor", parameters_of(layer)["weight"])[0].numel()
-            if row % self._block_size:
-                raise ArgumentError(
-                    f"`{name}` has rows of {row} numbers, which blocks of {self._block_size} do not divide; set a "
-                    f"`block_size` that divides {row}, or leave the layer out."
-                )
+            check_blocks(name, cast("Tensor", parameters_of(layer)["weight"]), self._block_size)
             if getattr(layer, "sparse", False) or getattr(layer, "max_norm", None) is not None:
                 raise ArgumentError(f"`{name}` has `sparse` or `max_norm`, with which it has no noise; leave it out.")
             noisy = cast("NoisyLayer", layer)

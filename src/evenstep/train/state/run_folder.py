@@ -34,7 +34,6 @@ from evenstep.checkpoint.layout import (
 from evenstep.checkpoint.lock import LOCK
 from evenstep.errors import ArgumentError
 from evenstep.events import Incident
-from evenstep.options import Checkpointing
 from evenstep.parallel import Group
 
 _METRICS = ("metrics.jsonl", "metrics.csv")
@@ -95,11 +94,6 @@ def _steps_in(folder: Path) -> list[Path]:
 
 def _is_folder(path: Path) -> bool:
     return path.is_dir() or not os.path.lexists(path)
-
-
-def mirror_of(folder: Path | None, options: Checkpointing) -> Mirror | None:
-    """Where the checkpoints of the run in `folder` are copied to, if anywhere."""
-    return None if folder is None or options.mirror is None else Mirror(options.mirror, folder.absolute().name)
 
 
 @final
@@ -189,9 +183,10 @@ class RunFolder:
             for path in complete_checkpoints(self.checkpoints):
                 if (step_update(path.name) or 0) > update:
                     remove_checkpoint(path)
-            for name in [] if self.mirror is None else self.mirror.steps():
-                if self.mirror is not None and (step_update(name) or 0) > update:
-                    self.mirror.remove(name)
+            if (mirror := self.mirror) is not None:
+                for name in mirror.steps():
+                    if (step_update(name) or 0) > update:
+                        mirror.remove(name)
 
         self.group.first_rank_does(forget)
 
