@@ -27,7 +27,7 @@ from evenstep.config.tasks import data_tables, evaluations_of
 from evenstep.data import Data, Mixture
 from evenstep.data.first_batches import FirstBatches
 from evenstep.data.seeding import undisturbed
-from evenstep.errors import ConfigError, TaskError
+from evenstep.errors import ArgumentError, ConfigError, TaskError
 from evenstep.events import Hook, Writer
 from evenstep.options import Checkpointing, Logging, WriterName
 from evenstep.parallel import Mesh
@@ -135,6 +135,7 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
 
     Raises:
         ConfigError: data and their settings that don't fit each other.
+            Or an argument that a target refuses.
         TaskError: a target that gives something else than it must.
         Exception: whatever a target of the recipe raises.
     """
@@ -171,7 +172,7 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
 
 def _make(run: OpenRun, key: str, kind: type[_Made]) -> _Made:
     """What the target of a key gives, drawn from the run's seed."""
-    with seeded(run.config.seed):
+    with seeded(run.config.seed), told_by(key):
         made: object = run.calls[key]()
     return _checked(key, made, kind)
 
@@ -247,7 +248,7 @@ def _model_and_weights(run: OpenRun, mesh: Mesh | None, *, begins: bool) -> tupl
 
 def make_model(run: OpenRun) -> nn.Module | Layers:
     """What the model's target gives, its parameters drawn from the run's seed."""
-    with seeded(run.config.seed):
+    with seeded(run.config.seed), told_by("model"):
         made: object = run.calls["model"]()
     return made if isinstance(made, Layers) else _checked("model", made, nn.Module)
 
@@ -264,6 +265,17 @@ def _checked(key: str, made: object, kind: type[_Made]) -> _Made:
             f"{type(made).__name__}; name the class itself, or a function that returns an object of it."
         )
     return made
+
+
+@contextmanager
+def told_by(key: str) -> Generator[None]:
+    """Within it, what a target refuses of its arguments becomes a fault of the run file that says the key."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except ArgumentError as error:
+        raise ConfigError([f"`{key}`: {error}"]) from error
 
 
 @contextmanager

@@ -185,7 +185,7 @@ class Update:
         weights, gathered, grads, squared = computed
         update = before.update + 1
         rates = self.learning_rates(update, batch.position.epoch)
-        if squared is None:  # nobody has work, or no task gave a loss
+        if squared is None:  # nobody has work, or no loss of what is trained
             self._restore()
             return PendingUpdate(
                 batch=batch,

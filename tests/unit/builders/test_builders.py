@@ -28,9 +28,13 @@ import numpy
 import torch
 from torch import nn
 from evenstep import Hook, Task
+from evenstep.errors import ArgumentError
 
 def model(width: int = 2):
     return nn.Linear(width, 1)
+
+def refused():
+    raise ArgumentError("`width` must be above 0, but is 0.")
 
 def embedding():
     return nn.Embedding(4, 1, sparse=True)
@@ -193,6 +197,24 @@ def test_a_function_makes_the_optimizer_from_the_model(build: Build) -> None:
     assert [group["lr"] for group in build(*own, "parts.py:by_model").optimizer.param_groups] == [0.1, 0.2]
     with pytest.raises(TaskError, match=r"must give a torch\.optim\.Optimizer, but gave a float"):
         build(*own, "parts.py:no_optimizer")
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "refusal"),
+    [
+        (
+            ["--hooks", '[{target = "evenstep:EarlyStop", args = {metric = "a/b", patience_evaluations = 0}}]'],
+            "hooks.0",
+            "patience",
+        ),
+        (["--model.target", "parts.py:refused"], "model", "`width` must be above 0"),
+    ],
+)
+def test_an_argument_that_a_target_refuses_is_a_fault_of_the_run_file(
+    build: Build, settings: list[str], key: str, refusal: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^`{key}`: .*{refusal}"):
+        build(*settings)
 
 
 def test_a_dataset_without_a_length_is_a_stream(build: Build) -> None:

@@ -242,6 +242,17 @@ def test_a_run_in_which_every_batch_weighs_nothing_stops_and_says_so() -> None:
     assert trainer.progress.update == 0
 
 
+def test_a_loss_that_no_parameter_of_the_model_moves_stops_the_run_and_says_so() -> None:
+    class Anew(Weighted):
+        def loss(self, output: Any, batch: Any) -> Loss:
+            return Loss(torch.tensor(float(output.detach().sum()), requires_grad=True))
+
+    trainer = trainer_of(network(), dataset([1.0] * 12), micro=4, task=Anew())
+    with pytest.raises(TaskError, match=r"that no parameter of the model moves \(made anew, as by `torch.tensor"):
+        trainer.train()
+    assert trainer.progress.update == 0
+
+
 def test_skipping_has_a_limit() -> None:
     data = dataset([1.0] * 24)
     for x, _, _ in data:

@@ -53,8 +53,8 @@ class AbortCauses:
         if float(pending.total) == 0:
             kind = "no_weight"
             message = (
-                f"{where} was aborted: the weights of all its micro-batches are 0, or no task gave a loss (did `loss` "
-                f"forget to return it?)."
+                f"{where} was aborted: the weights of all its micro-batches are 0, or no task gave a loss, or only "
+                f"losses that no parameter of the model moves (made anew, as by `torch.tensor(…)`, or by another?)."
             )
         elif any(one.raised for one in blamed):
             kind = "task_error"
