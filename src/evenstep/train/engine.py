@@ -33,8 +33,8 @@ from evenstep.options import Training, check_length
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used
-from evenstep.train.checks.agreement import check_ties
 from evenstep.train.checks.arguments import check_engine_arguments
+from evenstep.train.checks.ties import check_ties
 from evenstep.train.context import TrainContext
 from evenstep.train.engine_events import EVALUATION, around_evaluation, around_update
 from evenstep.train.engine_parts import build_parts
@@ -211,7 +211,8 @@ class Engine:
                 says so.
         """
         context = self.parts.context
-        self.group.at(self.progress.update + 1)
+        update = self.progress.update + 1
+        self.group.at(update)
         batch = global_batch(microbatches, self.progress.position, self.reducers.group)
         self.storage.discard_from(0)  # what nobody has read of the update before
         if not self.core.is_whole:
@@ -219,7 +220,8 @@ class Engine:
                 "an error has come while parameters were changed, so they are those of no update; load a state."
             )
         undisturbed = context.randomness.undisturbed(context.device)
-        with around_update(self, batch), self.together(), undisturbed, torch.enable_grad():
+        told = around_update(self.bus, update, batch, is_committed=lambda: self.progress.update >= update)
+        with told, self.together(), undisturbed, torch.enable_grad():
             if self._last_loss is not None:
                 self._last_loss.finish()  # before connections may be made anew
             self.parts.guard(batch)
@@ -248,7 +250,7 @@ class Engine:
         context = self.parts.context
         apart = replace(context, storage=build_storage(context.tasks, context.device))
         values: dict[str, float] = {}
-        with around_evaluation(self, values), self.together():
+        with around_evaluation(self.bus, self.progress.update, values), self.together():
             records = self.evaluated(EVALUATION, batch, context=apart)
             values |= {record.name: record.value for record in records}
         return {name.removeprefix(f"{EVALUATION}/"): value for name, value in values.items()}

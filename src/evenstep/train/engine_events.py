@@ -3,40 +3,40 @@
 A trainer's loop tells its hooks and tasks by itself, with more than an engine knows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
 
 from evenstep.data import GlobalBatch
-from evenstep.events import EvaluateBegin, EvaluateEnd, UpdateBegin, UpdateEnd
-
-if TYPE_CHECKING:
-    from evenstep.train.engine import Engine
+from evenstep.events import Bus, EvaluateBegin, EvaluateEnd, UpdateBegin, UpdateEnd
 
 EVALUATION = "evaluate"
 """What tasks are told that an engine's evaluation is called."""
 
 
-def around_update(engine: "Engine", batch: GlobalBatch) -> AbstractContextManager[None]:
-    """Between `before_update` and `after_update` of the next update."""
-    number = engine.progress.update + 1
+def around_update(
+    bus: Bus, update: int, batch: GlobalBatch, *, is_committed: Callable[[], bool]
+) -> AbstractContextManager[None]:
+    """Between `before_update` and `after_update` of the update of this number.
+
+    Args:
+        is_committed: whether it is; asked at its end.
+    """
 
     def end(error: BaseException | None) -> UpdateEnd:
-        committed = error is None and engine.progress.update >= number
-        return UpdateEnd(update=number, committed=committed, num_samples=batch.num_samples)
+        committed = error is None and is_committed()
+        return UpdateEnd(update=update, committed=committed, num_samples=batch.num_samples)
 
-    begin = UpdateBegin(update=number, num_microbatches=batch.num_microbatches)
-    return engine.bus.span("update", lambda: begin, end)
+    begin = UpdateBegin(update=update, num_microbatches=batch.num_microbatches)
+    return bus.span("update", lambda: begin, end)
 
 
-def around_evaluation(engine: "Engine", values: Mapping[str, float]) -> AbstractContextManager[None]:
-    """Between `before_evaluate` and `after_evaluate`.
+def around_evaluation(bus: Bus, update: int, values: Mapping[str, float]) -> AbstractContextManager[None]:
+    """Between `before_evaluate` and `after_evaluate` of the parameters after `update`.
 
     Args:
         values: the metrics by name, which are there at the end.
     """
-    update = engine.progress.update
-    return engine.bus.span(
+    return bus.span(
         "evaluate",
         lambda: EvaluateBegin(update=update, name=EVALUATION),
         lambda error: EvaluateEnd(update=update, name=EVALUATION, metrics=values),

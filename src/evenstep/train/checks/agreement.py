@@ -5,26 +5,23 @@ that ranks stay together while they train is the strategy's.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from evenstep.data import Data
-from evenstep.errors import ArgumentError, ReplicaError
+from evenstep.errors import ReplicaError
 from evenstep.names import named_parameters, state_of
 from evenstep.parallel import Group
-from evenstep.pipeline import PipelineModel
+from evenstep.train.checks.ties import check_ties
+from evenstep.train.loop import Loop
 from evenstep.train.state.train_state import unwrapped
 from evenstep.version import __version__
 
-if TYPE_CHECKING:
-    from evenstep.train.loop import Loop
-
 
 def check_agreement(
-    loop: "Loop",
+    loop: Loop,
     optimizer: Optimizer,
     groups: Sequence[Sequence[str]],
     evaluations: Mapping[str, Data],
@@ -81,33 +78,6 @@ def check_same_on_all_ranks(group: Group, described: dict[str, object]) -> None:
 def _short(value: object) -> str:
     text = str(value)
     return text if len(text) <= 200 else f"{text[:200]}…"
-
-
-def check_ties(model: nn.Module, groups: Sequence[Sequence[str]]) -> None:
-    """Raise ArgumentError where stages would step their copies of one parameter otherwise; all pipeline ranks ask.
-
-    Args:
-        groups: the names of the parameters of this rank's optimizer, by group.
-    """
-    if not isinstance(model, PipelineModel):
-        return
-    group_of = {name: number for number, names in enumerate(groups) for name in names}
-    firsts, held = model.aliases, named_parameters(model)
-    tied = {*firsts, *firsts.values()} & held.keys()
-    everybody = model.mesh.pipeline.gather({name: group_of.get(name) for name in sorted(tied)})
-    places: dict[str, tuple[str, int | None]] = {}
-    for name, number in [each for theirs in everybody for each in theirs.items()]:
-        other, before = places.setdefault(firsts.get(name, name), (name, number))
-        if before != number:
-            raise ArgumentError(
-                f"`{other}` and `{name}` are one parameter, of which two stages have a copy, but the optimizers hold "
-                f"them in {_group(before)} and in {_group(number)}, so the copies would become different; give them "
-                f"the same group on all ranks, by their names rather than by their places."
-            )
-
-
-def _group(number: int | None) -> str:
-    return "no group" if number is None else f"group {number}"
 
 
 def options_of(group: Mapping[str, Any]) -> dict[str, object]:
