@@ -10,9 +10,11 @@ import logging
 import os
 import sys
 import tempfile
+from inspect import signature
 from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGQUIT, getsignal, signal
 from time import sleep
+from typing import Any
 
 from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.parallel.rank_info import ATTEMPT
@@ -66,6 +68,9 @@ def _ended(ranks: int, arguments: list[str]) -> int:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logs = Path(tempfile.mkdtemp(prefix="evenstep-ranks-"))
     others = dict.fromkeys(range(1, ranks), Std.ALL)
+    # torch 2.11 can't be told, and gives them half a minute
+    knows_grace = "shutdown_timeout" in signature(LaunchConfig).parameters
+    grace: dict[str, Any] = {"shutdown_timeout": _GRACE_S} if knows_grace else {}
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -75,8 +80,8 @@ def _ended(ranks: int, arguments: list[str]) -> int:
         rdzv_endpoint="localhost:0",
         max_restarts=0,
         signals_to_handle=",".join(number.name for number in _FORWARDED),
-        shutdown_timeout=_GRACE_S,
         logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=others),
+        **grace,
     )
     print(f"ranks       {ranks} on this machine; what all but the first say is in {logs}", flush=True)
     try:

@@ -81,8 +81,10 @@ class Profile(Hook):
             self._began_at = event.update
             if self._memory:
                 record_memory_history()
-            self._profiler = profile(activities=supported_activities())
-            self._profiler.start()
+            # there is one cycle, of which torch 2.11 says that it forgets those before unless events are kept
+            profiler = profile(activities=supported_activities(), acc_events=True)
+            profiler.start()
+            self._profiler = profiler
         if self._profiler is not None:
             self._ranges.enter_context(record_function(f"update {event.update}"))
 
