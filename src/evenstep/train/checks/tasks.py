@@ -109,6 +109,10 @@ def _check_put_together(said: str, model: PipelineModel, unfit: str, precision: 
     )
     if unfit:
         raise ArgumentError(f"{said}, which is put together of stages, but {unfit}, or {whole}.")
+    for name, module in model.named_modules():
+        not_for: Mapping[str, str] = getattr(module, "evenstep_not_for", {})
+        if why := not_for.get("whole of stages"):
+            raise ArgumentError(f"{said}, but `{name}` is a {type(module).__name__}, {why}.")
     if precision.layers != "none":
         raise ArgumentError(
             f"{said}, which is put together of stages, but precision '{precision.name}' changes the layers within "
