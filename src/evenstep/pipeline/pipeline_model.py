@@ -34,7 +34,7 @@ class PipelineModel(nn.Module):
     Args:
         model: an `nn.Sequential`, a list of modules or of functions that build one, `Layers`, or any module with a
             method `layers()`. Functions are called only for the layers of this rank, each seeded by itself, so that
-            no rank ever holds the whole model.
+            no rank holds the whole model, unless a task needs it for a while.
         mesh: the ranks; one process by default.
         schedule: name of the pipeline schedule.
         stages_per_rank: how many stages each rank holds; None: as few as the schedule allows.

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from evenstep import Ema, Logging, Loss, MapData, Mixture, Task, Trainer, Training
 from evenstep.errors import ArgumentError, OutOfMemoryError, TaskError
-from evenstep.parallel import Ddp, Mesh, Ordered, Zero1
+from evenstep.parallel import Ddp, Group, Mesh, Ordered, Zero1
 from evenstep.pipeline import Layer, PipelineModel, whole_model
+from evenstep.pipeline.whole_model import WholeModel
+from evenstep.pipeline.wire import Wire
 from evenstep.precision import Float8Mixed
 
 OnRanks = Callable[..., list[Any]]
@@ -293,10 +295,64 @@ def test_what_came_into_being_after_the_cut_is_said(on_ranks: OnRanks) -> None:
         trainer = staged(group, "1f1b", 2)
         if group.rank == 0:
             trainer.model.get_submodule("reader").register_buffer("mask", torch.ones(1))
+        held = Writer()
+        held.reader.register_buffer("mask", torch.ones(1))  # as it says
+        WholeModel(PipelineModel(held), Wire(Group(), torch.device("cpu"))).gathered(ranks=(0,))
         with pytest.raises(Exception, match=r"`reader.mask` is new since the model was put in stages.*let layers have"):
             trainer.evaluate()
 
     on_ranks(2, act)
+
+
+def test_predictions_may_ask_the_average(on_ranks: OnRanks) -> None:
+    class Predicts(Taught):
+        def predict(self, output: Tensor, batch: Any) -> Tensor:
+            return self.now.teacher(self.inputs(batch)) - output
+
+    def act(group: Any) -> Any:
+        trainer = staged(group, "interleaved", 2, task=Predicts, train=Training(ema=Ema(), check_loss=False))
+        kept = trainer.predict(MapData(texts(3), global_batch_size=3, micro_batch_size=1, shuffle=False))
+        return [float(one.output.abs().max()) for one in kept]
+
+    assert on_ranks(2, act) == [[0.0] * 3, []]
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_in_16_bits_the_whole_is_called_as_on_one_process(on_ranks: OnRanks, precision: str) -> None:
+    class Compares(Called):
+        uses_average = True
+
+        def loss(self, output: Tensor, batch: Any) -> Tensor:
+            taught = self.now.teacher(batch * 2)
+            assert taught.dtype == output.dtype
+            return ((output - taught) ** 2).sum() + output.sum()
+
+    def act(group: Any) -> Any:
+        model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(3)])
+        generator = torch.Generator().manual_seed(5)
+        with torch.no_grad():
+            for one in model.parameters():
+                one.uniform_(-1, 1, generator=generator)
+        mesh = Mesh.of(group, pipeline=group.ranks)
+        staged = PipelineModel(model, mesh=mesh)
+        points = [torch.tensor([float(n), 1.0]) for n in range(4)]
+        trainer = Trainer(
+            model=staged,
+            task=Compares(),
+            optimizer=torch.optim.SGD(staged.parameters(), lr=0.01),
+            data=MapData(points, global_batch_size=4, micro_batch_size=2, shuffle=False),
+            evaluations=MapData(points, global_batch_size=4, micro_batch_size=4, shuffle=False),
+            updates=3,
+            device="cpu",
+            precision=precision,
+            strategy=Ordered(mesh.data),
+            train=Training(ema=Ema(decay=0.5), check_loss=False),
+            log=Logging(writers=()),
+        )
+        return trainer.train().metrics["valid/sum"]
+
+    [alone] = on_ranks(1, act)
+    assert on_ranks(2, act) == [alone, alone]
 
 
 class Called(Task):
@@ -397,6 +453,7 @@ class Besides(Anew):
     ],
 )
 def test_models_that_can_not_be_put_together_are_refused_by_name(model: nn.Module, text: str) -> None:
+    trainer_of(model, None, Called())  # as it says
     with pytest.raises(ArgumentError, match=f"`Called.evaluate` is given the whole model, .*but {text}.* instead of"):
         trainer_of(PipelineModel(model), None, Called())
 
