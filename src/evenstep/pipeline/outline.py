@@ -8,7 +8,7 @@ puts tensors into it for a while. Layers that functions build are built when the
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, final
+from typing import Any, Self, final
 
 from torch import Tensor, nn
 
@@ -67,6 +67,16 @@ class Outline:
         if type(given).forward is nn.Module.forward and "forward" not in vars(given):  # it only says its layers
             vars(given)["forward"] = in_turn.forward
         return given.eval(), in_turn
+
+    def __deepcopy__(self, memo: object) -> Self:  # nothing in it ever changes
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What goes into a file with a model: functions that build layers stay where they are."""
+        if all(isinstance(layer.build, nn.Module) for layer in self._layers):
+            return vars(self)
+        unfit = "it comes out of a file, which has none of the functions that build its layers; make a `PipelineModel` of them"
+        return {**vars(self), "_given": None, "_layers": (), "unfit": unfit, "unfit_as_given": unfit}
 
     def _module(self, layer: Layer, place: int) -> nn.Module:
         if isinstance(layer.build, nn.Module):

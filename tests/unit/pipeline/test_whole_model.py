@@ -1,7 +1,9 @@
 """The whole of a model in stages on one rank: its modules without tensors, and the tensors that come into them."""
 
 import gc
+import pickle
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -137,6 +139,14 @@ def test_functions_are_called_when_it_is_wanted_first_and_not_before(on_ranks: O
     for rank, (before, calls, value) in enumerate(on_ranks(2, act)):
         assert before == [rank, 0, 1] == calls
         assert value == second
+
+
+def test_a_model_of_functions_goes_into_a_file_without_them() -> None:
+    for build, unfit in (([lambda: nn.Linear(2, 2)], "comes out of a file"), (nn.Sequential(nn.Linear(2, 2)), "")):
+        staged = PipelineModel(build)
+        again: PipelineModel = pickle.loads(pickle.dumps(staged))
+        assert unfit in again.outline.unfit and bool(unfit) == bool(again.outline.unfit)
+        assert deepcopy(staged).outline is staged.outline and not staged.outline.unfit
 
 
 def test_layers_alone_say_that_they_have_no_other_methods() -> None:
