@@ -75,7 +75,7 @@ class Outline:
         """What goes into a file with a model: functions that build layers stay where they are."""
         if all(isinstance(layer.build, nn.Module) for layer in self._layers):
             return vars(self)
-        unfit = "it comes out of a file, which has none of the functions that build its layers; make a `PipelineModel` of them"
+        unfit = "it comes out of a file, which has none of the functions that build its layers; make another of these"
         return {**vars(self), "_given": None, "_layers": (), "unfit": unfit, "unfit_as_given": unfit}
 
     def _module(self, layer: Layer, place: int) -> nn.Module:
