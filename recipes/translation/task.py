@@ -57,7 +57,7 @@ def bleu_of(counts: Mapping[str, float]) -> float:
 
 
 class ScoredTranslate(Translate):
-    """The same, and in evaluations `valid/bleu`, of what the model translates greedily: for a model that is whole.
+    """The same, and in evaluations `valid/bleu`, of what the model translates greedily: for `model.py:Translator`.
 
     Args:
         max_bytes: of each translation.

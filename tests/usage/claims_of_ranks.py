@@ -326,9 +326,21 @@ AREAS = (
                 "unit/train/test_now.py::test_a_run_with_a_teacher_goes_on_with_the_same_bits",
                 "ranks/test_whole.py::test_on_two_processes",
             ),
+            works(
+                "… in stages, on the rank of the last one, resumed on other stages with the same bits",
+                "unit/train/test_whole_of_stages.py::test_a_teacher_in_stages_has_the_bits_of_one_process",
+                "unit/train/test_now.py::test_in_stages_a_mean_teacher_trains_as_a_plain_loop_does",
+                "unit/train/test_whole_of_stages.py::test_a_run_with_a_teacher_goes_on_with_other_stages",
+                "ranks/test_staged_shards.py::test_on_four_processes",
+            ),
+            limit(
+                "a teacher in stages is asked where losses are computed, of models that can be put together there",
+                "unit/train/test_whole_of_stages.py::test_a_teacher_that_is_asked_where_it_is_not_says_where_it_is",
+                "unit/train/test_whole_of_stages.py::"
+                "test_layers_and_formats_that_are_changed_after_the_cut_are_refused_by_name",
+            ),
             refused(
-                "teachers in stages, and without an average",
-                "unit/train/test_now.py::test_stages_are_refused_by_name",
+                "teachers without an average",
                 "unit/train/test_now.py::test_what_a_teacher_can_not_have_is_refused_by_name",
             ),
             works(

@@ -900,9 +900,20 @@ AREAS = (
                 "unit/train/test_own_evaluation.py::test_what_does_not_fit_into_memory_is_generated_in_parts",
                 "ranks/test_whole.py::test_on_two_processes",
             ),
+            works(
+                "… in stages, whose ranks each have the whole model meanwhile, with every strategy that stages have",
+                "unit/train/test_whole_of_stages.py::test_what_is_written_in_stages_is_what_a_plain_model_writes",
+                "unit/train/test_whole_of_stages.py::test_replicas_of_pipelines_evaluate_and_are_taught_alike",
+                "unit/train/test_whole_of_stages.py::test_layers_that_functions_build_are_called_in_turn",
+                "unit/recipes/test_translation.py::test_a_translator_in_stages_scores_what_it_does_on_one_process",
+                "ranks/test_staged_shards.py::test_on_four_processes",
+            ),
             refused(
-                "`evaluate` of a task in stages, where no rank holds the whole model",
-                "unit/train/test_own_evaluation.py::test_stages_are_refused_by_name",
+                "`evaluate` in stages of models that can't be copied, or whose layers are changed after the cut",
+                "unit/train/test_whole_of_stages.py::test_models_that_can_not_be_put_together_are_refused_by_name",
+                "unit/train/test_whole_of_stages.py::"
+                "test_layers_and_formats_that_are_changed_after_the_cut_are_refused_by_name",
+                "unit/train/test_whole_of_stages.py::test_statistics_of_each_task_are_refused_by_name",
             ),
             works(
                 "trained parameters of a task: reduced, clipped, averaged, saved, at any cut; `ddp`, `ordered`, "

@@ -130,11 +130,14 @@ class Reducers:
 
     @contextmanager
     def whole(self) -> Generator[None]:
-        """See `HoldsWhole.whole`; nothing where each rank holds its modules whole anyway."""
+        """See `HoldsWhole.whole`; nothing where each rank holds its modules whole anyway. Of stages, this rank's."""
         with ExitStack() as stack:
             for own in self._all:
                 if isinstance(own, HoldsWhole):
                     stack.enter_context(own.whole())
+                elif isinstance(own, GathersPerPlan):
+                    stack.callback(own.reshard)
+                    own.unshard()
             yield
 
     @contextmanager

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from inspect import ismethod, signature
 from typing import Any, Self, TypeAlias, cast, final
 
+import torch
 from torch import Tensor, nn
 
 from evenstep.arguments import require_names, require_object, require_several, said
 from evenstep.errors import ArgumentError, clause
 from evenstep.internals import children_of, compiled_in_place, has_hooks
+from evenstep.keys import key
 from evenstep.names import named_parameters
 
 Build: TypeAlias = nn.Module | Callable[[], nn.Module]
@@ -141,6 +143,24 @@ class Layers:
         return cls(
             tuple(part if isinstance(part, Layer) else Layer(str(place), part) for place, part in enumerate(parts))
         )
+
+
+def built(layer: Layer, place: int, seed: int) -> nn.Module:
+    """The module of the layer at `place`; a function that builds it draws from generators of this layer's own.
+
+    Raises:
+        ArgumentError: it gives something else.
+    """
+    module: object = layer.build
+    if not isinstance(layer.build, nn.Module):
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(key(seed, "layer", place))
+            module = layer.build()
+    if not isinstance(module, nn.Module):
+        raise ArgumentError(
+            f"layer '{layer.name}' must be a module, or a function that gives one, but gave a {type(module).__name__}."
+        )
+    return module
 
 
 def check_ties(ties: object) -> None:

@@ -11,17 +11,16 @@ from difflib import get_close_matches
 from operator import itemgetter
 from typing import Any, final
 
-import torch
 from torch import nn
 
 from evenstep.arguments import choose, require_flag, require_names, require_object, require_seed, require_whole
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import has_gradient_hooks, unwrapped
-from evenstep.keys import key
 from evenstep.names import named_parameters
 from evenstep.parallel.mesh import Mesh
-from evenstep.pipeline.layers import Build, Layer, Layers, check_covered, check_ties
+from evenstep.pipeline.layers import Build, Layer, Layers, built, check_covered, check_ties
 from evenstep.pipeline.layout import Layout
+from evenstep.pipeline.outline import Outline
 from evenstep.pipeline.schedules import SCHEDULES, Schedule
 from evenstep.pipeline.split import cut, flows, stages_per_rank_for
 from evenstep.pipeline.stage_module import StageModule, register
@@ -35,7 +34,7 @@ class PipelineModel(nn.Module):
     Args:
         model: an `nn.Sequential`, a list of modules or of functions that build one, `Layers`, or any module with a
             method `layers()`. Functions are called only for the layers of this rank, each seeded by itself, so that
-            no rank ever holds the whole model.
+            no rank holds the whole model, unless a task needs it for a while.
         mesh: the ranks; one process by default.
         schedule: name of the pipeline schedule.
         stages_per_rank: how many stages each rank holds; None: as few as the schedule allows.
@@ -44,6 +43,9 @@ class PipelineModel(nn.Module):
             gradients are summed on the way back; by default it goes directly to each of them.
         ties: sets of names of parameters that are one; those that modules share are found by themselves.
         seed: of the layers that are built here.
+
+    Attributes:
+        outline: the modules of the whole model, without tensors.
 
     Raises:
         ArgumentError: the model can't be cut like this.
@@ -90,15 +92,16 @@ class PipelineModel(nn.Module):
         self.layout = Layout(rank_of=chain.rank_of, edges=tuple(self.carried))
         self.own = self.layout.stages_of(self.mesh.pipeline.rank)
         shared = _shared(self.layers)
-        built = self._build(seed)
-        _separate(built.values())
-        _check_whole(built.values())
+        self.outline = Outline(model, self.layers, seed)
+        mine = self._build(seed)
+        _separate(mine.values())
+        _check_whole(mine.values())
         # what other ranks hold must not stay here because this refers to it
         kept = tuple(replace(layer, build=nn.Identity) for layer in self.layers.layers)
         self.layers = Layers(kept, self.layers.ties)
-        self.stage_modules = {stage: self._stage_module(stage, built) for stage in self.own}
+        self.stage_modules = {stage: self._stage_module(stage, mine) for stage in self.own}
         self.parameter_names, self.ties = self._described((*self.layers.ties, *ties, *shared))
-        for place, module in built.items():
+        for place, module in mine.items():
             register(self, self.layers.layers[place].name, module)
         equalise(self.ties, named_parameters(self), self.mesh.pipeline)
 
@@ -164,30 +167,25 @@ class PipelineModel(nn.Module):
         """
         return {name: one for stage in self.own for name, one in self.stage_modules[stage].called.items()}
 
+    def rank_of_layer(self, place: int) -> int:
+        """The pipeline rank that holds the layer at `place`.
+
+        >>> PipelineModel([nn.ReLU(), nn.Tanh()]).rank_of_layer(1)
+        0
+        """
+        return next(self.layout.rank_of[stage] for stage, places in enumerate(self._places) if place in places)
+
     def _build(self, seed: int) -> dict[int, nn.Module]:
         """This rank's layers, by place."""
-        built: dict[int, nn.Module] = {}
-        for place in (place for stage in self.own for place in self._places[stage]):
-            layer = self.layers.layers[place]
-            module: object = layer.build
-            if not isinstance(layer.build, nn.Module):
-                with torch.random.fork_rng(devices=[]):
-                    torch.default_generator.manual_seed(key(seed, "layer", place))
-                    module = layer.build()
-            if not isinstance(module, nn.Module):
-                raise ArgumentError(
-                    f"layer '{layer.name}' must be a module, or a function that gives one, but gave a "
-                    f"{type(module).__name__}."
-                )
-            built[place] = module
-        return built
+        places = (place for stage in self.own for place in self._places[stage])
+        return {place: built(self.layers.layers[place], place, seed) for place in places}
 
-    def _stage_module(self, stage: int, built: dict[int, nn.Module]) -> StageModule:
+    def _stage_module(self, stage: int, modules: dict[int, nn.Module]) -> StageModule:
         places = self._places[stage]
         leaving = {place for edge, carried in self.carried.items() if edge[0] == stage for place in carried}
         if stage == self.last:
             leaving.add(places[-1])
-        return StageModule(self.layers, places, sorted(leaving), [built[place] for place in places])
+        return StageModule(self.layers, places, sorted(leaving), [modules[place] for place in places])
 
     def _described(self, tied: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], tuple[Tie, ...]]:
         """The names of the whole model's parameters, each tied one once, and what is tied, with its owners."""

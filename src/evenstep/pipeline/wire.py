@@ -33,10 +33,11 @@ class Address:
     """Which tree a message holds.
 
     Args:
-        kind: "output" or "gradient"; "state" for what a checkpoint gathers, "prediction" for what is collected.
-        source: the stage that it comes from; of what is collected, the rank.
+        kind: "output" or "gradient"; "state" for what a checkpoint or a whole model gathers, "prediction" for what is
+            collected.
+        source: the stage that it comes from; of what is gathered or collected, the rank.
         destination: the stage, or rank, that it goes to.
-        microbatch: global number.
+        microbatch: global number; of a whole model, the place of the layer.
     """
 
     kind: str

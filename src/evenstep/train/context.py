@@ -62,9 +62,13 @@ class TrainContext:
     poison: Callable[[], Tensor] | None = None
     teacher: Teacher | None = None
 
-    def teaching(self, *tasks: str) -> AbstractContextManager[None]:
-        """Around passes of these tasks, which all ranks make together: what they may ask of the average is there."""
-        return NOTHING if self.teacher is None else self.teacher.held(tasks)
+    def teaching(self, *tasks: str, everywhere: bool = False) -> AbstractContextManager[None]:
+        """Around passes of these tasks, which all ranks make together: what they may ask of the average is there.
+
+        Args:
+            everywhere: on all ranks of a pipeline, not only where losses are.
+        """
+        return NOTHING if self.teacher is None else self.teacher.held(tasks, everywhere=everywhere)
 
     def silently(self) -> "TrainContext":
         """The same, without hooks and records."""

@@ -23,6 +23,7 @@ from evenstep.optim.stepping import Steps
 from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.compiled import release
+from evenstep.pipeline.whole_model import WholeModel
 from evenstep.precision import Precision
 from evenstep.train.channels_last import channels_last as in_channels_last
 from evenstep.train.checks.loss import Guard
@@ -44,6 +45,7 @@ from evenstep.train.state.local_state import build_local_state
 from evenstep.train.state.pipeline_state import PipelineStateSharding, build_pipeline_state_sharding
 from evenstep.train.state.settings import settings_of
 from evenstep.train.state.train_state import TrainState, parameter_names, unwrapped
+from evenstep.train.tasks.averaged import InShards, InStages, OnEachRank
 from evenstep.train.tasks.norm_statistics import Norms
 from evenstep.train.tasks.tasks import poison_of
 from evenstep.train.tasks.teacher import Teacher
@@ -242,9 +244,16 @@ def _guard(setup: Setup, context: TrainContext, execution: Execution, cuts: Spli
 
 def _teacher(setup: Setup, execution: Execution) -> Teacher | None:
     asking = [name for name, task in setup.tasks.by_name.items() if task.uses_average]
-    if not asking or setup.train.ema is None:
+    model, ema, reducers, wire = setup.model, setup.train.ema, execution.reducers, execution.trainer.peers.wire
+    if not asking or ema is None:
         return None
-    return Teacher(setup.model, setup.train.ema, asking, execution.reducers)
+    if isinstance(model, PipelineModel) and wire is not None:
+        averaged = InStages(model, ema, reducers, WholeModel(model, wire))
+    elif reducers.layout.divides == "elements":
+        averaged = InShards(model, ema, reducers)
+    else:
+        averaged = OnEachRank(model, ema)
+    return Teacher(averaged, asking, reducers)
 
 
 def _rank_of(model: nn.Module, strategy: Strategy) -> int:

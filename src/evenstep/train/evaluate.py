@@ -15,7 +15,6 @@ from torch import nn
 from evenstep.data import Data, Microbatch, Position
 from evenstep.errors import DataError, LostRankError, TaskError
 from evenstep.events import Incident, Record
-from evenstep.nothing import NOTHING
 from evenstep.train.checks.loss import Guard
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
@@ -124,14 +123,15 @@ class Evaluation:
 
     def _forwards(self, weights: Weights, update: int, batch: int) -> None:
         execution, task = self._execution, next(iter(weights.totals))
-        is_own = task in self._own  # how often it calls the model is its own affair
-        with self._context.teaching(task), execution.reducers.whole() if is_own else NOTHING:
-            if not is_own:
+        if task in self._own:  # how often it calls the model is its own affair
+            with self._context.teaching(task, everywhere=True):
+                execution.evaluate_by_itself(weights, partial(self._step, update=update, batch=batch))
+        else:
+            with self._context.teaching(task):
                 passes = self._cuts.passes(self._context.tasks, weights.work)
                 execution.pad_passes(passes, self._dummy, backward=False, kind=task)
-            with self._step(weights, update, batch) as step:
-                self._recovery.runs(step)
-                execution.evaluator.run(execution.forwards(step.lay_out(step.work)), step)
+                with self._step(weights, None, update=update, batch=batch) as step:
+                    execution.evaluator.run(execution.forwards(step.lay_out(step.work)), step)
         if execution.evaluates_together:  # none goes on while another may have to begin anew
             execution.group.sum_floats([0.0])
 
@@ -144,15 +144,17 @@ class Evaluation:
             self._recovery.runs(step)
             yield step
 
-    def _step(self, weights: Weights, update: int, batch: int) -> MicrobatchStep:
-        path = ("evaluate", self._name, batch)
-        return MicrobatchStep(
+    def _step(self, weights: Weights, model: nn.Module | None, *, update: int, batch: int) -> MicrobatchStep:
+        """The step of micro-batches; tasks that evaluate by themselves are given `model`."""
+        step = MicrobatchStep(
             self._context,
             weights,
-            path=path,
+            path=("evaluate", self._name, batch),
             update=update,
             factor=1.0,
             prefix=self._prefix,
             cuts=self._cuts,
-            model=self._model,
+            model=model,
         )
+        self._recovery.runs(step)
+        return step

@@ -132,8 +132,8 @@ def set_up(
         check_optimizer(optimizer, model=model, strategy=sharing, device=on, keeps=keeps)
         tasks = Tasks.of(task, train.coefficients, combine_named(train.combine), train.norm_statistics)
         check_tasks(tasks, data, evaluations, model=model, policy=policies.non_finite)
-        check_evaluates(tasks.by_name, model)
-        check_teachers(tasks.by_name, train, model)
+        check_evaluates(tasks.by_name, train, model, formats)
+        check_teachers(tasks.by_name, train, model, formats)
         for one in tasks.by_name.values():
             one.prepare(model)
         if train.compile == "update":

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from evenstep import Ema, Hook, MapData, Memory, Mixture, Task, Trainer, Training
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.events import UpdateEnd
-from evenstep.parallel import Ordered, Zero1
+from evenstep.parallel import Mesh, Ordered, Single, Zero1
 from evenstep.pipeline import PipelineModel
 
 DECAY = 0.8
@@ -101,6 +101,20 @@ def test_a_mean_teacher_trains_as_a_plain_loop_does_at_every_cut(micro_batch_siz
     data = MapData(points(), global_batch_size=6, micro_batch_size=micro_batch_size, shuffle=False)
     trainer_of(model, data=data).train()
     assert furthest(model, plain_loop()) < 1e-12
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_in_stages_a_mean_teacher_trains_as_a_plain_loop_does(
+    schedule: str, on_ranks: Callable[..., list[Any]]
+) -> None:
+    def act(group: Any) -> nn.Module:
+        mesh = Mesh.of(group, pipeline=2)
+        model = PipelineModel(network(), mesh=mesh, schedule=schedule)
+        trainer_of(model, strategy=Single(mesh.data)).train()
+        return model
+
+    wanted, (first, last) = plain_loop(), on_ranks(2, act)
+    assert furthest(first, wanted[:2]) < 1e-12 and furthest(last, wanted[2:]) < 1e-12
 
 
 @pytest.mark.parametrize("strategy", [Ordered, lambda group: Zero1(Ordered(group))], ids=["ordered", "zero1"])
@@ -196,8 +210,3 @@ def test_what_a_teacher_can_not_have_is_refused_by_name() -> None:
     trainer_of(network(), task)
     with pytest.raises(ArgumentError, match="was given to another trainer"):
         trainer_of(network(), task)
-
-
-def test_stages_are_refused_by_name() -> None:
-    with pytest.raises(ArgumentError, match=r"the model is in stages.*; give the model itself instead of its layers"):
-        trainer_of(PipelineModel(network()))

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Ema, Engine, Logging, Loss, MapData, Mixture, Task, Trainer, Training
-from evenstep.errors import ArgumentError, DataError, TaskError
+from evenstep.errors import DataError, TaskError
 from evenstep.events import Best, EarlyStop, Evaluate
 from evenstep.events.derived import DerivedMetrics
 from evenstep.parallel import Ddp, Local, Ordered, Zero1
-from evenstep.pipeline import PipelineModel
 
 WORDS, LONGEST = 5, 6
 ORDERS = range(1, 5)
@@ -279,14 +278,6 @@ def test_each_of_several_tasks_evaluates_in_its_own_way() -> None:
     metrics = found.train().metrics
     assert {name: metrics[f"valid/a/{name}"] for name in ("wer", "bleu")} == by_hand(model)
     assert "valid/a/loss" not in metrics and "valid/b/loss" in metrics and "valid/b/bleu" not in metrics
-
-
-def test_stages_are_refused_by_name() -> None:
-    model = PipelineModel(nn.Sequential(nn.Embedding(WORDS, 4), nn.Linear(4, WORDS)))
-    with pytest.raises(
-        ArgumentError, match=r"`Write.evaluate` is given the whole model, .* is in stages.*; give the model itself"
-    ):
-        trainer_of(model=model)
 
 
 def gives(loss: Any, **members: Any) -> Task:

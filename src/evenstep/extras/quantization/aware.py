@@ -25,6 +25,7 @@ from evenstep.extras.quantization.layers import on_all_stages
 from evenstep.pipeline import PipelineModel
 
 _NOT_FOR: Mapping[str, str] = {
+    "whole of stages": "which would not round in the whole model that is put together of stages; leave one of them out",
     "local": "which is for ranks that step together; take the strategy `ddp`, `zero1` or `fsdp`",
     "changing ranks": "which ranks that join in mid-run would not know to round; let a lost rank end the run",
     "compile": "which computes otherwise from a set update on, while what is compiled stays; leave `compile` out",

@@ -18,7 +18,8 @@ from evenstep.precision import Precision, SixteenBits
 def check_layers(model: nn.Module, *, strategy: Strategy, precision: Precision, train: Training) -> None:
     """Raise ArgumentError for a layer that says that it is not for a run of this kind.
 
-    The kinds are "shards", "stages", "local", "changing ranks", "16 bits" and "compile".
+    The kinds are "shards", "stages", "local", "changing ranks", "16 bits" and "compile"; and "whole of stages", where
+    tasks ask for the whole of a model in stages (`checks.tasks`).
     """
     kinds = {
         "shards": strategy.layout.divides == "elements",

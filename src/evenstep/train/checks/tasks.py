@@ -13,6 +13,7 @@ from evenstep.data import Data
 from evenstep.errors import ArgumentError
 from evenstep.options import Training
 from evenstep.pipeline import PipelineModel
+from evenstep.precision import Precision
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.tasks.listening import MOMENTS, check_heard
 from evenstep.train.tasks.task import Task, evaluates_itself
@@ -66,25 +67,21 @@ def check_tasks(
         _check_separable(model)
 
 
-def check_evaluates(tasks: Mapping[str, Task], model: nn.Module) -> None:
-    """Raise ArgumentError for a task that evaluates by itself where no rank can hold the whole model."""
+def check_evaluates(tasks: Mapping[str, Task], train: Training, model: nn.Module, precision: Precision) -> None:
+    """Raise ArgumentError for a task that evaluates by itself where the whole model can't be given to it."""
     own = [type(task).__name__ for task in tasks.values() if evaluates_itself(task)]
     if own and isinstance(model, PipelineModel):
-        raise ArgumentError(
-            f"`{own[0]}.evaluate` is given the whole model, but the model is in stages, of which each rank has built "
-            f"its own only; {_whole_instead(model)}, or evaluate its checkpoints with such a task in one process."
-        )
+        said = f"`{own[0]}.evaluate` is given the whole model"
+        _check_put_together(said, model, model.outline.unfit_as_given, precision)
+        if train.norm_statistics == "per-task":
+            raise ArgumentError(
+                f'{said}, but `norm_statistics` is "per-task", which only the stages know of; let them be "shared" or '
+                f'"frozen".'
+            )
 
 
-def _whole_instead(model: PipelineModel) -> str:
-    """How to train what is in stages so that each rank can call it whole."""
-    if model.layout.ranks == 1:
-        return "give the model itself instead of its layers"
-    return 'train it without stages, with `strategy="ddp"`, `"zero1"` or `"fsdp"`'
-
-
-def check_teachers(tasks: Mapping[str, Task], train: Training, model: nn.Module) -> None:
-    """Raise ArgumentError for a task that asks the average where there is none, or no rank could run it alone."""
+def check_teachers(tasks: Mapping[str, Task], train: Training, model: nn.Module, precision: Precision) -> None:
+    """Raise ArgumentError for a task that asks the average where there is none, or it can't be put together."""
     asking = [type(task).__name__ for task in tasks.values() if task.uses_average]
     if not asking:
         return
@@ -94,15 +91,32 @@ def check_teachers(tasks: Mapping[str, Task], train: Training, model: nn.Module)
             f"{said}, but the run has none; give it one, `train=Training(ema=Ema(decay=0.999))`, in a run file a table "
             f"`[ema]`."
         )
-    if isinstance(model, PipelineModel):
-        raise ArgumentError(
-            f"{said}, which the rank of the loss runs whole, but the model is in stages, of which each rank has built "
-            f"its own only; {_whole_instead(model)}."
-        )
     if train.norm_statistics == "per-task":
         raise ArgumentError(
             f'{said}, but `norm_statistics` is "per-task", and an average has no statistics of one task; let them be '
             f'"shared" or "frozen".'
+        )
+    if isinstance(model, PipelineModel):
+        _check_put_together(said, model, model.outline.unfit, precision)
+
+
+def _check_put_together(said: str, model: PipelineModel, unfit: str, precision: Precision) -> None:
+    """Raise ArgumentError for a model in stages that no rank could hold whole for a while."""
+    whole = (
+        "give the model itself instead of its layers"
+        if model.layout.ranks == 1
+        else 'train without stages, with `strategy="ddp"`, `"zero1"` or `"fsdp"`'
+    )
+    if unfit:
+        raise ArgumentError(f"{said}, which is put together of stages, but {unfit}, or {whole}.")
+    for name, module in model.named_modules():
+        not_for: Mapping[str, str] = getattr(module, "evenstep_not_for", {})
+        if why := not_for.get("whole of stages"):
+            raise ArgumentError(f"{said}, but `{name}` is a {type(module).__name__}, {why}.")
+    if precision.layers != "none":
+        raise ArgumentError(
+            f"{said}, which is put together of stages, but precision '{precision.name}' changes the layers within "
+            f"them; take 'bf16-mixed', or {whole}."
         )
 
 

@@ -207,7 +207,7 @@ class Task(ABC):
         Called in evaluation mode and without gradients, with the model as the trainer was given it, and the batch as
         `transform` gave it. `Loss(None)` is then no loss, and there is no `valid/loss`; for one beside the metrics,
         compute it, as this does. Each rank calls it for its own micro-batches, so it must ask nothing of other ranks.
-        Shards of `fsdp` are gathered before it, so memory must suffice for the whole model; stages are refused.
+        Shards of `fsdp` are gathered before it, and stages put together, so memory must suffice for the whole model.
         """
         positional, named = arguments((), self.inputs(batch), True)
         return self.loss(self.postprocess(model(*positional, **named), batch), batch)

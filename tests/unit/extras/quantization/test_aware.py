@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Checkpointing, Failures, Hook, Logging, MapData, Task, Trainer, Training
+from evenstep import Checkpointing, Failures, Hook, Logging, Loss, MapData, Task, Trainer, Training
 from evenstep.errors import ArgumentError
 from evenstep.events import StepEnd, UpdateEnd
 from evenstep.extras.quantization import QuantizationAware
 from evenstep.parallel import Ddp, Group, Local
+from evenstep.pipeline import PipelineModel
 
 pytest.importorskip("torchao", reason="the extra `quantization` is not installed")
 
@@ -38,6 +39,11 @@ class Square(Task):
         return ((output - batch[1]) ** 2).sum()
 
 
+class Writes(Square):
+    def evaluate(self, model: Any, batch: Any) -> Loss:
+        return Loss(model(batch[0]).sum())
+
+
 def net() -> nn.Sequential:
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2))
@@ -55,7 +61,7 @@ def trainer_of(
     hook.prepare(model)
     trainer = Trainer(
         model=model,
-        task=Square(),
+        task=more.pop("task", None) or Square(),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
         data=MapData(POINTS, global_batch_size=8, micro_batch_size=4, shuffle=False),
         updates=updates,
@@ -248,6 +254,10 @@ def test_a_model_that_was_not_prepared_is_refused() -> None:
     [
         ({"strategy": Local(Ddp(Group()))}, "`2` is a FakeQuantizedLinear, which is for ranks that step together"),
         ({"train": Training(compile="model")}, "computes otherwise from a set update on"),
+        (
+            {"model": PipelineModel(net()), "task": Writes()},
+            "which would not round in the whole model that is put toge",
+        ),
         ({"model": net().double()}, "`2.weight` is float64, which torchao does not round; make the model float32"),
     ],
 )
