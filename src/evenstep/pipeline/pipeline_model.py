@@ -97,7 +97,7 @@ class PipelineModel(nn.Module):
         kept = tuple(replace(layer, build=nn.Identity) for layer in self.layers.layers)
         self.layers = Layers(kept, self.layers.ties)
         self.stage_modules = {stage: self._stage_module(stage, built) for stage in self.own}
-        self.parameter_names, self.ties = self._described((*self.layers.ties, *ties, *shared))
+        self.ties = self._tied((*self.layers.ties, *ties, *shared))
         for place, module in built.items():
             register(self, self.layers.layers[place].name, module)
         equalise(self.ties, named_parameters(self), self.mesh.pipeline)
@@ -122,8 +122,19 @@ class PipelineModel(nn.Module):
         """
         mine = {name for name, parameter in named_parameters(self).items() if parameter.requires_grad}
         trained = set[str]().union(*self.mesh.pipeline.gather(mine))
-        sizes = [(self._sizes[name], name in trained) for name in self.parameter_names]
-        return sum(size for size, _ in sizes), sum(size for size, trains in sizes if trains)
+        sizes = self.parameter_sizes()
+        return sum(sizes.values()), sum(size for name, size in sizes.items() if name in trained)
+
+    def parameter_sizes(self) -> dict[str, int]:
+        """How many numbers each parameter of the whole model holds, in the order of the layers, tied ones once.
+
+        All pipeline ranks call it together.
+
+        >>> PipelineModel([nn.Linear(2, 3), nn.Linear(3, 1)]).parameter_sizes()
+        {'0.weight': 6, '0.bias': 3, '1.weight': 3, '1.bias': 1}
+        """
+        copies = self.aliases
+        return {name: size for name, (_, size) in self._held().items() if name not in copies}
 
     def described(self) -> dict[int, str]:
         """The names of the first and last layer of each stage that this rank holds.
@@ -189,25 +200,24 @@ class PipelineModel(nn.Module):
             leaving.add(places[-1])
         return StageModule(self.layers, places, sorted(leaving), [built[place] for place in places])
 
-    def _described(self, tied: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], tuple[Tie, ...]]:
-        """The names of the whole model's parameters, each tied one once, and what is tied, with its owners."""
+    def _held(self) -> dict[str, tuple[int, int]]:
+        """Which rank holds each parameter of the whole model, and its size, in the order of the layers."""
         mine: list[tuple[int, dict[str, int]]] = []
         for module in self.stage_modules.values():
             sizes = {name: parameter.numel() for name, parameter in named_parameters(module).items()}
             for place in module.places:
                 layer = self.layers.layers[place].name
                 mine.append((place, {name: size for name, size in sizes.items() if name.startswith(f"{layer}.")}))
-        shared = list(tied)
-        everybody = self.mesh.pipeline.gather((mine, shared))
-        owner_of: dict[str, int] = {}
-        held = [(place, names, rank) for rank, (own, _) in enumerate(everybody) for place, names in own]
-        for _, names, rank in sorted(held, key=itemgetter(0)):
-            owner_of |= dict.fromkeys(names, rank)
-        ties = _joined([group for _, groups in everybody for group in groups], list(owner_of))
-        copies = {name for tie in ties for name in tie[1:]}
-        names = tuple(name for name in owner_of if name not in copies)
-        self._sizes = {name: size for _, sizes, _ in sorted(held, key=itemgetter(0)) for name, size in sizes.items()}
-        return names, tuple(Tie(tie, tuple(owner_of[name] for name in tie)) for tie in ties)
+        everybody = self.mesh.pipeline.gather(mine)
+        held = [(place, sizes, rank) for rank, own in enumerate(everybody) for place, sizes in own]
+        in_order = sorted(held, key=itemgetter(0))
+        return {name: (rank, size) for _, sizes, rank in in_order for name, size in sizes.items()}
+
+    def _tied(self, tied: Sequence[tuple[str, ...]]) -> tuple[Tie, ...]:
+        """What is one over all ranks, given the names that this rank knows to be one."""
+        held = self._held()
+        groups = [group for theirs in self.mesh.pipeline.gather(list(tied)) for group in theirs]
+        return tuple(Tie(tie, tuple(held[name][0] for name in tie)) for tie in _joined(groups, list(held)))
 
 
 def _shared(layers: Layers) -> list[tuple[str, ...]]:
