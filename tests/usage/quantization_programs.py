@@ -1,5 +1,7 @@
-"""What tests of quantisation run on several ranks."""
+"""What tests of quantisation share: a small run, and what is run on several ranks."""
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,14 +10,18 @@ from torch import Tensor, nn
 
 from evenstep import Checkpointing, Ema, Hook, Logging, MapData, Mesh, PipelineModel, Task, Trainer, Training
 from evenstep.errors import ArgumentError
-from evenstep.events import UpdateEnd
+from evenstep.events import StepEnd, UpdateEnd
 from evenstep.extras.quantization import LayerGroup, ProductQuantization, QuantizationAware, QuantizationNoise
-from evenstep.parallel import Ddp, Local, Ordered, Strategy
+from evenstep.parallel import Ddp, Local, Strategy
 
 POINTS = [
     (torch.randn(8, generator=(draw := torch.Generator().manual_seed(n))), torch.randn(2, generator=draw))
     for n in range(24)
 ]
+GROUPS = (
+    LayerGroup(layers=("0",), after_update=2, block_size=4, num_centroids=6),
+    LayerGroup(layers=("2",), after_update=4, block_size=8, num_centroids=5),
+)
 
 
 class Square(Task):
@@ -23,57 +29,122 @@ class Square(Task):
         return ((output - batch[1]) ** 2).sum()
 
 
-def hook_of(kind: str) -> Any:
+def net() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2))
+    generator = torch.Generator().manual_seed(3)  # of its own: ranks that are threads share torch's
+    with torch.no_grad():
+        for one in model.parameters():
+            one.uniform_(-0.4, 0.4, generator=generator)
+    return model
+
+
+def data_for(model: nn.Module, *, micro: int = 4) -> MapData:
+    """The points in their order, in the format of the model."""
+    dtype = next(model.parameters()).dtype
+    points = [(inputs.to(dtype), targets.to(dtype)) for inputs, targets in POINTS]
+    return MapData(points, global_batch_size=8, micro_batch_size=micro, shuffle=False)
+
+
+def sgd(model: nn.Module, **options: Any) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1, **options)
+
+
+def adamw(model: nn.Module) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=0.02, foreach=True)
+
+
+def trainer_of(
+    model: nn.Module,
+    hooks: Sequence[Hook],
+    *,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
+    micro: int = 4,
+    updates: int = 6,
+    **more: Any,
+) -> Trainer:
+    """A trainer of a model that the hooks prepare."""
+    for hook in hooks:
+        hook.prepare(model)
+    data = data_for(model, micro=micro)
+    options: dict[str, Any] = {"data": data, "evaluations": data, **more}
+    return Trainer(
+        model=model,
+        task=Square(),
+        optimizer=optimizer(model),
+        updates=updates,
+        device="cpu",
+        hooks=hooks,
+        checkpoint=Checkpointing(asynchronous=False),
+        log=Logging(writers=()),
+        **options,
+    )
+
+
+class StopAt(Hook):
+    """Stops after an update; None: never."""
+
+    def __init__(self, update: int | None) -> None:
+        self._update = update
+
+    def after_update(self, event: UpdateEnd) -> None:
+        if event.update == self._update:
+            self.trainer.request_stop("test")
+
+
+class SpoilOnce(Hook):
+    """Saves update 1, and makes the gradient of update 5 not finite, once."""
+
+    is_done = False
+
+    def after_update(self, event: UpdateEnd) -> None:
+        if event.update == 1:
+            self.trainer.request_save()
+
+    def after_step(self, event: StepEnd) -> None:
+        if event.update == 4 and not self.is_done:
+            self.is_done = True
+            spoil(self.trainer.model)
+
+
+def spoil(model: nn.Module) -> None:
+    """Make the next loss, and so its gradient, not finite."""
+    with torch.no_grad():
+        model.get_parameter("4.bias").fill_(float("nan"))
+
+
+def hooks_of(kind: str) -> list[Hook]:
     if kind == "aware":
         options = {"weight_dtype": "int4", "granularity": 8}
-        return QuantizationAware("IntxWeightOnlyConfig", options=options, layers=("2", "4"), after_update=3)
+        return [QuantizationAware("IntxWeightOnlyConfig", options=options, layers=("2", "4"), after_update=3)]
+    noise = QuantizationNoise(("0", "2"), p=0.2, block_size=4, after_update=1)
     if kind == "noise":
-        return QuantizationNoise(("0", "2"), p=0.2, block_size=4, after_update=1)
-    groups = [
-        LayerGroup(layers=("0",), after_update=2, block_size=4, num_centroids=6),
-        LayerGroup(layers=("2",), after_update=4, block_size=8, num_centroids=5),
-    ]
-    return ProductQuantization(groups)
+        return [noise]
+    return [ProductQuantization(GROUPS), *([noise] if kind == "product and noise" else [])]
 
 
-def strategy_of(name: str, model: Any, group: Any) -> Strategy:
-    if name == "stages":
-        return Ordered(model.mesh.data)
+def strategy_of(name: str, model: nn.Module, group: Any) -> Strategy:
+    if isinstance(model, PipelineModel):
+        return strategy_named(name.removeprefix("stages").lstrip("-") or "ordered", model.mesh.data)
     return Local(Ddp(group)) if name == "local" else strategy_named(name, group)
 
 
 def quantized(
     kind: str, strategy: str, *, stop: int | None = None, folder: str | None = None, group: Any = None
 ) -> str:
-    """A digest of parameters and average after 6 updates, or why it is refused."""
-
-    class StopAt(Hook):
-        def after_update(self, event: UpdateEnd) -> None:
-            if event.update == stop:
-                self.trainer.request_stop("test")
-
-    torch.manual_seed(3)
-    net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2))
-    hook = hook_of(kind)
+    """A digest of parameters, average and optimizer after 6 updates, or why it is refused."""
+    model: nn.Module = net()
     try:
-        model: nn.Module = net
-        if strategy == "stages":
-            model = PipelineModel(net, mesh=Mesh.of(group, pipeline=2), schedule="zb_h1")
-        hook.prepare(model)
+        if strategy.startswith("stages"):
+            model = PipelineModel(model, mesh=Mesh.of(group, pipeline=2), split_at=["2"], schedule="zb_h1")
         ema = None if strategy == "local" else Ema(decay=0.5)
-        trainer = Trainer(
-            model=model,
-            task=Square(),
-            optimizer=torch.optim.AdamW(model.parameters(), lr=0.02, foreach=True),
-            data=MapData(POINTS, global_batch_size=8, micro_batch_size=2),
-            updates=6,
-            device="cpu",
+        trainer = trainer_of(
+            model,
+            [*hooks_of(kind), StopAt(stop)],
+            optimizer=adamw,
+            micro=2,
             strategy=strategy_of(strategy, model, group),
-            folder=folder,
-            hooks=[hook, StopAt()],
+            folder=None if folder is None else Path(folder),
             train=Training(clip_norm=1.0, ema=ema),
-            checkpoint=Checkpointing(asynchronous=False),
-            log=Logging(writers=()),
         )
         if folder is not None:
             trainer.resume()
@@ -81,7 +152,7 @@ def quantized(
     except ArgumentError as error:
         return str(error)
     state = trainer.state_dict()  # all together
-    return digest({**state["model"], **{f"ema.{name}": one for name, one in state["ema"].items()}})
+    return digest({part: state[part] for part in ("model", "ema")} | {"optimizer": state["optimizer"]["state"]})
 
 
 def on_strategies(

@@ -182,12 +182,12 @@ class ProductQuantization(Hook):
             for pattern in group.layers:
                 fitting = [name for name in names if fnmatchcase(name, pattern)]
                 if not fitting:
-                    what = "can be quantised" if nn.Linear in kinds else "was prepared"
-                    near = ", ".join(get_close_matches(pattern, names, cutoff=0.4) or names[:8])
+                    unprepared = "was prepared: call `prepare(model)` before the optimizer is built"
+                    what = "can be quantised" if nn.Linear in kinds else unprepared
+                    near = get_close_matches(pattern, names, cutoff=0.4) or names[:8]
                     raise ArgumentError(
-                        f"`layers` of ProductQuantization has {pattern!r}, which fits no layer that {what}: call "
-                        f"`prepare(model)` before the optimizer is built, and name layers by patterns such as "
-                        f"'blocks.*'; near it are {near or 'none'}."
+                        f"`layers` of ProductQuantization has {pattern!r}, which fits no layer that {what}; near it "
+                        f"are {', '.join(near) or 'none'}."
                     )
                 for name in fitting:
                     if taken.setdefault(name, group) is not group:
