@@ -8,11 +8,29 @@ import torch
 from launched import digest, group_of_ranks, strategy_named
 from torch import Tensor, nn
 
-from evenstep import Checkpointing, Ema, Hook, Logging, MapData, Mesh, PipelineModel, Task, Trainer, Training
+from evenstep import (
+    Checkpointing,
+    Ema,
+    Failures,
+    Hook,
+    Logging,
+    MapData,
+    Mesh,
+    PipelineModel,
+    Task,
+    Trainer,
+    Training,
+)
 from evenstep.errors import ArgumentError
 from evenstep.events import StepEnd, UpdateEnd
-from evenstep.extras.quantization import LayerGroup, ProductQuantization, QuantizationAware, QuantizationNoise
-from evenstep.parallel import Ddp, Local, Strategy
+from evenstep.extras.quantization import (
+    LayerGroup,
+    ProductQuantization,
+    QuantizationAware,
+    QuantizationNoise,
+    compressed_state,
+)
+from evenstep.parallel import Ddp, Fsdp, Local, Ordered, OrderedFsdp, Single, Strategy
 
 POINTS = [
     (torch.randn(8, generator=(draw := torch.Generator().manual_seed(n))), torch.randn(2, generator=draw))
@@ -170,8 +188,52 @@ def on_strategies(
     return results
 
 
-def codebooks_and_noise(folder: str) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
-    """Both in one launch."""
+def codebooks_and_noise(folder: str) -> tuple[dict[str, set[str]], dict[str, set[str]], dict[str, set[str]]]:
+    """Codebooks summed as is fastest; noise; and noise until layers have codebooks."""
+    group, exact = group_of_ranks(), ("ordered-zero1", "ordered-fsdp", "stages")
+    fast = on_strategies("product", ("ddp", "zero1", "fsdp"), (1, 3, 5), folder, group)
+    noise = on_strategies("noise", exact, (3,), folder, group)
+    return fast, noise, on_strategies("product and noise", exact, (3,), folder, group)
+
+
+def codebooks(folder: str) -> dict[str, Any]:
+    """What codebooks come to on two ranks: by strategy, moved between them, gone back, and how far shards are off."""
     group = group_of_ranks()
-    codebooks = on_strategies("product", ("ddp", "zero1"), (1, 3, 5), folder, group)
-    return codebooks, on_strategies("noise", ("ordered-zero1", "ordered-fsdp", "stages"), (3,), folder, group)
+    strategies = ("ordered", "ordered-zero1", "ordered-fsdp", "stages", "local")
+    results: dict[str, Any] = on_strategies("product", strategies, (1, 3), folder, group)
+    for stop, strategy in ((1, "stages"), (3, "ordered-fsdp"), (5, "ordered-zero1"), (None, "ordered")):
+        results["moved"] = quantized("product", strategy, stop=stop, folder=f"{folder}/moved", group=group)
+    return results | {"back": gone_back(f"{folder}/back", group), "furthest": furthest(group)}
+
+
+def gone_back(folder: str, group: Any) -> bool:
+    """Whether shards that go back to before a layer was quantised have the bits of one process that does not."""
+    ended: list[Any] = []
+    for strategy, hooks in ((Ordered(), []), (OrderedFsdp(group), [SpoilOnce()])):
+        failures = Failures(non_finite="rewind")
+        more: dict[str, Any] = {"folder": Path(folder), "failures": failures} if hooks else {}
+        trainer = trainer_of(net(), [*hooks_of("product"), *hooks], strategy=strategy, optimizer=adamw, **more)
+        trainer.train()
+        ended.append(trainer.state_dict()["model"])
+    return digest(ended[0]) == digest(ended[1])
+
+
+def furthest(group: Any) -> float:
+    """How far shards in float64 are off one process: trained, then taken up by other trainers, and as compressed."""
+    ended: list[dict[str, Tensor]] = []
+    for strategy in (Single(), Fsdp(group)):
+        first = trainer_of(net().double(), hooks_of("product"), strategy=strategy)
+        first.train()
+        state = first.state_dict()["model"]
+
+        def begins_with(model: nn.Module, state: Any = state) -> torch.optim.Optimizer:
+            model.load_state_dict(state)
+            return sgd(model)
+
+        second = trainer_of(net().double(), hooks_of("product"), strategy=strategy, optimizer=begins_with, updates=3)
+        second.train()
+        compressed = {f"compressed {name}": one for name, one in compressed_state(first.model).items()}
+        again = {f"again {name}": one for name, one in second.state_dict()["model"].items()}
+        ended.append({**state, **again, **compressed})
+    assert ended[0].keys() == ended[1].keys()
+    return max(float((ended[1][name].double() - one.double()).abs().max()) for name, one in ended[0].items())
