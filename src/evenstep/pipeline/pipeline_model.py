@@ -16,7 +16,7 @@ from torch import nn
 
 from evenstep.arguments import choose, require_flag, require_names, require_object, require_seed, require_whole
 from evenstep.errors import ArgumentError, TaskError
-from evenstep.internals import has_gradient_hooks, unwrapped
+from evenstep.internals import children_of, has_gradient_hooks, unwrapped
 from evenstep.keys import key
 from evenstep.names import named_parameters
 from evenstep.parallel.mesh import Mesh
@@ -161,6 +161,12 @@ class PipelineModel(nn.Module):
         for stage in self.own:
             values |= self.stage_modules[stage](values, kwargs or args, _unseeded)
         return values[len(self.layers.layers) - 1]
+
+    def get_submodule(self, target: str) -> nn.Module:
+        """A part of the model by its name, which may begin like an attribute, such as `layers`."""
+        first, _, rest = target.partition(".")
+        parts = children_of(self)
+        return parts[first].get_submodule(rest) if first in parts else super().get_submodule(target)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile each layer by itself, with the arguments of `torch.compile`; names of parameters stay."""

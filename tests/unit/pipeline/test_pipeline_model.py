@@ -100,6 +100,16 @@ def test_shared_parameters_are_found_and_named_once_and_begin_equal(on_ranks: Ca
     assert torch.equal(first, second)
 
 
+def test_a_part_is_found_by_its_name_though_the_model_has_an_attribute_of_that_name() -> None:
+    blocks = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    model = PipelineModel([Layer(f"layers.{number}", block) for number, block in enumerate(blocks)])
+    assert model.get_submodule("layers.1") is blocks[1]
+    assert model.get_parameter("layers.0.bias") is blocks[0].bias
+    assert model.get_submodule("") is model
+    with pytest.raises(AttributeError, match="no attribute"):
+        model.get_submodule("layers.2")
+
+
 def test_named_ties_make_the_copies_equal_to_the_first() -> None:
     model = PipelineModel(linears(), ties=[("1.weight", "2.weight"), ("2.weight", "3.weight")])
     state = model.state_dict()

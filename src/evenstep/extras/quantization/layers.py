@@ -74,15 +74,19 @@ class ProductQuantized(nn.Module):
 
     @torch.no_grad()
     def quantize(self, centroids: Tensor, assigned: Tensor) -> None:
-        """Be made of these centroids from here on. Ranks that hold shards call it together, as `refresh`."""
-        self.centroids.copy_(cut_like(self.centroids, centroids.to(self.centroids.dtype)))
+        """Be made of these centroids from here on, which all ranks have whole."""
+        whole = centroids.to(self.centroids.device, self.centroids.dtype)
+        self.centroids.copy_(cut_like(self.centroids, whole))
         self.assignments.copy_(assigned)
-        self.refresh()
+        self._hold(whole)
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Let the parameter `weight` hold what the layer is made of."""
-        self.dense.copy_(cut_like(self.dense, self.built(whole_tensor(self.centroids))))
+        """Let the parameter `weight` hold what the layer is made of. Ranks that hold shards call it together."""
+        self._hold(whole_tensor(self.centroids))
+
+    def _hold(self, centroids: Tensor) -> None:
+        self.dense.copy_(cut_like(self.dense, self.built(centroids)))
 
 
 class ProductQuantizedLinear(ProductQuantized, nn.Linear):
