@@ -155,7 +155,7 @@ class ProductQuantization(Hook):
                 layer.refresh()
 
     def after_update(self, event: UpdateEnd) -> None:
-        if any(event.update == group.after_update for group in self._groups):  # alike on ranks without such layers
+        if any(event.update == group.after_update for group in self._groups):  # also on ranks without such layers
             self.trainer.settle()  # after which an update may turn out to be made again
             self._quantize_due()
 

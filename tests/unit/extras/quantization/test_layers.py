@@ -1,14 +1,18 @@
 """Layers that hooks have prepared, or have not: what a codebook in 16 bits is trained by, and what is refused."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import quantization_programs
 import torch
-from quantization_programs import Square, data_for, net, sgd
+from quantization_programs import Square, data_for, net, sgd, trainer_of
 from torch import nn
 
-from evenstep import Trainer
+from evenstep import Mesh, PipelineModel, Trainer
 from evenstep.errors import ArgumentError
 from evenstep.extras.quantization import ProductQuantization
+from evenstep.parallel import Group
 
 
 @pytest.mark.parametrize(
@@ -25,6 +29,31 @@ def test_a_model_that_was_not_prepared_is_refused(kind: str, said: str) -> None:
     model, hooks = net(), quantization_programs.hooks_of(kind)
     with pytest.raises(ArgumentError, match=said):
         Trainer(model=model, task=Square(), optimizer=sgd(model), data=data_for(model), updates=2, hooks=hooks)
+
+
+@pytest.mark.parametrize(("kind", "split_at", "updates"), [("product", "3", [2, 4]), ("aware", "2", [3])])
+def test_ranks_settle_together_at_set_updates_also_those_without_such_layers(
+    kind: str, split_at: str, updates: list[int], on_ranks: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one of them learns then may be that all must go back."""
+    if kind == "aware":
+        pytest.importorskip("torchao", reason="the extra `quantization` is not installed")
+    settled: list[tuple[Trainer, int]] = []
+    settle = Trainer.settle
+
+    def noted(trainer: Trainer) -> None:
+        settled.append((trainer, trainer.progress.update))
+        settle(trainer)
+
+    monkeypatch.setattr(Trainer, "settle", noted)
+
+    def act(group: Group) -> list[int]:
+        model = PipelineModel(net(), mesh=Mesh.of(group, pipeline=2), split_at=[split_at])
+        trainer = trainer_of(model, quantization_programs.hooks_of(kind), evaluations={})
+        trainer.train()
+        return [update for one, update in settled if one is trainer]
+
+    assert on_ranks(2, act) == [updates, updates]
 
 
 @pytest.mark.parametrize("gradient", ["mean", "sum"])
