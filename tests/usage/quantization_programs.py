@@ -130,6 +130,22 @@ def spoil(model: nn.Module) -> None:
         model.get_parameter("4.bias").fill_(float("nan"))
 
 
+class Rounded(nn.Sequential):
+    """The same, computed in bfloat16 with rounded parameters, by torch alone."""
+
+    _calls = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self._calls:
+            return super().forward(input)
+        self._calls = True
+        try:
+            narrow = {name: one.bfloat16() for name, one in self.named_parameters()}
+            return torch.func.functional_call(self, narrow, (input.bfloat16(),)).float()
+        finally:
+            self._calls = False
+
+
 def hooks_of(kind: str) -> list[Hook]:
     if kind == "aware":
         options = {"weight_dtype": "int4", "granularity": 8}
@@ -203,7 +219,19 @@ def codebooks(folder: str) -> dict[str, Any]:
     results: dict[str, Any] = on_strategies("product", strategies, (1, 3), folder, group)
     for stop, strategy in ((1, "stages"), (3, "ordered-fsdp"), (5, "ordered-zero1"), (None, "ordered")):
         results["moved"] = quantized("product", strategy, stop=stop, folder=f"{folder}/moved", group=group)
-    return results | {"back": gone_back(f"{folder}/back", group), "furthest": furthest(group)}
+    results |= {"back": gone_back(f"{folder}/back", group), "furthest": furthest(group)}
+    return results | {"16 bits": in_16_bits(group)}
+
+
+def in_16_bits(group: Any) -> bool:
+    """Whether shards of a model in bfloat16 have the bits of a float32 model that rounds its parameters by itself."""
+    alone = trainer_of(Rounded(*net()), hooks_of("product"), strategy=Ordered(), optimizer=adamw, micro=2)
+    shards = trainer_of(
+        net(), hooks_of("product"), strategy=OrderedFsdp(group), optimizer=adamw, micro=2, precision="bf16-true"
+    )
+    alone.train()
+    shards.train()
+    return digest(alone.state_dict()["model"]) == digest(shards.state_dict()["model"])
 
 
 def gone_back(folder: str, group: Any) -> bool:

@@ -28,7 +28,7 @@ class ProductQuantized(nn.Module):
     evenstep_not_for: ClassVar[Mapping[str, str]] = {
         "local": "whose codebook would differ where ranks step alone; take the strategy `ddp`, `zero1` or `fsdp`",
         "changing ranks": "which a rank that joins in mid-run would not know to be quantised; let a lost rank end it",
-        "16 bits": "whose weight follows centroids in float32; take `bf16-mixed` or `32-true`",
+        "16 bits": "whose weight follows centroids in float32; take `bf16-mixed`, or `bf16-true` with `fsdp`",
         "compile": "which is another layer from a set update on, while what is compiled stays; leave `compile` out",
     }
     centroids: nn.Parameter
