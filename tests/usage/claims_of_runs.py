@@ -691,8 +691,8 @@ AREAS = (
                 "test_codebooks_are_alike_on_all_ranks_and_resumed_and_noise_has_the_bits_of_one_process",
             ),
             refused(
-                "`local` (but for noise), `compile`; codebooks in models of 16 bits without `fsdp`; weights that are tied, "
-                "also over stages; rounding that depends on the cut",
+                "`local` (but for noise), `compile`; codebooks in models of 16 bits without `fsdp`; weights that are "
+                "tied, also over stages; rounding that depends on the cut",
                 "unit/extras/quantization/test_product.py::test_runs_that_it_is_not_for_are_refused_by_name",
                 "unit/extras/quantization/test_product.py::test_a_weight_that_another_layer_has_too_is_refused",
                 "unit/extras/quantization/test_product.py::test_patterns_and_ties_are_looked_at_over_all_stages",
