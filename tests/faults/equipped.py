@@ -18,12 +18,20 @@ from processes import run
 from runs import UPDATES, Ended
 
 Checks = list[tuple[str, Callable[[], None], bool]]  # name, check, whether it starts processes
+STAGES = "stages, zb_h1"
 ROUNDED = {torch.float64: 1e-12, torch.float32: 1e-5}  # a finer cut adds up in another order
+
+
+def layout(strategy: str) -> dict[str, Any]:
+    """What a run needs for ranks to share it so."""
+    if strategy == STAGES:
+        return {"strategy": "ordered", "pipeline": 2, "schedule": "zb_h1"}
+    return {"strategy": strategy}
 
 
 @cache
 def undisturbed(kit: str, strategy: str, ranks: int) -> list[Ended]:
-    return good(ended(ranks, [], strategy=strategy, kit=kit))
+    return good(ended(ranks, [], kit=kit, **layout(strategy)))
 
 
 def same(ends: list[Ended], kit: str, strategy: str, bound: float) -> None:
@@ -40,7 +48,7 @@ def same(ends: list[Ended], kit: str, strategy: str, bound: float) -> None:
 def memory(kit: str, phase: str, update: int, rank: int, strategy: str, ranks: int) -> None:
     """Out of memory on one rank: the update is made with a finer cut."""
     fault = Fault(act=out_of_memory, phase=phase, update=update, rank=rank)
-    ends = good(ended(ranks, [fault], strategy=strategy, kit=kit))
+    ends = good(ended(ranks, [fault], kit=kit, **layout(strategy)))
     assert fault.struck == 1, "the fault did not strike"
     same(ends, kit, strategy, ROUNDED[KITS[kit].dtype])
     assert "out_of_memory" in ends[0].kinds, "the first rank must hear of it"
@@ -50,16 +58,16 @@ def left(kit: str, phase: str, update: int, strategy: str, ranks: int) -> None:
     """An error on the last rank: what the ranks save then is gone on from, to the same bits."""
     fault = Fault(act=raised, phase=phase, update=update, rank=ranks - 1)
     with tempfile.TemporaryDirectory() as folder:
-        ends = ended(ranks, [fault], strategy=strategy, kit=kit, folder=Path(folder))
+        ends = ended(ranks, [fault], kit=kit, **layout(strategy), folder=Path(folder))
         assert ends[-1].error is not None, "the fault did not strike"
         assert [end.update for end in ends] == [update if phase == "after_update" else update - 1] * ranks
-        same(good(ended(ranks, [], strategy=strategy, kit=kit, folder=Path(folder), resume=True)), kit, strategy, 0.0)
+        same(good(ended(ranks, [], kit=kit, **layout(strategy), folder=Path(folder), resume=True)), kit, strategy, 0.0)
 
 
 @cache
 def digests(kit: str, strategy: str, ranks: int) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
-        ends = run(ranks, folder=folder, strategy=strategy, kit=kit)
+        ends = run(ranks, folder=folder, kit=kit, **layout(strategy))
         assert [end.code for end in ends] == [0] * ranks, ends
         return [end.said["sha256"] for end in ends]
 
@@ -68,20 +76,19 @@ def killed(kit: str, phase: str, update: int, rank: int, strategy: str, ranks: i
     """A rank is killed: the others say so, and the run goes on from its last checkpoint, to the same bits."""
     with tempfile.TemporaryDirectory() as folder:
         what: dict[str, Any] = {"fault": "kill", "at": [rank, update, phase]}
-        ends = run(ranks, folder=folder, strategy=strategy, kit=kit, **what)
+        ends = run(ranks, folder=folder, kit=kit, **layout(strategy), **what)
         assert ends[rank].code == -9, ends
         assert all("is gone" in end.said["error"] for number, end in enumerate(ends) if number != rank), ends
-        again = run(ranks, folder=folder, strategy=strategy, kit=kit, resume=True)
+        again = run(ranks, folder=folder, kit=kit, **layout(strategy), resume=True)
         assert [end.code for end in again] == [0] * ranks, again
         assert [end.said["sha256"] for end in again] == digests(kit, strategy, ranks)
 
 
 def refused() -> None:
-    """Muon looks at whole matrices, and codebooks are of whole weights: neither begins on shards."""
-    for kit, words in (("Muon and AdamW", "Muon"), ("codebooks", "codebook")):
-        with tempfile.TemporaryDirectory() as folder:
-            ends = run(2, folder=folder, strategy="fsdp", kit=kit)
-            assert all(end.code == 1 and words in end.err for end in ends), ends
+    """Muon looks at whole matrices: it does not begin on shards."""
+    with tempfile.TemporaryDirectory() as folder:
+        ends = run(2, folder=folder, strategy="fsdp", kit="Muon and AdamW")
+        assert all(end.code == 1 and "Muon" in end.err for end in ends), ends
 
 
 AROUND = (("before_update", SET), ("forward", SET + 1), ("after_update", SET + 1))
@@ -123,10 +130,28 @@ CHECKS: Checks = [
             ("what is frozen at first", "before_update", SET + 1, 1, "ordered-fsdp"),
             ("codebooks", "after_update", SET, 1, "zero1-ordered"),
             ("codebooks", "forward", SET + 1, 1, "ordered"),
-            ("codebooks", "backward", SET + 2, 1, "ddp"),
+            ("codebooks", "after_update", SET + 1, 1, "fsdp"),
+            ("codebooks", "backward", SET + 2, 1, "ordered-fsdp"),
+            ("codebooks", "forward", SET + 1, 1, STAGES),
             ("fake quantisation", "after_update", SET, 1, "ordered-fsdp"),
             ("fake quantisation", "forward", SET + 1, 1, "fsdp"),
         )
     ),
-    ("Muon and codebooks: refused on shards, on all ranks", refused, True),
+    *(
+        (
+            f"codebooks: out of memory, {phase} of update {update}, rank {rank} of 2, {STAGES}",
+            partial(memory, "codebooks", phase, update, rank, STAGES, 2),
+            False,
+        )
+        for phase, update, rank in (("forward", SET + 1, 1), ("backward", SET + 2, 0))
+    ),
+    *(
+        (
+            f"codebooks: an error on one rank, {phase} of update {update}, {STAGES}",
+            partial(left, "codebooks", phase, update, STAGES, 2),
+            False,
+        )
+        for phase, update in AROUND
+    ),
+    ("Muon: refused on shards, on all ranks", refused, True),
 ]

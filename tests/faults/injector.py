@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import evenstep
 from evenstep.data.batching import share
 from evenstep.events import BackwardBegin, UpdateBegin, UpdateEnd
+from evenstep.pipeline.layers import Layer
 
 
 @dataclass(slots=True, kw_only=True)
@@ -184,6 +185,10 @@ class Chain(nn.Module):
         for layer in self.layers:
             inputs = layer(inputs)
         return self.head(inputs)
+
+    def stages(self) -> list[Layer]:
+        """The same for a pipeline, under the same names."""
+        return [*(Layer(f"layers.{number}", one) for number, one in enumerate(self.layers)), Layer("head", self.head)]
 
 
 class Square(evenstep.Task):

@@ -110,7 +110,8 @@ def train(
     if pipeline > 1:
         mesh = Mesh.of(group, pipeline=pipeline)
         shared = mesh.data
-        model = PipelineModel([*(Hidden(place, number) for number in range(5)), Sum()], mesh=mesh, schedule=schedule)
+        layers = model.stages() if isinstance(model, Chain) else [*(Hidden(place, n) for n in range(5)), Sum()]
+        model = PipelineModel(layers, mesh=mesh, schedule=schedule)
     of_parameters = optimizer or (lambda parameters: torch.optim.AdamW(parameters, lr=0.05))
     besides = KITS[kit] if kit else Kit(lambda model: of_parameters(list(model.parameters())))
     made, its_hooks, options = besides.made(model)

@@ -660,14 +660,18 @@ AREAS = (
                 "test_updates_are_those_of_a_plain_loop_before_between_and_after_the_layers_are_quantised",
             ),
             works(
-                "… resumed before, between and after, gone back, averaged; with the bits of one process on ranks",
+                "… resumed before, between and after, gone back, averaged; with the bits of one process on ranks, with "
+                "`zero1`, `fsdp` (also hybrid), in stages and in stages with shards, and resumed on others of these",
                 "unit/extras/quantization/test_product.py::test_a_run_is_resumed_to_the_bit_before_between_and_after",
                 "unit/extras/quantization/test_product.py::"
                 "test_a_run_that_goes_back_to_before_a_layer_was_quantised_comes_to_the_same",
                 "unit/extras/quantization/test_product.py::"
                 "test_the_average_of_what_is_quantised_begins_anew_and_is_that_of_the_centroids",
+                "unit/extras/quantization/test_product.py::test_stages_quantise_their_own_layers_where_they_have_some",
                 "usage/test_quantization.py::"
-                "test_codebooks_on_ranks_have_the_bits_of_one_process_and_are_resumed_and_refused_by_name",
+                "test_codebooks_on_ranks_have_the_bits_of_one_process_wherever_they_are_resumed",
+                "usage/test_quantization.py::"
+                "test_codebooks_of_stages_in_shards_and_of_copies_of_shards_have_the_bits_of_one_process",
             ),
             works(
                 "… from a run file, checked; exported as plain weights",
@@ -683,14 +687,15 @@ AREAS = (
                 "unit/extras/quantization/test_noise.py::test_ranks_that_step_alone_drop_the_same_blocks",
                 "unit/extras/quantization/test_noise.py::test_a_run_is_resumed_to_the_bit",
                 "unit/extras/quantization/test_noise.py::test_a_layer_has_noise_until_it_is_quantised",
-                "usage/test_quantization.py::test_codebooks_with_ddp_are_alike_on_all_ranks_and_resumed_and_noise_has_"
-                "the_bits_of_one_process",
+                "usage/test_quantization.py::"
+                "test_codebooks_are_alike_on_all_ranks_and_resumed_and_noise_has_the_bits_of_one_process",
             ),
             refused(
-                "`local` (but for noise), `compile`; codebooks with `fsdp`, in stages and in models of 16 bits; tied "
-                "weights; rounding that depends on the cut",
+                "`local` (but for noise), `compile`; codebooks in models of 16 bits without `fsdp`; weights that are "
+                "tied, also over stages; rounding that depends on the cut",
                 "unit/extras/quantization/test_product.py::test_runs_that_it_is_not_for_are_refused_by_name",
                 "unit/extras/quantization/test_product.py::test_a_weight_that_another_layer_has_too_is_refused",
+                "unit/extras/quantization/test_product.py::test_patterns_and_ties_are_looked_at_over_all_stages",
                 "unit/extras/quantization/test_noise.py::test_what_cannot_be_is_refused_by_name",
                 "unit/extras/quantization/test_aware.py::test_runs_that_it_is_not_for_are_refused_by_name",
                 "unit/extras/quantization/test_aware.py::test_what_cannot_be_is_refused_when_the_model_is_prepared",

@@ -27,12 +27,8 @@ from evenstep.checkpoint.writer import CheckpointWrite, write_checkpoint
 from evenstep.errors import CheckpointError
 
 _NAME = re.compile(r"update-(\d{8,18})-part-(\d{5,})-of-(\d{5,})")
-_SHARED = (
-    "model",
-    "optimizer",
-    "ema",
-    "local",
-)  # what is divided between ranks; of the rest, but for streams, all have the same
+# what is divided between ranks; of the rest, but for streams, all have the same
+_SHARED = ("model", "optimizer", "ema", "local", "trained")
 
 
 def write_part(
@@ -159,6 +155,8 @@ def _joined(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         for path, cut in state["part"]["cuts"].items():
             cuts.setdefault(path, []).append(cut)
     wholes = {path: _whole(path, blocks) for path, blocks in cuts.items()}
+    if cuts:
+        _check_whole([state["model"] for state in states])
     whole = {
         key: _merged([state[key] for state in states], key, wholes) if key in _SHARED else value
         for key, value in states[0].items()
@@ -171,6 +169,18 @@ def _joined(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
             "states": {rank: at for one in reversed(data) for rank, at in one["states"].items()},
         }
     return whole
+
+
+def _check_whole(models: Sequence[Mapping[str, Any]]) -> None:
+    """Raise CheckpointError where ranks that hold shards of one model differ in a tensor that all have whole.
+
+    A hook that changes the model between two updates may have failed on one of them, after others had changed theirs.
+    """
+    for name in dict.fromkeys(name for model in models for name in model):
+        held = [model[name] for model in models if isinstance(model.get(name), Tensor)]
+        for one in held[1:]:
+            if one.shape != held[0].shape or not ((one == held[0]) | (one.isnan() & held[0].isnan())).all():
+                raise CheckpointError(f"its parts have different `{name}`, as some ranks had changed it already.")
 
 
 def _whole(path: str, cuts: Sequence[Any]) -> Tensor:

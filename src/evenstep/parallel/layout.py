@@ -171,9 +171,7 @@ class Shards(ParameterLayout):
             self.group.sum(values)()
 
     def gather_full(self, tensor: Tensor | ShardedTensorRef) -> Tensor:
-        own = cast("Tensor", tensor)
-        full = getattr(own.to(self.group.device), "full_tensor", None)
-        return own if full is None else full().to(own.device)
+        return whole_tensor(cast("Tensor", tensor))
 
     def first_element(self, tensor: Tensor) -> int:
         if local_tensor(tensor) is tensor:
@@ -182,12 +180,27 @@ class Shards(ParameterLayout):
         return min(self.shard_index * -(-rows // self._num_shards), rows) * (tensor.numel() // rows)
 
     def scatter_like(self, live: Tensor, full: Tensor) -> Tensor:
-        from torch.distributed.tensor import DTensor, distribute_tensor
+        return cut_like(live, full)
 
-        if not isinstance(live, DTensor) or live.shape != full.shape:
-            return full
-        # No rank is the source: each takes its part of what it has.
-        return distribute_tensor(full.to(live.device), live.device_mesh, live.placements, src_data_rank=None)
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """All of a tensor of which ranks may hold shards, which then all ask for it together; it stays on its device."""
+    mesh = getattr(tensor, "device_mesh", None)  # of a `DTensor`, asked without importing what it is made of
+    if mesh is None:
+        return tensor
+    there: Any = tensor if tensor.device.type == mesh.device_type else tensor.to(mesh.device_type)
+    return there.full_tensor().to(tensor.device)
+
+
+def cut_like(live: Tensor, full: Tensor) -> Tensor:
+    """What of `full`, which all ranks have, this one holds where it is cut as `live`; all of it where that is whole."""
+    mesh: Any = getattr(live, "device_mesh", None)
+    if mesh is None or live.shape != full.shape:
+        return full
+    from torch.distributed.tensor import distribute_tensor
+
+    # No rank is the source: each takes its part of what it has.
+    return distribute_tensor(full.to(live.device), mesh, cast("Any", live).placements, src_data_rank=None)
 
 
 def shard_optimizer(optimizer: torch.optim.Optimizer, replaced: Mapping[int, Tensor], layout: ParameterLayout) -> None:

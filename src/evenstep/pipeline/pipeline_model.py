@@ -15,7 +15,7 @@ from torch import nn
 
 from evenstep.arguments import choose, require_flag, require_names, require_object, require_seed, require_whole
 from evenstep.errors import ArgumentError, TaskError
-from evenstep.internals import has_gradient_hooks, unwrapped
+from evenstep.internals import children_of, has_gradient_hooks, unwrapped
 from evenstep.names import named_parameters
 from evenstep.parallel.mesh import Mesh
 from evenstep.pipeline.layers import Build, Layer, Layers, built, check_covered, check_ties
@@ -100,7 +100,7 @@ class PipelineModel(nn.Module):
         kept = tuple(replace(layer, build=nn.Identity) for layer in self.layers.layers)
         self.layers = Layers(kept, self.layers.ties)
         self.stage_modules = {stage: self._stage_module(stage, mine) for stage in self.own}
-        self.parameter_names, self.ties = self._described((*self.layers.ties, *ties, *shared))
+        self.ties = self._tied((*self.layers.ties, *ties, *shared))
         for place, module in mine.items():
             register(self, self.layers.layers[place].name, module)
         equalise(self.ties, named_parameters(self), self.mesh.pipeline)
@@ -125,8 +125,19 @@ class PipelineModel(nn.Module):
         """
         mine = {name for name, parameter in named_parameters(self).items() if parameter.requires_grad}
         trained = set[str]().union(*self.mesh.pipeline.gather(mine))
-        sizes = [(self._sizes[name], name in trained) for name in self.parameter_names]
-        return sum(size for size, _ in sizes), sum(size for size, trains in sizes if trains)
+        sizes = self.parameter_sizes()
+        return sum(sizes.values()), sum(size for name, size in sizes.items() if name in trained)
+
+    def parameter_sizes(self) -> dict[str, int]:
+        """How many numbers each parameter of the whole model holds, in the order of the layers, tied ones once.
+
+        All pipeline ranks call it together.
+
+        >>> PipelineModel([nn.Linear(2, 3), nn.Linear(3, 1)]).parameter_sizes()
+        {'0.weight': 6, '0.bias': 3, '1.weight': 3, '1.bias': 1}
+        """
+        copies = self.aliases
+        return {name: size for name, (_, size) in self._held().items() if name not in copies}
 
     def described(self) -> dict[int, str]:
         """The names of the first and last layer of each stage that this rank holds.
@@ -153,6 +164,12 @@ class PipelineModel(nn.Module):
         for stage in self.own:
             values |= self.stage_modules[stage](values, kwargs or args, _unseeded)
         return values[len(self.layers.layers) - 1]
+
+    def get_submodule(self, target: str) -> nn.Module:
+        """A part of the model by its name, which may begin like an attribute, such as `layers`."""
+        first, _, rest = target.partition(".")
+        parts = children_of(self)
+        return parts[first].get_submodule(rest) if first in parts else super().get_submodule(target)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile each layer by itself, with the arguments of `torch.compile`; names of parameters stay."""
@@ -187,25 +204,24 @@ class PipelineModel(nn.Module):
             leaving.add(places[-1])
         return StageModule(self.layers, places, sorted(leaving), [modules[place] for place in places])
 
-    def _described(self, tied: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], tuple[Tie, ...]]:
-        """The names of the whole model's parameters, each tied one once, and what is tied, with its owners."""
+    def _held(self) -> dict[str, tuple[int, int]]:
+        """Which rank holds each parameter of the whole model, and its size, in the order of the layers."""
         mine: list[tuple[int, dict[str, int]]] = []
         for module in self.stage_modules.values():
             sizes = {name: parameter.numel() for name, parameter in named_parameters(module).items()}
             for place in module.places:
                 layer = self.layers.layers[place].name
                 mine.append((place, {name: size for name, size in sizes.items() if name.startswith(f"{layer}.")}))
-        shared = list(tied)
-        everybody = self.mesh.pipeline.gather((mine, shared))
-        owner_of: dict[str, int] = {}
-        held = [(place, names, rank) for rank, (own, _) in enumerate(everybody) for place, names in own]
-        for _, names, rank in sorted(held, key=itemgetter(0)):
-            owner_of |= dict.fromkeys(names, rank)
-        ties = _joined([group for _, groups in everybody for group in groups], list(owner_of))
-        copies = {name for tie in ties for name in tie[1:]}
-        names = tuple(name for name in owner_of if name not in copies)
-        self._sizes = {name: size for _, sizes, _ in sorted(held, key=itemgetter(0)) for name, size in sizes.items()}
-        return names, tuple(Tie(tie, tuple(owner_of[name] for name in tie)) for tie in ties)
+        everybody = self.mesh.pipeline.gather(mine)
+        held = [(place, sizes, rank) for rank, own in enumerate(everybody) for place, sizes in own]
+        in_order = sorted(held, key=itemgetter(0))
+        return {name: (rank, size) for _, sizes, rank in in_order for name, size in sizes.items()}
+
+    def _tied(self, tied: Sequence[tuple[str, ...]]) -> tuple[Tie, ...]:
+        """What is one over all ranks, given the names that this rank knows to be one."""
+        held = self._held()
+        groups = [group for theirs in self.mesh.pipeline.gather(list(tied)) for group in theirs]
+        return tuple(Tie(tie, tuple(held[name][0] for name in tie)) for tie in _joined(groups, list(held)))
 
 
 def _shared(layers: Layers) -> list[tuple[str, ...]]:

@@ -67,7 +67,7 @@ class NormsOfStages:
 
     def __init__(self, model: PipelineModel, layout: ParameterLayout, names: set[str], device: torch.device) -> None:
         self._layout, self._pipeline = layout, model.mesh.pipeline
-        self._slots = slots = {name: slot for slot, name in enumerate(model.parameter_names)}
+        self._slots = slots = {name: slot for slot, name in enumerate(model.parameter_sizes())}
         self._counted = [(slots[n], p) for n, p in named_parameters(model).items() if n in slots and n in names]
         dtypes = {dtype for theirs in self._pipeline.gather({p.dtype for _, p in self._counted}) for dtype in theirs}
         self._dtype = _norm_dtype(dtypes)

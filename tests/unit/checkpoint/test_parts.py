@@ -19,6 +19,7 @@ def half(place: int, *, names: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:
         "model": {"weight": rows, "bias": torch.ones(3)},
         "optimizer": {"class": "SGD", "state": {name: {"step": 3.0 + place}}, "groups": [{"parameters": [name]}]},
         "ema": {},
+        "trained": {name: {"now": True, "built": False}},
         "run": {"seed": 7, "place": place},
     }
 
@@ -39,7 +40,8 @@ def test_all_parts_together_become_an_ordinary_checkpoint(tmp_path: Path) -> Non
     assert state["optimizer"]["state"] == {"a": {"step": 3.0}, "b": {"step": 4.0}}
     assert state["optimizer"]["groups"] == [{"parameters": ["a", "b"]}]
     assert state["run"] == {"seed": 7, "place": 0}
-    assert list(state) == ["model", "optimizer", "ema", "run"]
+    assert state["trained"].keys() == {"a", "b"}
+    assert list(state) == ["model", "optimizer", "ema", "trained", "run"]
 
 
 def test_of_ranks_that_hold_the_same_part_one_saves_it(tmp_path: Path) -> None:
@@ -76,6 +78,17 @@ def test_parts_that_do_not_make_up_a_tensor_are_of_no_use(tmp_path: Path) -> Non
     path, said = join_parts(tmp_path)
     assert path is None
     assert "do not make up `model/weight`" in said
+
+
+def test_parts_of_shards_that_differ_in_what_all_have_are_of_no_use(tmp_path: Path) -> None:
+    """As where a hook that changes the model has failed on one rank only."""
+    write_part(tmp_path, 5, half(0), place=0, places=2)
+    other = half(1)
+    other["model"]["bias"] = torch.tensor([1.0, 1.0, 2.0])
+    write_part(tmp_path, 5, other, place=1, places=2)
+    path, said = join_parts(tmp_path)
+    assert path is None
+    assert "can't be used: its parts have different `bias`, as some ranks had changed it already. The newest" in said
 
 
 @pytest.mark.parametrize("update", [5, 6])

@@ -89,7 +89,7 @@ def test_shared_parameters_are_found_and_named_once_and_begin_equal(on_ranks: Ca
         model[3].weight = model[0].weight
         staged = PipelineModel(model, mesh=Mesh.of(group, pipeline=2))
         weight = dict(staged.named_parameters())[f"{3 * group.rank}.weight"]
-        return staged.ties, staged.parameter_names, weight.detach()
+        return staged.ties, list(staged.parameter_sizes()), weight.detach()
 
     (ties, names, first), (other_ties, other_names, second) = on_ranks(2, act)
     assert ties == other_ties
@@ -98,6 +98,16 @@ def test_shared_parameters_are_found_and_named_once_and_begin_equal(on_ranks: Ca
     assert names == other_names
     assert len(names) == 7
     assert torch.equal(first, second)
+
+
+def test_a_part_is_found_by_its_name_though_the_model_has_an_attribute_of_that_name() -> None:
+    blocks = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    model = PipelineModel([Layer(f"layers.{number}", block) for number, block in enumerate(blocks)])
+    assert model.get_submodule("layers.1") is blocks[1]
+    assert model.get_parameter("layers.0.bias") is blocks[0].bias
+    assert model.get_submodule("") is model
+    with pytest.raises(AttributeError, match="no attribute"):
+        model.get_submodule("layers.2")
 
 
 def test_named_ties_make_the_copies_equal_to_the_first() -> None:

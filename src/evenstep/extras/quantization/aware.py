@@ -126,7 +126,7 @@ class QuantizationAware(Hook):
         self._round(self._after_update <= event.update)
 
     def after_update(self, event: UpdateEnd) -> None:
-        if not self.rounds and self._after_update <= event.update:
+        if event.update == self._after_update:  # also on ranks without such layers, as all settle together
             self.trainer.settle()  # after which an update may turn out to be made again
             self._round(self._after_update <= self.trainer.progress.update)
 

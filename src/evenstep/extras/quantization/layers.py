@@ -4,6 +4,9 @@ It has all its parameters from the beginning: `weight`, which trains until the l
 train from then on; and the buffer `assignments`, -1 until then. So optimizers, ranks, averages and checkpoints know one
 set of names and shapes for the whole run. The parameter `weight` then holds the values of which the layer is made, so
 that whoever reads the model as a plain one reads what it computes.
+
+Ranks that hold shards cut `weight` and `centroids` by rows, as any parameter, and all have the `assignments`. Where the
+layer computes, both are gathered: a centroid's gradient is of all its blocks, and summed over ranks as any other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,21 +17,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evenstep.errors import ArgumentError
-from evenstep.internals import parameters_of, times_written
+from evenstep.internals import local_tensor, parameters_of, times_written
+from evenstep.parallel.layout import cut_like, whole_tensor
 from evenstep.pipeline import PipelineModel
-
-_WHOLE = "whose codebook is made of whole weights"
 
 
 class ProductQuantized(nn.Module):
     """What such layers have in common."""
 
     evenstep_not_for: ClassVar[Mapping[str, str]] = {
-        "shards": f"{_WHOLE}, of which ranks of `fsdp` hold parts; share gradients by `ddp` or `zero1`",
-        "stages": f"{_WHOLE} of a model that each rank holds; train without stages",
-        "local": f"{_WHOLE}, which differ where ranks step alone; take the strategy `ddp` or `zero1`",
+        "whole of stages": "whose codebook the whole model, put together of stages, lacks; leave one of them out",
+        "local": "whose codebook would differ where ranks step alone; take the strategy `ddp`, `zero1` or `fsdp`",
         "changing ranks": "which a rank that joins in mid-run would not know to be quantised; let a lost rank end it",
-        "16 bits": "whose weight follows centroids in float32; take `bf16-mixed` or `32-true`",
+        "16 bits": "whose weight follows centroids in float32; take `bf16-mixed`, or `bf16-true` with `fsdp`",
         "compile": "which is another layer from a set update on, while what is compiled stays; leave `compile` out",
     }
     centroids: nn.Parameter
@@ -40,8 +41,12 @@ class ProductQuantized(nn.Module):
 
         @property
         def weight(self) -> Any:
-            """What the layer computes with, in its shape: its weight, or centroids[assignments] once it has some."""
-            return self.built() if self.is_quantized else parameters_of(self)["weight"]
+            """What the layer computes with, in its shape: its weight, or centroids[assignments] once it has some.
+
+            Between two passes ranks may hold shards of both; then the parameter, whose values are the same.
+            """
+            is_whole = local_tensor(self.centroids) is self.centroids
+            return self.built(self.centroids) if is_whole and self.is_quantized else self.dense
 
     @property
     def dense(self) -> nn.Parameter:
@@ -58,25 +63,31 @@ class ProductQuantized(nn.Module):
             self._known = known = (buffer, times, is_quantized)
         return known[2]
 
-    def built(self) -> Tensor:
+    def built(self, centroids: Tensor) -> Tensor:
         """centroids[assignments] in the shape of the weight.
 
         The gradient of a centroid is the sum of those of its blocks, or their mean: the kernel divides by their number.
+        What was gathered in 16 bits is taken in 32, in which many small gradients add up.
         """
-        rows = functional.embedding(self.assignments, self.centroids, scale_grad_by_freq=self._averages)
-        return rows.view(self.dense.shape)
+        wide = centroids.float() if centroids.itemsize < 4 else centroids
+        rows = functional.embedding(self.assignments, wide, scale_grad_by_freq=self._averages)
+        return rows.to(centroids.dtype).view(self.dense.shape)
 
     @torch.no_grad()
     def quantize(self, centroids: Tensor, assigned: Tensor) -> None:
-        """Be made of these centroids from here on."""
-        self.centroids.copy_(centroids)
+        """Be made of these centroids from here on, which all ranks have whole."""
+        whole = centroids.to(self.centroids.device, self.centroids.dtype)
+        self.centroids.copy_(cut_like(self.centroids, whole))
         self.assignments.copy_(assigned)
-        self.refresh()
+        self._hold(whole)
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Let the parameter `weight` hold what the layer is made of."""
-        self.dense.copy_(self.built())
+        """Let the parameter `weight` hold what the layer is made of. Ranks that hold shards call it together."""
+        self._hold(whole_tensor(self.centroids))
+
+    def _hold(self, centroids: Tensor) -> None:
+        self.dense.copy_(cut_like(self.dense, self.built(centroids)))
 
 
 class ProductQuantizedLinear(ProductQuantized, nn.Linear):

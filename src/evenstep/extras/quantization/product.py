@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from itertools import product
 from typing import Any, Literal, cast, final, get_args
 
 import torch
@@ -25,9 +26,10 @@ from evenstep.errors import ArgumentError
 from evenstep.events import Hook, StepEnd, TrainBegin, UpdateEnd
 from evenstep.events.hook import HookTrainer
 from evenstep.extras.quantization.codebook import build_codebook
-from evenstep.extras.quantization.layers import KINDS, ProductQuantized, change
+from evenstep.extras.quantization.layers import KINDS, ProductQuantized, change, on_all_stages
 from evenstep.keys import key
 from evenstep.optim.multi import inner
+from evenstep.parallel.layout import whole_tensor
 from evenstep.pipeline import PipelineModel
 
 Gradient = Literal["mean", "sum"]
@@ -108,21 +110,17 @@ class ProductQuantization(Hook):
         if not self._groups:
             raise ArgumentError("`groups` must hold at least one `LayerGroup`, but is empty.")
         self._iterations, self._gradient, self._seed = iterations, gradient, seed
-        self._layers: list[dict[str, ProductQuantized]] = []
-        self._prepared: list[tuple[LayerGroup, str]] = []
+        self._layers: list[tuple[LayerGroup, str, ProductQuantized]] = []
 
     def prepare(self, model: nn.Module) -> None:
         """Make the layers of all groups such that can be quantised; before the optimizer is built.
 
+        Of a model in stages each rank has its own; all call it together.
+
         Raises:
             ArgumentError: a pattern that fits no layer, a layer that two groups take, or one that can't be quantised.
         """
-        if isinstance(model, PipelineModel):
-            raise ArgumentError(
-                "product quantisation is for models that each rank holds whole, but this one is in stages; train "
-                "without stages."
-            )
-        chosen = self._chosen(model)
+        chosen = self._chosen(model, (*KINDS, ProductQuantized))
         _check_ties(model, {name for _, name in chosen})
         for group, name in chosen:
             change(
@@ -132,56 +130,41 @@ class ProductQuantization(Hook):
                 num_centroids=group.num_centroids,
                 averages=self._gradient == "mean",
             )
-        self._prepared = chosen
 
     def attach(self, trainer: HookTrainer) -> None:
-        self._layers = [{} for _ in self._groups]
+        self._layers = []
         held = {id(one) for each in inner(trainer.optimizer) for group in each.param_groups for one in group["params"]}
-        for group, name in self._prepared or self._chosen(trainer.model):
-            layer = trainer.model.get_submodule(name)
-            if not isinstance(layer, ProductQuantized):
-                raise ArgumentError(
-                    f"`{name}` of the model is a {type(layer).__name__} yet; call `prepare(model)` of "
-                    f"ProductQuantization before the optimizer is built."
-                )
+        for group, name in self._chosen(trainer.model, (ProductQuantized,)):
+            layer = cast("ProductQuantized", trainer.model.get_submodule(name))
             if id(layer.centroids) not in held:
                 raise ArgumentError(
                     f"the optimizer does not hold `{name}.centroids`, so they would not be trained; build it after "
                     f"`prepare(model)` of ProductQuantization, from the model's `parameters()`."
                 )
-            self._layers[self._groups.index(group)][name] = layer
-        for layers in self._layers:
-            for layer in layers.values():
-                (layer.dense if layer.is_quantized else layer.centroids).requires_grad_(False)
+            self._layers.append((group, name, layer))
+        for _, _, layer in self._layers:
+            (layer.dense if layer.is_quantized else layer.centroids).requires_grad_(False)
         super().attach(trainer)
 
     def before_train(self, event: TrainBegin) -> None:
         self._quantize_due()
 
     def after_step(self, event: StepEnd) -> None:
-        for layers in self._layers:
-            for layer in layers.values():
-                if layer.is_quantized:
-                    layer.refresh()
+        for _, _, layer in self._layers:
+            if layer.is_quantized:
+                layer.refresh()
 
     def after_update(self, event: UpdateEnd) -> None:
-        if self._due(event.update):
+        if any(event.update == group.after_update for group in self._groups):  # also on ranks without such layers
             self.trainer.settle()  # after which an update may turn out to be made again
             self._quantize_due()
 
-    def _due(self, update: int) -> dict[str, ProductQuantized]:
-        return {
-            name: layer
-            for group, layers in zip(self._groups, self._layers, strict=True)
-            if group.after_update <= update
-            for name, layer in layers.items()
-            if not layer.is_quantized
-        }
-
     def _quantize_due(self) -> None:
-        for name, layer in self._due(self.trainer.progress.update).items():
+        for group, name, layer in self._layers:
+            if layer.is_quantized or group.after_update > self.trainer.progress.update:
+                continue
             generator = torch.Generator().manual_seed(key(self._seed, "codebook", name))
-            blocks, (num_centroids, block_size) = layer.dense, layer.centroids.shape
+            blocks, (num_centroids, block_size) = whole_tensor(layer.dense), layer.centroids.shape
             centroids, assigned = build_codebook(
                 blocks.reshape(-1, block_size), num_centroids, iterations=self._iterations, generator=generator
             )
@@ -190,22 +173,26 @@ class ProductQuantization(Hook):
             layer.dense.requires_grad_(False).grad = None
             self.trainer.begin_afresh([f"{name}.{one}" for one in ("weight", "centroids", "assignments")])
 
-    def _chosen(self, model: nn.Module) -> list[tuple[LayerGroup, str]]:
-        """Each layer that a group takes, by name."""
-        names = [name for name, module in model.named_modules() if isinstance(module, (*KINDS, ProductQuantized))]
+    def _chosen(self, model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> list[tuple[LayerGroup, str]]:
+        """Each layer of these classes that a group takes, by name: of a model in stages those that this rank has."""
+        there = [name for name, module in model.named_modules() if isinstance(module, kinds)]
+        names = on_all_stages(model, there)
         taken: dict[str, LayerGroup] = {}
         for group in self._groups:
             for pattern in group.layers:
                 fitting = [name for name in names if fnmatchcase(name, pattern)]
                 if not fitting:
+                    unprepared = "was prepared: call `prepare(model)` before the optimizer is built"
+                    what = "can be quantised" if nn.Linear in kinds else unprepared
+                    near = get_close_matches(pattern, names, cutoff=0.4) or names[:8]
                     raise ArgumentError(
-                        f"`layers` of ProductQuantization has {pattern!r}, which fits no layer that can be quantised; "
-                        f"near it are {', '.join(get_close_matches(pattern, names, cutoff=0.4) or names[:8])}."
+                        f"`layers` of ProductQuantization has {pattern!r}, which fits no layer that {what}; near it "
+                        f"are {', '.join(near) or 'none'}."
                     )
                 for name in fitting:
                     if taken.setdefault(name, group) is not group:
                         raise ArgumentError(f"`{name}` is in two groups of ProductQuantization; leave it out of one.")
-        return [(group, name) for name, group in taken.items()]
+        return [(group, name) for name, group in taken.items() if name in there]
 
 
 def compressed_state(model: nn.Module) -> dict[str, Tensor]:
@@ -213,12 +200,21 @@ def compressed_state(model: nn.Module) -> dict[str, Tensor]:
 
     A quantised layer has `centroids` and `assignments`, these in 8 bits where there are up to 256, instead of its
     `weight`, which is `centroids[assignments]` in its shape; a layer that is not quantised yet has its weight only.
+    Ranks that hold shards of the model call it together, and each gets all.
+
+    Raises:
+        ArgumentError: the model is in stages.
 
     >>> model = nn.Sequential(nn.Linear(8, 16))
     >>> ProductQuantization([{"layers": ["0"], "after_update": 10, "num_centroids": 4}]).prepare(model)
     >>> list(compressed_state(model))
     ['0.weight', '0.bias']
     """
+    if isinstance(model, PipelineModel):
+        raise ArgumentError(
+            "`compressed_state` is of a whole model, but this one is in stages; build the model in one process, "
+            "`prepare` it, load the checkpoint with `evenstep.load_weights`, and give that."
+        )
     state: dict[str, Tensor] = {name: one.detach() for name, one in model.state_dict().items()}
     for name, layer in model.named_modules():
         if not isinstance(layer, ProductQuantized):
@@ -230,7 +226,7 @@ def compressed_state(model: nn.Module) -> dict[str, Tensor]:
             state[f"{prefix}assignments"] = state[f"{prefix}assignments"].to(smallest)
         else:
             del state[f"{prefix}centroids"], state[f"{prefix}assignments"]
-    return state
+    return {name: whole_tensor(one) for name, one in state.items()}
 
 
 def _group(given: LayerGroup | Mapping[str, Any]) -> LayerGroup:
@@ -255,10 +251,11 @@ def _check_ties(model: nn.Module, chosen: Collection[str]) -> None:
     holders: dict[int, list[str]] = {}
     for name, one in model.named_parameters(remove_duplicate=False):
         holders.setdefault(id(one), []).append(name)
-    for name in chosen:
-        weight = model.get_submodule(name).get_parameter("weight")
-        others = [other for other in holders[id(weight)] if other != f"{name}.weight"]
-        if others:
+    stages = model.ties if isinstance(model, PipelineModel) else ()
+    together = [names for names in (*holders.values(), *(tie.names for tie in stages)) if len(names) > 1]
+    for name, names in product(chosen, together):
+        if f"{name}.weight" in names:
+            others = [other for other in names if other != f"{name}.weight"]
             raise ArgumentError(
                 f"`{name}.weight` is also `{others[0]}`, which would not be quantised with it; leave the layer out, or "
                 f"untie them."

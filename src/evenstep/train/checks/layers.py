@@ -11,22 +11,20 @@ from torch import nn
 from evenstep.errors import ArgumentError
 from evenstep.options import Training
 from evenstep.parallel import Local, Strategy
-from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision, SixteenBits
 
 
 def check_layers(model: nn.Module, *, strategy: Strategy, precision: Precision, train: Training) -> None:
     """Raise ArgumentError for a layer that says that it is not for a run of this kind.
 
-    The kinds are "shards", "stages", "local", "changing ranks", "16 bits" and "compile"; and "whole of stages", where
-    tasks ask for the whole of a model in stages (`checks.tasks`).
+    The kinds are "local", "changing ranks", "16 bits" (of the parameters themselves) and "compile"; and "whole of
+    stages", where tasks ask for the whole of a model in stages (`checks.tasks`).
     """
+    holds_float32 = precision.keeps_masters and strategy.layout.divides == "elements"  # and rounds what it gathers
     kinds = {
-        "shards": strategy.layout.divides == "elements",
-        "stages": isinstance(model, PipelineModel),
         "local": isinstance(strategy, Local),
         "changing ranks": strategy.group.can_change,
-        "16 bits": isinstance(precision, SixteenBits),
+        "16 bits": isinstance(precision, SixteenBits) and not holds_float32,
         "compile": train.compile != "off",
     }
     for name, module in model.named_modules():

@@ -1,16 +1,15 @@
 """Quantisation-aware training: a plain loop with torchao's own layers, resuming, converting, and what is refused."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from quantization_programs import POINTS, SpoilOnce, Writes, net, sgd, trainer_of
 from torch import Tensor, nn
 
-from evenstep import Checkpointing, Failures, Hook, Logging, Loss, MapData, Task, Trainer, Training
+from evenstep import Failures, Trainer, Training
 from evenstep.errors import ArgumentError
-from evenstep.events import StepEnd, UpdateEnd
 from evenstep.extras.quantization import QuantizationAware
 from evenstep.parallel import Ddp, Group, Local
 from evenstep.pipeline import PipelineModel
@@ -28,25 +27,6 @@ from torchao.quantization.qat import (
 
 OPTIONS = {"weight_dtype": "int4", "weight_granularity": 8}
 CONFIG = Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=PerGroup(8))
-POINTS = [
-    (torch.randn(8, generator=(draw := torch.Generator().manual_seed(n))), torch.randn(2, generator=draw))
-    for n in range(24)
-]
-
-
-class Square(Task):
-    def loss(self, output: Tensor, batch: Any) -> Tensor:
-        return ((output - batch[1]) ** 2).sum()
-
-
-class Writes(Square):
-    def evaluate(self, model: Any, batch: Any) -> Loss:
-        return Loss(model(batch[0]).sum())
-
-
-def net() -> nn.Sequential:
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2))
 
 
 def aware(**more: Any) -> QuantizationAware:
@@ -54,32 +34,16 @@ def aware(**more: Any) -> QuantizationAware:
     return QuantizationAware(options.pop("config", "Int8DynamicActivationIntxWeightConfig"), **options)
 
 
-def trainer_of(
-    folder: Path | None = None, *, updates: int = 6, hooks: Sequence[Hook] = (), **more: Any
-) -> tuple[Trainer, QuantizationAware]:
-    model, hook = more.pop("model", None) or net(), aware()
-    hook.prepare(model)
-    trainer = Trainer(
-        model=model,
-        task=more.pop("task", None) or Square(),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
-        data=MapData(POINTS, global_batch_size=8, micro_batch_size=4, shuffle=False),
-        updates=updates,
-        device="cpu",
-        folder=folder,
-        hooks=[hook, *hooks],
-        checkpoint=Checkpointing(asynchronous=False),
-        log=Logging(writers=()),
-        **more,
-    )
-    return trainer, hook
+def rounding(model: nn.Module | None = None, *, hooks: Any = (), **more: Any) -> tuple[Trainer, QuantizationAware]:
+    hook = aware()
+    return trainer_of(model or net(), [hook, *hooks], **more), hook
 
 
 def test_rounding_begins_after_the_update_that_is_set_as_in_a_plain_loop_with_torchaos_layers() -> None:
-    trainer, _ = trainer_of()
+    trainer, _ = rounding()
     trainer.train()
     model = net()
-    chosen, sgd = (model[2], model[4]), torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    chosen, optimizer = (model[2], model[4]), sgd(model)
     for update in range(6):
         if update == 3:  # torchao's layers have the parameters of those that they replace
             quantize_(model, QATConfig(CONFIG, step="prepare"), filter_fn=lambda one, _: one in chosen)
@@ -88,7 +52,7 @@ def test_rounding_begins_after_the_update_that_is_set_as_in_a_plain_loop_with_to
         for half in (some[:4], some[4:]):
             inputs, targets = (torch.stack([pair[part] for pair in half]) for part in (0, 1))
             (((model(inputs) - targets) ** 2).sum() / 8).backward()
-        sgd.step()
+        optimizer.step()
     made = trainer.state_dict()["model"]
     assert all(torch.equal(made[name], one) for name, one in model.named_parameters())
     inputs = torch.stack([pair[0] for pair in POINTS])
@@ -102,7 +66,7 @@ def test_layers_round_only_from_then_on_and_parameters_keep_their_names() -> Non
     assert [name for name, _ in model.named_parameters()] == names and model[2] is layer
     assert type(layer) is FakeQuantizedLinear and type(model[0]) is nn.Linear
     assert torch.equal(model(inputs), net()(inputs))
-    trainer, hook = trainer_of(updates=2)
+    trainer, hook = rounding(updates=2)
     trainer.train()
     assert not hook.rounds
     trainer.updates = 3
@@ -119,10 +83,10 @@ def plain_of(trainer: Trainer) -> nn.Module:
 
 @pytest.mark.parametrize("stop", [1, 3, 4])
 def test_a_run_is_resumed_to_the_bit_before_and_after(stop: int, tmp_path: Path) -> None:
-    whole, _ = trainer_of()
+    whole, _ = rounding()
     whole.train()
-    trainer_of(tmp_path, updates=stop)[0].train()
-    resumed, _ = trainer_of(tmp_path)
+    rounding(updates=stop, folder=tmp_path)[0].train()
+    resumed, _ = rounding(folder=tmp_path)
     resumed.resume()
     resumed.train()
     assert_same(whole, resumed)
@@ -138,28 +102,15 @@ def assert_same(one: Trainer, other: Trainer) -> None:
 
 
 def test_a_run_that_goes_back_to_before_rounding_began_comes_to_the_same(tmp_path: Path) -> None:
-    class Spoil(Hook):
-        is_done = False
-
-        def after_update(self, event: UpdateEnd) -> None:
-            if event.update == 1:
-                self.trainer.request_save()
-
-        def after_step(self, event: StepEnd) -> None:
-            if event.update == 4 and not self.is_done:
-                self.is_done = True
-                with torch.no_grad():
-                    self.trainer.model[0].bias[0] = float("nan")
-
-    whole, _ = trainer_of()
+    whole, _ = rounding()
     whole.train()
-    back, _ = trainer_of(tmp_path, hooks=[Spoil()], failures=Failures(non_finite="rewind"))
+    back, _ = rounding(hooks=[SpoilOnce()], folder=tmp_path, failures=Failures(non_finite="rewind"))
     back.train()
     assert_same(whole, back)
 
 
 def test_the_model_is_converted_to_one_that_computes_the_same_in_integers() -> None:
-    trainer, hook = trainer_of()
+    trainer, hook = rounding()
     trainer.train()
     converted, inputs = hook.convert(trainer.model).eval(), torch.randn(5, 8)
     assert type(converted[2].weight).__name__ == "IntxUnpackedToInt8Tensor" and type(converted[0].weight.data) is Tensor
@@ -236,19 +187,6 @@ def per_tensor() -> Any:
     return PerTensor()
 
 
-def test_a_model_that_was_not_prepared_is_refused() -> None:
-    model = net()
-    with pytest.raises(ArgumentError, match=r"'2', which fits no layer that was prepared: call `prepare\(model\)`"):
-        Trainer(
-            model=model,
-            task=Square(),
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            data=MapData(POINTS, global_batch_size=8),
-            updates=2,
-            hooks=[aware()],
-        )
-
-
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -263,4 +201,4 @@ def test_a_model_that_was_not_prepared_is_refused() -> None:
 )
 def test_runs_that_it_is_not_for_are_refused_by_name(more: Any, said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
-        trainer_of(**more)
+        rounding(**more)

@@ -5,62 +5,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import quantization_programs
 import torch
+from quantization_programs import POINTS, StopAt, sgd, trainer_of
 from torch import Tensor, nn
 
-from evenstep import Checkpointing, Hook, Logging, MapData, Memory, Task, Trainer, Training
+from evenstep import Hook, Memory, Trainer, Training
 from evenstep.errors import ArgumentError
-from evenstep.events import UpdateEnd
 from evenstep.extras.quantization import LayerGroup, ProductQuantization, QuantizationNoise
 from evenstep.keys import key
 from evenstep.parallel import Ddp, Local, Ordered, Zero1
 from evenstep.pipeline import PipelineModel
 
 P, D, AFTER, UPDATES = 0.25, 4, 1, 6
-POINTS = [
-    (
-        torch.randn(8, generator=(draw := torch.Generator().manual_seed(n))).double(),
-        torch.randn(2, generator=draw).double(),
-    )
-    for n in range(24)
-]
-
-
-class Square(Task):
-    def loss(self, output: Tensor, batch: Any) -> Tensor:
-        return ((output - batch[1]) ** 2).sum()
 
 
 def net() -> nn.Sequential:
-    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2)).double()
-    generator = torch.Generator().manual_seed(3)  # of its own: ranks that are threads share torch's
-    with torch.no_grad():
-        for one in model.parameters():
-            one.uniform_(-0.4, 0.4, generator=generator)
-    return model
+    return quantization_programs.net().double()
 
 
 def noise(*layers: str) -> QuantizationNoise:
     return QuantizationNoise(layers or ("0", "2"), p=P, block_size=D, after_update=AFTER, seed=7)
 
 
-def trainer_of(model: nn.Module, *before: Hook, hooks: Sequence[Hook] = (), micro: int = 4, **more: Any) -> Trainer:
-    made = noise()
-    made.prepare(model)
-    given = MapData(POINTS, global_batch_size=8, micro_batch_size=micro, shuffle=False)
-    return Trainer(
-        model=model,
-        task=Square(),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1),
-        data=given,
-        evaluations=given,
-        updates=more.pop("updates", UPDATES),
-        device="cpu",
-        hooks=[*before, made, *hooks],
-        checkpoint=Checkpointing(asynchronous=False),
-        log=Logging(writers=()),
-        **more,
-    )
+def noisy(model: nn.Module, *before: Hook, hooks: Sequence[Hook] = (), **more: Any) -> Trainer:
+    return trainer_of(model, [*before, noise(), *hooks], **{"updates": UPDATES, **more})
 
 
 def kept(name: str, update: int, shape: Sequence[int]) -> Tensor:
@@ -73,8 +42,8 @@ def kept(name: str, update: int, shape: Sequence[int]) -> Tensor:
 def by_hand(updates: int = UPDATES) -> nn.Sequential:
     """The same in a few lines of torch: a gradient is taken at the noisy weights and applied to the weights."""
     model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
-    x, y = (torch.stack([point[part] for point in POINTS]) for part in (0, 1))
+    optimizer = sgd(model)
+    x, y = (torch.stack([point[part] for point in POINTS]).double() for part in (0, 1))
     for update in range(1, updates + 1):
         part = slice((update - 1) % 3 * 8, (update - 1) % 3 * 8 + 8)
         before = {name: model.get_parameter(f"{name}.weight").detach().clone() for name in ("0", "2")}
@@ -97,7 +66,7 @@ def furthest(model: nn.Module, wanted: nn.Module) -> float:
 @pytest.mark.parametrize("micro", [1, 2, 3, 8])
 def test_updates_are_those_of_a_plain_loop_at_every_cut(micro: int) -> None:
     model = net()
-    trainer_of(model, micro=micro).train()
+    noisy(model, micro=micro).train()
     assert furthest(model, by_hand()) < 1e-12
     assert furthest(model, net()) > 0.01
 
@@ -118,9 +87,9 @@ def test_blocks_are_dropped_as_often_as_said_and_others_in_each_update_and_layer
 
 def test_evaluations_are_made_without_noise_and_so_is_everything_afterwards() -> None:
     model, plain = net(), net()
-    found = trainer_of(model).train().metrics["valid/loss"]
+    found = noisy(model).train().metrics["valid/loss"]
     plain.load_state_dict(model.state_dict())
-    x, y = (torch.stack([point[part] for point in POINTS]) for part in (0, 1))
+    x, y = (torch.stack([point[part] for point in POINTS]).double() for part in (0, 1))
     with torch.no_grad():
         assert found == pytest.approx(float(((plain(x) - y) ** 2).sum()) / 24, rel=1e-12)
         assert torch.equal(model.train()(x), plain(x))
@@ -130,11 +99,11 @@ def test_evaluations_are_made_without_noise_and_so_is_everything_afterwards() ->
 def test_two_ranks_have_the_bits_of_one(strategy: Any, on_ranks: Callable[..., list[Any]]) -> None:
     def act(group: Any) -> list[Tensor]:
         model = net()
-        trainer_of(model, strategy=strategy(group), micro=2).train()
+        noisy(model, strategy=strategy(group), micro=2).train()
         return [one.detach().clone() for one in model.parameters()]
 
     alone = net()
-    trainer_of(alone, strategy=Ordered(), micro=2).train()
+    noisy(alone, strategy=Ordered(), micro=2).train()
     for found in on_ranks(2, act):
         assert all(torch.equal(a, b) for a, b in zip(alone.parameters(), found, strict=True))
 
@@ -144,7 +113,7 @@ def test_ranks_that_step_alone_drop_the_same_blocks(on_ranks: Callable[..., list
 
     def act(group: Any) -> float:
         model = net()
-        trainer_of(model, strategy=Local(Ddp(group), every_updates=1), micro=2).train()
+        noisy(model, strategy=Local(Ddp(group), every_updates=1), micro=2).train()
         return furthest(model, by_hand())
 
     assert max(on_ranks(2, act)) < 1e-12
@@ -152,22 +121,16 @@ def test_ranks_that_step_alone_drop_the_same_blocks(on_ranks: Callable[..., list
 
 def test_what_is_computed_again_in_the_backward_has_the_same_noise() -> None:
     stored, again = net(), net()
-    trainer_of(stored).train()
-    trainer_of(again, train=Training(memory=Memory(checkpoint="*"))).train()
+    noisy(stored).train()
+    noisy(again, train=Training(memory=Memory(checkpoint="*"))).train()
     assert all(torch.equal(a, b) for a, b in zip(stored.parameters(), again.parameters(), strict=True))
-
-
-class StopAt(Hook):
-    def after_update(self, event: UpdateEnd) -> None:
-        if event.update == 3:
-            self.trainer.request_stop("three")
 
 
 def test_a_run_is_resumed_to_the_bit(tmp_path: Path) -> None:
     straight, stopped, again = net(), net(), net()
-    trainer_of(straight).train()
-    trainer_of(stopped, folder=tmp_path, hooks=[StopAt()]).train()
-    trainer = trainer_of(again, folder=tmp_path)
+    noisy(straight).train()
+    noisy(stopped, folder=tmp_path, hooks=[StopAt(3)]).train()
+    trainer = noisy(again, folder=tmp_path)
     trainer.resume()
     trainer.train()
     assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), again.parameters(), strict=True))
@@ -177,24 +140,16 @@ def test_a_layer_has_noise_until_it_is_quantised() -> None:
     """Up to then the run is that with noise only; of codebooks made at once, noise changes nothing."""
     group = {"layers": ("0", "2"), "block_size": D, "num_centroids": 5}
 
-    def run(*, after_update: int, updates: int, noisy: bool = True) -> nn.Module:
+    def run(*, after_update: int, updates: int, is_noisy: bool = True) -> nn.Module:
         model = net()
         product = ProductQuantization([LayerGroup(after_update=after_update, **group)])  # pyright: ignore
-        product.prepare(model)
-        if noisy:
-            trainer_of(model, product, updates=updates).train()
-        else:
-            quiet = QuantizationNoise(("0",), p=P, block_size=D, after_update=99)
-            quiet.prepare(model)
-            given = MapData(POINTS, global_batch_size=8, micro_batch_size=4, shuffle=False)
-            sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
-            more: Any = {"updates": updates, "device": "cpu", "log": Logging(writers=())}
-            Trainer(model=model, task=Square(), optimizer=sgd, data=given, hooks=[product, quiet], **more).train()
+        quiet = QuantizationNoise(("0",), p=P, block_size=D, after_update=99)
+        trainer_of(model, [product, noise() if is_noisy else quiet], updates=updates).train()
         return model
 
     late = run(after_update=4, updates=3)
     assert torch.allclose(late.get_parameter("2.weight"), by_hand(3).get_parameter("2.weight"), rtol=0, atol=1e-12)
-    noisy, quiet = (run(after_update=0, updates=4, noisy=one) for one in (True, False))
+    noisy, quiet = (run(after_update=0, updates=4, is_noisy=one) for one in (True, False))
     assert all(torch.equal(a, b) for a, b in zip(noisy.parameters(), quiet.parameters(), strict=True))
 
 
@@ -207,7 +162,7 @@ def test_a_layer_has_noise_until_it_is_quantised() -> None:
         (lambda: noise("*").prepare(nn.Sequential(nn.Embedding(4, 8, sparse=True))), "has `sparse` or `max_norm`"),
         (lambda: twice(net()), "`0` is a NoisyLinear, but noise can have"),
         (lambda: noise("out_proj").prepare(nn.MultiheadAttention(8, 2)), "is a NonDynamicallyQuantizableLinear"),
-        (lambda: trainer_of(net(), train=Training(compile="model")), "`0` is a NoisyLinear, which computes with other"),
+        (lambda: noisy(net(), train=Training(compile="model")), "`0` is a NoisyLinear, which computes with other"),
         (lambda: noise("blocks.*").prepare(PipelineModel(net())), r"'blocks.\*', .*; there are 0, 2, 4"),
     ],
 )
@@ -219,16 +174,3 @@ def test_what_cannot_be_is_refused_by_name(make: Callable[[], object], said: str
 def twice(model: nn.Module) -> None:
     for _ in range(2):
         noise().prepare(model)
-
-
-def test_a_model_that_was_not_prepared_is_refused() -> None:
-    model = net()
-    with pytest.raises(ArgumentError, match=r"'0', which fits no layer that can have noise: call `prepare\(model\)`"):
-        Trainer(
-            model=model,
-            task=Square(),
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            data=MapData(POINTS, global_batch_size=8),
-            updates=2,
-            hooks=[noise()],
-        )
