@@ -50,9 +50,8 @@ from evenstep.train.progress import Progress
 from evenstep.train.setup import Setup, set_up
 from evenstep.train.state.settings import changed_settings
 from evenstep.train.state.train_state import Tree, check_same_run, with_plain_names
-from evenstep.train.tasks.listening import check_told_by_engine, listeners
+from evenstep.train.tasks.listening import check_told_by_engine, let_ask, listeners
 from evenstep.train.tasks.metrics import build_storage
-from evenstep.train.tasks.now import tell
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import check_task_states, state_of
 
@@ -184,7 +183,7 @@ class Engine:
         self._pending, self._cuts = list[PendingUpdate](), dict[str, SplitLimit]()
         self._last_loss: SummedLoss | None = None
         check_ties(unwrapped(self.model), parts.core.trained.names)
-        tell(self, setup.tasks.by_name)
+        let_ask(self, setup.tasks.by_name)
         let_begin_late(self.optimizer)
         self._causes = AbortCauses(
             core=parts.core,
@@ -254,6 +253,12 @@ class Engine:
             records = self.evaluated(EVALUATION, batch, context=apart)
             values |= {record.name: record.value for record in records}
         return {name.removeprefix(f"{EVALUATION}/"): value for name, value in values.items()}
+
+    def taught(self, inputs: Any) -> Any:
+        """What the average gives for `inputs`, for tasks that may ask it; see `Now.teacher`."""
+        context = self.parts.context
+        assert context.teacher is not None, "an engine without an average refuses such tasks"
+        return context.teacher(inputs, context)
 
     def explain(self, aborted: Aborted, incident: Incident | None = None) -> tuple[Incident, Exception]:
         """Find out where an aborted update went wrong, by running it again; all ranks call it together.

@@ -4,6 +4,7 @@ A task that has such a method is heard before the hooks are. Of single micro-bat
 else every task is. What it raises ends the run, as what its other methods raise does.
 """
 
+import weakref
 from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any, final
@@ -11,6 +12,7 @@ from typing import Any, final
 from evenstep.arguments import said
 from evenstep.errors import ArgumentError
 from evenstep.events import Event, Hook
+from evenstep.train.tasks.now import NOW, Asked, Now
 from evenstep.train.tasks.task import Task
 
 MOMENTS = tuple(name for name in vars(Hook) if name.startswith(("before_", "after_", "on_")))
@@ -22,6 +24,12 @@ _OF_A_TRAINER = tuple(name for name in MOMENTS if name.endswith(("_train", "_epo
 def listeners(tasks: Mapping[str, Task]) -> list[Hook]:
     """What tells the tasks, by their names; nothing for those that have no such method."""
     return [TaskListener(name, task) for name, task in tasks.items() if _heard(task)]
+
+
+def let_ask(engine: Asked, tasks: Mapping[str, Task]) -> None:
+    """Let the tasks ask about the engine that they were given to."""
+    for task in tasks.values():
+        vars(task)[NOW] = Now(weakref.ref(engine), may_ask=task.uses_average)
 
 
 def check_heard(task: Task) -> None:

@@ -4,18 +4,17 @@ A task belongs to no update, so all this is read when it is asked: nothing is to
 average gives is for `teacher`.
 """
 
-import weakref
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, Protocol, final
+
+from torch import nn
 
 from evenstep.errors import TaskError
-from evenstep.train.tasks.task import NOW, Task, asked_too_early
+from evenstep.train.progress import Progress
 
-if TYPE_CHECKING:
-    from evenstep.train.engine import Engine
-
+NOW = "_now"  # where a task has what `Task.now` gives
 _CHECKED: ContextVar[bool] = ContextVar("whether losses are being checked", default=False)
 
 
@@ -29,6 +28,16 @@ def checking_losses() -> Generator[None]:
         _CHECKED.reset(token)
 
 
+class Asked(Protocol):
+    """What an engine says to tasks that ask."""
+
+    @property
+    def model(self) -> nn.Module: ...
+    @property
+    def progress(self) -> Progress: ...
+    def taught(self, inputs: Any) -> Any: ...
+
+
 @final
 class Now:
     """What is so while a method of a task is called.
@@ -38,14 +47,14 @@ class Now:
         may_ask: whether the task may ask what the average of the model gives.
     """
 
-    def __init__(self, engine: "Callable[[], Engine | None]" = lambda: None, *, may_ask: bool = False) -> None:
+    def __init__(self, engine: Callable[[], Asked | None] = lambda: None, *, may_ask: bool = False) -> None:
         self._of, self._may_ask = engine, may_ask
 
     def __reduce_ex__(self, protocol: object) -> Any:  # a copy of a task belongs to nobody
         return Now, ()
 
     @property
-    def _engine(self) -> "Engine":
+    def _engine(self) -> Asked:
         engine = self._of()
         if engine is None:
             raise asked_too_early()
@@ -77,13 +86,15 @@ class Now:
         Raises:
             TaskError: the task has not said `uses_average = True`.
         """
-        context = self._engine.parts.context
-        if not self._may_ask or context.teacher is None:
+        engine = self._engine
+        if not self._may_ask:
             raise TaskError("`now.teacher` is for tasks that say `uses_average = True` in their class; write that.")
-        return context.teacher(inputs, context)
+        return engine.taught(inputs)
 
 
-def tell(engine: "Engine", tasks: Mapping[str, Task]) -> None:
-    """Let the tasks ask about the engine that they were given to."""
-    for task in tasks.values():
-        vars(task)[NOW] = Now(weakref.ref(engine), may_ask=task.uses_average)
+def asked_too_early() -> TaskError:
+    """The error for a task that asks `now` where nothing has called it."""
+    return TaskError(
+        "`now` of a task was asked when there is no trainer or engine that it was given to; ask it in the methods that "
+        "these call, such as `loss`."
+    )

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Self, final
+from typing import Any, Literal, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,8 @@ from evenstep.events.shown import Value
 from evenstep.pipeline.layers import arguments
 from evenstep.renamed import warn
 from evenstep.train.memory.split import contents, halves, num_samples
+from evenstep.train.tasks.now import NOW, Now, asked_too_early
 
-if TYPE_CHECKING:
-    from evenstep.train.tasks.now import Now
-
-
-NOW = "_now"  # where a task has what `Task.now` gives
 IN_MODEL = "_in_model"  # where a task that is a module says that the model holds its parameters and buffers
 
 
@@ -136,7 +132,7 @@ class Task(ABC):
     uses_average: bool = False
 
     @property
-    def now(self) -> "Now":
+    def now(self) -> Now:
         """The number of the update, whether it trains, and what the average of the model gives; for `loss` and others.
 
         It is that of the trainer or engine that the task was given to last.
@@ -250,14 +246,6 @@ class Task(ABC):
 
         None, or a tensor without elements, is a loss of 0: the batch's weight counts, and so does that it had none.
         """
-
-
-def asked_too_early() -> TaskError:
-    """The error for a task that asks `now` where nothing has called it."""
-    return TaskError(
-        "`now` of a task was asked when there is no trainer or engine that it was given to; ask it in the methods that "
-        "these call, such as `loss`."
-    )
 
 
 def evaluates_itself(task: Task) -> bool:
