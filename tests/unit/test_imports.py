@@ -91,11 +91,12 @@ def test_imports_go_one_way(path: Path) -> None:
         assert imported_parts(path) <= ALLOWED[part] | ROOT | {part}
 
 
-def imported_modules(path: Path) -> set[Path]:
+def imported_modules(path: Path, *, also_for_types: bool = False) -> set[Path]:
     """The files of this package that one imports as it runs, also in functions."""
     found: set[Path] = set()
     body = ast.parse(path.read_text()).body
-    for node in (one for each in body if not is_for_type_checkers(each) for one in ast.walk(each)):
+    read = [each for each in body if not is_for_type_checkers(each) or (also_for_types and path.name != "__init__.py")]
+    for node in (one for each in read for one in ast.walk(each)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("evenstep"):
             for name in (f"{node.module}.{alias.name}" for alias in node.names):
                 home = SOURCE.joinpath(*name.split(".")[1:])
@@ -109,6 +110,22 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     while left and (free := [path for path, needed in left.items() if not needed & left.keys()]):
         left = {path: needed for path, needed in left.items() if path not in free}
     assert not {str(path.relative_to(SOURCE)) for path in left}
+
+
+def test_files_that_name_each_other_for_type_checkers_stay_few() -> None:
+    needed = {path: imported_modules(path, also_for_types=True) for path in FILES}
+
+    def reached(path: Path) -> set[Path]:
+        found, left = set[Path](), [path]
+        while left:
+            new = needed[left.pop()] - found
+            found |= new
+            left += new
+        return found
+
+    from_each = {path: reached(path) for path in FILES}
+    circles = [{other for other in from_each[path] if path in from_each[other]} for path in FILES]
+    assert max(map(len, circles)) <= 4
 
 
 @pytest.mark.parametrize("package", ["", *sorted(CORE), "extras.elastic", "extras.multitask", "hf"])
