@@ -310,8 +310,16 @@ class Engine:
     # --- for a loop that lets an accelerator run ahead, as `Trainer`'s does
 
     def dispatch(self, batch: GlobalBatch) -> PendingUpdate:
-        """Compute one update, and apply it where its gradient is finite; the device may be at it still on return."""
+        """Compute one update, and apply it where its gradient is finite; the device may be at it still on return.
+
+        Where this rank steps alone, a gradient that overflows the loss scale is computed again at lower ones at once:
+        the others know nothing of it.
+        """
         pending = self._compute(batch, self.progress)
+        while self.reducers.is_alone and (overflow := self._causes.own_overflow(pending)):
+            self._report(overflow)
+            self.lower_scale()
+            pending = self._compute(batch, self.progress)
         self._pending.append(pending)
         progress = pending.before.committed(batch, skipped_samples=pending.skipped_samples)
         object.__setattr__(self, "progress", progress)  # not by way of what refuses all others
@@ -335,12 +343,9 @@ class Engine:
         if index is None:
             return None
         first = updates[index]
-        self.storage.discard_from(first.number)
         if self.reducers.is_alone:  # the others know nothing of it: this rank leaves its own step out
-            self.core.resume()
-            found, rank = self._causes.incident(first), self.group.rank
-            said = f"on rank {rank}, which steps alone: {found.message}"
-            return Aborted(incident=replace(found, message=said, rank=rank), pending=first, is_own=True)
+            return Aborted(incident=self._causes.own_incident(first), pending=first, is_own=True)
+        self.storage.discard_from(first.number)
         self.progress, self.precision.state = first.before, first.precision
         self.core.resume()
         since = tuple(one.batch for one in updates[index + 1 :])
@@ -353,7 +358,10 @@ class Engine:
             ReplicaError: the ranks' parameters have become different.
         """
         if self.progress.update >= number:
+            alone = self.reducers.is_alone
             self.reducers.after_update(number)
+            if alone:
+                self.core.move_average(number)
             self.core.begin()  # statistics that the ranks have averaged stay, whatever breaks off next
             if self._empty_cache is not None:
                 self._empty_cache(number)
@@ -477,6 +485,8 @@ class Engine:
     def load_own(self, state: Tree) -> list[str]:
         """Restore what `own_part` gave; says what begins afresh or is given up."""
         settings = [*self.changed_settings(state).values()]
+        self.progress = Progress.from_state_dict(state["progress"])
+        self.reducers.follow(self.progress.update)
         for name, theirs in state.get("tasks", {}).items():
             self.parts.context.tasks[name].load_state_dict(theirs)
         changed = settings + self.parts.saved.load_state_dict(state)
@@ -486,8 +496,6 @@ class Engine:
         self._begun = state["run"].get("begun") or {}
         self.core.learning_rates.begun_at = self._begun.get("lr_schedule", 0)
         self.core.learning_rates.reloaded()
-        self.progress = Progress.from_state_dict(state["progress"])
-        self.reducers.follow(self.progress.update)
         return changed
 
     @contextmanager

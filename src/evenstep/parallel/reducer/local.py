@@ -276,8 +276,12 @@ class LocalReducer(Reducer, ChoosesTrained, StepsAlone):
         if not self._settings.synchronous_updates:
             self.restart()
 
+    def is_alone_after(self, update: int) -> bool:
+        """Whether the update after `update` is each rank's own."""
+        return update >= self._settings.synchronous_updates
+
     def follow(self, update: int) -> None:
-        self.is_alone = update >= self._settings.synchronous_updates
+        self.is_alone = self.is_alone_after(update)
         self._now = self._apart if self.is_alone else self._together
 
     @property
