@@ -354,10 +354,12 @@ class Engine:
     def after_update(self, number: int) -> None:
         """End update `number`: where it is not known to be aborted, nothing that follows takes it back.
 
+        Where ranks step alone, it has ended already if a hook has asked for the state after it.
+
         Raises:
             ReplicaError: the ranks' parameters have become different.
         """
-        if self.progress.update >= number:
+        if self.progress.update >= number and not self.reducers.is_ended(number):
             alone = self.reducers.is_alone
             self.reducers.after_update(number)
             if alone:
@@ -405,6 +407,13 @@ class Engine:
 
     # --- for whoever evaluates and saves
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank holds its part of the state after the last committed update, without asking the others."""
+        reducers = self.reducers
+        away = reducers.is_torn or reducers.in_flight or reducers.owes_share(self.progress.update)
+        return self.core.is_whole and not away
+
     def prepare(self) -> None:
         """Put model, optimizer and normalisation layers into training mode."""
         if not self.model.training:
@@ -415,6 +424,7 @@ class Engine:
     @contextmanager
     def evaluating(self, *, average: bool | None = None) -> Generator[None]:
         """Inside, the parameters are the average's, where that is to be evaluated (first), or else the optimizer's."""
+        self._end_update()
         ema = self._ema if (self._evaluated[0][1] if average is None else average) else None
         with self.parts.modes.evaluating(), self.reducers.shown() if ema is None else ema.swapped():
             yield
@@ -444,11 +454,13 @@ class Engine:
         Args:
             whole: False to leave tensors that are cut over ranks as they are, which costs no memory.
         """
+        self._end_update()
         tensors = {**self.parts.saved.state_dict(whole=whole), "trained": self.core.trained.state_dict()}
         return self.parts.portion.gathered(tensors)
 
     def held_tensors(self) -> Tree:
-        """What this rank holds of them, without asking the others."""
+        """What this rank holds of them, without asking the others, where it `is_whole`."""
+        self._end_update()
         tensors = {**self.parts.saved.part(), "trained": self.core.trained.state_dict()}
         return self.parts.portion.part(tensors)
 
@@ -513,6 +525,11 @@ class Engine:
             if error is raised:
                 raise
             raise error from raised
+
+    def _end_update(self) -> None:
+        """Where ranks step alone, do what follows the last committed update, for a hook that asks for what it gave."""
+        if self.reducers.is_alone:
+            self.after_update(self.progress.update)
 
     def _committed(self, pending: PendingUpdate) -> Committed:
         self._last_loss = SummedLoss(self.storage.pending_sum(_LOSS, update=pending.number), self.group)

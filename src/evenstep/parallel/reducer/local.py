@@ -198,6 +198,7 @@ class LocalReducer(Reducer, ChoosesTrained, StepsAlone):
 
     Attributes:
         is_current: whether the module holds what the ranks share.
+        shared_until: the last update after which all was shared that was due; ranks that are left redo what is not.
         momentum: v of the outer optimizer by name; empty where it keeps none.
     """
 
@@ -243,16 +244,17 @@ class LocalReducer(Reducer, ChoosesTrained, StepsAlone):
             self._together.after_update(update)
             if not since:
                 self.restart()
+            self.shared_until = update
             return
         self.is_current = False
         self.is_torn = True
-        for number in range(len(self._fragments)):
-            if (since - settings.every_updates * number // settings.fragments) % settings.every_updates == 0:
-                self._send(number, update)
+        for number in self._due(update):
+            self._send(number, update)
         for number, (sent, _) in list(self._flight.items()):
             if update - sent == settings.overlap_updates:
                 self._arrive(number)
         self.is_torn = False
+        self.shared_until = update
         if self.is_current:
             compare_replicas(self.module, self.group, update)
 
@@ -276,12 +278,9 @@ class LocalReducer(Reducer, ChoosesTrained, StepsAlone):
         if not self._settings.synchronous_updates:
             self.restart()
 
-    def is_alone_after(self, update: int) -> bool:
-        """Whether the update after `update` is each rank's own."""
-        return update >= self._settings.synchronous_updates
-
     def follow(self, update: int) -> None:
-        self.is_alone = self.is_alone_after(update)
+        self.shared_until = update
+        self.is_alone = update >= self._settings.synchronous_updates
         self._now = self._apart if self.is_alone else self._together
 
     @property
@@ -292,6 +291,9 @@ class LocalReducer(Reducer, ChoosesTrained, StepsAlone):
     @property
     def in_flight(self) -> bool:
         return bool(self._flight)
+
+    def owes_share(self, update: int) -> bool:
+        return self.shared_until < update and bool(self._due(update))
 
     @contextmanager
     def shown(self) -> Generator[None]:
@@ -371,7 +373,24 @@ class LocalReducer(Reducer, ChoosesTrained, StepsAlone):
             come = {name: value.to(self._shared[name].device) for name, value in one["mean"].items()}
             self._flight[int(number)] = one["sent"], MeanOverRanks.of(come)
 
+    # --- for ranks that go on without a lost one
+
+    @property
+    def together_until(self) -> int:
+        """After how many updates ranks step alone."""
+        return self._settings.synchronous_updates
+
     # --- one share
+
+    def _due(self, update: int) -> list[int]:
+        """The fragments that are sent after `update`."""
+        settings, since = self._settings, update - self._settings.synchronous_updates
+        return [
+            number
+            for number in range(len(self._fragments))
+            if since > 0
+            and (since - settings.every_updates * number // settings.fragments) % settings.every_updates == 0
+        ]
 
     def _send(self, number: int, update: int) -> None:
         """Begin to sum a fragment over the ranks."""

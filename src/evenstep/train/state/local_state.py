@@ -114,7 +114,7 @@ class OwnState(LocalState):
                 f"model, which is what those ranks share."
             )
         update = state["progress"]["update"]
-        if not reducer.is_alone_after(update):
+        if update < reducer.together_until:
             raise CheckpointError(
                 f"the checkpoint is of ranks that step alone after update {update}, each with parameters and an "
                 f"optimizer state of its own, from which they can't go on together; let `synchronous_updates` be at "
