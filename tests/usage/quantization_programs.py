@@ -60,7 +60,6 @@ def quantized(
         if strategy == "stages":
             model = PipelineModel(net, mesh=Mesh.of(group, pipeline=2), schedule="zb_h1")
         hook.prepare(model)
-        ema = None if strategy == "local" else Ema(decay=0.5)
         trainer = Trainer(
             model=model,
             task=Square(),
@@ -71,7 +70,7 @@ def quantized(
             strategy=strategy_of(strategy, model, group),
             folder=folder,
             hooks=[hook, StopAt()],
-            train=Training(clip_norm=1.0, ema=ema),
+            train=Training(clip_norm=1.0, ema=Ema(decay=0.5)),
             checkpoint=Checkpointing(asynchronous=False),
             log=Logging(writers=()),
         )
