@@ -205,7 +205,7 @@ RANKS = {
     "zero1": ["--parallel.strategy", "zero1"],
     "local": [
         *("--parallel.strategy", "local", "--parallel.local.every_updates", "4"),
-        *("--train.precision", "16-mixed", "--ema.decay", "0.9"),
+        *("--ema.decay", "0.9"),
     ],
     "ordered": ["--parallel.reduction", "ordered"],
     "a pipeline": ["--parallel.pipeline", "2", "--model.target", "parts.py:layers"],
