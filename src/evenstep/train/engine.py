@@ -363,7 +363,9 @@ class Engine:
             alone = self.reducers.is_alone
             self.reducers.after_update(number)
             if alone:
+                self.core.is_whole = False  # until the average has followed
                 self.core.move_average(number)
+                self.core.is_whole = True
             self.core.begin()  # statistics that the ranks have averaged stay, whatever breaks off next
             if self._empty_cache is not None:
                 self._empty_cache(number)
