@@ -310,20 +310,23 @@ class Engine:
     # --- for a loop that lets an accelerator run ahead, as `Trainer`'s does
 
     def dispatch(self, batch: GlobalBatch) -> PendingUpdate:
-        """Compute one update, and apply it where its gradient is finite; the device may be at it still on return.
-
-        Where this rank steps alone, a gradient that overflows the loss scale is computed again at lower ones at once:
-        the others know nothing of it.
-        """
-        pending = self._compute(batch, self.progress)
-        while self.reducers.is_alone and (overflow := self._causes.own_overflow(pending)):
-            self._report(overflow)
-            self.lower_scale()
-            pending = self._compute(batch, self.progress)
+        """Compute one update, and apply it where its gradient is finite; the device may be at it still on return."""
+        pending = self._fitting(self._compute(batch, self.progress))
         self._pending.append(pending)
         progress = pending.before.committed(batch, skipped_samples=pending.skipped_samples)
         object.__setattr__(self, "progress", progress)  # not by way of what refuses all others
         self.precision.committed()
+        return pending
+
+    def _fitting(self, pending: PendingUpdate) -> PendingUpdate:
+        """An update of this rank, which steps alone, at a loss scale that its gradient does not overflow.
+
+        It is computed again at lower ones at once, as the others know nothing of it.
+        """
+        while self.reducers.is_alone and (overflow := self._causes.own_overflow(pending)):
+            self._report(overflow)
+            self.lower_scale()
+            pending = self._compute(pending.batch, pending.before)
         return pending
 
     @property
@@ -360,12 +363,7 @@ class Engine:
             ReplicaError: the ranks' parameters have become different.
         """
         if self.progress.update >= number and not self.reducers.is_ended(number):
-            alone = self.reducers.is_alone
             self.reducers.after_update(number)
-            if alone:
-                self.core.is_whole = False  # until the average has followed
-                self.core.move_average(number)
-                self.core.is_whole = True
             self.core.begin()  # statistics that the ranks have averaged stay, whatever breaks off next
             if self._empty_cache is not None:
                 self._empty_cache(number)

@@ -206,8 +206,11 @@ class Update:
         for buffers in self._changing:
             buffers.restore(applied.aborted)
         self._is_unjudged = False
-        if not self._execution.reducers.is_alone:  # what ranks share has not moved yet
-            self.move_average(update, applied.aborted)
+        # a verdict that is still on the device is not read here: the average follows it there; of ranks that step alone
+        # it follows what they share
+        is_made = isinstance(applied.aborted, Tensor) or applied.aborted == 0.0
+        if self._ema is not None and is_made and not self._execution.reducers.is_alone:
+            self._ema.after_update(update, applied.aborted)
         self.is_whole = True
         put = self._context.storage.put
         put("train/grad_norm", applied.norm, update=update)
@@ -223,11 +226,6 @@ class Update:
             skipped_samples=weights.skipped_samples,
             gathered=gathered,
         )
-
-    def move_average(self, update: int, aborted: Tensor | float = 0.0) -> None:
-        """Let the average follow what `update` has made; a verdict that is still on the device is followed there."""
-        if self._ema is not None and (isinstance(aborted, Tensor) or aborted == 0.0):
-            self._ema.after_update(update, aborted)
 
     def _refuse_sparse(self) -> None:
         """Raise TaskError where the backward has left a sparse gradient that no module has announced."""

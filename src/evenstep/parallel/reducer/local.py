@@ -191,6 +191,10 @@ class Inner(Protocol):
         """Let the optimizer's state of these parameters be that of a new optimizer."""
         ...
 
+    def follow_shared(self, update: int) -> None:
+        """What ranks share is that after `update`: let an average follow it."""
+        ...
+
 
 @final
 class LocalReducer(Reducer, ChoosesTrained, StepsAlone):
@@ -253,6 +257,7 @@ class LocalReducer(Reducer, ChoosesTrained, StepsAlone):
         for number, (sent, _) in list(self._flight.items()):
             if update - sent == settings.overlap_updates:
                 self._arrive(number)
+        self._inner.follow_shared(update)
         self.is_torn = False
         self.shared_until = update
         if self.is_current:

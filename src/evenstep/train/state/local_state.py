@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evenstep.errors import CheckpointError
+from evenstep.optim.ema import Ema
 from evenstep.optim.multi import inner
 from evenstep.optim.stepping import Steps
 from evenstep.parallel import Reducers, mapped
@@ -164,10 +165,12 @@ class InnerOptimizer:
     Args:
         optimizer: as it was built.
         steps: in which format it steps.
+        ema: the average that follows what ranks share, or None.
     """
 
     optimizer: Optimizer
     steps: Steps
+    ema: Ema | None
     _built: dict[int, Tree] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -188,12 +191,16 @@ class InnerOptimizer:
                 if each.state.pop(one, None) is not None and id(one) in self._built:
                     each.state[one] = deepcopy(self._built[id(one)])
 
+    def follow_shared(self, update: int) -> None:
+        if self.ema is not None:
+            self.ema.after_update(update)
 
-def build_local_state(reducers: Reducers, optimizer: Optimizer, steps: Steps) -> LocalState:
+
+def build_local_state(reducers: Reducers, optimizer: Optimizer, steps: Steps, ema: Ema | None) -> LocalState:
     """What ranks hold beside what they share; one that steps alone does so with this optimizer."""
     reducer, layout = reducers.alone, reducers.layout
     if not isinstance(reducer, LocalReducer) or not isinstance(layout, OwnStates):
         return LocalState()
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
-    reducer.attach(parameters, InnerOptimizer(optimizer, steps))
+    reducer.attach(parameters, InnerOptimizer(optimizer, steps, ema))
     return OwnState(reducer, layout)
