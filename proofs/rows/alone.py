@@ -16,13 +16,14 @@ from launched import group_of_ranks
 from torch import Tensor, nn
 
 import evenstep
-from evenstep import Checkpointing, Hook, Local, MapData, Ordered, Trainer, Training
+from evenstep import Checkpointing, Ema, Hook, Local, MapData, Ordered, Trainer, Training
 from evenstep.errors import LostRankError
 from evenstep.events import UpdateBegin
 from rows.killed import digest
 
 UPDATES, EVERY, TOGETHER, SAVED = 22, 4, 5, 3  # the run ends in the midst of a period; updates between checkpoints
-RATE, CLIP = 0.05, 0.4
+RATE, CLIP, DECAY = 0.05, 0.4, 0.8
+SCALE, GROWTH = 2.0**520, 2  # a loss scale whose gradients' squares are too large for float64; updates until it doubles
 FRAGMENT = 15  # elements of the first of two fragments: of the network's first matrix
 LATE, OWN = 2, 0.25  # updates that a mean is on its way; share of a rank's own in what it takes
 
@@ -126,9 +127,16 @@ def flat(model: nn.Module) -> Tensor:
     return torch.cat([one.detach().flatten() for one in model.parameters()])
 
 
-def trained(method: str, folder: str | None = None, kill: int | None = None) -> tuple[list[float], list[float], str]:
-    """What the ranks share at the end, what this rank holds, and a sha256 of all that training changes on any rank."""
+def trained(method: str, folder: str | None = None, kill: int | None = None, *, scaled: bool = False) -> Any:
+    """What the ranks share at the end, its average, what this rank holds, and a sha256 of all that training changes.
+
+    Args:
+        folder: of a run that is saved, and gone on with.
+        kill: the update at whose beginning all ranks but the first are killed.
+        scaled: whether losses are scaled, by each rank as its gradients allow: powers of 2, which round nothing.
+    """
     group, model = group_of_ranks(), network()
+    mixed = evenstep.Fp16Mixed(initial=SCALE, growth_updates=GROWTH)
     checkpoint = Checkpointing(every_updates=SAVED, asynchronous=False)
     kept: dict[str, Any] = {} if folder is None else {"folder": Path(folder), "checkpoint": checkpoint}
     trainer = Trainer(
@@ -140,7 +148,8 @@ def trained(method: str, folder: str | None = None, kill: int | None = None) -> 
         device="cpu",
         strategy=Local(Ordered(group), every_updates=EVERY, **METHODS[method][0]),
         lr_schedule={"kind": "linear", "end_factor": 0.1},
-        train=Training(clip_norm=CLIP, check_loss=False),
+        precision=mixed if scaled else "32-true",
+        train=Training(clip_norm=CLIP, check_loss=False, ema=Ema(decay=DECAY)),
         hooks=[None if kill is None else KillAt(kill)],
         log=evenstep.Logging(writers=()),
         **kept,
@@ -149,9 +158,11 @@ def trained(method: str, folder: str | None = None, kill: int | None = None) -> 
         trainer.resume("auto")
     trainer.train()
     own = digest([flat(model), trainer.optimizer.state_dict()["state"]])
-    state = trainer.state_dict()["model"]
-    shared = torch.cat([one.flatten() for one in state.values()])
-    return shared.tolist(), flat(model).tolist(), digest([shared, *group.gather(own)])
+    state = trainer.state_dict()
+    shared, average = (torch.cat([one.flatten() for one in state[part].values()]) for part in ("model", "ema"))
+    if scaled and len(set(group.gather(mixed.scale))) == 1:
+        raise RuntimeError("the ranks were to come to different loss scales")
+    return shared.tolist(), average.tolist(), flat(model).tolist(), digest([shared, average, *group.gather(own)])
 
 
 def every_update(*, alone: bool) -> str:
@@ -175,23 +186,23 @@ def every_update(*, alone: bool) -> str:
     return digest(flat(model))
 
 
-def left(method: str, folder: str, kill: int) -> str:
+def left(method: str, folder: str, kill: int, *, scaled: bool = False) -> str:
     """What a rank says of the one that is killed."""
     try:
-        trained(method, folder, kill)
+        trained(method, folder, kill, scaled=scaled)
     except LostRankError as error:
         return str(error)
     raise AssertionError(f"the run was to end at update {kill}")
 
 
-def by_hand(method: str, ranks: int) -> tuple[list[float], list[list[float]]]:
-    """What the ranks share after the same updates, and what each of them holds."""
+def by_hand(method: str, ranks: int) -> tuple[list[float], list[float], list[list[float]]]:
+    """What the ranks share after the same updates, its average, and what each of them holds."""
     settings, outer = METHODS[method]
     together = settings.get("synchronous_updates", 0)
     models = [network() for _ in range(ranks)]
     optimizers = [torch.optim.AdamW(model.parameters(), lr=RATE) for model in models]
     x, y = (torch.stack([point[part] for point in points()]) for part in (0, 1))
-    shared, steps, sent = flat(models[0]), [], {}
+    shared, averaged, steps, sent = flat(models[0]), flat(models[0]), [], {}
     borders = [0, FRAGMENT, len(shared)] if "fragments" in settings else [0, len(shared)]
     parts = [slice(*pair) for pair in pairwise(borders)]
     late, own = settings.get("overlap_updates", 0), settings.get("own_share", 0.0)
@@ -206,12 +217,11 @@ def by_hand(method: str, ranks: int) -> tuple[list[float], list[list[float]]]:
             (((model(x[first : first + size]) - y[first : first + size]) ** 2).sum() / size).backward()
             nn.utils.clip_grad_norm_(model.parameters(), CLIP)
             optimizer.step()
-        if update == together:
-            shared = flat(models[0])
         if update <= together:
-            continue
-        steps = steps or [outer(shared[part]) for part in parts]
-        for number, part in enumerate(parts):
+            shared = flat(models[0])
+        elif not steps:
+            steps = [outer(shared[part]) for part in parts]
+        for number, part in enumerate(parts if update > together else ()):
             if (update - together - EVERY * number // len(parts)) % EVERY == 0:
                 sent[number, update + late] = torch.stack([flat(model)[part] for model in models]).mean(0)
             mean = sent.pop((number, update), None)
@@ -223,4 +233,5 @@ def by_hand(method: str, ranks: int) -> tuple[list[float], list[list[float]]]:
                 held = flat(model)
                 held[part] = own * held[part] + (1 - own) * shared[part]
                 nn.utils.vector_to_parameters(held, model.parameters())
-    return shared.tolist(), [flat(model).tolist() for model in models]
+        averaged = DECAY * averaged + (1 - DECAY) * shared
+    return shared.tolist(), averaged.tolist(), [flat(model).tolist() for model in models]

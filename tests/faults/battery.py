@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from alone import CHECKS as ALONE
 from divided import CHECKS
 from equipped import CHECKS as EQUIPPED
 from injector import (
@@ -870,7 +871,7 @@ def processes_out_of_memory() -> None:
         assert ends[0].said["sha256"] == ends[1].said["sha256"]
 
 
-CASES += [Case(name, check, slow) for name, check, slow in (*CHECKS, *REDONE, *EQUIPPED)]
+CASES += [Case(name, check, slow) for name, check, slow in (*CHECKS, *REDONE, *EQUIPPED, *ALONE)]
 
 
 def limited(check: Callable[[], None], limit_s: float) -> float:

@@ -64,7 +64,7 @@ AREAS = (
                 "unit/parallel/test_local.py::test_streaming_is_its_definition",
             ),
             works(
-                "… left in the midst of a period and taken up with the same bits, with every precision it takes",
+                "… left in the midst of a period and taken up with the same bits, in every precision, with an average",
                 "usage/test_local.py::test_a_run_goes_on_where_it_was_with_the_same_bits",
             ),
             works(
@@ -79,13 +79,33 @@ AREAS = (
             works(
                 "… a rank that runs out of memory does its own again, also while a mean is on its way", "faults: local"
             ),
-            refused(
-                "`local`: a checkpoint of its ranks on another number of ranks, or with another strategy",
+            works(
+                "… a loss scale of each rank's own; an overflow on one rank alone is tried again by that rank",
+                "unit/train/test_local_scales.py::"
+                "test_each_rank_comes_to_the_loss_scale_of_its_own_gradients_and_no_step_is_lost",
+                "unit/train/test_local_scales.py::test_a_scale_of_its_own_is_saved_for_each_rank_and_restored_exactly",
+                "faults: local",
+            ),
+            works(
+                "… an average of what ranks share, in every update; evaluated, learned from, resumed",
+                "unit/train/test_local_averages.py::test_the_average_follows_what_ranks_share_in_every_update",
+                "unit/train/test_local_averages.py::test_a_task_learns_from_the_average_of_what_ranks_share",
+                "prove: local",
+            ),
+            works(
+                "… the state that a hook asks for, or that is saved after an error in one, has what ranks share",
+                "unit/train/test_local.py::test_the_state_that_a_hook_asks_for_is_that_after_what_ranks_share",
                 "unit/train/test_local.py::"
-                "test_with_another_number_of_ranks_or_strategy_a_checkpoint_is_refused_by_name",
+                "test_after_an_error_in_a_hook_nothing_is_saved_of_an_update_that_ranks_have_not_shared",
             ),
             refused(
-                "`local` with averages, loss scales, stages, ranks that come and go, answers of all ranks together",
+                "`local`: a checkpoint of its ranks on another number of ranks, with another strategy, or put together",
+                "unit/train/test_local.py::"
+                "test_with_another_number_of_ranks_or_strategy_a_checkpoint_is_refused_by_name",
+                "unit/train/test_local_scales.py::test_ranks_that_have_stepped_alone_are_not_put_together_again",
+            ),
+            refused(
+                "`local` with stages, ranks that come and go, answers of all ranks together",
                 "unit/train/test_local.py::test_what_can_not_be_is_refused_when_the_run_is_built",
                 "unit/train/test_local.py::test_ranks_that_come_and_go_and_other_replicas_are_refused",
             ),

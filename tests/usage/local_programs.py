@@ -8,8 +8,9 @@ from launched import digest, group_of_ranks
 from torch import Tensor, nn
 
 import evenstep
-from evenstep import Checkpointing, Logging, Training
+from evenstep import Checkpointing, Ema, Logging, Training
 from evenstep.parallel import Ddp, Local, Ordered
+from evenstep.precision import Fp16Mixed, Fp16NoMaster, Fp16True
 
 SLOWMO = {"outer_lr": 0.9, "outer_momentum": 0.6, "by_inner_rate": True}
 DILOCO = {"outer_lr": 0.7, "outer_momentum": 0.9, "nesterov": True}
@@ -18,6 +19,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "SlowMo": {"synchronous_updates": 2, **SLOWMO},
     "streaming DiLoCo": {"fragments": 3, "overlap_updates": 2, "own_share": 0.5, **DILOCO},
 }
+
+
+SCALED = {"16-mixed": Fp16Mixed, "16-true": Fp16True, "16-true-no-master": Fp16NoMaster}
+"""With a loss scale that each rank lowers now and then: it begins too high, and is doubled every second update."""
 
 
 class Square(evenstep.Task):
@@ -35,7 +40,10 @@ def net() -> nn.Module:
 
 def data(count: int = 40) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(2)
-    return [(torch.randn(4, generator=generator), torch.randn((), generator=generator)) for _ in range(count)]
+    return [
+        (torch.randn(4, generator=generator), torch.randn((), generator=generator) * 2.0 ** (n % 7))
+        for n in range(count)
+    ]
 
 
 class StopAt(evenstep.Hook):
@@ -43,7 +51,7 @@ class StopAt(evenstep.Hook):
         self.update = update
 
     def after_update(self, event: Any) -> None:
-        if event.update == self.update:
+        if event.update == self.update and event.committed:  # not where a scale was too high
             self.trainer.request_stop("for now")
 
 
@@ -61,11 +69,11 @@ def trainer(
         evaluations=evenstep.MapData(data(10), global_batch_size=5),
         device="cpu",
         strategy=Local(replicas, every_updates=4, **SETTINGS[name]),
-        precision=precision,
+        precision=SCALED[precision](initial=2.0**20, growth_updates=2) if precision in SCALED else precision,
         lr_schedule={"kind": "linear", "warmup_updates": 3},
         hooks=[StopAt(stop)] if stop else [],
         folder=folder,
-        train=Training(clip_norm=0.5),
+        train=Training(clip_norm=0.5, ema=Ema(decay=0.8, evaluated="both")),
         checkpoint=Checkpointing(asynchronous=False),
         log=Logging(every_updates=5, writers=()),
     )
@@ -74,7 +82,7 @@ def trainer(
 def goes_on(folder: str, name: str, options: dict[str, Any], stops: list[int]) -> Any:
     """The end of a run that is left alone, and of such that are stopped and taken up by other objects; one digest each.
 
-    Also what each rank holds, and the sum of the losses that were seen.
+    Also what each rank holds, and the losses of what they share and of its average.
     """
     group = group_of_ranks()
     whole = trainer(group, name, Path(folder) / "whole", **options)
@@ -91,7 +99,10 @@ def goes_on(folder: str, name: str, options: dict[str, Any], stops: list[int]) -
     return ends
 
 
-def _end(one: evenstep.Trainer) -> tuple[str, str, float]:
+def _end(one: evenstep.Trainer) -> tuple[str, str, tuple[float, float]]:
     own = digest({name: value.detach() for name, value in one.model.named_parameters()})
     state = {key: value for key, value in one.state_dict().items() if key != "run"}
-    return digest(state), own, one.evaluate()["valid"]["loss"]
+    scales = [str(theirs["precision"]) for theirs in state["local"]["own"].values()]
+    assert scales[0] == "{}" or len(set(scales)) > 1, scales  # the ranks have come to different ones
+    valid = one.evaluate()["valid"]
+    return digest(state), own, (valid["parameters/loss"], valid["loss"])

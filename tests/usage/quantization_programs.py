@@ -175,7 +175,6 @@ def quantized(
     try:
         if strategy.startswith("stages"):
             model = PipelineModel(model, mesh=Mesh.of(group, pipeline=2), split_at=["2"], schedule="zb_h1")
-        ema = None if strategy == "local" else Ema(decay=0.5)
         trainer = trainer_of(
             model,
             [*hooks_of(kind), StopAt(stop)],
@@ -183,7 +182,7 @@ def quantized(
             micro=2,
             strategy=strategy_of(strategy, model, group),
             folder=None if folder is None else Path(folder),
-            train=Training(clip_norm=1.0, ema=ema),
+            train=Training(clip_norm=1.0, ema=Ema(decay=0.5)),
         )
         if folder is not None:
             trainer.resume()

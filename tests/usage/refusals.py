@@ -100,12 +100,6 @@ ALONE: dict[str, Refusal] = {
     "ranks that step alone, in stages": _of(
         *("--parallel.strategy", "local", "--parallel.pipeline", "2"), says="a rank that steps alone holds a whole"
     ),
-    "ranks that step alone, with an average": _of(
-        *("--parallel.strategy", "local", "--ema.decay", "0.9"), says="(`ema`): each rank would average"
-    ),
-    "ranks that step alone, with a loss scale": _of(
-        *("--parallel.strategy", "local", "--train.precision", "16-mixed"), says="a loss scale of its own"
-    ),
     "ranks that step alone and go back": _of(
         *("--parallel.strategy", "local", "--failures.non_finite", "rewind"), says="`failures.non_finite`: a rank that"
     ),

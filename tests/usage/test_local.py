@@ -12,11 +12,14 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "ranks", "options", "stops"),
     [
-        ("streaming DiLoCo", 2, {}, [3, 6]),
+        ("streaming DiLoCo", 2, {"precision": "16-mixed"}, [3, 6]),
+        pytest.param("streaming DiLoCo", 2, {}, [3, 6], marks=SLOW),
         pytest.param("streaming DiLoCo", 3, {"ordered": True, "precision": "bf16-true"}, [5, 7, 8, 9], marks=SLOW),
         pytest.param("SlowMo", 3, {"precision": "bf16-true-no-master"}, [1, 2, 5, 6], marks=SLOW),
         pytest.param("SlowMo", 2, {"precision": "bf16-mixed", "ordered": True}, [3, 10, 13], marks=SLOW),
         pytest.param("local SGD", 4, {"precision": "bf16-true"}, [2, 4, 7], marks=SLOW),
+        pytest.param("SlowMo", 3, {"precision": "16-true"}, [1, 3, 6, 11], marks=SLOW),
+        pytest.param("local SGD", 2, {"precision": "16-true-no-master", "ordered": True}, [2, 5], marks=SLOW),
     ],
 )
 def test_a_run_goes_on_where_it_was_with_the_same_bits(

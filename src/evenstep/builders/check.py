@@ -38,7 +38,7 @@ from evenstep.parallel.named import check_single
 from evenstep.parallel.rank_info import is_launched
 from evenstep.parallel.reducer.sharded import check_sharding
 from evenstep.precision import PRECISIONS, Float8Mixed, LossScaled
-from evenstep.train.checks.local import check_answer, check_scale, check_training
+from evenstep.train.checks.local import check_answer, check_training
 from evenstep.train.checks.whole_update import check_kinds
 from evenstep.train.resolve import policies_of
 
@@ -223,10 +223,9 @@ def _ranks(config: Config) -> Iterator[Fault]:
     if parallel.strategy == "local":
         build = partial(Local, Ddp(Group()), **parallel.local.model_dump())
         yield from faults_of(build, keys_in("parallel.local", parallel.local), "parallel.strategy")
-        names = {"ema": "ema", "combine": "combine", "non_finite": "failures.non_finite"}
+        names = {"combine": "combine", "non_finite": "failures.non_finite"}
         for key, rule in (
-            ("train.precision", lambda: check_scale(build_precision(config))),
-            ("ema", lambda: check_training(build_training(config))),
+            ("combine", lambda: check_training(build_training(config))),
             ("failures.non_finite", lambda: check_answer(policies_of(build_failures(config)))),
         ):
             yield from faults_of(rule, names, key, "parallel.strategy")

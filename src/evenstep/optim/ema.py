@@ -9,7 +9,7 @@ with d = decay, or d = min(decay, (1 + n) / (10 + n)) at the n-th move where it 
 ones too.
 """
 
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal, final, get_args
 
@@ -80,6 +80,7 @@ class Ema:
         self._moving: list[str] = []
         self._copied: list[str] = []
         self._formats: dict[str, torch.dtype] = {}
+        self._shared: Callable[[], Mapping[str, Tensor]] = dict
 
     @property
     def settings(self) -> dict[str, float]:
@@ -106,11 +107,18 @@ class Ema:
                 f"average would never begin; lower it."
             )
 
-    def attach(self, model: nn.Module, formats: Mapping[str, torch.dtype] | None = None) -> None:
+    def attach(
+        self,
+        model: nn.Module,
+        formats: Mapping[str, torch.dtype] | None = None,
+        shared: Callable[[], Mapping[str, Tensor]] = dict,
+    ) -> None:
         """Follow `model`, whose tensors are on their device already. The average begins as a copy.
 
         Args:
             formats: to which parameters of these names are rounded where the average takes them.
+            shared: gives, by name, what is followed now in the place of the model's, in any format: what ranks share
+                where each has made something else of it.
         """
         if self._live:
             raise ArgumentError(
@@ -132,17 +140,16 @@ class Ema:
                 for name, tensor in self._live.items()
             }
 
-        self._formats = dict(formats or {})
-        for name in self._formats:
-            local_tensor(self._average[name]).copy_(self._value(name))
+        self._formats, self._shared = dict(formats or {}), shared
+        self.restart(self._formats)
         self._moving = [name for name, one in self._average.items() if one.is_floating_point() or one.is_complex()]
         self._copied = [name for name in self._average if name not in self._moving]
 
     def restart(self, names: Collection[str] | None = None) -> None:
         """Begin again as a copy of what the model holds now: all, or parameters and buffers of these names."""
-        for name, average in self._average.items():
-            if names is None or name in names:
-                local_tensor(average).copy_(self._value(name))
+        begun = [name for name in self._average if names is None or name in names]
+        for name, value in zip(begun, self._values(begun), strict=True):
+            local_tensor(self._average[name]).copy_(value)
 
     @property
     def followed(self) -> list[tuple[str, Tensor, Tensor]]:
@@ -170,14 +177,15 @@ class Ema:
             return
         weight = self.share(update)
         average = [local_tensor(self._average[name]) for name in self._moving]
-        live = [self._value(name).to(tensor.dtype) for name, tensor in zip(self._moving, average, strict=True)]
+        values = self._values([*self._moving, *self._copied])
+        live = [value.to(tensor.dtype) for value, tensor in zip(values, average, strict=False)]
         if isinstance(aborted, Tensor):
             share = (1.0 - aborted) * weight
             foreach_move(average, live, [share.to(tensor.dtype) for tensor in average])
         else:
             foreach_move(average, live, weight)
-        for name in self._copied:
-            self._average[name].copy_(self._live[name])
+        for name, value in zip(self._copied, values[len(average) :], strict=True):
+            local_tensor(self._average[name]).copy_(value)
 
     def decay_at(self, update: int) -> float:
         """The share of the old average that stays after committed update `update`, one at which it moves.
@@ -193,10 +201,14 @@ class Ema:
         moves = update // self._every_updates - self._start_update // self._every_updates
         return min(self._decay, (1 + moves) / (10 + moves))
 
-    def _value(self, name: str) -> Tensor:
+    def _values(self, names: Sequence[str]) -> list[Tensor]:
         """What this rank holds of what is followed, as the model computes with it."""
-        value = local_tensor(self._live[name])
-        return value.to(self._formats[name]) if name in self._formats else value
+        shared, values = self._shared(), list[Tensor]()
+        for name in names:
+            live = local_tensor(self._live[name])
+            value = shared[name].to(live.dtype) if name in shared else live
+            values.append(value.to(self._formats[name]) if name in self._formats else value)
+        return values
 
     @contextmanager
     def swapped(self) -> Generator[None]:

@@ -195,6 +195,14 @@ class Reducers:
         """Whether something is on its way between ranks, without which the state of this one is not whole."""
         return self.alone is not None and self.alone.in_flight
 
+    def is_ended(self, update: int) -> bool:
+        """Whether this rank, which steps alone, has done what follows committed update `update`."""
+        return self.is_alone and self.alone is not None and self.alone.shared_until >= update
+
+    def owes_share(self, update: int) -> bool:
+        """Whether other ranks must be met before the state of this one is that after committed update `update`."""
+        return self.is_alone and self.alone is not None and self.alone.owes_share(update)
+
     def shown(self) -> AbstractContextManager[None]:
         """Inside, modules hold what ranks share, where each has made something else of it since."""
         return nullcontext() if self.alone is None else self.alone.shown()

@@ -318,11 +318,22 @@ class Engine:
 
     def dispatch(self, batch: GlobalBatch) -> PendingUpdate:
         """Compute one update, and apply it where its gradient is finite; the device may be at it still on return."""
-        pending = self._compute(batch, self.progress)
+        pending = self._fitting(self._compute(batch, self.progress))
         self._pending.append(pending)
         progress = pending.before.committed(batch, skipped_samples=pending.skipped_samples)
         object.__setattr__(self, "progress", progress)  # not by way of what refuses all others
         self.precision.committed()
+        return pending
+
+    def _fitting(self, pending: PendingUpdate) -> PendingUpdate:
+        """An update of this rank, which steps alone, at a loss scale that its gradient does not overflow.
+
+        It is computed again at lower ones at once, as the others know nothing of it.
+        """
+        while self.reducers.is_alone and (overflow := self._causes.own_overflow(pending)):
+            self._report(overflow)
+            self.lower_scale()
+            pending = self._compute(pending.batch, pending.before)
         return pending
 
     @property
@@ -342,12 +353,9 @@ class Engine:
         if index is None:
             return None
         first = updates[index]
-        self.storage.discard_from(first.number)
         if self.reducers.is_alone:  # the others know nothing of it: this rank leaves its own step out
-            self.core.resume()
-            found, rank = self._causes.incident(first), self.group.rank
-            said = f"on rank {rank}, which steps alone: {found.message}"
-            return Aborted(incident=replace(found, message=said, rank=rank), pending=first, is_own=True)
+            return Aborted(incident=self._causes.own_incident(first), pending=first, is_own=True)
+        self.storage.discard_from(first.number)
         self.progress, self.precision.state = first.before, first.precision
         self.core.resume()
         since = tuple(one.batch for one in updates[index + 1 :])
@@ -356,10 +364,12 @@ class Engine:
     def after_update(self, number: int) -> None:
         """End update `number`: where it is not known to be aborted, nothing that follows takes it back.
 
+        Where ranks step alone, it has ended already if a hook has asked for the state after it.
+
         Raises:
             ReplicaError: the ranks' parameters have become different.
         """
-        if self.progress.update >= number:
+        if self.progress.update >= number and not self.reducers.is_ended(number):
             self.reducers.after_update(number)
             self.core.begin()  # statistics that the ranks have averaged stay, whatever breaks off next
             if self._empty_cache is not None:
@@ -404,6 +414,13 @@ class Engine:
 
     # --- for whoever evaluates and saves
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank holds its part of the state after the last committed update, without asking the others."""
+        reducers = self.reducers
+        away = reducers.is_torn or reducers.in_flight or reducers.owes_share(self.progress.update)
+        return self.core.is_whole and not away
+
     def prepare(self) -> None:
         """Put model, optimizer and normalisation layers into training mode."""
         if not self.model.training:
@@ -414,6 +431,7 @@ class Engine:
     @contextmanager
     def evaluating(self, *, average: bool | None = None) -> Generator[None]:
         """Inside, the parameters are the average's, where that is to be evaluated (first), or else the optimizer's."""
+        self._end_update()
         ema = self._ema if (self._evaluated[0][1] if average is None else average) else None
         with self.parts.modes.evaluating(), self.reducers.shown() if ema is None else ema.swapped():
             yield
@@ -443,11 +461,13 @@ class Engine:
         Args:
             whole: False to leave tensors that are cut over ranks as they are, which costs no memory.
         """
+        self._end_update()
         tensors = {**self.parts.saved.state_dict(whole=whole), "trained": self.core.trained.state_dict()}
         return self.parts.portion.gathered(tensors)
 
     def held_tensors(self) -> Tree:
-        """What this rank holds of them, without asking the others."""
+        """What this rank holds of them, without asking the others, where it `is_whole`."""
+        self._end_update()
         tensors = {**self.parts.saved.part(), "trained": self.core.trained.state_dict()}
         return self.parts.portion.part(tensors)
 
@@ -484,6 +504,8 @@ class Engine:
     def load_own(self, state: Tree) -> list[str]:
         """Restore what `own_part` gave; says what begins afresh or is given up."""
         settings = [*self.changed_settings(state).values()]
+        self.progress = Progress.from_state_dict(state["progress"])
+        self.reducers.follow(self.progress.update)
         for name, theirs in state.get("tasks", {}).items():
             self.parts.context.tasks[name].load_state_dict(theirs)
         changed = settings + self.parts.saved.load_state_dict(state)
@@ -493,8 +515,6 @@ class Engine:
         self._begun = state["run"].get("begun") or {}
         self.core.learning_rates.begun_at = self._begun.get("lr_schedule", 0)
         self.core.learning_rates.reloaded()
-        self.progress = Progress.from_state_dict(state["progress"])
-        self.reducers.follow(self.progress.update)
         return changed
 
     @contextmanager
@@ -512,6 +532,11 @@ class Engine:
             if error is raised:
                 raise
             raise error from raised
+
+    def _end_update(self) -> None:
+        """Where ranks step alone, do what follows the last committed update, for a hook that asks for what it gave."""
+        if self.reducers.is_alone:
+            self.after_update(self.progress.update)
 
     def _committed(self, pending: PendingUpdate) -> Committed:
         self._last_loss = SummedLoss(self.storage.pending_sum(_LOSS, update=pending.number), self.group)

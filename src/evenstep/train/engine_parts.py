@@ -126,7 +126,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     recompute(model, setup.recomputed.here, context.randomness)
     layout = execution.reducers.layout
     steps = build_steps(precision, model=model, optimizer=optimizer, rounded=rounded, layout=layout, seed=setup.seed)
-    local = build_local_state(execution.reducers, optimizer, steps)
+    local = build_local_state(execution.reducers, optimizer, steps, train.ema)
     apply = _apply(setup, execution, steps)
     trained = TrainedParameters(model, optimizer, names, share=execution.reducers.share, check=precision.check_trained)
     core = Update(

@@ -124,7 +124,7 @@ def set_up(
         sharing = strategy_of(strategy, device)
         check_parameters(model, optimizer, formats)
         on = device_of(device, formats)
-        check_local(sharing, model=model, optimizer=optimizer, precision=formats, train=train, policies=policies)
+        check_local(sharing, model=model, optimizer=optimizer, train=train, policies=policies)
         check_formats(formats, model=model, optimizer=optimizer, strategy=sharing)
         check_layers(model, strategy=sharing, precision=formats, train=train)
         if train.compile == "model":

@@ -206,8 +206,10 @@ class Update:
         for buffers in self._changing:
             buffers.restore(applied.aborted)
         self._is_unjudged = False
-        # a verdict that is still on the device is not read here: the average follows it there
-        if self._ema is not None and (isinstance(applied.aborted, Tensor) or applied.aborted == 0.0):
+        # a verdict that is still on the device is not read here: the average follows it there; of ranks that step alone
+        # it follows what they share
+        is_made = isinstance(applied.aborted, Tensor) or applied.aborted == 0.0
+        if self._ema is not None and is_made and not self._execution.reducers.is_alone:
             self._ema.after_update(update, applied.aborted)
         self.is_whole = True
         put = self._context.storage.put

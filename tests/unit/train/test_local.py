@@ -1,6 +1,7 @@
 """Runs whose ranks step alone: what fails on one rank, what is measured, evaluated and refused; ranks as threads."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -338,9 +339,62 @@ def test_before_ranks_step_alone_a_checkpoint_is_one_of_any_number_of_ranks(on_r
     assert on_ranks(4, go_on) == [6] * 4
 
 
+@pytest.mark.parametrize("update", [4, 6])
+def test_the_state_that_a_hook_asks_for_is_that_after_what_ranks_share(on_ranks: OnRanks, update: int) -> None:
+    """Hooks are told of an update before ranks meet; who asks for its state has them meet at once."""
+
+    class Takes(Hook):
+        def after_update(self, event: Any) -> None:
+            if event.update == update:
+                self.state = deepcopy(self.trainer.state_dict())
+
+    def act(group: Group) -> list[Tensor]:
+        takes, ended = Takes(), list[Tensor]()
+        for hooks, state in (([takes], None), ([], takes)):
+            one = trainer(group, hooks=hooks, train=Training(check_loss=False, ema=Ema(decay=0.7)))
+            if state is not None:
+                one.load_state_dict(state.state)
+            one.train()
+            ended.append(
+                torch.cat([held(one.model), *(value.reshape(-1) for value in one.state_dict()["ema"].values())])
+            )
+        return ended
+
+    own, _ = steps(2, 10)
+    for rank, (first, second) in enumerate(on_ranks(2, act)):
+        assert torch.equal(first, second) and (first[:2] - own[rank]).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(("update", "goes_on_from"), [(3, 3), (4, 2)])
+def test_after_an_error_in_a_hook_nothing_is_saved_of_an_update_that_ranks_have_not_shared(
+    on_ranks: OnRanks, tmp_path: Path, update: int, goes_on_from: int
+) -> None:
+    class Raises(Hook):
+        def after_update(self, event: Any) -> None:
+            if event.update == update:
+                raise ValueError("no")
+
+    def act(group: Group) -> Any:
+        def kept(*hooks: Hook) -> Trainer:
+            train = Training(check_loss=False, ema=Ema(decay=0.7))
+            checkpoint = Checkpointing(every_updates=2, asynchronous=False)
+            return trainer(group, hooks=hooks, folder=tmp_path / "run", checkpoint=checkpoint, train=train)
+
+        with pytest.raises(ValueError, match="no"):
+            kept(Raises()).train()
+        group.gather(None)  # all have saved what they could
+        again = kept()
+        again.resume("auto")
+        begun = again.progress.update
+        again.train()
+        return begun, held(again.model)
+
+    own, _ = steps(2, 10)
+    for rank, (begun, parameters) in enumerate(on_ranks(2, act)):
+        assert begun == goes_on_from and (parameters - own[rank]).abs().max() < 1e-12
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "an average": ({"train": Training(ema=Ema())}, "an average of the parameters"),
-    "float16": ({"precision": "16-mixed"}, "a loss scale of its own"),
     "retry": ({"failures": Failures(non_finite="retry")}, "learns by itself"),
     "overlap": ({"settings": {"overlap_updates": EVERY}}, "`overlap_updates` must be below the 4"),
     "fragments": ({"settings": {"fragments": 3}}, "`fragments` must be at most the 2 parameters"),

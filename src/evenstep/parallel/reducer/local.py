@@ -1,9 +1,9 @@
 """Ranks that step alone, and share their parameters every so many updates through one outer optimizer.
 
-Between two shares each rank is a run of its own: its gradient is the mean over its own micro-batches, its norm, clip
-and verdict are its own, and nothing of the update is sent. In a share the mean m of the ranks' parameters gives one
-step of `parallel.outer`, the same on all. Post-local SGD, BMUF, SlowMo, DiLoCo and streaming DiLoCo are settings of
-this; there is no branch for any of them. It does not evaluate or save: those ask for what is `shown`.
+Between two shares each rank is a run of its own: its gradient is the mean over its own micro-batches, its norm, clip,
+loss scale and verdict are its own, and nothing of the update is sent. In a share the mean m of the ranks' parameters
+gives one step of `parallel.outer`, the same on all. Post-local SGD, BMUF, SlowMo, DiLoCo and streaming DiLoCo are
+settings of this; there is no branch for any of them. It does not evaluate or save: those ask for what is `shown`.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -191,6 +191,10 @@ class Inner(Protocol):
         """Let the optimizer's state of these parameters be that of a new optimizer."""
         ...
 
+    def follow_shared(self, update: int) -> None:
+        """What ranks share is that after `update`: let an average follow it."""
+        ...
+
 
 @final
 class LocalReducer(Reducer, ChoosesTrained, StepsAlone):
@@ -198,6 +202,7 @@ class LocalReducer(Reducer, ChoosesTrained, StepsAlone):
 
     Attributes:
         is_current: whether the module holds what the ranks share.
+        shared_until: the last update after which all was shared that was due; ranks that are left redo what is not.
         momentum: v of the outer optimizer by name; empty where it keeps none.
     """
 
@@ -243,16 +248,18 @@ class LocalReducer(Reducer, ChoosesTrained, StepsAlone):
             self._together.after_update(update)
             if not since:
                 self.restart()
+            self.shared_until = update
             return
         self.is_current = False
         self.is_torn = True
-        for number in range(len(self._fragments)):
-            if (since - settings.every_updates * number // settings.fragments) % settings.every_updates == 0:
-                self._send(number, update)
+        for number in self._due(update):
+            self._send(number, update)
         for number, (sent, _) in list(self._flight.items()):
             if update - sent == settings.overlap_updates:
                 self._arrive(number)
+        self._inner.follow_shared(update)
         self.is_torn = False
+        self.shared_until = update
         if self.is_current:
             compare_replicas(self.module, self.group, update)
 
@@ -277,6 +284,7 @@ class LocalReducer(Reducer, ChoosesTrained, StepsAlone):
             self.restart()
 
     def follow(self, update: int) -> None:
+        self.shared_until = update
         self.is_alone = update >= self._settings.synchronous_updates
         self._now = self._apart if self.is_alone else self._together
 
@@ -288,6 +296,9 @@ class LocalReducer(Reducer, ChoosesTrained, StepsAlone):
     @property
     def in_flight(self) -> bool:
         return bool(self._flight)
+
+    def owes_share(self, update: int) -> bool:
+        return self.shared_until < update and bool(self._due(update))
 
     @contextmanager
     def shown(self) -> Generator[None]:
@@ -367,7 +378,24 @@ class LocalReducer(Reducer, ChoosesTrained, StepsAlone):
             come = {name: value.to(self._shared[name].device) for name, value in one["mean"].items()}
             self._flight[int(number)] = one["sent"], MeanOverRanks.of(come)
 
+    # --- for ranks that go on without a lost one
+
+    @property
+    def together_until(self) -> int:
+        """After how many updates ranks step alone."""
+        return self._settings.synchronous_updates
+
     # --- one share
+
+    def _due(self, update: int) -> list[int]:
+        """The fragments that are sent after `update`."""
+        settings, since = self._settings, update - self._settings.synchronous_updates
+        return [
+            number
+            for number in range(len(self._fragments))
+            if since > 0
+            and (since - settings.every_updates * number // settings.fragments) % settings.every_updates == 0
+        ]
 
     def _send(self, number: int, update: int) -> None:
         """Begin to sum a fragment over the ranks."""

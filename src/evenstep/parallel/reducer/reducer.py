@@ -118,15 +118,21 @@ class StepsAlone(ABC):
     Attributes:
         is_alone: whether the next update is this rank's own: its gradients, weights and verdict are summed with nobody.
         is_torn: whether an error came while ranks shared, so that this one holds the state of no update.
+        shared_until: the last update after which all was shared that was due.
     """
 
     is_alone: bool
     is_torn: bool
+    shared_until: int
 
     @property
     @abstractmethod
     def in_flight(self) -> bool:
         """Whether something is on its way between the ranks, without which the state of this one is not whole."""
+
+    @abstractmethod
+    def owes_share(self, update: int) -> bool:
+        """Whether the ranks have still to meet after committed update `update`, to share what is due."""
 
     @abstractmethod
     def follow(self, update: int) -> None:

@@ -12,7 +12,6 @@ from evenstep.optim.multi import inner
 from evenstep.options import Training
 from evenstep.parallel import Local, Strategy
 from evenstep.pipeline import PipelineModel
-from evenstep.precision import Precision
 from evenstep.train.failures import Skip, Stop
 from evenstep.train.failures.policies import Policies
 
@@ -22,7 +21,6 @@ def check_local(
     *,
     model: nn.Module,
     optimizer: Optimizer,
-    precision: Precision,
     train: Training,
     policies: Policies,
 ) -> None:
@@ -31,7 +29,6 @@ def check_local(
         return
     if isinstance(model, PipelineModel):
         raise _refusal("a model in stages", "its ranks hold parts of a model, and step together", "`ddp` or `zero1`")
-    check_scale(precision)
     check_training(train)
     if any(has_modes(one) for one in inner(optimizer)):
         raise _refusal(
@@ -42,24 +39,8 @@ def check_local(
     check_answer(policies)
 
 
-def check_scale(precision: Precision) -> None:
-    """Raise ArgumentError for a precision whose loss scale each rank would come to by itself."""
-    if precision.retries_overflow:
-        raise _refusal(
-            f"precision '{precision.name}'",
-            "a gradient that overflows on one rank only would give each rank a loss scale of its own",
-            "'bf16-mixed' or '32-true'",
-        )
-
-
 def check_training(train: Training) -> None:
     """Raise ArgumentError for a way of making updates in which each rank would come to something else."""
-    if train.ema is not None:
-        raise _refusal(
-            "an average of the parameters (`ema`)",
-            "each rank would average other parameters; what ranks share is an average already",
-            "no `ema`, or `ddp`",
-        )
     if train.combine is not None:
         raise _refusal(
             "a method that combines the tasks' gradients (`combine`)", "each rank would come to another", "`ddp`"

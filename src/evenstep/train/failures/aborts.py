@@ -72,6 +72,21 @@ class AbortCauses:
             message += f"; {'; '.join(map(str, blamed[:3]))}{more}." if blamed else "."
         return Incident(kind=kind, update=number, message=message, details=details)
 
+    def own_incident(self, pending: PendingUpdate) -> Incident:
+        """Why an update was aborted on this rank, which steps alone and is then as before its try."""
+        self.storage.discard_from(pending.number)
+        self.precision.state = pending.precision
+        self.core.resume()
+        found, rank = self.incident(pending), self.execution.group.rank
+        return replace(found, message=f"on rank {rank}, which steps alone: {found.message}", rank=rank)
+
+    def own_overflow(self, pending: PendingUpdate) -> Incident | None:
+        """What is to be said of an update that overflowed the loss scale of this rank, which steps alone."""
+        if not (pending.is_known_aborted and self.precision.retries_overflow):
+            return None
+        incident = self.own_incident(pending)
+        return incident if incident.kind == "overflow" else None
+
     def _looked_into(self, pending: PendingUpdate) -> tuple[bool, list[FailureCause]]:
         """Whether the loss scale is to blame, or who else. All ranks find the same.
 

@@ -30,7 +30,7 @@ def emergency_save(error: BaseException, loop: Loop, *, end: Callable[[BaseExcep
     try:
         if not isinstance(error, LostRankError) or isinstance(error, Interrupted):  # which another rank waits for
             engine.group.fail(clause(error))
-        is_whole = engine.core.is_whole and not (engine.reducers.is_torn or engine.reducers.in_flight)
+        is_whole = engine.is_whole
         loop.abandon()
         loop.reporter.report(failed(error, engine.group, engine.progress.update))
         if loop.checkpointer.enabled:

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
+import torch
 from torch import nn
 
 from evenstep.data import Data, GlobalBatch, Microbatch, Part, Position
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import DataError
-from evenstep.names import by_plain_name, load_state, state_of
+from evenstep.names import by_plain_name, load_state, named_buffers, named_parameters, state_of
 from evenstep.train.engine import Engine
 from evenstep.train.failures.diagnose import diagnose
 from evenstep.train.state.train_state import Tree, check_fits, unwrapped
@@ -25,7 +26,8 @@ def replay_failure(engine: Engine, data: Data, state: Tree, failure: Tree) -> st
 
     Args:
         engine: of a run that is built as the one that failed was.
-        state: of the update before; only the model is taken, and a loss scale.
+        state: of the update before; only the model is taken, and a loss scale: those of the rank that failed, where
+            ranks step alone.
         failure: as `describe_failure` gave it.
 
     Raises:
@@ -37,8 +39,13 @@ def replay_failure(engine: Engine, data: Data, state: Tree, failure: Tree) -> st
     # it may be looked at in another precision than it was saved in
     check_fits(saved, state_of(whole), "model", formats={name: tensor.dtype for name, tensor in saved.items()})
     load_state(whole, saved)
+    own = state.get("local", {}).get("own", {}).get(str(failure["rank"]), {})
+    live = {**named_parameters(whole), **named_buffers(whole)}
+    with torch.no_grad():
+        for name, value in own.get("model", {}).items():
+            live[name].copy_(value)
     if state["run"]["precision"] == engine.precision.name:
-        engine.precision.state = state["precision"]
+        engine.precision.state = own.get("precision", state["precision"])
     data.follow(state["data"]["fingerprint"])
     batch = failed_batch(failure, data, seed=engine.seed)
     engine.model.train()

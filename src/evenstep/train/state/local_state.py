@@ -2,7 +2,8 @@
 
 The part "model" of a state is what the ranks share, so whoever reads it gets the model that is evaluated. The part
 "local" has the rest: the outer optimizer's momentum, means on their way, and of each rank its own parameters, if it has
-stepped since the last share, and its optimizer's state. Where ranks always step together there is no such part.
+stepped since the last share, its optimizer's state and its loss scale. Where ranks always step together there is no
+such part.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evenstep.errors import CheckpointError
+from evenstep.optim.ema import Ema
 from evenstep.optim.multi import inner
 from evenstep.optim.stepping import Steps
 from evenstep.parallel import Reducers, mapped
@@ -54,6 +56,10 @@ class LocalState:
         """Restore what `own_part` gave, after the model and optimizer; says what began afresh."""
         return []
 
+    def followed(self) -> Mapping[str, Tensor]:
+        """What ranks share, parameters and buffers by name, while each makes something else of it; else nothing."""
+        return {}
+
 
 @final
 class OwnState(LocalState):
@@ -73,7 +79,12 @@ class OwnState(LocalState):
             return state
         optimizer = {**state["optimizer"], "state": {}}
         beside = optimizer.pop("beside", {})
-        mine = {"model": reducer.own, "optimizer": state["optimizer"]["state"], "beside": beside}
+        mine = {
+            "model": reducer.own,
+            "optimizer": state["optimizer"]["state"],
+            "beside": beside,
+            "precision": state["precision"],
+        }
         own = {str(self._layout.group.rank): mine} if taken is None else taken(self._layout.of_all(mine))
         model, shared = state["model"], reducer.shared
         formats = {name: shared[name].to(one.dtype) for name, one in model.items() if name in shared}
@@ -82,6 +93,7 @@ class OwnState(LocalState):
             **state,
             "model": {**model, **formats},
             "optimizer": optimizer,
+            "precision": own.get("0", mine)["precision"],  # for a run that goes on without the ranks' own
             "local": {
                 "ranks": self._layout.group.ranks,
                 "shared": wider,
@@ -102,6 +114,13 @@ class OwnState(LocalState):
                 f"state of its own, but this run has {ranks}; resume on {saved['ranks']}, or begin a new run with its "
                 f"model, which is what those ranks share."
             )
+        update = state["progress"]["update"]
+        if update < reducer.together_until:
+            raise CheckpointError(
+                f"the checkpoint is of ranks that step alone after update {update}, each with parameters and an "
+                f"optimizer state of its own, from which they can't go on together; let `synchronous_updates` be at "
+                f'most {update}, or begin at what they share: `trainer.resume(…, reset="optimizer")`.'
+            )
         known = {number: set(names) for number, names in enumerate(reducer.fragments)}
         if any(known.get(int(number)) != set(one["mean"]) for number, one in saved["means"].items()):
             raise CheckpointError(
@@ -117,7 +136,8 @@ class OwnState(LocalState):
         model = {name: take(_ANY, value) for name, value in mine["model"].items()}
         beside = {"beside": mapped(mine["beside"], partial(take, _ANY))} if mine["beside"] else {}
         optimizer = {**state["optimizer"], "state": mine["optimizer"], **beside}
-        return {**state, "optimizer": optimizer, "local": {**saved, "own": model}}
+        precision = mine.get("precision", state["precision"])  # there was none of a rank's own once
+        return {**state, "optimizer": optimizer, "precision": precision, "local": {**saved, "own": model}}
 
     def load(self, state: Tree) -> list[str]:
         reducer, saved = self._reducer, state.get("local")
@@ -129,6 +149,9 @@ class OwnState(LocalState):
         if saved["momentum"] and not momentum:
             return ["the momentum of the outer optimizer is given up"]
         return ["the momentum of the outer optimizer begins afresh"] if reducer.momentum and not momentum else []
+
+    def followed(self) -> Mapping[str, Tensor]:
+        return self._reducer.shared if self._reducer.is_alone else {}
 
 
 _ANY = torch.empty(0)
@@ -142,10 +165,12 @@ class InnerOptimizer:
     Args:
         optimizer: as it was built.
         steps: in which format it steps.
+        ema: the average that follows what ranks share, or None.
     """
 
     optimizer: Optimizer
     steps: Steps
+    ema: Ema | None
     _built: dict[int, Tree] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -166,12 +191,16 @@ class InnerOptimizer:
                 if each.state.pop(one, None) is not None and id(one) in self._built:
                     each.state[one] = deepcopy(self._built[id(one)])
 
+    def follow_shared(self, update: int) -> None:
+        if self.ema is not None:
+            self.ema.after_update(update)
 
-def build_local_state(reducers: Reducers, optimizer: Optimizer, steps: Steps) -> LocalState:
+
+def build_local_state(reducers: Reducers, optimizer: Optimizer, steps: Steps, ema: Ema | None) -> LocalState:
     """What ranks hold beside what they share; one that steps alone does so with this optimizer."""
     reducer, layout = reducers.alone, reducers.layout
     if not isinstance(reducer, LocalReducer) or not isinstance(layout, OwnStates):
         return LocalState()
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
-    reducer.attach(parameters, InnerOptimizer(optimizer, steps))
+    reducer.attach(parameters, InnerOptimizer(optimizer, steps, ema))
     return OwnState(reducer, layout)

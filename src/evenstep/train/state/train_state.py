@@ -96,7 +96,7 @@ class TrainState:
         self._built = options_of(self.optimizer)
         self.hidden_state = HiddenState(self.optimizer, shared=is_shared(self.model, self.layout))
         if self.ema is not None:
-            self.ema.attach(self.model, self.averaged_as)
+            self.ema.attach(self.model, self.averaged_as, self.local.followed)
 
     def state_dict(self, *, whole: bool = True) -> Tree:
         """The parts "model", "optimizer", "ema" (empty without one) and "precision"; on all ranks together.
