@@ -6,6 +6,7 @@ belongs to tensors, modules, optimizers, the autograd engine and process groups,
 """
 
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -212,19 +213,46 @@ def keep_address(tensors: Sequence[Tensor]) -> None:
 def guards_kept(guards: Sequence[Any], given: Sequence[str]) -> list[bool]:
     """Which of torch's comparisons at each call of what it has compiled are kept: those with what may have changed.
 
-    Left out are torch's own modules, Python's and this package's, and what its caller looks after: half of the time.
+    Left out are torch's own modules, Python's and this package's, what its caller looks after, and whether a transform
+    of `torch.func` or a hook on saved tensors is in force, which nobody can be within an update: most of the time.
 
     Args:
         guards: as the option `guard_filter_fn` of `torch.compile` gives them.
-        given: the arguments, by name, that are always of the form that they had.
+        given: the arguments, or attributes of these ("step", "gradients.context"), that are always as they were.
     """
-    fixed = ("G['__import_torch", "G['__builtins", "__import__('torch')", "G['__import_evenstep_")
     kept: list[bool] = []
     for guard in guards:
-        name = str(guard.name).removeprefix("L['").replace("']", "", 1) if guard.name.startswith("L['") else guard.name
-        root = name.partition("[")[0].partition(".")[0]
-        kept.append(root not in given and not name.startswith(fixed))
+        name = _LOCAL.sub(r"\1", _WRAPPED.sub("", str(guard.name)))
+        ours = any(name == one or name.startswith((f"{one}.", f"{one}[", f"{one})")) for one in given)
+        kept.append(not ours and not name.startswith(_FIXED) and guard.guard_type not in _NEVER_OTHERWISE)
     return kept
+
+
+_WRAPPED, _LOCAL = re.compile(r"^(?:(?:type|dict|list|dict\.keys)\()+"), re.compile(r"^L\['(\w+)'\]")
+_FIXED = (
+    *("G['__import_torch", "G['__builtins", "G['__import_contextlib"),
+    "__import__('torch')",
+    "G['__import_evenstep_",
+)
+_NEVER_OTHERWISE = ("FUNCTORCH_STACK_MATCH", "AUTOGRAD_SAVED_TENSORS_HOOKS")
+
+
+class NotCompiledError(Exception):
+    """What is to be run has not been compiled for its arguments, or no longer."""
+
+
+def only_compiled() -> None:
+    """Raise NotCompiledError where Python runs this: the first line of a function that is given to `as_compiled`."""
+    if not torch.compiler.is_dynamo_compiling():
+        raise NotCompiledError
+
+
+def as_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Call what `torch.compile` has made of a function before, if it was for such arguments; else Python runs it.
+
+    What `torch.compile` gives sets each time how it would compile, which takes a third of the time until the graph.
+    """
+    return cast("Any", import_module("torch._dynamo")).run(function)
 
 
 def has_step_hooks(optimizer: Optimizer) -> bool:

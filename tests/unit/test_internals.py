@@ -257,6 +257,29 @@ def test_what_the_users_own_values_are_is_compared_at_each_call_and_torchs_modul
     internals.keep_address([one])
 
 
+def test_what_was_compiled_is_run_and_nothing_else() -> None:
+    torch.compiler.reset()
+
+    class Scaled:
+        by = 2.0
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        internals.only_compiled()
+        return x * Scaling.by
+
+    Scaling, one = Scaled(), torch.ones(1)
+    anew = torch.compile(scaled, backend="eager", fullgraph=True, dynamic=False)
+    known = internals.as_compiled(scaled)
+    with pytest.raises(internals.NotCompiledError):
+        known(one)
+    assert torch.equal(anew(one), known(one))
+    Scaling.by = 3.0
+    for other in (one, torch.ones(2)):
+        with pytest.raises(internals.NotCompiledError):
+            known(other)
+        assert torch.equal(anew(other), other * 3) and torch.equal(known(other), other * 3)
+
+
 def test_what_is_called_with_an_optimizers_step_is_seen() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
     assert not internals.has_step_hooks(optimizer)

@@ -198,7 +198,7 @@ class CompiledUpdate:
             norm, aborted = norm.clone(), aborted.clone()
         if not self._waits and not begins:
             self._halted = aborted
-            self._state.committed(own, 1.0 - aborted)
+            self._state.committed(own)
             return norm, aborted
         if aborted.item():
             self._state.forget()
