@@ -202,6 +202,11 @@ class Compilations:
         graphs = self._inductor.graphs
         try:
             given = compiled.anew(*args)
+        except NotCompiledError as error:
+            raise TaskError(
+                f"update {update} was not compiled, as torch's compiler is switched off (`TORCH_COMPILE_DISABLE`, or "
+                f"`torch.compiler.set_stance`). Switch it on, or set `compile` to 'off'."
+            ) from error
         except Exception as error:
             if not is_compile_error(error):
                 raise
