@@ -257,6 +257,14 @@ def test_what_the_users_own_values_are_is_compared_at_each_call_and_torchs_modul
     internals.keep_address([one])
 
 
+def test_gradients_are_off_inside_and_as_they_were_afterwards() -> None:
+    for before in (True, False):
+        with torch.set_grad_enabled(before):
+            with internals.NoGrad():
+                assert not torch.is_grad_enabled()
+            assert torch.is_grad_enabled() is before
+
+
 def test_what_was_compiled_is_run_and_nothing_else() -> None:
     torch.compiler.reset()
 

@@ -343,6 +343,44 @@ def test_compiling_again_and_again_is_said_with_what_changes(said: Callable[[], 
     assert "torch.Size([9, 3])" in said()[-1] or "[9, 3]" in said()[-1]
 
 
+class Sharing(nn.Module):
+    """A weight in two modules, and a module in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # without biases, whose gradients before BatchNorm are pure rounding
+        self.first, self.tied = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.last = nn.Linear(3, 1)
+        self.tied.weight = self.first.weight
+        self.norm = self.again = nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.again(self.tied(torch.tanh(self.norm(self.first(x))))))
+
+
+@pytest.mark.usefixtures("as_found")
+def test_what_stands_in_several_places_is_trained_as_without_compiling() -> None:
+    models: list[nn.Module] = []
+    for compile in ("update", "off"):
+        torch.manual_seed(0)
+        model = Sharing()
+        run(engine_of(model, compile), 6)
+        assert model.tied.weight is model.first.weight and model.again is model.norm
+        models.append(model)
+    assert distance(*models) < 1e-6
+
+
+@pytest.mark.usefixtures("as_found")
+def test_a_compiler_that_is_switched_off_is_said_and_nothing_has_changed() -> None:
+    model = net()
+    engine, before = engine_of(model), values(model)
+    with torch.compiler.set_stance("force_eager"), pytest.raises(TaskError, match="update 1 was not compiled"):
+        engine.update(*batches(1))
+    assert torch.equal(values(model), before)
+    run(engine, 2)
+    assert (compiled(engine).total, compiled(engine).repeated) == (2, 0)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("as_found")
 def test_what_depends_on_numbers_is_an_error_that_says_what_to_do() -> None:

@@ -45,7 +45,7 @@ class Gradients:
         model: on its device.
         context: what is the same for all micro-batches of the run.
         tasks: of the micro-batches, one for each.
-        trained: the parameters whose gradients are computed, each by all the names that it has in the model.
+        trained: the parameters whose gradients are computed, each by the names of all its places in the model.
         moving: the buffers that forwards move, likewise.
         autocasts: whether the precision's context is autocast, and not one that does nothing.
     """
@@ -92,7 +92,7 @@ class Gradients:
                 if context.cast_inputs is not None:
                     inputs = context.cast_inputs(inputs)
                 positional, named = arguments((), inputs, True)
-                # all names are there: torch would go through the model to find them, and compare it all at each call
+                # all places are named: torch would look for them in the model, and compare all that it saw at each call
                 output = functional_call(model, held, positional, named, tie_weights=False)
                 if context.cast_outputs is not None:
                     output = context.cast_outputs(output)

@@ -7,7 +7,7 @@ before, by going through the micro-batches once without compiling. Nothing here 
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from threading import get_ident
@@ -22,12 +22,14 @@ from evenstep.events import Incident
 from evenstep.internals import (
     NotCompiledError,
     as_compiled,
+    buffers_of,
     compile_each_shape,
     compile_graph,
     guards_kept,
     is_compile_error,
     keep_address,
     only_compiled,
+    parameters_of,
     recompile_reason,
 )
 from evenstep.names import named_parameters
@@ -291,7 +293,7 @@ class Graphs(ABC):
         self._model, self._context, self._state = model, context, state
         self._ema, self._clip_norm = ema, clip_norm
         self._compilations, self._probe = compilations, probe
-        real = _all_names(model.named_parameters(remove_duplicate=False))
+        real = _places(model, parameters_of)
         plain = {id(one): name for name, one in named_parameters(model).items()}
         self._names = [real[id(one)] for one in state.parameters]
         self._plain = [plain[id(one)] for one in state.parameters]
@@ -312,10 +314,7 @@ class Graphs(ABC):
         """Find out what micro-batches do that are of a form that has not come before."""
         if work.tasks and work.key not in self._entries:
             probed = self._probe()
-            buffers, names = (
-                dict(self._model.named_buffers()),
-                _all_names(self._model.named_buffers(remove_duplicate=False)),
-            )
+            buffers, names = dict(self._model.named_buffers()), _places(self._model, buffers_of)
             moving = [buffers[name] for name in probed.moving]
             self._entries[work.key] = _Entry(probed, moving, tuple([names[id(one)] for one in moving]))
 
@@ -493,9 +492,16 @@ def _step_from(places: tuple[int, ...], step: OptimizerStep) -> Callable[..., An
     return step_from
 
 
-def _all_names(named: Iterable[tuple[str, Tensor]]) -> dict[int, tuple[str, ...]]:
-    """All names of each tensor, which has several where modules share it, by its `id`."""
-    names: dict[int, tuple[str, ...]] = {}
-    for name, one in named:
-        names[id(one)] = (*names.get(id(one), ()), name)
-    return names
+def _places(
+    model: nn.Module, held_by: Callable[[nn.Module], Mapping[str, Tensor | None]]
+) -> dict[int, tuple[str, ...]]:
+    """Where each parameter, or buffer, stands: by its `id` the names of all its places, each place once.
+
+    A tensor has several where modules share it, and one in a module that has several names itself.
+    """
+    places: dict[int, tuple[str, ...]] = {}
+    for name, module in model.named_modules():
+        for key, one in held_by(module).items():
+            if one is not None:
+                places[id(one)] = (*places.get(id(one), ()), f"{name}.{key}" if name else key)
+    return places
