@@ -105,10 +105,11 @@ def form_of(data: Any) -> Hashable:
     """
     if isinstance(data, Tensor):
         return data.shape, data.dtype
+    held: Any = data
     if isinstance(data, tuple | list):
-        return tuple([form_of(one) for one in cast("tuple[Any, ...]", data)])
+        return tuple(map(form_of, held))
     if isinstance(data, dict):
-        return tuple([(name, form_of(one)) for name, one in cast("dict[str, Any]", data).items()])
+        return tuple([(name, form_of(one)) for name, one in held.items()])
     return type(data)
 
 
@@ -387,8 +388,8 @@ class OneGraph(Graphs):
             entry.stepped = stepped
         numbers = self._packed([work.scale, work.share, *state.numbers(stepped.firsts), *work.factors])
         args = (stepped.held, entry.buffers, work.batches, numbers, work.halted)
-        compiled = cast("Compiled", entry.compiled)
-        norm, aborted, told = self._compilations.run(compiled, args, work.key, work.update)
+        assert entry.compiled is not None
+        norm, aborted, told = self._compilations.run(entry.compiled, args, work.key, work.update)
         return Outcome(norm, aborted, told, own, begins)
 
 
