@@ -228,7 +228,7 @@ def guards_kept(guards: Sequence[Any], given: Sequence[str]) -> list[bool]:
     """Which of torch's comparisons at each call of what it has compiled are kept: those with what may have changed.
 
     Left out are torch's own modules, Python's and this package's, what its caller looks after, and whether a transform
-    of `torch.func` or a hook on saved tensors is in force, which nobody can be within an update: most of the time.
+    of `torch.func` or a hook on saved tensors surrounds the call, as neither does an update: most of the time.
 
     Args:
         guards: as the option `guard_filter_fn` of `torch.compile` gives them.
@@ -244,9 +244,8 @@ def guards_kept(guards: Sequence[Any], given: Sequence[str]) -> list[bool]:
 
 _WRAPPED, _LOCAL = re.compile(r"^(?:(?:type|dict|list|dict\.keys)\()+"), re.compile(r"^L\['(\w+)'\]")
 _FIXED = (
-    *("G['__import_torch", "G['__builtins", "G['__import_contextlib"),
-    "__import__('torch')",
-    "G['__import_evenstep_",
+    *(f"G['__import_{module}{end}" for module in ("torch", "evenstep") for end in ("']", "_dot_")),
+    *("G['__builtins", "G['__import_contextlib']", "__import__('torch')"),
 )
 _NEVER_OTHERWISE = ("FUNCTORCH_STACK_MATCH", "AUTOGRAD_SAVED_TENSORS_HOOKS")
 
@@ -264,7 +263,8 @@ def only_compiled() -> None:
 def as_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Call what `torch.compile` has made of a function before, if it was for such arguments; else Python runs it.
 
-    What `torch.compile` itself gives prepares each time to compile, which takes half of the time until the graph.
+    What `torch.compile` itself gives prepares each time to compile, which takes half of the time until the graph. It
+    also counts its calls, by which captured CUDA graphs tell one step from the next; these need it.
     """
     follow = cast("Any", import_module("torch._dynamo.eval_frame")).set_eval_frame
 

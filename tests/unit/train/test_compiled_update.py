@@ -23,7 +23,7 @@ from evenstep.parallel import Ordered
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Fp16Mixed
 from evenstep.train.checks.whole_update import check_listeners
-from evenstep.train.whole_update import graphs
+from evenstep.train.whole_update import compilations
 from evenstep.train.whole_update.compiled_update import CompiledUpdate
 
 # torch's own, while it follows what it compiles
@@ -83,7 +83,7 @@ def values(model: nn.Module) -> Tensor:
     return torch.cat([one.detach().flatten().double() for one in model.state_dict().values()])
 
 
-def compiled(engine: Engine) -> graphs.Compilations:
+def compiled(engine: Engine) -> compilations.Compilations:
     update = engine.parts.compiled
     assert isinstance(update, CompiledUpdate)
     return update.compilations
@@ -117,7 +117,7 @@ def as_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def forward_of(graph: Any, inputs: Any, *, captured: bool) -> Any:
         return graph.forward
 
-    monkeypatch.setattr(graphs, "compile_graph", forward_of)
+    monkeypatch.setattr(compilations, "compile_graph", forward_of)
 
 
 @pytest.fixture
@@ -434,7 +434,7 @@ def test_no_memory_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPa
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("no memory for so many")
 
-    monkeypatch.setattr(graphs.Compilations, "run", full)
+    monkeypatch.setattr(compilations.Compilations, "run", full)
     with pytest.raises(OutOfMemoryError, match=r"can't be cut finer.*smaller micro-batches, or set `compile`"):
         engine.update(*batches(1))
 

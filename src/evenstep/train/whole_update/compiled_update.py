@@ -37,7 +37,8 @@ from evenstep.train.side_effects import without_side_effects
 from evenstep.train.tasks.task import Loss, Task
 from evenstep.train.update import Update
 from evenstep.train.weigh import Weights, weigh
-from evenstep.train.whole_update.graphs import Compilations, Graphs, OneGraph, Outcome, Probed, TwoGraphs, Work, form_of
+from evenstep.train.whole_update.compilations import Compilations
+from evenstep.train.whole_update.graphs import Graphs, OneGraph, Outcome, Probed, TwoGraphs, Work, form_of
 
 _GRAPH = crc32(b"graph") | 1 << 40  # as `keys` takes the name "graph", without encoding it each time
 _WHOLE = SubBatch(None)  # what a loss is of: no part of a micro-batch

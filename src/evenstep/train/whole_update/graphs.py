@@ -6,40 +6,28 @@ before, by going through the micro-batches once without compiling. Nothing here 
 """
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from threading import get_ident
 from typing import Any, NamedTuple, cast, final
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from evenstep.errors import TaskError, clause
-from evenstep.events import Incident
+from evenstep.errors import TaskError
 from evenstep.internals import (
-    NotCompiledError,
-    as_compiled,
     buffers_of,
-    compile_each_shape,
-    compile_graph,
-    guards_kept,
-    is_compile_error,
     keep_address,
     only_compiled,
     parameters_of,
-    recompile_reason,
 )
 from evenstep.names import named_parameters
 from evenstep.optim.ema import Ema
 from evenstep.optim.formula_state import FormulaState
 from evenstep.parallel import Group
-from evenstep.pipeline.compiled import reason_of
-from evenstep.train.compiled import REPEATED
 from evenstep.train.context import TrainContext
 from evenstep.train.tasks.task import Task
+from evenstep.train.whole_update.compilations import Compilations, Compiled
 from evenstep.train.whole_update.function import HEAD, Gradients, Held, OptimizerStep, Told
 
 
@@ -118,129 +106,6 @@ OURS = (
     *(f"gradients.{name}" for name in ("context", "trained", "moving", "autocasts")),
 )
 """What is as it was whenever a graph is called: lists of the same tensors, and what is made for it."""
-
-
-@final
-class _CountingInductor:
-    """torch's compiler, which counts what it compiles; one for the process, as torch's cache of compiled code is."""
-
-    def __init__(self, *, captured: bool) -> None:
-        self.graphs, self._captured = 0, captured
-
-    def __call__(self, graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
-        self.graphs += 1
-        return compile_graph(graph, inputs, captured=self._captured)
-
-
-_COMPILED, _CAPTURED = _CountingInductor(captured=False), _CountingInductor(captured=True)
-
-
-class Compiled(NamedTuple):
-    """A function that runs as one graph.
-
-    Args:
-        known: runs what was compiled of it, if that was for such arguments; else raises NotCompiledError.
-        anew: compiles it for such arguments, and runs that.
-    """
-
-    known: Callable[..., Any]
-    anew: Callable[..., Any]
-
-
-@final
-class Compilations:
-    """Compiles functions of tensors, counts how often, and says where that goes on and on.
-
-    Args:
-        device: on CUDA each graph is captured, so that it is launched as one.
-        report: told of what is compiled again and again.
-        rank: of this process.
-
-    Attributes:
-        total: how often something was compiled.
-        repeated: how often of these for a function that had been compiled before.
-    """
-
-    def __init__(self, device: torch.device, report: Callable[[Incident], None], rank: int) -> None:
-        self._thread = 0
-        self._inductor = _CAPTURED if device.type == "cuda" else _COMPILED
-        self._report, self._rank = report, rank
-        self.total = self.repeated = 0
-        self._times: Counter[int] = Counter()
-        self._last: Hashable = None
-
-    @property
-    def captures(self) -> bool:
-        """Whether a graph's outputs are overwritten by its next run, and its inputs should stay where they are."""
-        return self._inductor is _CAPTURED
-
-    def compile(self, function: Any) -> Compiled:
-        """What runs `function`, which calls `only_compiled` first, as one graph; it is compiled when it is first run.
-
-        torch looks for what it has compiled of a function by its code, of which each gets its own here: what is not
-        compared, as it is always the same for one of them, would let another model's graph be taken for this one's.
-        """
-        function.__code__ = function.__code__.replace()
-        own = cast("Any", {"guard_filter_fn": partial(guards_kept, given=OURS)})
-        backend = cast("Any", self._inductor)
-        anew = torch.compile(function, dynamic=False, fullgraph=True, backend=backend, options=own)
-        return Compiled(as_compiled(function), anew)
-
-    def run(self, compiled: Compiled, args: Sequence[Any], form: Hashable, update: int) -> Any:
-        """Call what `compile` gave.
-
-        Args:
-            form: of the micro-batches, for people.
-
-        Raises:
-            TaskError: torch can't make one graph of it.
-        """
-        if self._thread != get_ident():  # torch keeps its settings by thread
-            compile_each_shape()
-            self._thread = get_ident()
-        try:
-            return compiled.known(*args)
-        except NotCompiledError:
-            pass  # what follows would else be raised "during handling of" it
-        graphs = self._inductor.graphs
-        try:
-            given = compiled.anew(*args)
-        except NotCompiledError as error:
-            raise TaskError(
-                f"update {update} was not compiled, as torch's compiler is switched off (`TORCH_COMPILE_DISABLE`, or "
-                f"`torch.compiler.set_stance`). Switch it on, or set `compile` to 'off'."
-            ) from error
-        except Exception as error:
-            if not is_compile_error(error):
-                raise
-            raise TaskError(
-                f"update {update} can't be compiled as a whole: {clause(reason_of(error))}. Set `compile` to 'model', "
-                f"which compiles what can be, or to 'off'."
-            ) from error
-        if self._inductor.graphs != graphs:
-            self._count(id(compiled.anew), form, update)
-        return given
-
-    def _count(self, which: int, form: Hashable, update: int) -> None:
-        self.total += 1
-        self._times[which] += 1
-        changed = f"micro-batches of {form} after {self._last}"
-        if self._times[which] > 1:
-            self.repeated += 1
-            changed = f"what was {recompile_reason() or 'compared at each call'} when it was compiled before"
-        self._last = form
-        if self.total >= REPEATED and self.total & (self.total - 1) == 0:
-            self._report(
-                Incident(
-                    kind="recompiled",
-                    update=update,
-                    message=f"the update was compiled {self.total} times up to update {update}, each time for seconds, "
-                    f"as something else goes into it: {changed}. Let batches have few shapes (lengths padded to "
-                    f"multiples, as many micro-batches in each update) and hooks change numbers only by learning "
-                    f"rates, or set `compile` to 'model'.",
-                    rank=self._rank,
-                )
-            )
 
 
 class _Stepped(NamedTuple):
@@ -352,7 +217,7 @@ class Graphs(ABC):
         parameters = [state.parameters[one] for one in own]
         held = Held(cast("list[Tensor]", parameters), state.tensors(own), *state.counts(own), averages, still)
         if self._compilations.captures:
-            keep_address([*parameters, *averages, *held.counts, *[one for of in held.kept for one in of]])
+            keep_address([*parameters, *averages, *held.counts, *held.ones, *[one for of in held.kept for one in of]])
         return _Stepped(held, firsts, step, state.version)
 
     def _packed(self, numbers: list[float]) -> Tensor:
@@ -384,7 +249,7 @@ class OneGraph(Graphs):
             stepped = self._stepped(own, entry.probed.moving)
             if entry.stepped is None or entry.stepped.step != stepped.step:
                 whole = _whole(self._gradients(work, own, entry.moving), stepped.step)
-                entry.compiled = self._compilations.compile(whole)
+                entry.compiled = self._compilations.compile(whole, OURS)
             entry.stepped = stepped
         numbers = self._packed([work.scale, work.share, *state.numbers(stepped.firsts), *work.factors])
         args = (stepped.held, entry.buffers, work.batches, numbers, work.halted)
@@ -448,7 +313,7 @@ class TwoGraphs(Graphs):
                         f"forwards change the buffer `{entry.probed.moving[0]}`, which a compiled update can't make "
                         f"equal on several ranks; set `compile` to 'model', or train in one process."
                     )
-                entry.compiled = self._compilations.compile(_flat(self._gradients(work, trained, ())))
+                entry.compiled = self._compilations.compile(_flat(self._gradients(work, trained, ())), OURS)
                 entry.flags = [float(one in entry.probed.used) for one in trained]
             numbers = self._packed([*work.factors, *entry.flags])
             args = (parameters, work.batches, numbers)
@@ -469,7 +334,7 @@ class TwoGraphs(Graphs):
         else:
             sizes = [self._state.parameters[one].numel() for one in trained]
             places = {one: sum(sizes[:number]) for number, one in enumerate(trained)}
-            compiled = self._compilations.compile(_step_from(tuple([places[one] for one in own]), stepped.step))
+            compiled = self._compilations.compile(_step_from(tuple([places[one] for one in own]), stepped.step), OURS)
         self._steps[own] = stepped, compiled
         return self._steps[own]
 
