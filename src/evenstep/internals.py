@@ -6,6 +6,7 @@ belongs to tensors, modules, optimizers, the autograd engine and process groups,
 """
 
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -88,6 +89,20 @@ def any_gradient_hooks(parameters: Sequence[Tensor]) -> bool:
 
 set_grad_enabled = cast("Callable[[bool], None]", _torch._C._set_grad_enabled)
 """What `torch.set_grad_enabled` calls, which is a class that takes three times as long."""
+
+
+class NoGrad:
+    """`torch.no_grad()`, which takes five times as long."""
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before = torch.is_grad_enabled()
+        set_grad_enabled(False)
+
+    def __exit__(self, *_: object) -> None:
+        set_grad_enabled(self._before)
+
 
 fused_adam, fused_adamw, fused_sgd = _torch._fused_adam_, _torch._fused_adamw_, _torch._fused_sgd_
 foreach_add, foreach_subtract = _torch._foreach_add_, _torch._foreach_sub_
@@ -212,19 +227,55 @@ def keep_address(tensors: Sequence[Tensor]) -> None:
 def guards_kept(guards: Sequence[Any], given: Sequence[str]) -> list[bool]:
     """Which of torch's comparisons at each call of what it has compiled are kept: those with what may have changed.
 
-    Left out are torch's own modules, Python's and this package's, and what its caller looks after: half of the time.
+    Left out are torch's own modules, Python's and this package's, what its caller looks after, and whether a transform
+    of `torch.func` or a hook on saved tensors surrounds the call, as neither does an update: most of the time.
 
     Args:
         guards: as the option `guard_filter_fn` of `torch.compile` gives them.
-        given: the arguments, by name, that are always of the form that they had.
+        given: the arguments, or attributes of these ("step", "gradients.context"), that are always as they were.
     """
-    fixed = ("G['__import_torch", "G['__builtins", "__import__('torch')", "G['__import_evenstep_")
     kept: list[bool] = []
     for guard in guards:
-        name = str(guard.name).removeprefix("L['").replace("']", "", 1) if guard.name.startswith("L['") else guard.name
-        root = name.partition("[")[0].partition(".")[0]
-        kept.append(root not in given and not name.startswith(fixed))
+        name = _LOCAL.sub(r"\1", _WRAPPED.sub("", str(guard.name)))
+        ours = any(name == one or name.startswith((f"{one}.", f"{one}[", f"{one})")) for one in given)
+        kept.append(not ours and not name.startswith(_FIXED) and guard.guard_type not in _NEVER_OTHERWISE)
     return kept
+
+
+_WRAPPED, _LOCAL = re.compile(r"^(?:(?:type|dict|list|dict\.keys)\()+"), re.compile(r"^L\['(\w+)'\]")
+_FIXED = (
+    *(f"G['__import_{module}{end}" for module in ("torch", "evenstep") for end in ("']", "_dot_")),
+    *("G['__builtins", "G['__import_contextlib']", "__import__('torch')"),
+)
+_NEVER_OTHERWISE = ("FUNCTORCH_STACK_MATCH", "AUTOGRAD_SAVED_TENSORS_HOOKS")
+
+
+class NotCompiledError(Exception):
+    """What is to be run has not been compiled for its arguments, or no longer."""
+
+
+def only_compiled() -> None:
+    """Raise NotCompiledError where Python runs this: the first line of a function that is given to `as_compiled`."""
+    if not torch.compiler.is_dynamo_compiling():
+        raise NotCompiledError
+
+
+def as_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Call what `torch.compile` has made of a function before, if it was for such arguments; else Python runs it.
+
+    What `torch.compile` itself gives prepares each time to compile, which takes half of the time until the graph. It
+    also counts its calls, by which captured CUDA graphs tell one step from the next; these need it.
+    """
+    follow = cast("Any", import_module("torch._dynamo.eval_frame")).set_eval_frame
+
+    def run(*args: Any) -> Any:
+        before = follow(False)  # look for what is compiled, and compile nothing
+        try:
+            return function(*args)
+        finally:
+            follow(before)
+
+    return run
 
 
 def has_step_hooks(optimizer: Optimizer) -> bool:
@@ -232,11 +283,11 @@ def has_step_hooks(optimizer: Optimizer) -> bool:
     one = cast("Any", optimizer)
     if "step" in vars(optimizer):  # where torch's LR schedulers put theirs
         return True
-    if not one._optimizer_step_pre_hooks and not one._optimizer_step_post_hooks:
-        return False
-    hooks = [*one._optimizer_step_pre_hooks.values(), *one._optimizer_step_post_hooks.values()]
-    places = [str(getattr(hook, "__module__", "")) for hook in hooks]
-    return any(not place.startswith("evenstep.") for place in places)
+    for hooks in (one._optimizer_step_pre_hooks, one._optimizer_step_post_hooks):
+        for hook in hooks.values():
+            if not str(getattr(hook, "__module__", "")).startswith("evenstep."):
+                return True
+    return False
 
 
 def has_foreign_hooks(module: nn.Module) -> bool:

@@ -6,6 +6,7 @@ import inspect
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -255,6 +256,57 @@ def test_what_the_users_own_values_are_is_compared_at_each_call_and_torchs_modul
     assert "by" in internals.recompile_reason()
     assert not any(name.startswith(("held", "L['held']", "G['__import_torch")) for name in kept)
     internals.keep_address([one])
+
+
+@pytest.mark.parametrize(
+    ("name", "is_kept"),
+    [
+        ("L['gradients'].tasks[0].scale", True),
+        ("type(gradients.model).__dict__['scale']", True),
+        ("G['__import_evenstep_of_ours']", True),
+        ("G['__import_torchvision_dot_ops'].limit", True),
+        ("step.formulas[0]", False),
+        ("dict(type(L['step'].formulas[0]).__dict__)['width']", False),
+        ("stepping", True),
+        ("list(dict.keys(__import__('torch').utils))[1]", False),
+        ("G['__import_torch_dot_nn'].Linear", False),
+        ("G['__import_evenstep_dot_train'].forward", False),
+    ],
+)
+def test_a_comparison_is_left_out_by_what_it_begins_with(name: str, is_kept: bool) -> None:
+    guard = SimpleNamespace(name=name, guard_type="EQUALS_MATCH")
+    assert internals.guards_kept([guard], ("step", "gradients.context")) == [is_kept]
+
+
+def test_gradients_are_off_inside_and_as_they_were_afterwards() -> None:
+    for before in (True, False):
+        with torch.set_grad_enabled(before):
+            with internals.NoGrad():
+                assert not torch.is_grad_enabled()
+            assert torch.is_grad_enabled() is before
+
+
+def test_what_was_compiled_is_run_and_nothing_else() -> None:
+    torch.compiler.reset()
+
+    class Scaled:
+        by = 2.0
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        internals.only_compiled()
+        return x * Scaling.by
+
+    Scaling, one = Scaled(), torch.ones(1)
+    anew = torch.compile(scaled, backend="eager", fullgraph=True, dynamic=False)
+    known = internals.as_compiled(scaled)
+    with pytest.raises(internals.NotCompiledError):
+        known(one)
+    assert torch.equal(anew(one), known(one))
+    Scaling.by = 3.0
+    for other in (one, torch.ones(2)):
+        with pytest.raises(internals.NotCompiledError):
+            known(other)
+        assert torch.equal(anew(other), other * 3) and torch.equal(known(other), other * 3)
 
 
 def test_what_is_called_with_an_optimizers_step_is_seen() -> None:

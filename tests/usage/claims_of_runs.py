@@ -340,6 +340,10 @@ AREAS = (
                 "unit/train/test_compiled_update.py::test_a_trainer_skips_and_goes_back_as_without_compiling",
             ),
             works(
+                "… with weights and modules that stand in several places",
+                "unit/train/test_compiled_update.py::test_what_stands_in_several_places_is_trained_as_without_compiling",
+            ),
+            works(
                 '… and `train.compile = "model"`: killed and resumed, the bits of the run left alone',
                 "prove: compiled",
                 "unit/train/test_compiled_runs.py::test_a_compiled_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not",
@@ -359,6 +363,10 @@ AREAS = (
             limit(
                 "an update that is compiled again and again is said with what changes",
                 "unit/train/test_compiled_update.py::test_compiling_again_and_again_is_said_with_what_changes",
+            ),
+            limit(
+                "a compiler that is switched off is an error of the first update",
+                "unit/train/test_compiled_update.py::test_a_compiler_that_is_switched_off_is_said_and_nothing_has_changed",
             ),
             refused(
                 "what one graph can't hold: models, settings, options, hooks; what depends on numbers, when it comes",

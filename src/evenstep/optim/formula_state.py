@@ -4,7 +4,9 @@ It lives where the optimizer keeps it, under torch's names, so checkpoints and t
 It is looked up anew before every update, as a checkpoint may have been loaded into it. It computes no step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from operator import is_, methodcaller
 from typing import Any, final
 
 import torch
@@ -12,6 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evenstep.optim.formulas import Formula, formula_of
+
+_values = methodcaller("values")
 
 
 @final
@@ -46,17 +50,17 @@ class FormulaState:
         self._groups = self._optimizer.param_groups
         self._formulas = [formula_of(self._optimizer, group) for group in self._groups]
         self._state: Any = self._optimizer.state
-        self._entries = list(map(id, self._state.values()))
         self._states: list[dict[str, Any]] = [self._state.get(one, {}) for one in self.parameters]
         pairs = zip(self._states, self._group_of, strict=True)
         self._taken = [self._formulas[group].steps_taken(state) for state, group in pairs]
         self._count()
+        self._lengths, self._standing = _held_in(self._state)
+        self._complete: set[tuple[int, ...]] = set()
         self.version += 1
 
     def _count(self) -> None:
-        """Let the `step`s of all parameters be elements of one tensor, so that one kernel counts them."""
+        """Let the `step`s of all parameters be elements of one tensor, so that a graph counts them at once."""
         self._counts: list[tuple[Tensor, list[int]]] = []
-        self._added: dict[tuple[int, ...], list[Tensor]] = {}
         counted: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for one, state in enumerate(self._states):
             if isinstance(step := state.get("step"), Tensor):
@@ -68,11 +72,11 @@ class FormulaState:
                 self._states[one]["step"] = count
 
     def follow(self) -> None:
-        """Before an update: take note of state that was loaded, and of options that were changed."""
-        state = self._optimizer.state
+        """Before an update: take note of state that was loaded or replaced, and of options that were changed."""
+        lengths, standing = _held_in(self._optimizer.state)
         if (
-            state is not self._state
-            or list(map(id, state.values())) != self._entries
+            lengths != self._lengths
+            or not all(map(is_, standing, self._standing))  # tensors: their values are not compared
             or [formula_of(self._optimizer, group) for group in self._optimizer.param_groups] != self._formulas
         ):
             self._read()
@@ -85,8 +89,10 @@ class FormulaState:
         """Those of some parameters."""
         return tuple([self._formulas[self._group_of[one]] for one in own])
 
-    def begin(self, own: Sequence[int]) -> bool:
+    def begin(self, own: tuple[int, ...]) -> bool:
         """Make the state of those that have none, as before a first step; gives whether there are such."""
+        if own in self._complete:
+            return False
         new: list[int] = []
         for one in own:
             formula, state, parameter = self._formulas[self._group_of[one]], self._states[one], self.parameters[one]
@@ -106,6 +112,7 @@ class FormulaState:
             for one in new:
                 self._taken[one] = 0
             self._new = new
+        self._complete.add(own)
         return bool(new)
 
     def forget(self) -> None:
@@ -120,6 +127,14 @@ class FormulaState:
         """The state of some parameters, each in the order of its formula."""
         states = self._states
         return [[states[one][name] for name in self._formulas[self._group_of[one]].kept] for one in own]
+
+    def counts(self, own: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
+        """The tensors whose elements are the parameters' `step`, and what a step of some parameters adds to each."""
+        held, counts, added = frozenset(own), list[Tensor](), list[Tensor]()
+        for count, numbers in self._counts:
+            counts.append(count)
+            added.append(torch.tensor([float(one in held) for one in numbers], dtype=count.dtype).to(count.device))
+        return counts, added
 
     def rows(self, own: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Which row of numbers is each parameter's, and one parameter of each row.
@@ -145,12 +160,8 @@ class FormulaState:
             found += self._formulas[group].numbers(self._groups[group], self._taken[one])
         return found
 
-    def committed(self, own: tuple[int, ...], share: float | Tensor = 1.0) -> None:
-        """The step of some parameters was taken.
-
-        Args:
-            share: 1, or a tensor that is 0 where the device has found that it was not.
-        """
+    def committed(self, own: tuple[int, ...]) -> None:
+        """The step of some parameters was taken, and counted in their `step`, unless only the device knows better."""
         self._new = []
         if own != self._last:  # some have taken more steps than others now
             self._last = own
@@ -158,12 +169,9 @@ class FormulaState:
         taken = self._taken
         for one in own:
             taken[one] += 1
-        added = self._added.get(own)
-        if added is None:
-            held = frozenset(own)
-            added = self._added[own] = [
-                torch.tensor([float(one in held) for one in numbers], dtype=counts.dtype).to(counts.device)
-                for counts, numbers in self._counts
-            ]
-        for (counts, _), ones in zip(self._counts, added, strict=True):
-            counts.add_(ones * share if isinstance(share, Tensor) else ones)
+
+
+def _held_in(state: Mapping[Any, Mapping[str, Any]]) -> tuple[list[int], list[object]]:
+    """How much an optimizer's state has for each parameter, and what: the dicts, and all that stands in them."""
+    of_each = list(state.values())
+    return list(map(len, of_each)), [*of_each, *chain.from_iterable(map(_values, of_each))]

@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, final
 
 import torch
@@ -169,6 +170,9 @@ def formula_of(optimizer: Optimizer, group: Mapping[str, Any]) -> Formula:
     """
     maximize = bool(group["maximize"])
     if isinstance(optimizer, SGD):
-        return SgdFormula(bool(group["momentum"]), bool(group["nesterov"]), maximize)
+        return _sgd(bool(group["momentum"]), bool(group["nesterov"]), maximize)
     decoupled = isinstance(optimizer, AdamW) or bool(group.get("decoupled_weight_decay"))
-    return AdamFormula(bool(group["amsgrad"]), maximize, decoupled)
+    return _adam(bool(group["amsgrad"]), maximize, decoupled)
+
+
+_sgd, _adam = cache(SgdFormula), cache(AdamFormula)  # asked for in each update

@@ -97,7 +97,7 @@ class Recording:
             put(prefix + "loss", 0.0, weight, update=update)
             put(prefix + "no_loss", 1.0, update=update)
             return None
-        detached = total.detach()
+        detached = total.detach() if total.requires_grad else total
         put(prefix + "loss", detached, weight, update=update)
         earlier = self.gathered.losses.get(one.index)  # of another piece
         self.gathered.losses[one.index] = one.task, detached if earlier is None else earlier[1] + detached

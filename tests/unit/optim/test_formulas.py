@@ -52,6 +52,8 @@ def by_formula(state: FormulaState, held: list[nn.Parameter], step: int, own: tu
         held[number].data.copy_(after)
         for old, new in zip(kept, states, strict=True):
             old.copy_(new)
+    for count, one in zip(*state.counts(own), strict=True):
+        count.add_(one)
     state.committed(own)
 
 
@@ -102,3 +104,17 @@ def test_state_that_was_loaded_is_followed_and_a_step_not_taken_leaves_none() ->
     optimizer.load_state_dict(saved)
     by_formula(state, held, 2, (0, 1))
     assert [float(one["step"]) for one in optimizer.state.values()] == [2.0, 2.0]
+
+
+def test_a_tensor_that_was_put_in_the_place_of_another_is_followed() -> None:
+    held = parameters()
+    optimizer = AdamW(held, lr=0.1)
+    state = FormulaState(optimizer)
+    by_formula(state, held, 0, (0, 1))
+    version, other = state.version, torch.zeros_like(held[0])
+    state.follow()
+    assert state.version == version
+    optimizer.state[held[0]]["exp_avg"] = other
+    state.follow()
+    assert state.version > version and state.tensors((0,))[0][0] is other
+    assert not state.begin((0, 1))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from evenstep import Checkpointing, Committed, Ema, Engine, Hook, Loss, MapData, Task, Trainer, Training
 from evenstep.events import UpdateEnd
 from evenstep.pipeline import compiled as forwards
-from evenstep.train.whole_update import graphs
+from evenstep.train.whole_update import compilations
 from evenstep.train.whole_update.compiled_update import CompiledUpdate
 
 # torch's own, while it follows what it compiles
@@ -115,7 +115,7 @@ def as_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def forward_of(graph: Any, inputs: Any, *, captured: bool = False) -> Any:
         return graph.forward
 
-    monkeypatch.setattr(graphs, "compile_graph", forward_of)
+    monkeypatch.setattr(compilations, "compile_graph", forward_of)
     monkeypatch.setattr(forwards, "compile_graph", forward_of)
 
 

@@ -23,7 +23,7 @@ from evenstep.parallel import Ordered
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Fp16Mixed
 from evenstep.train.checks.whole_update import check_listeners
-from evenstep.train.whole_update import graphs
+from evenstep.train.whole_update import compilations
 from evenstep.train.whole_update.compiled_update import CompiledUpdate
 
 # torch's own, while it follows what it compiles
@@ -83,7 +83,7 @@ def values(model: nn.Module) -> Tensor:
     return torch.cat([one.detach().flatten().double() for one in model.state_dict().values()])
 
 
-def compiled(engine: Engine) -> graphs.Compilations:
+def compiled(engine: Engine) -> compilations.Compilations:
     update = engine.parts.compiled
     assert isinstance(update, CompiledUpdate)
     return update.compilations
@@ -117,7 +117,7 @@ def as_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def forward_of(graph: Any, inputs: Any, *, captured: bool) -> Any:
         return graph.forward
 
-    monkeypatch.setattr(graphs, "compile_graph", forward_of)
+    monkeypatch.setattr(compilations, "compile_graph", forward_of)
 
 
 @pytest.fixture
@@ -343,6 +343,44 @@ def test_compiling_again_and_again_is_said_with_what_changes(said: Callable[[], 
     assert "torch.Size([9, 3])" in said()[-1] or "[9, 3]" in said()[-1]
 
 
+class Sharing(nn.Module):
+    """A weight in two modules, and a module in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # without biases, whose gradients before BatchNorm are pure rounding
+        self.first, self.tied = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.last = nn.Linear(3, 1)
+        self.tied.weight = self.first.weight
+        self.norm = self.again = nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.again(self.tied(torch.tanh(self.norm(self.first(x))))))
+
+
+@pytest.mark.usefixtures("as_found")
+def test_what_stands_in_several_places_is_trained_as_without_compiling() -> None:
+    models: list[nn.Module] = []
+    for compile in ("update", "off"):
+        torch.manual_seed(0)
+        model = Sharing()
+        run(engine_of(model, compile), 6)
+        assert model.tied.weight is model.first.weight and model.again is model.norm
+        models.append(model)
+    assert distance(*models) < 1e-6
+
+
+@pytest.mark.usefixtures("as_found")
+def test_a_compiler_that_is_switched_off_is_said_and_nothing_has_changed() -> None:
+    model = net()
+    engine, before = engine_of(model), values(model)
+    with torch.compiler.set_stance("force_eager"), pytest.raises(TaskError, match="update 1 was not compiled"):
+        engine.update(*batches(1))
+    assert torch.equal(values(model), before)
+    run(engine, 2)
+    assert (compiled(engine).total, compiled(engine).repeated) == (2, 0)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("as_found")
 def test_what_depends_on_numbers_is_an_error_that_says_what_to_do() -> None:
@@ -396,7 +434,7 @@ def test_no_memory_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPa
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("no memory for so many")
 
-    monkeypatch.setattr(graphs.Compilations, "run", full)
+    monkeypatch.setattr(compilations.Compilations, "run", full)
     with pytest.raises(OutOfMemoryError, match=r"can't be cut finer.*smaller micro-batches, or set `compile`"):
         engine.update(*batches(1))
 

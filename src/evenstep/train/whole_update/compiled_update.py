@@ -8,6 +8,7 @@ stands.
 
 from collections.abc import Callable, Hashable
 from typing import Any, final
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from torch.optim import Optimizer
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import OutOfMemoryError
 from evenstep.events import Incident
-from evenstep.internals import buffers_of, pytree, times_written
+from evenstep.internals import NoGrad, buffers_of, pytree, times_written
 from evenstep.keys import branch, branch_below
 from evenstep.memory import is_out_of_memory
 from evenstep.optim.ema import Ema
@@ -36,7 +37,11 @@ from evenstep.train.side_effects import without_side_effects
 from evenstep.train.tasks.task import Loss, Task
 from evenstep.train.update import Update
 from evenstep.train.weigh import Weights, weigh
-from evenstep.train.whole_update.graphs import Compilations, Graphs, OneGraph, Outcome, Probed, TwoGraphs, Work, form_of
+from evenstep.train.whole_update.compilations import Compilations
+from evenstep.train.whole_update.graphs import Graphs, OneGraph, Outcome, Probed, TwoGraphs, Work, form_of
+
+_GRAPH = crc32(b"graph") | 1 << 40  # as `keys` takes the name "graph", without encoding it each time
+_WHOLE = SubBatch(None)  # what a loss is of: no part of a micro-batch
 
 
 @final
@@ -88,6 +93,7 @@ class CompiledUpdate:
         )
         self._transforms = {name for name, task in context.tasks.items() if type(task).transform is not Task.transform}
         self._waits = context.device.type == "cpu"  # for the verdict, which costs nothing there
+        self._root = branch(context.seed)
         self._halted: Tensor | None = None
         self._dispatched = 0
         self._weights: Weights | None = None  # of the update in progress, and its number
@@ -154,32 +160,38 @@ class CompiledUpdate:
     def _computed(self, weights: Weights, update: int) -> Outcome | None:
         """Run the update's graphs on this rank's micro-batches."""
         context, randomness = self._context, self._context.randomness
-        own = branch(context.seed, update)
-        scale, divisors, value = context.precision.scale, weights.divisors, context.coefficients.value
+        own = branch_below(self._root, update)
         randomness.begin_passage(True, *weights.totals)
         try:
-            batches = [self._prepared(one, own) for one in weights.work]
-            work = Work(
-                key=self._key_of(weights, batches),
-                tasks=tuple([context.tasks[one.task] for one in weights.work]),
-                batches=batches,
-                factors=[scale * value(one.task, update) / divisors[one.index] for one in weights.work],
-                scale=scale,
-                share=0.0 if self._ema is None else self._ema.share(update),
-                halted=self._halted,
-                update=update,
-            )
+            work = self._work(weights, update, own)
             self._graphs.look_at(work)
             first = weights.work[0].index if weights.work else 0  # another one on each rank
-            randomness.begin(context.device, branch_below(own, first, "graph"))
-            with torch.no_grad():
+            randomness.begin(context.device, branch_below(own, first, _GRAPH))
+            with NoGrad():
                 return self._graphs(work)
         finally:
             randomness.end_passage()
 
-    def _key_of(self, weights: Weights, batches: list[Any]) -> Hashable:
-        forms = [(one.task, form_of(batch)) for one, batch in zip(weights.work, batches, strict=True)]
-        return (self._core.trained.stamp, *forms)
+    def _work(self, weights: Weights, update: int, own: int) -> Work:
+        """What the update is computed from.
+
+        Args:
+            own: the branch of its keys.
+        """
+        context = self._context
+        scale, divisors, value = context.precision.scale, weights.divisors, context.coefficients.value
+        key: list[Hashable] = [self._core.trained.stamp]
+        tasks: list[Task] = []
+        batches: list[Any] = []
+        factors: list[float] = []
+        for one in weights.work:
+            batch = self._prepared(one, own)
+            key += one.task, form_of(batch)
+            tasks.append(context.tasks[one.task])
+            batches.append(batch)
+            factors.append(scale * value(one.task, update) / divisors[one.index])
+        share = 0.0 if self._ema is None else self._ema.share(update)
+        return Work(tuple(key), tuple(tasks), batches, factors, scale, share, self._halted, update)
 
     def _prepared(self, one: Microbatch, own: int) -> Any:
         """A micro-batch's data as `inputs` and `loss` take them, with the randomness that it has without compiling."""
@@ -198,7 +210,7 @@ class CompiledUpdate:
             norm, aborted = norm.clone(), aborted.clone()
         if not self._waits and not begins:
             self._halted = aborted
-            self._state.committed(own, 1.0 - aborted)
+            self._state.committed(own)
             return norm, aborted
         if aborted.item():
             self._state.forget()
@@ -211,17 +223,18 @@ class CompiledUpdate:
         """Record what the tasks told, each with its weight."""
         context, recording = self._context, Recording(self._context, weights, update, "train/")
         captures, put = self.compilations.captures, context.storage.put
-        for one, told in zip(weights.work, outcome.told, strict=True):
-            total, metrics, observed, counts = pytree.tree_map_only(Tensor, Tensor.clone, told) if captures else told
-            piece = SubBatch(one.data, (), one.known_samples)
-            is_plain = total is not None and not metrics and observed is None and not counts
-            loss = total if is_plain else Loss(total, metrics=metrics, observed=observed, counts=counts)
-            with torch.no_grad():
-                recording.take(context.tasks[one.task], one, piece, loss)
-            if one.task and total is not None:
-                divisor, weight = weights.divisors[one.index], weights.each[one.index]
-                scaled = total * (context.coefficients.value(one.task, update) / divisor)
-                put("train/loss", scaled, weight / weights.totals[one.task] / weights.num_tasks, update=update)
+        with NoGrad():
+            for one, told in zip(weights.work, outcome.told, strict=True):
+                total, metrics, observed, counts = (
+                    pytree.tree_map_only(Tensor, Tensor.clone, told) if captures else told
+                )
+                is_plain = total is not None and not metrics and observed is None and not counts
+                loss = total if is_plain else Loss(total, metrics=metrics, observed=observed, counts=counts)
+                recording.take(context.tasks[one.task], one, _WHOLE, loss)
+                if one.task and total is not None:
+                    divisor, weight = weights.divisors[one.index], weights.each[one.index]
+                    scaled = total * (context.coefficients.value(one.task, update) / divisor)
+                    put("train/loss", scaled, weight / weights.totals[one.task] / weights.num_tasks, update=update)
         return recording
 
     def _trained(self) -> tuple[int, ...]:

@@ -45,16 +45,16 @@ class Gradients:
         model: on its device.
         context: what is the same for all micro-batches of the run.
         tasks: of the micro-batches, one for each.
-        trained: the names of the parameters whose gradients are computed.
-        moving: the names of the buffers that forwards move.
+        trained: the parameters whose gradients are computed, each by the names of all its places in the model.
+        moving: the buffers that forwards move, likewise.
         autocasts: whether the precision's context is autocast, and not one that does nothing.
     """
 
     model: nn.Module
     context: TrainContext
     tasks: tuple[Task, ...]
-    trained: tuple[str, ...]
-    moving: tuple[str, ...]
+    trained: tuple[tuple[str, ...], ...]
+    moving: tuple[tuple[str, ...], ...]
     autocasts: bool
 
     def __call__(
@@ -85,16 +85,15 @@ class Gradients:
         context, model = self.context, self.model
 
         def loss_of(parameters: list[Tensor], buffers: list[Tensor]) -> tuple[Tensor, tuple[Any, ...]]:
-            held = {
-                **dict(zip(self.trained, parameters, strict=True)),
-                **dict(zip(self.moving, buffers, strict=True)),
-            }
+            pairs = [*zip(self.trained, parameters, strict=True), *zip(self.moving, buffers, strict=True)]
+            held = {name: one for names, one in pairs for name in names}
             with context.precision.forward(context.device) if self.autocasts else nullcontext():
                 inputs = task.inputs(batch)
                 if context.cast_inputs is not None:
                     inputs = context.cast_inputs(inputs)
                 positional, named = arguments((), inputs, True)
-                output = functional_call(model, held, positional, named)
+                # all places are named: torch would look for them in the model, and compare all that it saw at each call
+                output = functional_call(model, held, positional, named, tie_weights=False)
                 if context.cast_outputs is not None:
                     output = context.cast_outputs(output)
                 loss = task.loss(task.postprocess(output, batch), batch)
@@ -109,7 +108,7 @@ class Gradients:
                 alone = total
             tensors: list[Tensor] = []
             tree.append(_taken((alone, dict(loss.metrics), loss.observed, dict(loss.counts)), tensors))
-            return total * factor, (tuple(tensors), [held[name] for name in self.moving])
+            return total * factor, (tuple(tensors), [held[names[0]] for names in self.moving])
 
         return loss_of
 
@@ -141,6 +140,26 @@ def _put(tree: Any, tensors: Sequence[Tensor]) -> Any:
     return tree
 
 
+class Held(NamedTuple):
+    """What a step changes, and what it does so by: the same tensors in every update, until others take their places.
+
+    Args:
+        parameters: those that are stepped.
+        kept: the state of each, in the order of its formula.
+        counts: of steps taken, of all parameters that have one on a device and in a format.
+        ones: by how much a step raises each of these: 1, or 0 for a parameter that is not stepped.
+        averages: what the average holds.
+        still: what it follows of what the update leaves alone.
+    """
+
+    parameters: list[Tensor]
+    kept: list[list[Tensor]]
+    counts: list[Tensor]
+    ones: list[Tensor]
+    averages: list[Tensor]
+    still: list[Tensor]
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerStep:
@@ -163,12 +182,9 @@ class OptimizerStep:
 
     def __call__(
         self,
-        parameters: list[Tensor],
-        kept: list[list[Tensor]],
+        held: Held,
         buffers: list[Tensor],
         moved: list[Tensor],
-        averages: list[Tensor],
-        still: list[Tensor],
         gradients: list[Tensor],
         numbers: Sequence[Tensor],
         halted: Tensor | None,
@@ -176,9 +192,7 @@ class OptimizerStep:
         """Change parameters, state, buffers and averages in place; gives ‖g‖₂ before clipping, and 1 where nothing was.
 
         Args:
-            kept: the state of each parameter, in the order of its formula.
             buffers: before the update, and `moved` after its forwards.
-            averages: what the average holds, and `still` what it follows of what the update leaves alone.
             gradients: of the parameters, times the loss scale.
             numbers: 0-dim: the loss scale, the share by which the average moves, and the rows.
             halted: 1 while the host has not answered an earlier abort; None where it has at once.
@@ -189,7 +203,7 @@ class OptimizerStep:
         divisor = scale
         if self.clip_norm is not None:
             divisor = scale * ((norm + CLIP_EPSILON) / self.clip_norm).clamp(min=1.0)
-        for number, (parameter, state, gradient) in enumerate(zip(parameters, kept, gradients, strict=True)):
+        for number, (parameter, state, gradient) in enumerate(zip(held.parameters, held.kept, gradients, strict=True)):
             formula, start = self.formulas[number], self.starts[self.rows[number]]
             row = numbers[start : start + formula.width]
             after, states = formula(parameter, gradient / divisor.to(gradient.dtype), state, row)
@@ -198,8 +212,10 @@ class OptimizerStep:
                 _select(finite, old, new)
         for old, new in zip(buffers, moved, strict=True):
             _select(finite, old, new)
-        followed, rest = [*parameters, *buffers], iter(still)
-        for place, average in zip(self.averaged, averages, strict=True):
+        for count, one in zip(held.counts, held.ones, strict=True):
+            _select(finite, count, count + one)
+        followed, rest = [*held.parameters, *buffers], iter(held.still)
+        for place, average in zip(self.averaged, held.averages, strict=True):
             value = followed[place] if place >= 0 else next(rest)
             if average.is_floating_point():
                 _select(finite, average, torch.lerp(average, value.to(average.dtype), share.to(average.dtype)))

@@ -6,35 +6,29 @@ before, by going through the micro-batches once without compiling. Nothing here 
 """
 
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from threading import get_ident
 from typing import Any, NamedTuple, cast, final
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from evenstep.errors import TaskError, clause
-from evenstep.events import Incident
+from evenstep.errors import TaskError
 from evenstep.internals import (
-    compile_each_shape,
-    compile_graph,
-    guards_kept,
-    is_compile_error,
+    buffers_of,
     keep_address,
-    recompile_reason,
+    only_compiled,
+    parameters_of,
 )
 from evenstep.names import named_parameters
 from evenstep.optim.ema import Ema
 from evenstep.optim.formula_state import FormulaState
 from evenstep.parallel import Group
-from evenstep.pipeline.compiled import reason_of
-from evenstep.train.compiled import REPEATED
 from evenstep.train.context import TrainContext
 from evenstep.train.tasks.task import Task
-from evenstep.train.whole_update.function import HEAD, Gradients, OptimizerStep, Told
+from evenstep.train.whole_update.compilations import Compilations, Compiled
+from evenstep.train.whole_update.function import HEAD, Gradients, Held, OptimizerStep, Told
 
 
 class Work(NamedTuple):
@@ -99,127 +93,29 @@ def form_of(data: Any) -> Hashable:
     """
     if isinstance(data, Tensor):
         return data.shape, data.dtype
+    held: Any = data
     if isinstance(data, tuple | list):
-        return tuple([form_of(one) for one in cast("tuple[Any, ...]", data)])
+        return tuple(map(form_of, held))
     if isinstance(data, dict):
-        return tuple([(name, form_of(one)) for name, one in cast("dict[str, Any]", data).items()])
+        return tuple([(name, form_of(one)) for name, one in held.items()])
     return type(data)
 
 
-OURS = ("parameters", "kept", "buffers", "averages", "still", "numbers", "flat", "step")
-"""What is as it was whenever a graph is called: lists of the same tensors, and the step, which is made for it."""
+OURS = (
+    *("parameters", "held", "buffers", "numbers", "flat", "step"),
+    *(f"gradients.{name}" for name in ("context", "trained", "moving", "autocasts")),
+)
+"""What is as it was whenever a graph is called: lists of the same tensors, and what is made for it."""
 
 
-@final
-class _CountingInductor:
-    """torch's compiler, which counts what it compiles; one for the process, as torch's cache of compiled code is."""
-
-    def __init__(self, *, captured: bool) -> None:
-        self.graphs, self._captured = 0, captured
-
-    def __call__(self, graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
-        self.graphs += 1
-        return compile_graph(graph, inputs, captured=self._captured)
-
-
-_COMPILED, _CAPTURED = _CountingInductor(captured=False), _CountingInductor(captured=True)
-
-
-@final
-class Compilations:
-    """Compiles functions of tensors, counts how often, and says where that goes on and on.
+class _Stepped(NamedTuple):
+    """What is stepped together, by `step`, as long as the optimizer's state has this version.
 
     Args:
-        device: on CUDA each graph is captured, so that it is launched as one.
-        report: told of what is compiled again and again.
-        rank: of this process.
-
-    Attributes:
-        total: how often something was compiled.
-        repeated: how often of these for a function that had been compiled before.
+        firsts: a parameter of each row of numbers.
     """
 
-    def __init__(self, device: torch.device, report: Callable[[Incident], None], rank: int) -> None:
-        self._thread = 0
-        self._inductor = _CAPTURED if device.type == "cuda" else _COMPILED
-        self._report, self._rank = report, rank
-        self.total = self.repeated = 0
-        self._times: Counter[int] = Counter()
-        self._last: Hashable = None
-
-    @property
-    def captures(self) -> bool:
-        """Whether a graph's outputs are overwritten by its next run, and its inputs should stay where they are."""
-        return self._inductor is _CAPTURED
-
-    def compile(self, function: Any) -> Callable[..., Any]:
-        """What runs `function` as one graph; it is compiled when it is first called.
-
-        torch looks for what it has compiled of a function by its code, of which each gets its own here: what is not
-        compared, as it is always the same for one of them, would let another model's graph be taken for this one's.
-        """
-        function.__code__ = function.__code__.replace()
-        own = cast("Any", {"guard_filter_fn": partial(guards_kept, given=OURS)})
-        backend = cast("Any", self._inductor)
-        return torch.compile(function, dynamic=False, fullgraph=True, backend=backend, options=own)
-
-    def run(self, compiled: Callable[..., Any], args: Sequence[Any], form: Hashable, update: int) -> Any:
-        """Call what `compile` gave.
-
-        Args:
-            form: of the micro-batches, for people.
-
-        Raises:
-            TaskError: torch can't make one graph of it.
-        """
-        if self._thread != get_ident():  # torch keeps its settings by thread
-            compile_each_shape()
-            self._thread = get_ident()
-        graphs = self._inductor.graphs
-        try:
-            given = compiled(*args)
-        except Exception as error:
-            if not is_compile_error(error):
-                raise
-            raise TaskError(
-                f"update {update} can't be compiled as a whole: {clause(reason_of(error))}. Set `compile` to 'model', "
-                f"which compiles what can be, or to 'off'."
-            ) from error
-        if self._inductor.graphs != graphs:
-            self._count(id(compiled), form, update)
-        return given
-
-    def _count(self, which: int, form: Hashable, update: int) -> None:
-        self.total += 1
-        self._times[which] += 1
-        changed = f"micro-batches of {form} after {self._last}"
-        if self._times[which] > 1:
-            self.repeated += 1
-            changed = f"what was {recompile_reason() or 'compared at each call'} when it was compiled before"
-        self._last = form
-        if self.total >= REPEATED and self.total & (self.total - 1) == 0:
-            self._report(
-                Incident(
-                    kind="recompiled",
-                    update=update,
-                    message=f"the update was compiled {self.total} times up to update {update}, each time for seconds, "
-                    f"as something else goes into it: {changed}. Let batches have few shapes (lengths padded to "
-                    f"multiples, as many micro-batches in each update) and hooks change numbers only by learning "
-                    f"rates, or set `compile` to 'model'.",
-                    rank=self._rank,
-                )
-            )
-
-
-@final
-@dataclass(slots=True)
-class _Stepped:
-    """What is stepped together: which tensors, and the function that does it."""
-
-    own: tuple[int, ...]
-    parameters: list[Tensor]
-    averages: list[Tensor]
-    still: list[Tensor]
+    held: Held
     firsts: tuple[int, ...]
     step: OptimizerStep
     version: int
@@ -232,8 +128,9 @@ class _Entry:
 
     probed: Probed
     buffers: list[Tensor]
+    moving: tuple[tuple[str, ...], ...]
     stepped: _Stepped | None = None
-    compiled: Callable[..., Any] | None = None
+    compiled: Compiled | None = None
     flags: list[float] = field(default_factory=list[float])
 
 
@@ -262,13 +159,14 @@ class Graphs(ABC):
         self._model, self._context, self._state = model, context, state
         self._ema, self._clip_norm = ema, clip_norm
         self._compilations, self._probe = compilations, probe
-        real = {id(one): name for name, one in model.named_parameters()}
+        real = _places(model, parameters_of)
         plain = {id(one): name for name, one in named_parameters(model).items()}
         self._names = [real[id(one)] for one in state.parameters]
         self._plain = [plain[id(one)] for one in state.parameters]
         wide = any(one.dtype == torch.float64 for one in state.parameters)
         self._format = torch.float64 if wide else torch.float32
         self._entries: dict[Hashable, _Entry] = {}
+        self._rooms: dict[int, tuple[Tensor, NDArray[Any]]] = {}
 
     @abstractmethod
     def __call__(self, work: Work) -> Outcome | None:
@@ -280,18 +178,13 @@ class Graphs(ABC):
 
     def look_at(self, work: Work) -> None:
         """Find out what micro-batches do that are of a form that has not come before."""
-        if work.tasks:
-            self._entry_of(work)
-
-    def _entry_of(self, work: Work) -> _Entry:
-        entry = self._entries.get(work.key)
-        if entry is None:
+        if work.tasks and work.key not in self._entries:
             probed = self._probe()
-            buffers = dict(self._model.named_buffers())
-            entry = self._entries[work.key] = _Entry(probed, [buffers[name] for name in probed.moving])
-        return entry
+            buffers, names = dict(self._model.named_buffers()), _places(self._model, buffers_of)
+            moving = [buffers[name] for name in probed.moving]
+            self._entries[work.key] = _Entry(probed, moving, tuple([names[id(one)] for one in moving]))
 
-    def _gradients(self, work: Work, own: Sequence[int], moving: tuple[str, ...]) -> Gradients:
+    def _gradients(self, work: Work, own: Sequence[int], moving: tuple[tuple[str, ...], ...]) -> Gradients:
         names = tuple([self._names[one] for one in own])
         return Gradients(
             model=self._model,
@@ -322,17 +215,23 @@ class Graphs(ABC):
         averages = [average for _, _, average in followed]
         still = [live for name, live, _ in followed if name not in places]
         parameters = [state.parameters[one] for one in own]
+        held = Held(cast("list[Tensor]", parameters), state.tensors(own), *state.counts(own), averages, still)
         if self._compilations.captures:
-            keep_address([*parameters, *averages, *[one for of in state.tensors(own) for one in of]])
-        return _Stepped(own, cast("list[Tensor]", parameters), averages, still, firsts, step, state.version)
+            keep_address([*parameters, *averages, *held.counts, *held.ones, *[one for of in held.kept for one in of]])
+        return _Stepped(held, firsts, step, state.version)
 
     def _packed(self, numbers: list[float]) -> Tensor:
-        """Numbers of the host on the device, which is not waited for."""
-        packed = torch.tensor(numbers, dtype=self._format)
+        """Numbers of the host on the device, which is not waited for; on a CPU until as many are packed again."""
         device = self._context.device
-        if device.type == "cpu":
-            return packed
-        return (packed.pin_memory() if device.type == "cuda" else packed).to(device, non_blocking=True)
+        if device.type != "cpu":
+            packed = torch.tensor(numbers, dtype=self._format)
+            return (packed.pin_memory() if device.type == "cuda" else packed).to(device, non_blocking=True)
+        room = self._rooms.get(len(numbers))
+        if room is None:
+            packed = torch.empty(len(numbers), dtype=self._format)
+            room = self._rooms[len(numbers)] = packed, packed.numpy()
+        room[1][:] = numbers  # which takes a tenth of the time that making a tensor does
+        return room[0]
 
 
 @final
@@ -340,48 +239,33 @@ class OneGraph(Graphs):
     """All of an update in one graph, in one process."""
 
     def __call__(self, work: Work) -> Outcome | None:
-        state, entry = self._state, self._entry_of(work)
-        own, moving = entry.probed
+        state, entry = self._state, self._entries[work.key]
+        own = entry.probed.used
         if not own:
             return None
         begins = state.begin(own)
         stepped = entry.stepped
         if stepped is None or stepped.version != state.version:
-            stepped = self._stepped(own, moving)
+            stepped = self._stepped(own, entry.probed.moving)
             if entry.stepped is None or entry.stepped.step != stepped.step:
-                whole = _whole(self._gradients(work, own, moving), stepped.step)
-                entry.compiled = self._compilations.compile(whole)
+                whole = _whole(self._gradients(work, own, entry.moving), stepped.step)
+                entry.compiled = self._compilations.compile(whole, OURS)
             entry.stepped = stepped
-        numbers = [work.scale, work.share, *state.numbers(stepped.firsts), *work.factors]
-        args = (
-            stepped.parameters,
-            state.tensors(own),
-            entry.buffers,
-            stepped.averages,
-            stepped.still,
-            work.batches,
-            self._packed(numbers),
-            work.halted,
-        )
-        compiled = cast("Callable[..., Any]", entry.compiled)
-        norm, aborted, told = self._compilations.run(compiled, args, work.key, work.update)
+        numbers = self._packed([work.scale, work.share, *state.numbers(stepped.firsts), *work.factors])
+        args = (stepped.held, entry.buffers, work.batches, numbers, work.halted)
+        assert entry.compiled is not None
+        norm, aborted, told = self._compilations.run(entry.compiled, args, work.key, work.update)
         return Outcome(norm, aborted, told, own, begins)
 
 
 def _whole(gradients: Gradients, step: OptimizerStep) -> Callable[..., Any]:
     def whole(
-        parameters: list[Tensor],
-        kept: list[list[Tensor]],
-        buffers: list[Tensor],
-        averages: list[Tensor],
-        still: list[Tensor],
-        batches: list[Any],
-        numbers: Tensor,
-        halted: Tensor | None,
+        held: Held, buffers: list[Tensor], batches: list[Any], numbers: Tensor, halted: Tensor | None
     ) -> tuple[Tensor, Tensor, list[Told]]:
+        only_compiled()
         each = numbers.unbind(0)
-        found, moved, told = gradients(parameters, buffers, batches, each[len(each) - len(batches) :])
-        norm, aborted = step(parameters, kept, buffers, moved, averages, still, found, each, halted)
+        found, moved, told = gradients(held.parameters, buffers, batches, each[len(each) - len(batches) :])
+        norm, aborted = step(held, buffers, moved, found, each, halted)
         return norm, aborted, told
 
     return whole
@@ -401,7 +285,7 @@ class TwoGraphs(Graphs):
     def __init__(self, *, group: Group, trained: Callable[[], tuple[int, ...]], **given: Any) -> None:
         super().__init__(**given)
         self._group, self._trained = group, trained
-        self._steps: dict[tuple[int, ...], tuple[_Stepped, Callable[..., Any]]] = {}
+        self._steps: dict[tuple[int, ...], tuple[_Stepped, Compiled]] = {}
 
     def __call__(self, work: Work) -> Outcome | None:
         trained = self._trained()
@@ -413,8 +297,7 @@ class TwoGraphs(Graphs):
         begins = self._state.begin(own)
         stepped, compiled = self._step_of(own, trained)
         numbers = self._packed([work.scale, work.share, *self._state.numbers(stepped.firsts)])
-        kept = self._state.tensors(own)
-        args = (stepped.parameters, kept, stepped.averages, stepped.still, flat, numbers, work.halted)
+        args = (stepped.held, flat, numbers, work.halted)
         norm, aborted = self._compilations.run(compiled, args, "the parameters that have a gradient", work.update)
         return Outcome(norm, aborted, told, own, begins)
 
@@ -423,14 +306,14 @@ class TwoGraphs(Graphs):
         parameters = [self._state.parameters[one] for one in trained]
         told: Sequence[Told] = ()
         if work.tasks:
-            entry = self._entry_of(work)
+            entry = self._entries[work.key]
             if entry.compiled is None:
                 if entry.probed.moving:
                     raise TaskError(
                         f"forwards change the buffer `{entry.probed.moving[0]}`, which a compiled update can't make "
                         f"equal on several ranks; set `compile` to 'model', or train in one process."
                     )
-                entry.compiled = self._compilations.compile(_flat(self._gradients(work, trained, ())))
+                entry.compiled = self._compilations.compile(_flat(self._gradients(work, trained, ())), OURS)
                 entry.flags = [float(one in entry.probed.used) for one in trained]
             numbers = self._packed([*work.factors, *entry.flags])
             args = (parameters, work.batches, numbers)
@@ -441,7 +324,7 @@ class TwoGraphs(Graphs):
         self._group.sum(flat)()
         return flat, told
 
-    def _step_of(self, own: tuple[int, ...], trained: tuple[int, ...]) -> tuple[_Stepped, Callable[..., Any]]:
+    def _step_of(self, own: tuple[int, ...], trained: tuple[int, ...]) -> tuple[_Stepped, Compiled]:
         known = self._steps.get(own)
         if known is not None and known[0].version == self._state.version:
             return known
@@ -451,13 +334,14 @@ class TwoGraphs(Graphs):
         else:
             sizes = [self._state.parameters[one].numel() for one in trained]
             places = {one: sum(sizes[:number]) for number, one in enumerate(trained)}
-            compiled = self._compilations.compile(_step_from(tuple([places[one] for one in own]), stepped.step))
+            compiled = self._compilations.compile(_step_from(tuple([places[one] for one in own]), stepped.step), OURS)
         self._steps[own] = stepped, compiled
         return self._steps[own]
 
 
 def _flat(gradients: Gradients) -> Callable[..., Any]:
     def flat(parameters: list[Tensor], batches: list[Any], numbers: Tensor) -> tuple[Tensor, list[Told]]:
+        only_compiled()
         found, _, told = gradients(parameters, [], batches, numbers[: len(batches)].unbind(0))
         return torch.cat([*[one.reshape(-1) for one in found], numbers[len(batches) :]]), told
 
@@ -465,17 +349,25 @@ def _flat(gradients: Gradients) -> Callable[..., Any]:
 
 
 def _step_from(places: tuple[int, ...], step: OptimizerStep) -> Callable[..., Any]:
-    def step_from(
-        parameters: list[Tensor],
-        kept: list[list[Tensor]],
-        averages: list[Tensor],
-        still: list[Tensor],
-        flat: Tensor,
-        numbers: Tensor,
-        halted: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        pairs = zip(places, parameters, strict=True)
+    def step_from(held: Held, flat: Tensor, numbers: Tensor, halted: Tensor | None) -> tuple[Tensor, Tensor]:
+        only_compiled()
+        pairs = zip(places, held.parameters, strict=True)
         found = [flat[place : place + one.numel()].view(one.shape) for place, one in pairs]
-        return step(parameters, kept, [], [], averages, still, found, numbers.unbind(0), halted)
+        return step(held, [], [], found, numbers.unbind(0), halted)
 
     return step_from
+
+
+def _places(
+    model: nn.Module, held_by: Callable[[nn.Module], Mapping[str, Tensor | None]]
+) -> dict[int, tuple[str, ...]]:
+    """Where each parameter, or buffer, stands: by its `id` the names of all its places, each place once.
+
+    A tensor has several where modules share it, and one in a module that has several names itself.
+    """
+    places: dict[int, tuple[str, ...]] = {}
+    for name, module in model.named_modules():
+        for key, one in held_by(module).items():
+            if one is not None:
+                places[id(one)] = (*places.get(id(one), ()), f"{name}.{key}" if name else key)
+    return places
