@@ -49,7 +49,7 @@ def points() -> tuple[Tensor, Tensor]:
 def network(number: int, *, norm: bool = False) -> nn.Sequential:
     torch.manual_seed(number)
     return nn.Sequential(
-        nn.Linear(3, 5), *([nn.BatchNorm1d(5, momentum=0.3)] if norm else []), nn.Tanh(), nn.Linear(5, 1)
+        *([nn.BatchNorm1d(3, affine=False, momentum=0.3)] if norm else []), nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)
     ).double()
 
 
@@ -79,12 +79,13 @@ def train_alone(
     model = network(number, norm=what.get("norm", False))
     replicas = (Ddp if what["alone"].get("fast") else Ordered)(group)
     x, y = points()
+    micro = what["alone"].get("micro", 1 + what.get("norm", False))
     data = list(zip(x, y, strict=True))
     trainer = evenstep.Trainer(
         model=model,
         task=Square(strike.now),
         optimizer=torch.optim.AdamW(model.parameters(), lr=RATE),
-        data=evenstep.MapData(data, global_batch_size=BATCH, micro_batch_size=1 + what.get("norm", 0), shuffle=False),
+        data=evenstep.MapData(data, global_batch_size=BATCH, micro_batch_size=micro, shuffle=False),
         evaluations={"valid": evenstep.MapData(data, global_batch_size=4, shuffle=False)},
         updates=what["updates"],
         device="cpu",
@@ -117,7 +118,7 @@ def train_alone(
         "heard": strike.heard,
         "own": flat(model).tolist(),
         "shared": shared.tolist(),
-        "buffers": [one.double().flatten().tolist() for one in model.buffers()],
+        "buffers": [value for one in model.buffers() for value in one.double().flatten().tolist()],
         "losses": {one.update: one.value for one in trainer.storage.history("train/loss")},
     }
     os.write(1, (json.dumps(said | {"ended": time.time()}) + "\n").encode())  # at once, so that lines do not mix
@@ -126,8 +127,8 @@ def train_alone(
 class Rank:
     """One process of the reference."""
 
-    def __init__(self, updates: int) -> None:
-        self.model, self.updates = network(0), updates
+    def __init__(self, updates: int, *, norm: bool) -> None:
+        self.model, self.updates, self.piece = network(0, norm=norm), updates, 1 + norm
         self.begin_optimizer()
 
     def begin_optimizer(self) -> None:
@@ -135,7 +136,8 @@ class Rank:
 
     def gradient(self, rows: Sequence[int]) -> Tensor:
         x, y = points()
-        total = ((self.model(x[list(rows)]).squeeze(-1) - y[list(rows)]) ** 2).sum()
+        pieces = [list(rows[at : at + self.piece]) for at in range(0, len(rows), self.piece)]
+        total = torch.stack([((self.model(x[some]).squeeze(-1) - y[some]) ** 2).sum() for some in pieces]).sum()
         return torch.cat([one.flatten() for one in torch.autograd.grad(total, list(self.model.parameters()))])
 
     def step(self, gradient: Tensor, update: int) -> None:
@@ -146,25 +148,35 @@ class Rank:
             one.grad = piece.view_as(one).clone()
         self.optimizer.step()
 
-    def put(self, values: Tensor) -> None:
+    def take(self, values: Tensor, statistics: Sequence[Tensor]) -> None:
         nn.utils.vector_to_parameters(values.clone(), self.model.parameters())
+        for mine, value in zip(self.model.buffers(), statistics, strict=True):
+            mine.copy_(value)
 
 
 Life = tuple[int, int]  # a process's number, and how many have had it before
+KEYS = ("every_updates", "outer_lr", "outer_momentum")
 
 
 def by_hand(
-    settings: str, updates: int, there: Callable[[int], Sequence[Life]], shares: Callable[[int], Sequence[Life]]
-) -> tuple[Tensor, dict[int, Tensor]]:
-    """What the ranks share after so many updates, and what each that is there holds, by its number.
+    settings: str,
+    updates: int,
+    there: Callable[[int], Sequence[Life]],
+    shares: Callable[[int], Sequence[Life]],
+    *,
+    norm: bool = False,
+) -> tuple[Tensor, list[nn.Module]]:
+    """What the ranks share after so many updates, and the model of each that is there then.
 
     Args:
-        there: who makes an update, in the order of their numbers: all its samples are dealt over them.
+        there: who makes an update, in the order of their ranks: all its samples are dealt over them.
         shares: who of them is in the mean after it.
+        norm: whether there are running statistics.
     """
     given = {"outer_lr": 1.0, "outer_momentum": 0.0, "fragments": 1, "own_share": 0.0, **SETTINGS[settings]}
     together, every, eta, mu = given.get("synchronous_updates", 0), *map(given.get, KEYS)
-    theta = flat(network(0))
+    first_model = network(0, norm=norm)
+    theta, statistics = flat(first_model), list(first_model.buffers())
     velocity = torch.zeros_like(theta)
     ranks: dict[Life, Rank] = {}
     borders = [0, *([FRAGMENT] if given["fragments"] == 2 else []), len(theta)]
@@ -172,8 +184,8 @@ def by_hand(
         lives, first = there(update), (update - 1) % (SAMPLES // BATCH) * BATCH
         for life in set(lives) - ranks.keys():
             assert update == 1 or update > together, "whoever comes so early has the others' optimizer state"
-            ranks[life] = Rank(updates)
-            ranks[life].put(theta)
+            ranks[life] = Rank(updates, norm=norm)
+            ranks[life].take(theta, statistics)
         ranks = {life: ranks[life] for life in lives}
         size = BATCH // len(lives)
         found = [one.gradient(range(first + i * size, first + (i + 1) * size)) for i, one in enumerate(ranks.values())]
@@ -189,13 +201,18 @@ def by_hand(
             step = theta[cut] - torch.stack([flat(one.model)[cut] for one in ranks.values()]).mean(0)
             velocity[cut] = mu * velocity[cut] + step
             theta[cut] = theta[cut] - eta * (step + mu * velocity[cut] if given.get("nesterov") else velocity[cut])
+            moves = [
+                torch.stack(list(column))
+                for column in zip(*(one.model.buffers() for one in ranks.values()), strict=True)
+            ]
+            statistics = [
+                then + ((now - then).mean(0) if now.is_floating_point() else (now - then).sum(0))
+                for then, now in zip(statistics, moves, strict=True)
+            ]
             for one in ranks.values():
                 held = flat(one.model)
                 held[cut] = given["own_share"] * held[cut] + (1 - given["own_share"]) * theta[cut]
-                one.put(held)
+                one.take(held, statistics)
                 if given.get("inner_state") == "reset":
                     one.begin_optimizer()
-    return theta, {number: flat(one.model) for (number, _), one in ranks.items()}
-
-
-KEYS = ("every_updates", "outer_lr", "outer_momentum")
+    return theta, [one.model for one in ranks.values()]

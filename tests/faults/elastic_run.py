@@ -79,6 +79,9 @@ class Strike(evenstep.Hook):
                 mark.write_text(str(time.time()))
                 if name == "raise":
                     raise ValueError("a bug of the user's")
+                if name == "stop":
+                    self.trainer.request_stop("for now")
+                    return
                 if name == "lost":
                     raise LostRankError("what others have done did not come here (injected)")
                 if name == "memory":
@@ -152,13 +155,17 @@ def train(group: Group, number: int) -> None:
     os.write(1, line.encode())  # at once, so that lines do not mix
 
 
+def is_ordinary() -> bool:
+    return WHAT["count"] == 1 and not WHAT.get("alone")
+
+
 def process(number: int, port: int) -> int:
     child = os.fork()
     if child:
         return child
     torch.set_num_threads(1)
     try:
-        if WHAT["count"] == 1:
+        if is_ordinary():
             train(Group(), number)
         else:
             place = ElasticRank(number=number, count=WHAT["count"], lighthouse=f"http://localhost:{port}")
@@ -187,7 +194,7 @@ def lighthouse() -> tuple[int, int]:
 
 
 def main() -> None:
-    tower, port = (0, 0) if WHAT["count"] == 1 else lighthouse()
+    tower, port = (0, 0) if is_ordinary() else lighthouse()
     children = {process(number, port): number for number in range(WHAT["count"])}
     until = time.monotonic() + LIMIT_S
     woken, again = False, list[tuple[float, int]]()

@@ -141,9 +141,11 @@ class ElasticRun:
     def _agree_on_what_is_done(self) -> None:
         """Take for evaluated, saved and looked at what the others have: processes that have come know nothing of it."""
         evaluations, saves, guard = self.loop.evaluator, self.loop.checkpointer, self.loop.engine.parts.guard
-        told = self.group.gather((evaluations.all_at, saves.saved_at, guard.pending, guard.tries))
+        saved = saves.saved_at, saves.is_prepared
+        told = self.group.gather((evaluations.all_at, saved, guard.pending, guard.tries))
         evaluations.all_at = min(evaluated for evaluated, *_ in told)
-        saves.saved_at = told[0][1]
+        saves.saved_at = told[0][1][0]
+        saves.is_prepared = any(is_prepared for _, (_, is_prepared), *_ in told)
         guard.pending.intersection_update(*(pending for *_, pending, _ in told))
         guard.tries = {name: max(tries.get(name, 0) for *_, tries in told) for name in guard.pending}
 

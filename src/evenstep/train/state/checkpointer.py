@@ -38,6 +38,7 @@ class Checkpointer:
         folder: of the run; there is one wherever a policy may go back.
         options: how many checkpoints are kept, and whether training goes on while one is written.
         saved_at: the update of the last published checkpoint, or -1.
+        is_prepared: whether the memory that copies need was taken; all ranks do so together, or never.
         resumed_from: the checkpoint that the run has gone on from.
     """
 
@@ -46,11 +47,11 @@ class Checkpointer:
     options: Checkpointing
     reporter: Reporter
     saved_at: int = -1
+    is_prepared: bool = False
     resumed_from: str | None = None
     _writer: AsyncWriter | None = None
     _span: AbstractContextManager[None] = field(default_factory=nullcontext[None])
     _path: Path | None = None
-    _is_prepared: bool = False
     _last: tuple[int, int] | None = None  # the update of the last fault, and where the run went back to
 
     def __post_init__(self) -> None:
@@ -107,8 +108,8 @@ class Checkpointer:
         """Take note of a save that has ended; at the first update, take the memory that copies will need."""
         if self._writer is None:
             return
-        if not self._is_prepared and self._update > 0:
-            self._is_prepared = True
+        if not self.is_prepared and self._update > 0:
+            self.is_prepared = True
             self._writer.prepare(self._held())
         ended = self._writer.poll()
         if ended is not None:
