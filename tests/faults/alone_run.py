@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import evenstep
+from evenstep.checkpoint.writer import CheckpointWrite
 from evenstep.events import Evaluate, JsonlWriter, Save
 from evenstep.parallel import Ddp, Group, Local, Ordered
 from evenstep.parallel.reducer.local import LocalReducer
@@ -76,6 +77,9 @@ def train_alone(
 ) -> None:
     """Train one process to its end, which it prints as a line of JSON."""
     struck(strike.now)
+    if what["alone"].get("slow_save") is not None:
+        write, slow_s = CheckpointWrite.write, what["alone"]["slow_save"]
+        CheckpointWrite.write = lambda self: (time.sleep(slow_s), write(self))[1]
     model = network(number, norm=what.get("norm", False))
     replicas = (Ddp if what["alone"].get("fast") else Ordered)(group)
     x, y = points()
@@ -95,7 +99,7 @@ def train_alone(
         log=evenstep.Logging(writers=[JsonlWriter()], every_updates=2),
         folder=folder / what["alone"].get("run", "run"),
         train=evenstep.Training(clip_norm=CLIP, check_loss=False),
-        checkpoint=evenstep.Checkpointing(asynchronous=what["alone"].get("asynchronous", False)),
+        checkpoint=evenstep.Checkpointing(keep_last=None, asynchronous=what["alone"].get("asynchronous", False)),
     )
     if back is not None or what["alone"].get("resume"):
         trainer.resume("auto")

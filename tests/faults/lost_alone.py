@@ -23,7 +23,9 @@ Made = Callable[[int], list[Life]]  # who makes an update, or shares after it
 
 def ran(settings: str, *hits: list[Any], folder: str | None = None, **what: Any) -> dict[int, dict[str, Any]]:
     """What each process that came to an end has said, by its number."""
-    more = {name: what.pop(name) for name in ("fast", "resume", "run", "asynchronous", "micro") if name in what}
+    more = {
+        name: what.pop(name) for name in ("fast", "resume", "run", "asynchronous", "micro", "slow_save") if name in what
+    }
     given = {"updates": UPDATES, "count": COUNT, "alone": {"settings": settings, **more}, "hits": hits, **what}
     with tempfile.TemporaryDirectory() as mine:
         end = Script(SCRIPT, folder or mine, json.dumps(given)).ended(230)
@@ -170,6 +172,15 @@ def _() -> None:
     said = ran("local SGD", [1, 5, "loss", "memory"], micro=2)
     compared([said[one] for one in sorted(said)], "local SGD", *[lambda update: [(n, 0) for n in range(COUNT)]] * 2)
     assert "ran out of memory" in str(said[1]["heard"])
+
+
+@case("local: process 1 of 3 is killed while a checkpoint is being written; those that are left save their own")
+def _() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        said = killed("local SGD", 1, 5, "loss", folder=folder, again=False, asynchronous=True, slow_save=2.0)
+        assert "it is given up" in str(said[0]["heard"]), said
+        step = Path(folder) / "run/checkpoints/step-00000004"
+        assert json.loads((step / "manifest.json").read_text())["ranks"] == 2
 
 
 @case("local: a run of 3 that has lost one is stopped, and goes on with 2, with 3 and with 1 from its checkpoint")

@@ -90,7 +90,8 @@ class ElasticRun:
         self._is_whole = self._is_whole and self.loop.engine.core.is_whole
         if not self.loop.engine.core.is_in_doubt:
             self.loop.abandon()
-        self.loop.checkpointer.settle_alone()
+        if self.loop.checkpointer.settle_alone():
+            self.loop.requests.save = True  # of those that are left, as soon as they are together
 
     def _heal(self) -> None:
         """Bring all to one place, and do what was still to be done there."""

@@ -126,10 +126,15 @@ class Checkpointer:
         if self._writer is not None:
             self._ended(self._writer.wait())
 
-    def settle_alone(self) -> None:
-        """End what is in flight without the other ranks, which may be gone; a failure is an incident."""
-        if self._writer is not None:
-            self._ended(self._writer.end_alone())
+    def settle_alone(self) -> bool:
+        """End what is in flight without the other ranks, which may be gone; a failure is an incident.
+
+        Returns:
+            Whether it came to nothing.
+        """
+        result = None if self._writer is None else self._writer.end_alone()
+        self._ended(result)
+        return result is not None and result.path is None
 
     def load(self, state: Tree) -> None:
         """Go on from what `RunState.state_dict` gave; says in what the run differs from the one that was saved."""
