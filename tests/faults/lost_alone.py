@@ -177,7 +177,7 @@ def _() -> None:
 @case("local: process 1 of 3 is killed while a checkpoint is being written; those that are left save their own")
 def _() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        said = killed("local SGD", 1, 5, "loss", folder=folder, again=False, asynchronous=True, slow_save=2.0)
+        said = killed("local SGD", 1, 5, "loss", folder=folder, again=False, asynchronous=True, slow_save=0.7)
         assert "it is given up" in str(said[0]["heard"]), said
         step = Path(folder) / "run/checkpoints/step-00000004"
         assert json.loads((step / "manifest.json").read_text())["ranks"] == 2
