@@ -18,10 +18,11 @@ MINE: list[battery.Case] = []
 case = partial(battery.case, slow=True, into=MINE)
 SCRIPT = Path(__file__).with_name("elastic_run.py")
 UPDATES, COUNT = 14, 3
+Said = dict[int, dict[str, Any]]  # what each process has said, by its number
 Made = Callable[[int], list[Life]]  # who makes an update, or shares after it
 
 
-def ran(settings: str, *hits: list[Any], folder: str | None = None, **what: Any) -> dict[int, dict[str, Any]]:
+def ran(settings: str, *hits: list[Any], folder: str | None = None, **what: Any) -> Said:
     """What each process that came to an end has said, by its number."""
     more = {
         name: what.pop(name) for name in ("fast", "resume", "run", "asynchronous", "micro", "slow_save") if name in what
@@ -34,7 +35,7 @@ def ran(settings: str, *hits: list[Any], folder: str | None = None, **what: Any)
     return {one["number"]: one for one in said}
 
 
-def lives_of(said: dict[int, dict[str, Any]], stayed: int, count: int = COUNT) -> Made:
+def lives_of(said: Said, stayed: int, count: int = COUNT) -> Made:
     """Who made which update, as a process that was never lost has heard."""
     changes: list[tuple[int, list[Life]]] = [(1, [(number, 0) for number in range(count)])]
     for kind, message, _ in said[stayed]["heard"]:
@@ -51,17 +52,22 @@ def lives_of(said: dict[int, dict[str, Any]], stayed: int, count: int = COUNT) -
     return lambda update: next(lives for begin, lives in reversed(changes) if begin <= update)
 
 
-def compared(said: Sequence[dict[str, Any]], settings: str, there: Made, shares: Made, *, norm: bool = False) -> None:
-    """All are where the reference is; in the order of their ranks."""
+def far(said: Said, settings: str, there: Made, shares: Made, *, norm: bool = False) -> float:
+    """How far any process is from the reference, in what is shared, in what it holds and in its running statistics."""
     shared, models = by_hand(settings, UPDATES, there, shares, norm=norm)
-    for one, model in zip(said, models, strict=True):
+    distance = 0.0
+    for one, model in zip((said[number] for number in sorted(said)), models, strict=True):
         assert one["update"] == UPDATES
-        statistics = torch.cat([torch.zeros(0), *(buffer.double().flatten() for buffer in model.buffers())])
-        for name, wanted in (("shared", shared), ("own", flat(model)), ("buffers", statistics)):
-            ours = torch.tensor(one[name], dtype=torch.float64)
-            assert len(ours) == len(wanted)
-            difference = float((ours - wanted).abs().max()) if len(wanted) else 0.0
-            assert difference < 1e-12, f"{name}: {difference:g} from the reference on process {one['number']}"
+        statistics = torch.cat([torch.zeros(1), *(buffer.double().flatten() for buffer in model.buffers())])
+        wanted = torch.cat([shared, flat(model), statistics])
+        ours = torch.tensor([*one["shared"], *one["own"], 0.0, *one["buffers"]], dtype=torch.float64)
+        distance = max(distance, float((ours - wanted).abs().max()))
+    return distance
+
+
+def compared(said: Said, settings: str, there: Made, shares: Made, *, norm: bool = False) -> None:
+    """All are where the reference is."""
+    assert (distance := far(said, settings, there, shares, norm=norm)) < 1e-12, f"{distance:g} from the reference"
 
 
 def killed(
@@ -73,7 +79,7 @@ def killed(
     stayed: int = 0,
     missing: Sequence[tuple[int, Life]] = (),
     **what: Any,
-) -> dict[int, dict[str, Any]]:
+) -> Said:
     """A process is killed; whoever is left, and the one that takes its place, is where the reference is.
 
     Args:
@@ -90,11 +96,11 @@ def killed(
     def shares(update: int) -> list[Life]:
         return [life for life in there(update) if (update, life) not in missing]
 
-    compared([said[one] for one in sorted(said)], settings, there, shares, norm=what.get("norm", False))
+    compared(said, settings, there, shares, norm=what.get("norm", False))
     return said
 
 
-def again(one: dict[int, dict[str, Any]], other: dict[int, dict[str, Any]]) -> None:
+def again(one: Said, other: Said) -> None:
     """Both have ended with the same bits, of all that training changes."""
     assert {number: said["sha256"] for number, said in one.items()} == {n: said["sha256"] for n, said in other.items()}
 
@@ -156,7 +162,7 @@ def _() -> None:
 @case("local: process 1 of 3 is killed while all step together still; it comes back with all that they have")
 def _() -> None:
     said = ran("DiLoCo", [1, 2, "loss", "SIGKILL"])
-    compared([said[one] for one in sorted(said)], "DiLoCo", *[lambda update: [(n, 0) for n in range(COUNT)]] * 2)
+    compared(said, "DiLoCo", *[lambda update: [(n, 0) for n in range(COUNT)]] * 2)
 
 
 @case("local: process 2 of 3 is frozen in a loss, and goes on with what all share when the others have")
@@ -164,13 +170,13 @@ def _() -> None:
     said = ran("DiLoCo", [2, 6, "loss", "SIGSTOP"], timeout_s=6)
     there = lives_of(said, 0)
     assert (2, 1) in there(UPDATES) and (2, 0) not in there(6), said
-    compared([said[one] for one in sorted(said)], "DiLoCo", there, there)
+    compared(said, "DiLoCo", there, there)
 
 
 @case("local: process 1 of 3 runs out of memory in a loss, and does its own again, finer, while the others wait")
 def _() -> None:
     said = ran("local SGD", [1, 5, "loss", "memory"], micro=2)
-    compared([said[one] for one in sorted(said)], "local SGD", *[lambda update: [(n, 0) for n in range(COUNT)]] * 2)
+    compared(said, "local SGD", *[lambda update: [(n, 0) for n in range(COUNT)]] * 2)
     assert "ran out of memory" in str(said[1]["heard"])
 
 
@@ -197,4 +203,4 @@ def _() -> None:
             def there(update: int, lives: list[Life] = lives) -> list[Life]:
                 return lives if update > 7 else before if update > 4 else [(0, 0), (1, 0), (2, 0)]
 
-            compared([ends[one] for one in sorted(ends)], "DiLoCo", there, there)
+            compared(ends, "DiLoCo", there, there)
