@@ -90,6 +90,7 @@ def killed(
     said = ran(settings, [number, update, place, "SIGKILL"], *more, **what)
     there = lives_of(said, stayed, what.get("count", COUNT))
     assert any(there(one) != there(1) for one in range(1, UPDATES + 1)), "nobody was lost"
+    assert place != "loss" or (number, 0) not in there(update), "the update under way was not done again"
     if place in ("promised", "end", "share", "mean"):
         missing = [*missing, (update, (number, 0))]
 
