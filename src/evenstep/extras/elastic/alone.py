@@ -89,7 +89,7 @@ def going_on(everybody: Sequence[Standing]) -> tuple[list[int], int]:
 
 
 @final
-class OwnStates:
+class Reunion:
     """Brings the ranks of a run to one place.
 
     Args:

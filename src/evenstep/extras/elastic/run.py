@@ -18,7 +18,7 @@ from torch import Tensor
 
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError
 from evenstep.events import Incident, Json
-from evenstep.extras.elastic.alone import OwnStates
+from evenstep.extras.elastic.alone import Reunion
 from evenstep.extras.elastic.sending import shared
 from evenstep.parallel.reducer.local import LocalReducer
 from evenstep.parallel.replicas import bits
@@ -48,13 +48,13 @@ class ElasticRun:
     agree: Callable[[], None]
     _is_whole: bool = True  # whether this process holds the state of an update
     _before: dict[str, int] = field(default_factory=dict[str, int])  # the members when the loop last ran
-    _own_states: OwnStates | None = None
+    _reunion: Reunion | None = None
 
     def __post_init__(self) -> None:
         engine = self.loop.engine
         alone = engine.reducers.alone
         if isinstance(alone, LocalReducer):
-            self._own_states = OwnStates(self.loop, self.group, alone, self._take)
+            self._reunion = Reunion(self.loop, self.group, alone, self._take)
         elif engine.parts.execution.part_held[1] > 1:
             raise ArgumentError("ranks that may be lost must each hold the whole state; use `Ddp` or `Ordered`.")
         if not self.loop.feed.data.knows_length:
@@ -95,12 +95,12 @@ class ElasticRun:
 
     def _heal(self) -> None:
         """Bring all to one place, and do what was still to be done there."""
-        own = self._own_states
-        before, update = self._same_state() if own is None else own.unite(self._update)
+        reunion = self._reunion
+        before, update = self._same_state() if reunion is None else reunion.unite(self._update)
         self._agree_on_what_is_done()
         self.agree()
-        if own is not None:
-            own.united()
+        if reunion is not None:
+            reunion.united()
         self._tell(before, update)
         if update:
             leave = self.loop.act()  # what was wanted at that update may not have been done
