@@ -262,7 +262,7 @@ class FailuresTable(Section):
     """A hook that raises: continue goes on without what it was about to do."""
     lost_rank: Literal["stop", "continue"] = "stop"
     """A rank of several that is lost: continue deals the update anew over those that are left, and takes the lost one
-    in again when it comes back; on CPUs, with ddp, and the extra `torchft`."""
+    in again when it comes back; on CPUs, with ddp or local, and the extra `torchft`."""
 
 
 class MemoryTable(Section):
