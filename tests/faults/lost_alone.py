@@ -160,6 +160,11 @@ def _() -> None:
     killed("local SGD", 1, 6, "loss", [3, 6, "share", "SIGKILL"], missing=[(6, (3, 0))], again=False, count=4)
 
 
+@case("local: process 2 of 3 is killed in an evaluation of what is shared; the others go on with their own")
+def _() -> None:
+    killed("fragments", 2, 5, "evaluate", away_s=3)
+
+
 @case("local: process 1 of 3 is killed while all step together still; it comes back with all that they have")
 def _() -> None:
     said = ran("DiLoCo", [1, 2, "loss", "SIGKILL"])
