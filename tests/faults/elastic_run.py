@@ -2,7 +2,8 @@
 
 One interpreter imports torch and torchft once and forks everybody: torchft's lighthouse, the processes, and those that
 take the place of lost ones. The JSON says how many processes there are, and who is hit by what:
-{"count": 3, "updates": 12, "strategy": "ordered", "hit": [NUMBER, UPDATE, PLACE, SIGNAL], "again": true, ...}
+{"count": 3, "updates": 12, "strategy": "ordered", "hits": [[NUMBER, UPDATE, PLACE, SIGNAL]], "again": true, ...}
+With "alone" the run is that of `alone_run`; "away_s" says how long a lost process is away.
 Each process prints a line of JSON when it has ended.
 """
 
@@ -20,6 +21,7 @@ import torch._dynamo  # which the first optimizer imports, in more than a second
 from torch import nn
 
 import evenstep
+from evenstep.errors import LostRankError
 from evenstep.events import Evaluate, JsonlWriter, Save
 from evenstep.extras.elastic import Elastic, ElasticRank, Lighthouse
 from evenstep.extras.elastic.lighthouse import coordination
@@ -49,7 +51,7 @@ class Strike(evenstep.Hook):
     def before_update(self, event: Any) -> None:
         self.update = event.update
         for number, update, _, name in WHAT.get("hits", []):
-            if self.update == update + 2 and name == "SIGKILL" and number != self.number:
+            if self.update == update + 2 and name == "SIGKILL" and number != self.number and WHAT.get("again", True):
                 self.await_return(number)
             if self.update == update + 2 and name == "SIGSTOP" and self.number == 0:
                 (FOLDER / "wake").touch()
@@ -77,6 +79,11 @@ class Strike(evenstep.Hook):
                 mark.write_text(str(time.time()))
                 if name == "raise":
                     raise ValueError("a bug of the user's")
+                if name == "stop":
+                    self.trainer.request_stop("for now")
+                    return
+                if name == "lost":
+                    raise LostRankError("what others have done did not come here (injected)")
                 if name == "memory":
                     raise torch.OutOfMemoryError("the device has no memory left (injected)")
                 os.kill(os.getpid(), getattr(signal, name))
@@ -96,6 +103,13 @@ def grouped(model: nn.Module) -> torch.optim.Optimizer:
 def train(group: Group, number: int) -> None:
     torch.manual_seed(number)  # other parameters on each: all must take the first one's
     strike = Strike(number)
+    if WHAT.get("alone"):
+        from alone_run import train_alone
+
+        again = FOLDER / f"again-{number}"
+        back = (lambda: (FOLDER / f"back-{number}").write_text(again.read_text())) if again.exists() else None
+        train_alone(group, number, strike, FOLDER, WHAT, back)
+        return
     layers = [nn.Linear(3, 16), *([nn.BatchNorm1d(16)] if WHAT.get("norm") else []), nn.Dropout(0.1), nn.Linear(16, 1)]
     model = nn.Sequential(*layers)
     points = torch.randn(48, 3, generator=torch.Generator().manual_seed(1))
@@ -141,13 +155,17 @@ def train(group: Group, number: int) -> None:
     os.write(1, line.encode())  # at once, so that lines do not mix
 
 
+def is_ordinary() -> bool:
+    return WHAT["count"] == 1 and not WHAT.get("alone")
+
+
 def process(number: int, port: int) -> int:
     child = os.fork()
     if child:
         return child
     torch.set_num_threads(1)
     try:
-        if WHAT["count"] == 1:
+        if is_ordinary():
             train(Group(), number)
         else:
             place = ElasticRank(number=number, count=WHAT["count"], lighthouse=f"http://localhost:{port}")
@@ -176,17 +194,21 @@ def lighthouse() -> tuple[int, int]:
 
 
 def main() -> None:
-    tower, port = (0, 0) if WHAT["count"] == 1 else lighthouse()
+    tower, port = (0, 0) if is_ordinary() else lighthouse()
     children = {process(number, port): number for number in range(WHAT["count"])}
     until = time.monotonic() + LIMIT_S
-    woken = False
+    woken, again = False, list[tuple[float, int]]()
     try:
-        while children and time.monotonic() < until:
-            child, status = os.waitpid(-1, os.WNOHANG)
-            if child in children:
+        while (children or again) and time.monotonic() < until:
+            child, status = os.waitpid(-1, os.WNOHANG) if children else (0, 0)
+            if child and child in children:
                 number = children.pop(child)
                 if os.WIFSIGNALED(status) and WHAT.get("again", True):
                     (FOLDER / f"again-{number}").write_text(str(child))
+                    again.append((time.monotonic() + WHAT.get("away_s", 0), number))
+            for when, number in again.copy():
+                if time.monotonic() >= when:
+                    again.remove((when, number))
                     children[process(number, port)] = number
             if not woken and (FOLDER / "wake").exists():
                 woken = True

@@ -183,6 +183,7 @@ class AsyncWriter:
             return None
         try:
             if pending.is_being_written and pending.write.is_shared:
+                wait([pending.job], self._timeout_s)  # which writes where the next save of the same update will
                 raise CheckpointError("other ranks may not have written their part; it is given up.")
             return _chained(self._taken(pending.job), pending.then)
         except Exception as error:  # noqa: BLE001 - told to the caller

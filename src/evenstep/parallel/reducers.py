@@ -213,6 +213,11 @@ class Reducers:
         for buffers in self._buffers:
             buffers.look_anew()
 
+    def promise(self) -> None:
+        """Return when all ranks have computed an update that each applies by itself, if one may be lost before that."""
+        if self.is_alone and self.group.can_change:
+            self.group.sum_floats([1.0])
+
     def break_off(self) -> None:
         """Connections are about to be made anew, so what travels beside updates does not come."""
         if self.alone is not None:

@@ -311,9 +311,16 @@ class Engine:
 
     def dispatch(self, batch: GlobalBatch) -> PendingUpdate:
         """Compute one update, and apply it where its gradient is finite; the device may be at it still on return."""
-        pending = self._fitting(self._compute(batch, self.progress))
+        return self._dispatched(self._compute(batch, self.progress))
+
+    def carry_out(self) -> None:
+        """Apply what was computed when a rank was lost, since another has applied its own: see `Update.is_in_doubt`."""
+        self._dispatched(self.core.carry_out())
+
+    def _dispatched(self, pending: PendingUpdate) -> PendingUpdate:
+        pending = self._fitting(pending)
         self._pending.append(pending)
-        progress = pending.before.committed(batch, skipped_samples=pending.skipped_samples)
+        progress = pending.before.committed(pending.batch, skipped_samples=pending.skipped_samples)
         object.__setattr__(self, "progress", progress)  # not by way of what refuses all others
         self.precision.committed()
         return pending

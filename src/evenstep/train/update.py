@@ -130,6 +130,8 @@ class Update:
         self._looks = (self._dependence.look, *looks)
         self.is_whole, self.is_computing = True, False
         self._is_unjudged = False  # whether passes have changed buffers, and nobody has said yet whether that stays
+        self._in_doubt: Callable[[], PendingUpdate] | None = None
+        self._promised = 0  # the update that this rank has promised to apply, at whatever loss scale it fits
         self._gather: Callable[[Weights, int], MicrobatchResults] = self._accumulate
         if combine is not None:
             held = {id(one) for one in parameters}
@@ -159,12 +161,27 @@ class Update:
                 with attempt:
                     computed = self._weigh_and_run(batch, update)
             assert computed is not None
-            return self._judge_and_apply(computed, batch, before)
+            self._in_doubt = partial(self._judge_and_apply, computed, batch, before)
+            if self._promised != update:
+                self._promised = update
+                self._execution.reducers.promise()
+            return self.carry_out()
         except RuntimeError:
             self._refuse_sparse()
             raise
         finally:
             self.is_computing = False
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether a rank was lost while all promised to apply what each has computed by itself: others may have."""
+        return self._in_doubt is not None
+
+    def carry_out(self) -> PendingUpdate:
+        """Apply the update that is computed."""
+        apply, self._in_doubt = self._in_doubt, None
+        assert apply is not None, "it has been computed"
+        return apply()
 
     def _weigh_and_run(self, batch: GlobalBatch, update: int) -> Computed:
         """Compute the update's gradients and their squared norm; nothing is applied."""
@@ -307,6 +324,7 @@ class Update:
 
         What raises between updates undoes nothing: hooks may have changed buffers since the last one.
         """
+        self._in_doubt, self._promised = None, 0
         if self._is_unjudged:
             self._restore()
         self._execution.reset()

@@ -14,7 +14,8 @@ Process 0 keeps the run folder, so it is in every group: while it is lost, the o
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from socket import gethostname
 from threading import Event
@@ -178,6 +179,27 @@ class Elastic(Group):
             self._formed = []
             self._now.close(waits=waits)
             self._now = Alone(self.rank, self.ranks)
+
+    @property
+    def name(self) -> str:
+        """This process's among `members`."""
+        return self._lighthouse.name
+
+    @contextmanager
+    def only(self, ranks: Sequence[int]) -> Generator[bool]:
+        """Inside, the group of those among `ranks` is they alone, and the others' is the rest; all enter it together.
+
+        Gives whether this process is among them.
+        """
+        whole, place, rest = self._now, (self.rank, self.ranks), [one for one in range(self.ranks) if one not in ranks]
+        is_among = self.rank in ranks
+        if rest:
+            self._now = cast("Processes", whole.split([list(ranks), rest]))
+            self.rank, self.ranks = self._now.rank, self._now.ranks
+        try:
+            yield is_among
+        finally:
+            self._now, (self.rank, self.ranks) = whole, place
 
     def close(self) -> None:
         self._leave(waits=True)

@@ -1,7 +1,8 @@
 """The run of ranks that come and go: begun anew from the last committed update whenever they have changed.
 
     join         the processes that are there form a group; each has a new rank
-    heal         who holds something else takes the state of the one that has committed most
+    heal         who holds something else takes the state of the one that has committed most; ranks that step alone
+                 keep what is their own (`alone`)
     work         as ever, from the last committed update on
     give up      whatever a lost process, or one that has come, has interrupted
 
@@ -9,17 +10,17 @@ An interrupted update leaves no trace, and its global batch is dealt anew over t
 its micro-batches; so it is the same update. Which processes are there is the group's to find out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
-import torch
 from torch import Tensor
 
-from evenstep.checkpoint import pack, unpack
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError
 from evenstep.events import Incident, Json
-from evenstep.parallel import Group
+from evenstep.extras.elastic.alone import OwnStates
+from evenstep.extras.elastic.sending import shared
+from evenstep.parallel.reducer.local import LocalReducer
 from evenstep.parallel.replicas import bits
 from evenstep.train.loop import Loop
 from evenstep.train.requests import End, GoBack
@@ -47,10 +48,14 @@ class ElasticRun:
     agree: Callable[[], None]
     _is_whole: bool = True  # whether this process holds the state of an update
     _before: dict[str, int] = field(default_factory=dict[str, int])  # the members when the loop last ran
+    _own_states: OwnStates | None = None
 
     def __post_init__(self) -> None:
         engine = self.loop.engine
-        if engine.parts.execution.part_held[1] > 1:
+        alone = engine.reducers.alone
+        if isinstance(alone, LocalReducer):
+            self._own_states = OwnStates(self.loop, self.group, alone, self._take)
+        elif engine.parts.execution.part_held[1] > 1:
             raise ArgumentError("ranks that may be lost must each hold the whole state; use `Ddp` or `Ordered`.")
         if not self.loop.feed.data.knows_length:
             raise ArgumentError(
@@ -83,11 +88,30 @@ class ElasticRun:
 
     def _give_up(self) -> None:
         self._is_whole = self._is_whole and self.loop.engine.core.is_whole
-        self.loop.abandon()
-        self.loop.checkpointer.settle_alone()
+        if not self.loop.engine.core.is_in_doubt:
+            self.loop.abandon()
+        if self.loop.checkpointer.settle_alone():
+            self.loop.requests.save = True  # of those that are left, as soon as they are together
 
     def _heal(self) -> None:
-        """Make all the same: who does not hold what the one with the most updates holds takes its state."""
+        """Bring all to one place, and do what was still to be done there."""
+        own = self._own_states
+        before, update = self._same_state() if own is None else own.unite(self._update)
+        self._agree_on_what_is_done()
+        self.agree()
+        if own is not None:
+            own.united()
+        self._tell(before, update)
+        if update:
+            leave = self.loop.act()  # what was wanted at that update may not have been done
+            self.loop.requests.go_back = leave if isinstance(leave, GoBack) else None
+
+    def _same_state(self) -> tuple[Mapping[str, int], int]:
+        """Who does not hold what the one with the most updates holds takes its state.
+
+        Returns:
+            Who was there when that one last ran, and the update that all are at.
+        """
         engine, group = self.loop.engine, self.group
         holds = unwrapped(engine.model).state_dict().values()
         mine = (self._update, [int(bits(one)) for one in holds if isinstance(one, Tensor)])
@@ -102,12 +126,7 @@ class ElasticRun:
             state = shared(group, whole, source)
             if mine != everybody[source]:
                 self._take(state)
-        self._agree_on_what_is_done()
-        self.agree()
-        self._tell(told[source][1], most)
-        if most:
-            leave = self.loop.act()  # what was wanted at that update may not have been done
-            self.loop.requests.go_back = leave if isinstance(leave, GoBack) else None
+        return told[source][1], most
 
     def _take(self, state: Any) -> None:
         engine, before = self.loop.engine, max(self._update, 0)
@@ -123,13 +142,15 @@ class ElasticRun:
     def _agree_on_what_is_done(self) -> None:
         """Take for evaluated, saved and looked at what the others have: processes that have come know nothing of it."""
         evaluations, saves, guard = self.loop.evaluator, self.loop.checkpointer, self.loop.engine.parts.guard
-        told = self.group.gather((evaluations.all_at, saves.saved_at, guard.pending, guard.tries))
+        saved = saves.saved_at, saves.is_prepared
+        told = self.group.gather((evaluations.all_at, saved, guard.pending, guard.tries))
         evaluations.all_at = min(evaluated for evaluated, *_ in told)
-        saves.saved_at = told[0][1]
+        saves.saved_at = told[0][1][0]
+        saves.is_prepared = any(is_prepared for _, (_, is_prepared), *_ in told)
         guard.pending.intersection_update(*(pending for *_, pending, _ in told))
         guard.tries = {name: max(tries.get(name, 0) for *_, tries in told) for name in guard.pending}
 
-    def _tell(self, before: dict[str, int], update: int) -> None:
+    def _tell(self, before: Mapping[str, int], update: int) -> None:
         now = self._before = dict(self.group.members)
         lost = sorted(number for name, number in before.items() if name not in now)
         came = sorted(number for name, number in now.items() if before and name not in before)
@@ -142,24 +163,6 @@ class ElasticRun:
         self.loop.reporter.report(
             Incident(kind="lost_rank" if lost else "rank_came", update=update, message=message, details=details)
         )
-
-
-def shared(group: Group, tree: Any, source: int) -> Any:
-    """The tree of `source`, on every rank: its tensors go one by one.
-
-    >>> shared(Group(), {"a": [torch.ones(2), "b"]}, 0)
-    {'a': [tensor([1., 1.]), 'b']}
-    """
-    tensors, skeleton = pack(tree, "state") if group.rank == source else ({}, None)
-    forms = [(name, one.shape, one.dtype) for name, one in tensors.items()]
-    skeleton, forms = group.gather((skeleton, forms))[source]
-    for name, shape, dtype in forms:
-        whole = tensors[name] if group.rank == source else torch.empty(shape, dtype=dtype)
-        flat = whole.contiguous().reshape(-1)
-        if flat.numel():
-            group.broadcast([flat.view(torch.uint8)], source)
-        tensors[name] = flat.view(shape)
-    return unpack(skeleton, tensors, "state")
 
 
 def _processes(numbers: list[int]) -> str:

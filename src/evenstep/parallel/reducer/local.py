@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.arguments import require_number, require_object, require_whole, require_word, said
-from evenstep.errors import ArgumentError, NonFiniteError, ReplicaError
+from evenstep.errors import ArgumentError, LostRankError, NonFiniteError, ReplicaError
 from evenstep.names import named_buffers, named_parameters, plain
 from evenstep.parallel.buffers import SharedBuffers
 from evenstep.parallel.compression import Compression
@@ -111,12 +111,6 @@ class Local(Strategy):
                 "the `compression` of `replicas` is of gradients, but ranks that step alone send parameters, which "
                 "must arrive as they are; leave it out."
             )
-        if replicas.group.can_change:
-            raise ArgumentError(
-                "ranks that step alone can't come and go: a lost rank takes the parameters and optimizer state with "
-                "it that it alone holds; share by `ddp`, or let a lost rank stop the run, which goes on from its last "
-                "checkpoint."
-            )
         require_whole("every_updates", every_updates, at_least=1, advice="16 to 500 is usual")
         require_whole("synchronous_updates", synchronous_updates, at_least=0, advice="0 begins alone")
         require_word("inner_state", inner_state, ("keep", "reset"))
@@ -131,6 +125,12 @@ class Local(Strategy):
                     f"`{name}` must be {'below' if name == 'overlap_updates' else 'at most'} the {every_updates} of "
                     f"`every_updates`, in which each fragment is shared once, but is {max(count, fragments)}; lower it."
                 )
+        if overlap_updates and replicas.group.can_change:
+            raise ArgumentError(
+                f"`overlap_updates` must be 0 where a run goes on without a lost rank, but is {overlap_updates}: of a "
+                f"mean on its way nobody would know whether it holds what that rank had; wait for it, or let a lost "
+                f"rank stop the run."
+            )
         super().__init__(replicas.group, OwnStates(replicas.group))
         self.replicas = replicas
         self.outer = Outer(
@@ -385,6 +385,29 @@ class LocalReducer(Reducer, ChoosesTrained, StepsAlone):
         """After how many updates ranks step alone."""
         return self._settings.synchronous_updates
 
+    @property
+    def last_share(self) -> dict[str, dict[str, Tensor]]:
+        """All that ranks have in common, for one that was kept from making the last share; see `take_share`."""
+        return {"shared": self._shared, "buffers": self._shared_buffers, "momentum": self.momentum}
+
+    def take_share(self, update: int, theirs: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Make the share of `update` with what it has come to on another rank, which `last_share` gave there."""
+        due, since = self._due(update), update - self._settings.synchronous_updates
+        if since == 0:
+            self.restart()
+        with torch.no_grad():
+            for part, held in self.last_share.items():
+                for name, value in held.items() if due else ():
+                    value.copy_(theirs[part][name])
+            for name, buffer in self._live_buffers().items() if 0 in due else ():
+                buffer.copy_(self._shared_buffers[name])
+        if since > 0:
+            self.is_current, self._flight = False, {}
+            for number in due:
+                self._adopt(number)
+            self._inner.follow_shared(update)
+        self.is_torn, self.shared_until = False, update
+
     # --- one share
 
     def _due(self, update: int) -> list[int]:
@@ -403,7 +426,10 @@ class LocalReducer(Reducer, ChoosesTrained, StepsAlone):
         own = {name: self.value(name) for name in names}
         self._agree(own, update)
         may_break = self._settings.overlap_updates > 0
-        self._flight[number] = update, MeanOverRanks(own, self.group, is_ordered=self._is_ordered, may_break=may_break)
+        mean = MeanOverRanks(own, self.group, is_ordered=self._is_ordered, may_break=may_break)
+        self._flight[number] = update, mean
+        if not may_break:
+            mean.values()  # a rank may be lost until buffers are shared as well; only then anything is changed
         if number == 0:
             self._share_buffers()
 
@@ -430,17 +456,24 @@ class LocalReducer(Reducer, ChoosesTrained, StepsAlone):
 
     def _arrive(self, number: int) -> None:
         """Make the outer step of a fragment whose mean has come."""
-        settings, names = self._settings, [self._names[place] for place in self._fragments[number]]
+        names = [self._names[place] for place in self._fragments[number]]
         _, mean = self._flight[number]
         total, parameters = mean.values(), [self._parameters[name] for name in names]
         del self._flight[number]
         with torch.no_grad():
             for name, rate in zip(names, self._inner.rates(parameters), strict=True):
+                self._settings.outer.step(self._shared[name], total[name], self.momentum.get(name), rate=rate)
+        self._adopt(number)
+
+    def _adopt(self, number: int) -> None:
+        """Let this rank's own parameters of a fragment follow the outer step that was made."""
+        settings, names = self._settings, [self._names[place] for place in self._fragments[number]]
+        with torch.no_grad():
+            for name in names:
                 shared = self._shared[name]
-                settings.outer.step(shared, total[name], self.momentum.get(name), rate=rate)
                 self._write(name, shared.lerp(self.value(name), settings.own_share) if settings.own_share else shared)
         if settings.inner_state == "reset":
-            self._inner.reset(parameters)
+            self._inner.reset([self._parameters[name] for name in names])
         self.is_current = settings.fragments == 1 and not (settings.overlap_updates or settings.own_share)
 
     def _write(self, name: str, value: Tensor) -> None:
@@ -453,10 +486,19 @@ class LocalReducer(Reducer, ChoosesTrained, StepsAlone):
     def _share_buffers(self) -> None:
         """Make the buffers equal on all ranks, with the first fragment."""
         self._buffers.look_anew()
-        self._buffers.share(SinceShare(self._live_buffers(), self._shared_buffers))
+        live = self._live_buffers()
+        before = {name: one.detach().clone() for name, one in live.items()}
+        try:
+            self._buffers.share(SinceShare(live, self._shared_buffers))
+        except LostRankError:  # those that are left share them anew, from where each was
+            self._put(live, before)
+            raise
+        self._put(self._shared_buffers, live)
+
+    def _put(self, there: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
-            for name, buffer in self._live_buffers().items():
-                self._shared_buffers[name].copy_(buffer)
+            for name, one in there.items():
+                one.copy_(values[name])
 
     def _live_buffers(self) -> dict[str, Tensor]:
         return dict(named_buffers(self.module))

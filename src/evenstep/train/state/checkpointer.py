@@ -38,6 +38,7 @@ class Checkpointer:
         folder: of the run; there is one wherever a policy may go back.
         options: how many checkpoints are kept, and whether training goes on while one is written.
         saved_at: the update of the last published checkpoint, or -1.
+        is_prepared: whether the memory that copies need was taken; all ranks do so together, or never.
         resumed_from: the checkpoint that the run has gone on from.
     """
 
@@ -46,11 +47,11 @@ class Checkpointer:
     options: Checkpointing
     reporter: Reporter
     saved_at: int = -1
+    is_prepared: bool = False
     resumed_from: str | None = None
     _writer: AsyncWriter | None = None
     _span: AbstractContextManager[None] = field(default_factory=nullcontext[None])
     _path: Path | None = None
-    _is_prepared: bool = False
     _last: tuple[int, int] | None = None  # the update of the last fault, and where the run went back to
 
     def __post_init__(self) -> None:
@@ -107,8 +108,8 @@ class Checkpointer:
         """Take note of a save that has ended; at the first update, take the memory that copies will need."""
         if self._writer is None:
             return
-        if not self._is_prepared and self._update > 0:
-            self._is_prepared = True
+        if not self.is_prepared and self._update > 0:
+            self.is_prepared = True
             self._writer.prepare(self._held())
         ended = self._writer.poll()
         if ended is not None:
@@ -125,10 +126,15 @@ class Checkpointer:
         if self._writer is not None:
             self._ended(self._writer.wait())
 
-    def settle_alone(self) -> None:
-        """End what is in flight without the other ranks, which may be gone; a failure is an incident."""
-        if self._writer is not None:
-            self._ended(self._writer.end_alone())
+    def settle_alone(self) -> bool:
+        """End what is in flight without the other ranks, which may be gone; a failure is an incident.
+
+        Returns:
+            Whether it came to nothing.
+        """
+        result = None if self._writer is None else self._writer.end_alone()
+        self._ended(result)
+        return result is not None and result.path is None
 
     def load(self, state: Tree) -> None:
         """Go on from what `RunState.state_dict` gave; says in what the run differs from the one that was saved."""

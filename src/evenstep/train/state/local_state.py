@@ -27,7 +27,14 @@ Tree = dict[str, Any]
 
 
 class LocalState:
-    """Ranks that always step together: there is nothing beside what they share."""
+    """Ranks that always step together: there is nothing beside what they share.
+
+    Attributes:
+        of_others: what a loaded state had of ranks that come and go, by number, for those that have not read it.
+    """
+
+    def __init__(self) -> None:
+        self.of_others: dict[str, Tree] = {}
 
     def told(self, state: Tree, taken: Callable[[Mapping[str, Any]], Tree] | None) -> Tree:
         """`state`, as it is saved.
@@ -68,10 +75,12 @@ class OwnState(LocalState):
     Args:
         reducer: that knows what they share.
         layout: that knows the other ranks.
+        optimizer: this rank's own.
     """
 
-    def __init__(self, reducer: LocalReducer, layout: OwnStates) -> None:
-        self._reducer, self._layout = reducer, layout
+    def __init__(self, reducer: LocalReducer, layout: OwnStates, optimizer: "InnerOptimizer") -> None:
+        super().__init__()
+        self._reducer, self._layout, self._optimizer = reducer, layout, optimizer
 
     def told(self, state: Tree, taken: Callable[[Mapping[str, Any]], Tree] | None) -> Tree:
         reducer = self._reducer
@@ -108,7 +117,7 @@ class OwnState(LocalState):
         if not saved:
             return
         ranks = self._layout.group.ranks
-        if saved["ranks"] != ranks:
+        if saved["ranks"] != ranks and not self._layout.group.can_change:
             raise CheckpointError(
                 f"the checkpoint is of {saved['ranks']} ranks that step alone, each with parameters and an optimizer "
                 f"state of its own, but this run has {ranks}; resume on {saved['ranks']}, or begin a new run with its "
@@ -132,18 +141,24 @@ class OwnState(LocalState):
         saved = state.get("local")
         if not saved:
             return state
-        mine = saved["own"][str(self._layout.group.rank)]
+        group = self._layout.group
+        others = {rank: theirs for rank, theirs in saved["own"].items() if rank != str(group.rank)}
+        mine = saved["own"].get(str(group.rank), NEW)  # only ranks that come and go may be more than were saved
         model = {name: take(_ANY, value) for name, value in mine["model"].items()}
         beside = {"beside": mapped(mine["beside"], partial(take, _ANY))} if mine["beside"] else {}
         optimizer = {**state["optimizer"], "state": mine["optimizer"], **beside}
         precision = mine.get("precision", state["precision"])  # there was none of a rank's own once
-        return {**state, "optimizer": optimizer, "precision": precision, "local": {**saved, "own": model}}
+        own = {"own": model, "is_new": not any(mine.values()), "others": others if group.can_change else {}}
+        return {**state, "optimizer": optimizer, "precision": precision, "local": {**saved, **own}}
 
     def load(self, state: Tree) -> list[str]:
         reducer, saved = self._reducer, state.get("local")
         reducer.restart()
+        self.of_others = saved["others"] if saved else {}
         if not saved:
             return []
+        if saved["is_new"]:
+            self._optimizer.begin()
         momentum = saved["momentum"] if reducer.momentum else {}
         reducer.load(shared=saved["shared"], own=saved["own"], momentum=momentum, means=saved["means"])
         if saved["momentum"] and not momentum:
@@ -154,6 +169,8 @@ class OwnState(LocalState):
         return self._reducer.shared if self._reducer.is_alone else {}
 
 
+NEW: Tree = {"model": {}, "optimizer": {}, "beside": {}}
+"""Of a rank that begins with what the others share, and with a new optimizer's state."""
 _ANY = torch.empty(0)
 
 
@@ -185,10 +202,16 @@ class InnerOptimizer:
         by_id = {id(one): float(group["lr"]) for group in groups for one in group["params"] if "lr" in group}
         return [by_id.get(id(one), 1.0) for one in parameters]
 
+    def begin(self) -> None:
+        """Let all state be that of a new optimizer."""
+        self.reset([one for each in inner(self.optimizer) for group in each.param_groups for one in group["params"]])
+
     def reset(self, parameters: Sequence[nn.Parameter]) -> None:
         for each in inner(self.optimizer):
+            held = {id(one) for group in each.param_groups for one in group["params"]}
             for one in parameters:
-                if each.state.pop(one, None) is not None and id(one) in self._built:
+                each.state.pop(one, None)
+                if id(one) in self._built.keys() & held:
                     each.state[one] = deepcopy(self._built[id(one)])
 
     def follow_shared(self, update: int) -> None:
@@ -202,5 +225,6 @@ def build_local_state(reducers: Reducers, optimizer: Optimizer, steps: Steps, em
     if not isinstance(reducer, LocalReducer) or not isinstance(layout, OwnStates):
         return LocalState()
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
-    reducer.attach(parameters, InnerOptimizer(optimizer, steps, ema))
-    return OwnState(reducer, layout)
+    own = InnerOptimizer(optimizer, steps, ema)
+    reducer.attach(parameters, own)
+    return OwnState(reducer, layout, own)

@@ -138,6 +138,7 @@ class RunState:
         group, layout = self.engine.group, self.engine.reducers.layout
         is_divided = self.engine.parts.execution.in_stages
         is_divided = is_divided or layout.divides != "nothing" or layout.num_shards > 1
+        is_divided = is_divided and not group.can_change  # the others may not be there yet, and get their part later
 
         def opened() -> CheckpointReader:
             reader = CheckpointReader(path)

@@ -1,0 +1,200 @@
+"""Faults of runs whose ranks step alone and go on without a lost one: all end where the same is by hand, in float64."""
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import battery
+import torch
+from alone_run import Life, by_hand, flat
+from scripts import Script
+
+MINE: list[battery.Case] = []
+case = partial(battery.case, slow=True, into=MINE)
+SCRIPT = Path(__file__).with_name("elastic_run.py")
+UPDATES, COUNT = 14, 3
+Made = Callable[[int], list[Life]]  # who makes an update, or shares after it
+
+
+def ran(settings: str, *hits: list[Any], folder: str | None = None, **what: Any) -> dict[int, dict[str, Any]]:
+    """What each process that came to an end has said, by its number."""
+    more = {
+        name: what.pop(name) for name in ("fast", "resume", "run", "asynchronous", "micro", "slow_save") if name in what
+    }
+    given = {"updates": UPDATES, "count": COUNT, "alone": {"settings": settings, **more}, "hits": hits, **what}
+    with tempfile.TemporaryDirectory() as mine:
+        end = Script(SCRIPT, folder or mine, json.dumps(given)).ended(230)
+    said = [json.loads(line) for line in end.out.splitlines() if line.startswith("{")]
+    assert said and not any(one["error"] for one in said), end
+    return {one["number"]: one for one in said}
+
+
+def lives_of(said: dict[int, dict[str, Any]], stayed: int, count: int = COUNT) -> Made:
+    """Who made which update, as a process that was never lost has heard."""
+    changes: list[tuple[int, list[Life]]] = [(1, [(number, 0) for number in range(count)])]
+    for kind, message, _ in said[stayed]["heard"]:
+        if kind not in ("lost_rank", "rank_came"):
+            continue
+        gone, came = (
+            {int(one) for match in re.findall(words, message) for one in re.findall(r"\d+", match)}
+            for words in (r"process(?:es)? ([\d, ]+) (?:is|are) lost", r"process(?:es)? ([\d, ]+) (?:is|are) there")
+        )
+        had = [life for _, lives in changes for life in lives]
+        lives = [life for life in changes[-1][1] if life[0] not in gone]
+        lives += [(number, 1 + max(n for one, n in had if one == number)) for number in came]
+        changes.append((int(re.findall(r"update (\d+) is dealt", message)[0]), sorted(lives)))
+    return lambda update: next(lives for begin, lives in reversed(changes) if begin <= update)
+
+
+def compared(said: Sequence[dict[str, Any]], settings: str, there: Made, shares: Made, *, norm: bool = False) -> None:
+    """All are where the reference is; in the order of their ranks."""
+    shared, models = by_hand(settings, UPDATES, there, shares, norm=norm)
+    for one, model in zip(said, models, strict=True):
+        assert one["update"] == UPDATES
+        statistics = torch.cat([torch.zeros(0), *(buffer.double().flatten() for buffer in model.buffers())])
+        for name, wanted in (("shared", shared), ("own", flat(model)), ("buffers", statistics)):
+            ours = torch.tensor(one[name], dtype=torch.float64)
+            assert len(ours) == len(wanted)
+            difference = float((ours - wanted).abs().max()) if len(wanted) else 0.0
+            assert difference < 1e-12, f"{name}: {difference:g} from the reference on process {one['number']}"
+
+
+def killed(
+    settings: str,
+    number: int,
+    update: int,
+    place: str,
+    *more: list[Any],
+    stayed: int = 0,
+    missing: Sequence[tuple[int, Life]] = (),
+    **what: Any,
+) -> dict[int, dict[str, Any]]:
+    """A process is killed; whoever is left, and the one that takes its place, is where the reference is.
+
+    Args:
+        more: other hits.
+        stayed: a process that is never lost.
+        missing: updates, and who made each but was lost before its share, besides the one that is killed.
+    """
+    said = ran(settings, [number, update, place, "SIGKILL"], *more, **what)
+    there = lives_of(said, stayed, what.get("count", COUNT))
+    assert any(there(one) != there(1) for one in range(1, UPDATES + 1)), "nobody was lost"
+    if place in ("promised", "end", "share", "mean"):
+        missing = [*missing, (update, (number, 0))]
+
+    def shares(update: int) -> list[Life]:
+        return [life for life in there(update) if (update, life) not in missing]
+
+    compared([said[one] for one in sorted(said)], settings, there, shares, norm=what.get("norm", False))
+    return said
+
+
+def again(one: dict[int, dict[str, Any]], other: dict[int, dict[str, Any]]) -> None:
+    """Both have ended with the same bits, of all that training changes."""
+    assert {number: said["sha256"] for number, said in one.items()} == {n: said["sha256"] for n, said in other.items()}
+
+
+@case("local: process 1 of 3 is killed in a loss, and comes back at once with what all share")
+def _() -> None:
+    killed("local SGD", 1, 5, "loss")
+
+
+@case("local: process 1 of 3 is killed in a loss of DiLoCo, and does not come back; the same bits a second time")
+def _() -> None:
+    again(*(killed("DiLoCo", 1, 7, "loss", again=False) for _ in range(2)))
+
+
+@case("local: process 1 of 3 is killed when an update before a share has ended; it comes back after a while; fast")
+def _() -> None:
+    killed("DiLoCo", 1, 5, "end", away_s=4, fast=True)
+
+
+@case("local: process 2 of 3 is killed before it gives its part of a share; the others share over two, their own again")
+def _() -> None:
+    again(*(killed("reset", 2, 6, "share", again=False) for _ in range(2)))
+
+
+@case("local: process 0 of 3 is killed in a share, and comes back: it is not in that mean")
+def _() -> None:
+    killed("local SGD", 0, 6, "share", stayed=1)
+
+
+@case("local: process 1 of 3 is killed when the mean has come, before running statistics are shared")
+def _() -> None:
+    killed("local SGD", 1, 6, "mean", norm=True, again=False)
+
+
+@case("local: process 1 of 3 is killed when one of the others has made a share and the other has not: it takes it")
+def _() -> None:
+    killed("fragments", 1, 6, "shared", [2, 6, "shared", "lost"], again=False)
+    killed("local SGD", 1, 6, "shared", [2, 6, "shared", "lost"], again=False, norm=True)
+
+
+@case("local: process 1 of 3 is killed when one of the others has applied an update and the other not: it applies it")
+def _() -> None:
+    said = killed("DiLoCo", 1, 8, "promised", [2, 8, "promised", "lost"], again=False)
+    assert "update 9 is dealt over 2 of 3" in str(said[0]["heard"])
+
+
+@case("local: process 1 of 3 is killed when nobody has applied an update yet: it is done anew")
+def _() -> None:
+    lost = [[number, 8, "promised", "lost"] for number in (0, 2)]
+    said = killed("DiLoCo", 1, 8, "promised", *lost, again=False)
+    assert "update 8 is dealt over 2 of 3" in str(said[0]["heard"])
+
+
+@case("local: processes 1 and 3 of 4 are killed in a row, in a loss and in the share of the same update")
+def _() -> None:
+    killed("local SGD", 1, 6, "loss", [3, 6, "share", "SIGKILL"], missing=[(6, (3, 0))], again=False, count=4)
+
+
+@case("local: process 1 of 3 is killed while all step together still; it comes back with all that they have")
+def _() -> None:
+    said = ran("DiLoCo", [1, 2, "loss", "SIGKILL"])
+    compared([said[one] for one in sorted(said)], "DiLoCo", *[lambda update: [(n, 0) for n in range(COUNT)]] * 2)
+
+
+@case("local: process 2 of 3 is frozen in a loss, and goes on with what all share when the others have")
+def _() -> None:
+    said = ran("DiLoCo", [2, 6, "loss", "SIGSTOP"], timeout_s=6)
+    there = lives_of(said, 0)
+    assert (2, 1) in there(UPDATES) and (2, 0) not in there(6), said
+    compared([said[one] for one in sorted(said)], "DiLoCo", there, there)
+
+
+@case("local: process 1 of 3 runs out of memory in a loss, and does its own again, finer, while the others wait")
+def _() -> None:
+    said = ran("local SGD", [1, 5, "loss", "memory"], micro=2)
+    compared([said[one] for one in sorted(said)], "local SGD", *[lambda update: [(n, 0) for n in range(COUNT)]] * 2)
+    assert "ran out of memory" in str(said[1]["heard"])
+
+
+@case("local: process 1 of 3 is killed while a checkpoint is being written; those that are left save their own")
+def _() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        said = killed("local SGD", 1, 5, "loss", folder=folder, again=False, asynchronous=True, slow_save=0.7)
+        assert "it is given up" in str(said[0]["heard"]), said
+        step = Path(folder) / "run/checkpoints/step-00000004"
+        assert json.loads((step / "manifest.json").read_text())["ranks"] == 2
+
+
+@case("local: a run of 3 that has lost one is stopped, and goes on with 2, with 3 and with 1 from its checkpoint")
+def _() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        hits = [[1, 5, "loss", "SIGKILL"], [0, 7, "end", "stop"]]
+        said = ran("DiLoCo", *hits, folder=folder, again=False)
+        assert [one["update"] for one in said.values()] == [7, 7]
+        before: list[Life] = [(0, 0), (2, 0)]
+        for count, lives in ((2, before), (3, [*before, (3, 0)]), (1, before[:1])):
+            shutil.copytree(Path(folder) / "run", Path(folder) / f"on-{count}")
+            ends = ran("DiLoCo", folder=folder, count=count, resume=True, run=f"on-{count}")
+
+            def there(update: int, lives: list[Life] = lives) -> list[Life]:
+                return lives if update > 7 else before if update > 4 else [(0, 0), (1, 0), (2, 0)]
+
+            compared([ends[one] for one in sorted(ends)], "DiLoCo", there, there)
