@@ -24,7 +24,9 @@ Made = Callable[[int], list[Life]]  # who makes an update, or shares after it
 def ran(settings: str, *hits: list[Any], folder: str | None = None, **what: Any) -> dict[int, dict[str, Any]]:
     """What each process that came to an end has said, by its number."""
     more = {
-        name: what.pop(name) for name in ("fast", "resume", "run", "asynchronous", "micro", "slow_save") if name in what
+        name: what.pop(name)
+        for name in ("fast", "resume", "run", "asynchronous", "micro", "slow_save", "scaled")
+        if name in what
     }
     given = {"updates": UPDATES, "count": COUNT, "alone": {"settings": settings, **more}, "hits": hits, **what}
     with tempfile.TemporaryDirectory() as mine:
@@ -53,11 +55,12 @@ def lives_of(said: dict[int, dict[str, Any]], stayed: int, count: int = COUNT) -
 
 def compared(said: Sequence[dict[str, Any]], settings: str, there: Made, shares: Made, *, norm: bool = False) -> None:
     """All are where the reference is; in the order of their ranks."""
-    shared, models = by_hand(settings, UPDATES, there, shares, norm=norm)
+    shared, average, models = by_hand(settings, UPDATES, there, shares, norm=norm)
     for one, model in zip(said, models, strict=True):
         assert one["update"] == UPDATES
         statistics = torch.cat([torch.zeros(0), *(buffer.double().flatten() for buffer in model.buffers())])
-        for name, wanted in (("shared", shared), ("own", flat(model)), ("buffers", statistics)):
+        wants = {"shared": shared, "average": average, "own": flat(model), "buffers": statistics}
+        for name, wanted in wants.items():
             ours = torch.tensor(one[name], dtype=torch.float64)
             assert len(ours) == len(wanted)
             difference = float((ours - wanted).abs().max()) if len(wanted) else 0.0
@@ -101,12 +104,12 @@ def again(one: dict[int, dict[str, Any]], other: dict[int, dict[str, Any]]) -> N
 
 @case("local: process 1 of 3 is killed in a loss, and comes back at once with what all share")
 def _() -> None:
-    killed("local SGD", 1, 5, "loss")
+    killed("local SGD", 1, 5, "loss", scaled=True)
 
 
 @case("local: process 1 of 3 is killed in a loss of DiLoCo, and does not come back; the same bits a second time")
 def _() -> None:
-    again(*(killed("DiLoCo", 1, 7, "loss", again=False) for _ in range(2)))
+    again(*(killed("DiLoCo", 1, 7, "loss", again=False, scaled=scaled) for scaled in (False, True)))
 
 
 @case("local: process 1 of 3 is killed when an update before a share has ended; it comes back after a while; fast")
@@ -137,7 +140,7 @@ def _() -> None:
 
 @case("local: process 1 of 3 is killed when one of the others has applied an update and the other not: it applies it")
 def _() -> None:
-    said = killed("DiLoCo", 1, 8, "promised", [2, 8, "promised", "lost"], again=False)
+    said = killed("DiLoCo", 1, 8, "promised", [2, 8, "promised", "lost"], again=False, scaled=True)
     assert "update 9 is dealt over 2 of 3" in str(said[0]["heard"])
 
 
