@@ -1,9 +1,9 @@
 """Ranks that step alone, and share their parameters every so many updates through one outer optimizer.
 
-Between two shares each rank is a run of its own: its gradient is the mean over its own micro-batches, its norm, clip
-and verdict are its own, and nothing of the update is sent. In a share the mean m of the ranks' parameters gives one
-step of `parallel.outer`, the same on all. Post-local SGD, BMUF, SlowMo, DiLoCo and streaming DiLoCo are settings of
-this; there is no branch for any of them. It does not evaluate or save: those ask for what is `shown`.
+Between two shares each rank is a run of its own: its gradient is the mean over its own micro-batches, its norm, clip,
+loss scale and verdict are its own, and nothing of the update is sent. In a share the mean m of the ranks' parameters
+gives one step of `parallel.outer`, the same on all. Post-local SGD, BMUF, SlowMo, DiLoCo and streaming DiLoCo are
+settings of this; there is no branch for any of them. It does not evaluate or save: those ask for what is `shown`.
 """
 
 from collections.abc import Generator, Mapping, Sequence
