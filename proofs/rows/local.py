@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rows.row import Row
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "usage"))
+TESTS = Path(__file__).parents[2] / "tests"
+sys.path[:0] = [str(TESTS / "usage"), str(TESTS / "faults")]
 
 
 Alone = tuple[list[float], list[float], list[float], str]  # what the ranks share, its average, what one holds, a sha256
@@ -50,6 +51,24 @@ def every_update(ranks: int) -> tuple[str, str]:
 
     found = [on_ranks(ranks, partial(alone.every_update, alone=one)) for one in (True, False)]
     return " ".join(sorted(set(found[0]))), found[1][0]
+
+
+def gone_on(settings: str) -> tuple[float, float]:
+    """How far ranks of which one was killed in an update are from the definition over those that are left."""
+    from lost_alone import far, lives_of, ran
+
+    said = ran(settings, [1, 7, "loss", "SIGKILL"], again=False)
+    there = lives_of(said, 0)
+    assert len(there(7)) == 2, "nobody was lost"
+    return far(said, settings, there, there), 1e-12
+
+
+def gone_on_again() -> tuple[str, str]:
+    """sha256 of what each rank holds after one was killed before it gave its part of a share; and a second time."""
+    from lost_alone import ran
+
+    one, two = (ran("DiLoCo", [2, 8, "share", "SIGKILL"], again=False) for _ in range(2))
+    return " ".join(one[n]["sha256"] for n in sorted(one)), " ".join(two[n]["sha256"] for n in sorted(two))
 
 
 @cache
@@ -99,6 +118,19 @@ ROWS = [
             ("SGD after updates together", 4, (), "4 ranks"),
             ("streaming DiLoCo", 2, (10, 14), "rank killed twice, resumed"),
         )
+    ),
+    *(
+        Row(
+            name=f"local {settings}, 3 ranks, one lost and gone on without",
+            measure="max |a - b| of parameters, float64",
+            run=partial(gone_on, settings),
+        )
+        for settings in ("DiLoCo", "fragments")
+    ),
+    Row(
+        name="local DiLoCo, 3 ranks, one lost in a share, ordered, a second time",
+        measure="sha256 of all that training changes",
+        run=gone_on_again,
     ),
     *(
         Row(

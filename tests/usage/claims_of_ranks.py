@@ -105,9 +105,10 @@ AREAS = (
                 "unit/train/test_local_scales.py::test_ranks_that_have_stepped_alone_are_not_put_together_again",
             ),
             refused(
-                "`local` with stages, ranks that come and go, answers of all ranks together",
+                "`local` with stages, answers of all ranks together",
                 "unit/train/test_local.py::test_what_can_not_be_is_refused_when_the_run_is_built",
-                "unit/train/test_local.py::test_ranks_that_come_and_go_and_other_replicas_are_refused",
+                "unit/train/test_local.py::"
+                "test_means_on_their_way_between_ranks_that_come_and_go_and_other_replicas_are_refused",
             ),
             limit("`local` is another algorithm: its parameters depend on the number of ranks"),
             works(
@@ -277,6 +278,18 @@ AREAS = (
             works(
                 '`failures.lost_rank = "continue"` (extra `torchft`): `ddp` and `ordered` on CPUs, map-style data',
                 "ranks/test_elastic_run.py::test_processes_killed_one_after_the_other_in_the_midst_of_updates_leave_no_trace_in_the_parameters",
+            ),
+            works(
+                "… with `local`: shares over those that are left; who comes begins with what is shared; resumed on any "
+                "number of ranks",
+                "faults: local: ",
+                "ranks/test_elastic_run.py::"
+                "test_what_is_left_of_processes_that_step_alone_is_where_it_is_by_hand_whatever_they_were_doing",
+            ),
+            refused(
+                "… with means on their way (`overlap_updates`)",
+                "unit/train/test_local.py::"
+                "test_means_on_their_way_between_ranks_that_come_and_go_and_other_replicas_are_refused",
             ),
             refused(
                 '`"continue"` with strategies and pipelines whose ranks hold a part of the state',

@@ -9,6 +9,7 @@ from launched import digest
 from torch import Tensor, nn
 
 from evenstep import Engine, Local, Ordered, Task, Training
+from evenstep.errors import LostRankError
 from evenstep.parallel import Ddp, Group, Strategy, mapped
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
@@ -346,3 +347,39 @@ def test_a_checkpoint_has_what_is_shared_under_every_name(on_ranks: OnRanks) -> 
     torch.manual_seed(1)
     for holds, ends in on_ranks(2, act):
         assert holds and ends[0] == ends[1]
+
+
+def test_a_share_that_broke_off_leaves_running_statistics_as_they_were_and_is_made_anew(on_ranks: OnRanks) -> None:
+    class Moving(nn.Module):
+        """A buffer of which nothing is known beside those of a normalisation layer."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(1, momentum=0.3).double()
+            self.register_buffer("seen", torch.zeros(1, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                self.seen.add_(len(x))
+            return self.norm(x)
+
+    def act(group: Group) -> tuple[Any, Any]:
+        def fresh() -> Engine:
+            return engine(group, net=nn.Sequential(*model(), Moving()), every_updates=4)
+
+        whole, broken = run(fresh(), group.rank, updates=9), run(fresh(), group.rank, updates=3)
+        buffers: Any = vars(broken.reducers.alone)["_buffers"]
+
+        def lost(before: Any) -> None:
+            raise LostRankError("gone")
+
+        buffers._share_others = lost  # after running statistics were
+        with pytest.raises(LostRankError):
+            broken.update(*batches(4, group.rank))
+        del buffers._share_others
+        broken.after_update(4)
+        broken.core.is_whole = True
+        return digest(run(broken, group.rank, updates=9).state_dict()), digest(whole.state_dict())
+
+    found = on_ranks(2, act)
+    assert len({one for pair in found for one in pair}) == 1

@@ -425,3 +425,34 @@ def test_means_on_their_way_between_ranks_that_come_and_go_and_other_replicas_ar
         Local(Local(Ddp(Group())))
     with pytest.raises(ArgumentError, match="a model in stages"):
         trainer(Group(), PipelineModel(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)).double(), stages_per_rank=2))
+
+
+def test_a_rank_of_which_a_state_holds_nothing_begins_with_what_is_shared_and_a_new_optimizers_state() -> None:
+    class Changing(Group):
+        can_change = True
+
+    def made() -> Trainer:
+        net = Net()
+        return Trainer(
+            model=net,
+            task=Square(),
+            optimizer=torch.optim.Adagrad(net.parameters(), lr=RATE, initial_accumulator_value=0.25),
+            data=MapData(points(), global_batch_size=8, micro_batch_size=2, shuffle=False),
+            updates=6,
+            device="cpu",
+            strategy=Local(Ddp(Changing()), every_updates=EVERY),
+            train=Training(check_loss=False),
+            log=Logging(writers=()),
+        )
+
+    one, other = made(), made()
+    one.train()
+    state = one.state_dict()
+    assert not torch.equal(held(one.model), torch.cat([value.reshape(-1) for value in state["model"].values()]))
+    state["local"]["own"] = {"1": state["local"]["own"]["0"]}
+    other.load_state_dict(state)
+    assert torch.equal(held(other.model), torch.cat([value.reshape(-1) for value in state["model"].values()]))
+    assert len(other.optimizer.state) == 2
+    for kept in other.optimizer.state.values():
+        assert float(kept["step"]) == 0 and bool((kept["sum"] == 0.25).all())
+    assert other.progress.update == 6

@@ -64,6 +64,8 @@ class Local(Strategy):
 
     A rank without micro-batches in an update makes no step in it; a rank whose gradient is not finite leaves its own
     step out, and says so. All ranks count the update. In a share the parameters of all must be finite, or none shares.
+    Where ranks may be lost, m is over those that are left, m = Σ_{r ∈ L} θ_r / |L|; whoever comes begins with θ, and
+    with a new optimizer's state; and no rank applies an update before all have computed theirs.
     Evaluations, predictions and other runs get θ, with the buffers of the last share; a rank's model holds θ_r.
 
     Args:

@@ -53,7 +53,12 @@ def _save(error: BaseException, loop: Loop, *, is_whole: bool) -> None:
     if not isinstance(error, Exception) or isinstance(error, CheckpointError) or update == 0:
         return  # somebody is in a hurry, the disk is the trouble, or nothing was reached
     if update > checkpointer.saved_at:
-        if is_whole:
+        if checkpointer.state.part_held[1] > 1 and loop.engine.group.can_change:
+            message = (
+                "what this rank alone holds is lost with it, and the others go on without; if none can, the newest"
+            )
+            _tell(checkpointer, update, f"{message} checkpoint stands.")
+        elif is_whole:
             _save_state(checkpointer, update)
         else:
             _tell(checkpointer, update, "the error came while parameters were changed: the newest checkpoint stands.")
