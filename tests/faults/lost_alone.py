@@ -55,7 +55,7 @@ def lives_of(said: Said, stayed: int, count: int = COUNT) -> Made:
 
 
 def far(said: Said, settings: str, there: Made, shares: Made, *, norm: bool = False) -> float:
-    """How far any process is from the reference, in what is shared, its average, what it holds and its running statistics."""
+    """How far any process is from the reference: in what is shared, its average, what it holds, running statistics."""
     shared, average, models = by_hand(settings, UPDATES, there, shares, norm=norm)
     distance = 0.0
     for one, model in zip((said[number] for number in sorted(said)), models, strict=True):
