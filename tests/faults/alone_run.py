@@ -21,7 +21,10 @@ from evenstep.parallel import Ddp, Group, Local, Ordered
 from evenstep.parallel.reducer.local import LocalReducer
 from evenstep.parallel.reducers import Reducers
 
-BATCH, SAMPLES, RATE, CLIP = 12, 36, 0.05, 0.4
+BATCH, SAMPLES, RATE, CLIP, DECAY = 12, 36, 0.05, 0.4, 0.8
+SCALE = (
+    2.0**520
+)  # a loss scale whose gradients' squares are too large for float64: ranks lower it, and it rounds nothing
 SETTINGS: dict[str, dict[str, Any]] = {
     "local SGD": {"every_updates": 3},
     "DiLoCo": {"every_updates": 3, "outer_lr": 0.7, "outer_momentum": 0.9, "nesterov": True, "synchronous_updates": 2},
@@ -98,7 +101,8 @@ def train_alone(
         hooks=[strike, Save(every_updates=4), Evaluate(every_updates=5)],
         log=evenstep.Logging(writers=[JsonlWriter()], every_updates=2),
         folder=folder / what["alone"].get("run", "run"),
-        train=evenstep.Training(clip_norm=CLIP, check_loss=False),
+        train=evenstep.Training(clip_norm=CLIP, check_loss=False, ema=evenstep.Ema(decay=DECAY)),
+        precision=evenstep.Fp16Mixed(initial=SCALE, growth_updates=2) if what["alone"].get("scaled") else "32-true",
         checkpoint=evenstep.Checkpointing(keep_last=None, asynchronous=what["alone"].get("asynchronous", False)),
     )
     if back is not None or what["alone"].get("resume"):
@@ -112,8 +116,9 @@ def train_alone(
         error = f"{type(raised).__name__}: {raised}"
     reducer = trainer._loop.engine.reducers.alone
     shared = torch.cat([reducer.shared[name].flatten() for name, _ in model.named_parameters()])
+    average = trainer._loop.engine.held_tensors()["ema"]
     state = [one for each in trainer.optimizer.state.values() for one in each.values()]
-    tensors = [flat(model), shared, *reducer.momentum.values(), *model.buffers(), *state]
+    tensors = [flat(model), shared, *average.values(), *reducer.momentum.values(), *model.buffers(), *state]
     said = {
         "number": number,
         "update": trainer.progress.update,
@@ -122,6 +127,7 @@ def train_alone(
         "heard": strike.heard,
         "own": flat(model).tolist(),
         "shared": shared.tolist(),
+        "average": [value for name, _ in model.named_parameters() for value in average[name].flatten().tolist()],
         "buffers": [value for one in model.buffers() for value in one.double().flatten().tolist()],
         "losses": {one.update: one.value for one in trainer.storage.history("train/loss")},
     }
@@ -169,8 +175,8 @@ def by_hand(
     shares: Callable[[int], Sequence[Life]],
     *,
     norm: bool = False,
-) -> tuple[Tensor, list[nn.Module]]:
-    """What the ranks share after so many updates, and the model of each that is there then.
+) -> tuple[Tensor, Tensor, list[nn.Module]]:
+    """What the ranks share after so many updates, its average, and the model of each that is there then.
 
     Args:
         there: who makes an update, in the order of their ranks: all its samples are dealt over them.
@@ -181,7 +187,7 @@ def by_hand(
     together, every, eta, mu = given.get("synchronous_updates", 0), *map(given.get, KEYS)
     first_model = network(0, norm=norm)
     theta, statistics = flat(first_model), list(first_model.buffers())
-    velocity = torch.zeros_like(theta)
+    velocity, average = torch.zeros_like(theta), theta.clone()
     ranks: dict[Life, Rank] = {}
     borders = [0, *([FRAGMENT] if given["fragments"] == 2 else []), len(theta)]
     for update in range(1, updates + 1):
@@ -195,7 +201,7 @@ def by_hand(
         found = [one.gradient(range(first + i * size, first + (i + 1) * size)) for i, one in enumerate(ranks.values())]
         for one, gradient in zip(ranks.values(), found, strict=True):
             one.step(torch.stack(found).sum(0) / BATCH if update <= together else gradient / size, update)
-        if update == together:
+        if update <= together:
             theta = flat(next(iter(ranks.values())).model)
         for part in range(given["fragments"]):
             if update <= together or (update - together - part * every // given["fragments"]) % every:
@@ -219,4 +225,5 @@ def by_hand(
                 one.take(held, statistics)
                 if given.get("inner_state") == "reset":
                     one.begin_optimizer()
-    return theta, [one.model for one in ranks.values()]
+        average = DECAY * average + (1 - DECAY) * theta
+    return theta, average, [one.model for one in ranks.values()]

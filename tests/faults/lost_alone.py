@@ -25,7 +25,9 @@ Made = Callable[[int], list[Life]]  # who makes an update, or shares after it
 def ran(settings: str, *hits: list[Any], folder: str | None = None, fails: int | None = None, **what: Any) -> Said:
     """What each process that came to an end has said, by its number; none but `fails` has an error."""
     more = {
-        name: what.pop(name) for name in ("fast", "resume", "run", "asynchronous", "micro", "slow_save") if name in what
+        name: what.pop(name)
+        for name in ("fast", "resume", "run", "asynchronous", "micro", "slow_save", "scaled")
+        if name in what
     }
     given = {"updates": UPDATES, "count": COUNT, "alone": {"settings": settings, **more}, "hits": hits, **what}
     with tempfile.TemporaryDirectory() as mine:
@@ -53,14 +55,14 @@ def lives_of(said: Said, stayed: int, count: int = COUNT) -> Made:
 
 
 def far(said: Said, settings: str, there: Made, shares: Made, *, norm: bool = False) -> float:
-    """How far any process is from the reference, in what is shared, in what it holds and in its running statistics."""
-    shared, models = by_hand(settings, UPDATES, there, shares, norm=norm)
+    """How far any process is from the reference: in what is shared, its average, what it holds, running statistics."""
+    shared, average, models = by_hand(settings, UPDATES, there, shares, norm=norm)
     distance = 0.0
     for one, model in zip((said[number] for number in sorted(said)), models, strict=True):
         assert one["update"] == UPDATES
         statistics = torch.cat([torch.zeros(1), *(buffer.double().flatten() for buffer in model.buffers())])
-        wanted = torch.cat([shared, flat(model), statistics])
-        ours = torch.tensor([*one["shared"], *one["own"], 0.0, *one["buffers"]], dtype=torch.float64)
+        wanted = torch.cat([shared, average, flat(model), statistics])
+        ours = torch.tensor([*one["shared"], *one["average"], *one["own"], 0.0, *one["buffers"]], dtype=torch.float64)
         distance = max(distance, float((ours - wanted).abs().max()))
     return distance
 
@@ -108,12 +110,12 @@ def again(one: Said, other: Said) -> None:
 
 @case("local: process 1 of 3 is killed in a loss, and comes back at once with what all share")
 def _() -> None:
-    killed("local SGD", 1, 5, "loss")
+    killed("local SGD", 1, 5, "loss", scaled=True)
 
 
 @case("local: process 1 of 3 is killed in a loss of DiLoCo, and does not come back; the same bits a second time")
 def _() -> None:
-    again(*(killed("DiLoCo", 1, 7, "loss", again=False) for _ in range(2)))
+    again(*(killed("DiLoCo", 1, 7, "loss", again=False, scaled=scaled) for scaled in (False, True)))
 
 
 @case("local: process 1 of 3 is killed when an update before a share has ended; it comes back after a while; fast")
@@ -144,7 +146,7 @@ def _() -> None:
 
 @case("local: process 1 of 3 is killed when one of the others has applied an update and the other not: it applies it")
 def _() -> None:
-    said = killed("DiLoCo", 1, 8, "promised", [2, 8, "promised", "lost"], again=False)
+    said = killed("DiLoCo", 1, 8, "promised", [2, 8, "promised", "lost"], again=False, scaled=True)
     assert "update 9 is dealt over 2 of 3" in str(said[0]["heard"])
 
 

@@ -107,7 +107,8 @@ AREAS = (
             refused(
                 "`local` with stages, answers of all ranks together",
                 "unit/train/test_local.py::test_what_can_not_be_is_refused_when_the_run_is_built",
-                "unit/train/test_local.py::test_means_on_their_way_between_ranks_that_come_and_go_and_other_replicas_are_refused",
+                "unit/train/test_local.py::"
+                "test_means_on_their_way_between_ranks_that_come_and_go_and_other_replicas_are_refused",
             ),
             limit("`local` is another algorithm: its parameters depend on the number of ranks"),
             works(
@@ -287,7 +288,8 @@ AREAS = (
             ),
             refused(
                 "… with means on their way (`overlap_updates`)",
-                "unit/train/test_local.py::test_means_on_their_way_between_ranks_that_come_and_go_and_other_replicas_are_refused",
+                "unit/train/test_local.py::"
+                "test_means_on_their_way_between_ranks_that_come_and_go_and_other_replicas_are_refused",
             ),
             refused(
                 '`"continue"` with strategies and pipelines whose ranks hold a part of the state',

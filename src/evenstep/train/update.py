@@ -131,7 +131,7 @@ class Update:
         self.is_whole, self.is_computing = True, False
         self._is_unjudged = False  # whether passes have changed buffers, and nobody has said yet whether that stays
         self._in_doubt: Callable[[], PendingUpdate] | None = None
-        self._promised = 0  # the last update of which this rank has said that it has computed it
+        self._promised = 0  # the update that this rank has promised to apply, at whatever loss scale it fits
         self._gather: Callable[[Weights, int], MicrobatchResults] = self._accumulate
         if combine is not None:
             held = {id(one) for one in parameters}
@@ -161,12 +161,11 @@ class Update:
                 with attempt:
                     computed = self._weigh_and_run(batch, update)
             assert computed is not None
-            apply = partial(self._judge_and_apply, computed, batch, before)
-            if self._promised != update:  # else it is computed again by this rank alone, at a lower loss scale
-                self._in_doubt, self._promised = apply, update
+            self._in_doubt = partial(self._judge_and_apply, computed, batch, before)
+            if self._promised != update:
+                self._promised = update
                 self._execution.reducers.promise()
-                self._in_doubt = None
-            return apply()
+            return self.carry_out()
         except RuntimeError:
             self._refuse_sparse()
             raise
@@ -179,7 +178,7 @@ class Update:
         return self._in_doubt is not None
 
     def carry_out(self) -> PendingUpdate:
-        """Apply the update that is in doubt."""
+        """Apply the update that is computed."""
         apply, self._in_doubt = self._in_doubt, None
         assert apply is not None, "it has been computed"
         return apply()
