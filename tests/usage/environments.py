@@ -58,8 +58,8 @@ ENVIRONMENTS = (
         "2.15.0",
         "Linux, x86-64, CPU",
         "2026-11-23",
-        "in part: the first third of `make test` (some 2,900 tests) without a failure, and torch's private names, shards "
-        "on two ranks, recomputed and compiled blocks. The other tests were not run",
+        "in part: the first third of `make test` (some 2,900 tests) without a failure, and torch's private names, "
+        "shards on two ranks, recomputed and compiled blocks. The other tests were not run",
     ),
 )
 UNTESTED = "Python 3.12, torch 2.12, macOS, and processors other than x86-64"
