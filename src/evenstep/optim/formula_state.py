@@ -4,7 +4,7 @@ It lives where the optimizer keeps it, under torch's names, so checkpoints and t
 It is looked up anew before every update, as a checkpoint may have been loaded into it. It computes no step.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from operator import is_, methodcaller
 from typing import Any, final
@@ -54,7 +54,8 @@ class FormulaState:
         pairs = zip(self._states, self._group_of, strict=True)
         self._taken = [self._formulas[group].steps_taken(state) for state, group in pairs]
         self._count()
-        self._lengths, self._standing = _held_in(self._state)
+        self._lengths, standing = _held_in(self._state)
+        self._standing = list(standing)
         self._complete: set[tuple[int, ...]] = set()
         self.version += 1
 
@@ -171,7 +172,7 @@ class FormulaState:
             taken[one] += 1
 
 
-def _held_in(state: Mapping[Any, Mapping[str, Any]]) -> tuple[list[int], list[object]]:
+def _held_in(state: Mapping[Any, Mapping[str, Any]]) -> tuple[list[int], Iterable[object]]:
     """How much an optimizer's state has for each parameter, and what: the dicts, and all that stands in them."""
     of_each = list(state.values())
-    return list(map(len, of_each)), [*of_each, *chain.from_iterable(map(_values, of_each))]
+    return list(map(len, of_each)), chain(of_each, *map(_values, of_each))

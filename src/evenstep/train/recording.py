@@ -80,6 +80,12 @@ class Recording:
             return self._record_without_loss(task, one, piece, loss)
         return self._record(task, one, piece, loss, _checked(task, loss.sum, loss.weight, one.index, method))
 
+    def take_alone(self, one: Microbatch, total: Tensor) -> None:
+        """Record the loss of a micro-batch that came alone, has no gradient, and was looked at before its like."""
+        name = f"{self._prefix}{one.task}/loss" if one.task else f"{self._prefix}loss"
+        self._context.storage.put(name, total, self._weights.each[one.index], update=self._update)
+        self.gathered.losses[one.index] = one.task, total
+
     def _record(self, task: Task, one: Microbatch, piece: SubBatch, loss: Loss, total: Tensor | None) -> Tensor | None:
         """Record a loss and what came with it; gives the sum that is trained on, which has its learned coefficient.
 

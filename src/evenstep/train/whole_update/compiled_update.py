@@ -223,18 +223,19 @@ class CompiledUpdate:
         """Record what the tasks told, each with its weight."""
         context, recording = self._context, Recording(self._context, weights, update, "train/")
         captures, put = self.compilations.captures, context.storage.put
-        with NoGrad():
-            for one, told in zip(weights.work, outcome.told, strict=True):
-                total, metrics, observed, counts = (
-                    pytree.tree_map_only(Tensor, Tensor.clone, told) if captures else told
-                )
-                is_plain = total is not None and not metrics and observed is None and not counts
-                loss = total if is_plain else Loss(total, metrics=metrics, observed=observed, counts=counts)
-                recording.take(context.tasks[one.task], one, _WHOLE, loss)
-                if one.task and total is not None:
-                    divisor, weight = weights.divisors[one.index], weights.each[one.index]
-                    scaled = total * (context.coefficients.value(one.task, update) / divisor)
-                    put("train/loss", scaled, weight / weights.totals[one.task] / weights.num_tasks, update=update)
+        for one, told in zip(weights.work, outcome.told, strict=True):
+            task = context.tasks[one.task]
+            total, metrics, observed, counts = pytree.tree_map_only(Tensor, Tensor.clone, told) if captures else told
+            if total is None or metrics or observed is not None or counts or task.metrics:
+                with NoGrad():
+                    loss = Loss(total, metrics=metrics, observed=observed, counts=counts)
+                    recording.take(task, one, _WHOLE, loss)
+            else:
+                recording.take_alone(one, total)
+            if one.task and total is not None:
+                divisor, weight = weights.divisors[one.index], weights.each[one.index]
+                scaled = total * (context.coefficients.value(one.task, update) / divisor)
+                put("train/loss", scaled, weight / weights.totals[one.task] / weights.num_tasks, update=update)
         return recording
 
     def _trained(self) -> tuple[int, ...]:
