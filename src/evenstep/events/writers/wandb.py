@@ -7,7 +7,6 @@ again, as the service takes nothing back. Incidents and weights are not kept: th
 
 import os
 from collections.abc import Sequence
-from html import escape
 from importlib.util import find_spec
 from itertools import groupby
 from operator import itemgetter
@@ -117,6 +116,8 @@ class WandbWriter(Writer):
 
 def _value(event: Shown) -> Any:
     """As wandb shows it."""
+    from html import escape
+
     import wandb
 
     value = event.value
