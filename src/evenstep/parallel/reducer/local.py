@@ -20,13 +20,12 @@ from evenstep.names import named_buffers, named_parameters, plain
 from evenstep.parallel.buffers import SharedBuffers
 from evenstep.parallel.compression import Compression
 from evenstep.parallel.group import Group
-from evenstep.parallel.layout import ParameterLayout, ShardedTensorRef, States
 from evenstep.parallel.means import MeanOverRanks, SinceShare
 from evenstep.parallel.outer import Outer, fragments_of
 from evenstep.parallel.reducer.ddp import Ddp
 from evenstep.parallel.reducer.ordered import Ordered
+from evenstep.parallel.reducer.own_states import OwnStates
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer, StepsAlone
-from evenstep.parallel.reducer.zero1 import Owners
 from evenstep.parallel.replicas import compare_replicas
 from evenstep.parallel.strategy import Strategy
 
@@ -152,29 +151,6 @@ class Local(Strategy):
 
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
         return LocalReducer(module, self)
-
-
-class OwnStates(ParameterLayout):
-    """Every rank holds a model and an optimizer state of its own, whole; what they share is the same on all."""
-
-    def __init__(self, group: Group) -> None:
-        super().__init__(group)
-        self._owners = Owners(group)
-
-    @property
-    def shard_index(self) -> int:
-        return self.group.rank
-
-    @property
-    def num_shards(self) -> int:
-        return self.group.ranks
-
-    def gather_full(self, tensor: Tensor | ShardedTensorRef) -> Tensor:
-        return self._owners.gather_full(tensor)
-
-    def of_all(self, own: Mapping[str, Any]) -> States:
-        """The trees of all ranks by number, from this rank's; each tensor of them is a `ShardedTensorRef`."""
-        return {str(rank): theirs for rank, theirs in enumerate(self._owners.of_ranks(own))}
 
 
 class Inner(Protocol):

@@ -21,7 +21,8 @@ from evenstep.optim.ema import Ema
 from evenstep.optim.multi import inner
 from evenstep.optim.stepping import Steps
 from evenstep.parallel import Reducers, mapped
-from evenstep.parallel.reducer.local import LocalReducer, OwnStates
+from evenstep.parallel.reducer.local import LocalReducer
+from evenstep.parallel.reducer.own_states import OwnStates
 
 Tree = dict[str, Any]
 
