@@ -6,7 +6,7 @@ It runs nothing; `train/microbatch.py` does.
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, cast, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 from torch import Tensor
@@ -19,7 +19,9 @@ from evenstep.train.randomness import Randomness
 from evenstep.train.tasks.coefficients import Coefficients, Fixed
 from evenstep.train.tasks.norm_statistics import Norms
 from evenstep.train.tasks.task import Task
-from evenstep.train.tasks.teacher import Teacher
+
+if TYPE_CHECKING:
+    from evenstep.train.tasks.teacher import Teacher
 
 
 @final
@@ -60,7 +62,7 @@ class TrainContext:
     seeds: dict[torch.dtype, tuple[float, Tensor]] = field(default_factory=dict)
     phases: Phases = field(default_factory=Phases)
     poison: Callable[[], Tensor] | None = None
-    teacher: Teacher | None = None
+    teacher: "Teacher | None" = None
 
     def teaching(self, *tasks: str, everywhere: bool = False) -> AbstractContextManager[None]:
         """Around passes of these tasks, which all ranks make together: what they may ask of the average is there.

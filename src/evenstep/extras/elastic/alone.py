@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, final
 from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.extras.elastic.sending import shared
 from evenstep.parallel.reducer.local import LocalReducer
-from evenstep.train.loop import Loop
 from evenstep.train.state.local_state import NEW
 from evenstep.train.state.train_state import Tree
 
 if TYPE_CHECKING:
     from evenstep.extras.elastic.membership import Elastic
+    from evenstep.train.loop import Loop
 
 
 @final
@@ -99,7 +99,7 @@ class Reunion:
         ArgumentError: the optimizer can't begin anew by itself.
     """
 
-    def __init__(self, loop: Loop, group: "Elastic", reducer: LocalReducer, take: Callable[[Any], None]) -> None:
+    def __init__(self, loop: "Loop", group: "Elastic", reducer: LocalReducer, take: Callable[[Any], None]) -> None:
         self._loop, self._group, self._reducer, self._take = loop, group, reducer, take
         self._local = loop.engine.parts.saved.local
         self._meetings, self._newest = 0, 0

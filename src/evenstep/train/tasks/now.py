@@ -7,12 +7,14 @@ average gives is for `teacher`.
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from torch import nn
 
 from evenstep.errors import TaskError
-from evenstep.train.progress import Progress
+
+if TYPE_CHECKING:
+    from evenstep.train.progress import Progress
 
 NOW = "_now"  # where a task has what `Task.now` gives
 _CHECKED: ContextVar[bool] = ContextVar("whether losses are being checked", default=False)
@@ -34,7 +36,7 @@ class Asked(Protocol):
     @property
     def model(self) -> nn.Module: ...
     @property
-    def progress(self) -> Progress: ...
+    def progress(self) -> "Progress": ...
     def taught(self, inputs: Any) -> Any: ...
 
 

@@ -7,7 +7,7 @@ task then asks is its own affair; where the average is in parts, it is put toget
 
 from collections.abc import Collection
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 from torch.func import functional_call
 
@@ -15,11 +15,9 @@ from evenstep.nothing import NOTHING
 from evenstep.parallel import Reducers
 from evenstep.pipeline.compiled import as_written
 from evenstep.pipeline.layers import arguments
+from evenstep.train.context import TrainContext
 from evenstep.train.side_effects import evaluating
 from evenstep.train.tasks.averaged import AveragedModel
-
-if TYPE_CHECKING:
-    from evenstep.train.context import TrainContext
 
 
 @final
@@ -44,7 +42,7 @@ class Teacher:
         """
         return NOTHING if self._asking.isdisjoint(tasks) else self._model.held(everywhere=everywhere)
 
-    def __call__(self, inputs: Any, context: "TrainContext") -> Any:
+    def __call__(self, inputs: Any, context: TrainContext) -> Any:
         """What the model gives for `inputs`, in evaluation mode, without gradients; see `Now.teacher`."""
         given = inputs if context.cast_inputs is None else context.cast_inputs(inputs)
         positional, named = arguments([], given, True)
