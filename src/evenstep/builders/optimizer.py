@@ -51,7 +51,8 @@ def build_optimizer(
                 raise
             raise ConfigError([_refused(call, model, lr, error)]) from error
     else:
-        made = call(model, lr=lr)
+        with said_with({}, called_by="optimizer"):
+            made = call(model, lr=lr)
     if not isinstance(made, torch.optim.Optimizer):
         raise TaskError(f"`optimizer.target` must give a torch.optim.Optimizer, but gave a {type(made).__name__}.")
     return made

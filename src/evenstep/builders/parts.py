@@ -24,10 +24,11 @@ from evenstep.builders.tasks import build_mixture
 from evenstep.config.named import OpenRun
 from evenstep.config.schema import Config, OneTaskTable
 from evenstep.config.tasks import data_tables, evaluations_of
+from evenstep.config.translate import said_with
 from evenstep.data import Data, Mixture
 from evenstep.data.first_batches import FirstBatches
 from evenstep.data.seeding import undisturbed
-from evenstep.errors import ArgumentError, ConfigError, TaskError
+from evenstep.errors import ConfigError, TaskError
 from evenstep.events import Hook, Writer
 from evenstep.options import Checkpointing, Logging, WriterName
 from evenstep.parallel import Mesh
@@ -172,7 +173,7 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
 
 def _make(run: OpenRun, key: str, kind: type[_Made]) -> _Made:
     """What the target of a key gives, drawn from the run's seed."""
-    with seeded(run.config.seed), told_by(key):
+    with seeded(run.config.seed), said_with({}, called_by=key):
         made: object = run.calls[key]()
     return _checked(key, made, kind)
 
@@ -248,7 +249,7 @@ def _model_and_weights(run: OpenRun, mesh: Mesh | None, *, begins: bool) -> tupl
 
 def make_model(run: OpenRun) -> nn.Module | Layers:
     """What the model's target gives, its parameters drawn from the run's seed."""
-    with seeded(run.config.seed), told_by("model"):
+    with seeded(run.config.seed), said_with({}, called_by="model"):
         made: object = run.calls["model"]()
     return made if isinstance(made, Layers) else _checked("model", made, nn.Module)
 
@@ -265,17 +266,6 @@ def _checked(key: str, made: object, kind: type[_Made]) -> _Made:
             f"{type(made).__name__}; name the class itself, or a function that returns an object of it."
         )
     return made
-
-
-@contextmanager
-def told_by(key: str) -> Generator[None]:
-    """Within it, what a target refuses of its arguments becomes a fault of the run file that says the key."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except ArgumentError as error:
-        raise ConfigError([f"`{key}`: {error}"]) from error
 
 
 @contextmanager

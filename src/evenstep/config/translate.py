@@ -36,12 +36,19 @@ def faults_of(build: Callable[[], object], keys: Mapping[str, str], *also: str) 
 
 
 @contextmanager
-def said_with(keys: Mapping[str, str]) -> Generator[None]:
-    """Raise what is refused inside the `with` as a ConfigError, in the same way."""
+def said_with(keys: Mapping[str, str], *, called_by: str = "") -> Generator[None]:
+    """Raise what is refused inside the `with` as a ConfigError, in the same way.
+
+    Args:
+        called_by: the key that names what is called there, to be said first.
+    """
     try:
         yield
+    except ConfigError:
+        raise
     except (ArgumentError, PlanError) as error:
-        raise ConfigError([_translated(str(error), keys)]) from error
+        where = f"`{called_by}`: " if called_by else ""
+        raise ConfigError([f"{where}{_translated(str(error), keys)}"]) from error
 
 
 def _translated(text: str, keys: Mapping[str, str]) -> str:

@@ -77,6 +77,9 @@ def by_model(model, *, lr: float):
 def no_optimizer(model, *, lr: float):
     return lr
 
+def no_step(model, *, lr: float):
+    raise ArgumentError("`beta` must be below 1, but is 1.")
+
 class Noted(Hook): ...
 """
 RUN = """
@@ -208,6 +211,7 @@ def test_a_function_makes_the_optimizer_from_the_model(build: Build) -> None:
             "patience",
         ),
         (["--model.target", "parts.py:refused"], "model", "`width` must be above 0"),
+        (["--optimizer.name", "none", "--optimizer.target", "parts.py:no_step"], "optimizer", "`beta` must be below 1"),
     ],
 )
 def test_an_argument_that_a_target_refuses_is_a_fault_of_the_run_file(

@@ -6,9 +6,8 @@ process, also one whose update of an element looks at others (Muon, Adafactor). 
 parameters; that is `Fsdp`'s. (ZeRO stage 1: Rajbhandari et al., 2020, https://arxiv.org/abs/1910.02054.)
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, cast, final
+from collections.abc import Sequence
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,8 @@ from torch import Tensor, nn
 from evenstep.arguments import require_object, said
 from evenstep.errors import ArgumentError
 from evenstep.parallel.group import Group
-from evenstep.parallel.layout import ParameterLayout, ShardedTensorRef, States, StepsByOwner, mapped
+from evenstep.parallel.layout import ParameterLayout, States, StepsByOwner
+from evenstep.parallel.reducer.own_states import OwnStates
 from evenstep.parallel.reducer.reducer import Reducer
 from evenstep.parallel.strategy import Strategy
 
@@ -47,7 +47,7 @@ class Zero1(Strategy):
 
 
 @final
-class Owners(ParameterLayout, StepsByOwner):
+class Owners(OwnStates, StepsByOwner):
     """Every rank holds every parameter and gradient; the optimizer state of each parameter is one rank's."""
 
     divides = "parameters"
@@ -56,35 +56,8 @@ class Owners(ParameterLayout, StepsByOwner):
         super().__init__(group)
         self._owned: list[list[nn.Parameter]] = [[] for _ in range(group.ranks)]
 
-    @property
-    def shard_index(self) -> int:
-        return self.group.rank
-
-    @property
-    def num_shards(self) -> int:
-        return self.group.ranks
-
-    def gather_full(self, tensor: Tensor | ShardedTensorRef) -> Tensor:
-        if isinstance(tensor, Tensor):
-            return tensor
-        is_mine = tensor.owner == self.group.rank
-        own = tensor.local if is_mine else torch.empty(tensor.shape, dtype=tensor.local.dtype)
-        carried = own.to(self.group.device).contiguous()
-        self.group.broadcast([carried], tensor.owner)
-        return carried.to(own.device)
-
     def optimizer_state(self, states: States) -> States:
-        return {name: one for theirs in self.of_ranks(states) for name, one in theirs.items()}
-
-    def of_ranks(self, own: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The trees of all ranks, from this rank's; each tensor of them is a `ShardedTensorRef`."""
-        trees = enumerate(self.group.gather(mapped(dict(own), _Shape)))
-        rank = self.group.rank
-        return [_filled(shapes, own if owner == rank else None, partial(self._ref, owner)) for owner, shapes in trees]
-
-    def _ref(self, owner: int, mine: Any, shape: "_Shape") -> ShardedTensorRef:
-        local = mine if owner == self.group.rank else torch.empty(0, dtype=shape.dtype)
-        return ShardedTensorRef(local=local, shape=shape.size, owner=owner)
+        return {name: one for theirs in self.of_all(states).values() for name, one in theirs.items()}
 
     def deal(self, optimizer: torch.optim.Optimizer) -> None:
         parameters: list[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
@@ -104,26 +77,6 @@ class Owners(ParameterLayout, StepsByOwner):
                     self.group.broadcast([flat], owner)
                     if owner != self.group.rank:
                         _spread(flat, alike)
-
-
-class _Shape:
-    """What another rank must know of a tensor to receive it."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.size, self.dtype = tuple(tensor.shape), tensor.dtype
-
-
-def _filled(shapes: Any, mine: Any, tensor_of: "Callable[[Any, _Shape], Any]") -> Any:
-    """A state like `shapes`, with the tensor for each `_Shape`; `mine` is this rank's own, where it has one."""
-    if isinstance(shapes, _Shape):
-        return tensor_of(mine, shapes)
-    if isinstance(shapes, dict):
-        described = cast("dict[Any, Any]", shapes)
-        return {k: _filled(shape, None if mine is None else mine[k], tensor_of) for k, shape in described.items()}
-    if type(shapes) in (list, tuple):
-        own: list[Any] = [None] * len(shapes) if mine is None else mine
-        return type(shapes)(_filled(shape, one, tensor_of) for shape, one in zip(shapes, own, strict=True))
-    return shapes
 
 
 def dealt(parameters: Sequence[nn.Parameter], ranks: int) -> list[list[nn.Parameter]]:
