@@ -23,6 +23,8 @@ class Screen(io.TextIOBase):
             return len(text)
 
     def flush(self) -> None:
+        if self._stream.closed:
+            return  # thrown away after its stream: a file object is flushed then, and Python 3.13 says what that raises
         try:
             self._stream.flush()
         except BrokenPipeError:

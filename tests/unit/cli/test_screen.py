@@ -30,3 +30,10 @@ def test_an_error_of_a_file_counts() -> None:
         pytest.skip("this system has no device that is always full")
     with pytest.raises(OSError, match="No space left"), full.open("w") as stream:
         print("update 1", file=Screen(stream), flush=True)
+
+
+def test_a_screen_outlives_its_stream() -> None:
+    with Path(os.devnull).open("w") as stream:
+        screen = Screen(stream)
+    screen.flush()
+    screen.close()
