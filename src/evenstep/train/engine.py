@@ -256,9 +256,8 @@ class Engine:
 
     def taught(self, inputs: Any) -> Any:
         """What the average gives for `inputs`, for tasks that may ask it; see `Now.teacher`."""
-        context = self.parts.context
-        assert context.teacher is not None, "an engine without an average refuses such tasks"
-        return context.teacher(inputs, context)
+        assert self.parts.teacher is not None, "an engine without an average refuses such tasks"
+        return self.parts.teacher(inputs, self.parts.context)
 
     def explain(self, aborted: Aborted, incident: Incident | None = None) -> tuple[Incident, Exception]:
         """Find out where an aborted update went wrong, by running it again; all ranks call it together.

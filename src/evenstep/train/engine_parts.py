@@ -65,6 +65,7 @@ class Parts(NamedTuple):
         execution: how forwards and backwards are run, and on which ranks.
         core: computes and applies one update, and looks into one again.
         compute: computes and applies one update: `core`, or what stands before it.
+        teacher: gives what the model's average gives; None where no task asks for it.
         guard: compares losses with those of halves, before the first update.
         cuts: how finely micro-batches are cut to fit into this rank's memory.
         modes: of the optimizer, which may have other parameters to evaluate than it trains.
@@ -79,6 +80,7 @@ class Parts(NamedTuple):
     execution: Execution
     core: Update
     compute: Callable[[GlobalBatch, Progress], PendingUpdate]
+    teacher: Teacher | None
     guard: Guard
     cuts: SplitLimit
     modes: Modes
@@ -122,7 +124,8 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     compiled = compile_model(model, report, _rank_of(model, strategy)) if train.compile == "model" else None
     convert_linear_layers(model, precision, setup.linear_layers.here)
     execution, cuts = build_execution(model, strategy, optimizer, device), SplitLimit()
-    context = replace(context, teacher=_teacher(setup, execution))
+    teacher = _teacher(setup, execution)
+    context = context if teacher is None else replace(context, teaching=teacher.held)
     recompute(model, setup.recomputed.here, context.randomness)
     layout = execution.reducers.layout
     steps = build_steps(precision, model=model, optimizer=optimizer, rounded=rounded, layout=layout, seed=setup.seed)
@@ -153,6 +156,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         execution=execution,
         core=core,
         compute=update or core,
+        teacher=teacher,
         guard=_guard(setup, context, execution, cuts),
         cuts=cuts,
         modes=Modes(optimizer, model.parameters(), execution.reducers.after_step),
