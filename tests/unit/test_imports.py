@@ -17,6 +17,7 @@ ROOT = {
     "errors",
     "exits",
     "frames",
+    "fsdp_internals",
     "internals",
     "keys",
     "keywords",
