@@ -193,7 +193,7 @@ class TrainerAttributes:
             names: of the model's parameters and buffers.
         """
         self._check_idle("begin_afresh", "call it in `after_update`")
-        self._loop.engine.begin_afresh(frozenset(names))
+        self._loop.engine.parts.saved.begin_afresh(frozenset(names))
 
     def _check_idle(self, what: str, advice: str) -> None:
         """Raise ArgumentError where `what` is called by a hook or task in the midst of an update or an evaluation."""

@@ -42,7 +42,7 @@ from evenstep.train.outcome import PendingUpdate
 from evenstep.train.progress import Progress
 from evenstep.train.setup import Setup
 from evenstep.train.state.local_state import build_local_state
-from evenstep.train.state.pipeline_state import PipelineStateSharding, build_pipeline_state_sharding
+from evenstep.train.state.pipeline_state import build_pipeline_state_sharding
 from evenstep.train.state.settings import settings_of
 from evenstep.train.state.train_state import TrainState, parameter_names, unwrapped
 from evenstep.train.tasks.averaged import InShards, InStages, OnEachRank
@@ -69,8 +69,7 @@ class Parts(NamedTuple):
         guard: compares losses with those of halves, before the first update.
         cuts: how finely micro-batches are cut to fit into this rank's memory.
         modes: of the optimizer, which may have other parameters to evaluate than it trains.
-        saved: the tensors of the state.
-        portion: which part of the whole model this rank holds.
+        saved: the tensors of the state, and which of them are trained.
         reads_at_once: whether the host knows of each update at once whether it was applied.
         settings: what updates are made with, as plain values.
         compiled: what is compiled; None: nothing.
@@ -85,7 +84,6 @@ class Parts(NamedTuple):
     cuts: SplitLimit
     modes: Modes
     saved: TrainState
-    portion: PipelineStateSharding
     reads_at_once: bool
     settings: dict[str, Any]
     compiled: "CompiledModel | CompiledUpdate | None"
@@ -170,9 +168,10 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
             precision=precision,
             steps=steps,
             averaged_as=averaged_as(precision, model, rounded),
+            trained=trained,
             local=local,
+            portion=build_pipeline_state_sharding(model, execution.trainer.peers.wire),
         ),
-        portion=build_pipeline_state_sharding(model, execution.trainer.peers.wire),
         reads_at_once=device.type == "cpu" if whole else isinstance(apply, HostApply),
         settings=settings,
         compiled=update or compiled,

@@ -40,7 +40,7 @@ from evenstep.train.failures.replay import replay_failure
 from evenstep.train.failures.tracebacks import shorten
 from evenstep.train.follow import Follow
 from evenstep.train.lr_finder import FoundLr, search
-from evenstep.train.memory.footprint import Footprint
+from evenstep.train.memory.footprint import Footprint, footprint
 from evenstep.train.old_arguments import takes_old_arguments
 from evenstep.train.predict import Prediction
 from evenstep.train.requests import End
@@ -49,9 +49,9 @@ from evenstep.train.result import Result
 from evenstep.train.setup import set_up
 from evenstep.train.signal_handling import handling_signals, where
 from evenstep.train.standard_hooks import build_reporter
+from evenstep.train.state import Tree
 from evenstep.train.state.afresh import resets_of
 from evenstep.train.state.run_state import updates_of
-from evenstep.train.state.train_state import Tree
 from evenstep.train.tasks.listening import listeners
 from evenstep.train.tasks.task import Task
 
@@ -189,7 +189,7 @@ class Trainer(TrainerAttributes):
 
     def footprint(self) -> Footprint:
         """What this rank keeps in memory for the parameters; the optimizer's state is known after the first update."""
-        return self._loop.engine.footprint()
+        return footprint(self._loop.engine.parts.saved)
 
     def request_stop(self, reason: str, *, requeue: bool = False) -> None:
         """Stop at the end of this update.

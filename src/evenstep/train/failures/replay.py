@@ -16,7 +16,8 @@ from evenstep.errors import DataError
 from evenstep.names import by_plain_name, load_state, named_buffers, named_parameters, state_of
 from evenstep.train.engine import Engine
 from evenstep.train.failures.diagnose import diagnose
-from evenstep.train.state.train_state import Tree, check_fits, unwrapped
+from evenstep.train.state import Tree
+from evenstep.train.state.train_state import check_fits, unwrapped
 
 _FINITE = "all is finite"
 

@@ -23,8 +23,7 @@ from evenstep.optim.stepping import Steps
 from evenstep.parallel import Reducers, mapped
 from evenstep.parallel.reducer.local import LocalReducer
 from evenstep.parallel.reducer.own_states import OwnStates
-
-Tree = dict[str, Any]
+from evenstep.train.state import Tree
 
 
 class LocalState:

@@ -15,7 +15,7 @@ from evenstep.names import named_buffers, named_parameters, state_of
 from evenstep.parallel import mapped
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.wire import Address, Wire
-from evenstep.train.state.train_state import Tree
+from evenstep.train.state import Tree
 
 T = TypeVar("T")
 

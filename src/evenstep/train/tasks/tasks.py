@@ -120,6 +120,11 @@ def state_of(task: Task, name: str) -> dict[str, Any]:
     return cast("dict[str, Any]", state)
 
 
+def states_of(tasks: Mapping[str, Task]) -> dict[str, dict[str, Any]]:
+    """The states of the tasks that have one, by name."""
+    return {name: state for name, task in tasks.items() if (state := state_of(task, name))}
+
+
 def _attach(model: nn.Module, optimizer: Optimizer, name: str, module: nn.Module | None) -> None:
     """Make what is learned about tasks a part of the model, and its parameters a group of the optimizer's."""
     if module is None:
