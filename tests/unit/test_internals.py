@@ -1,4 +1,4 @@
-"""What is used of torch beside its public names is still as it was found, and stands in two files, one of them FSDP2's."""
+"""What is used of torch beside its public names is still as it was found, and stands in two files: FSDP2's in one."""
 
 import ast
 import functools

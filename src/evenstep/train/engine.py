@@ -41,6 +41,7 @@ from evenstep.train.failures import Stop
 from evenstep.train.failures.aborts import AbortCauses
 from evenstep.train.failures.policies import Policies
 from evenstep.train.global_batch import OneBatch, global_batch
+from evenstep.train.memory.footprint import Footprint, footprint
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted, left_out
 from evenstep.train.progress import Progress
@@ -449,6 +450,10 @@ class Engine:
         """What this rank holds of them, without asking the others, where it `is_whole`."""
         self._end_update()
         return self.parts.saved.part()
+
+    def footprint(self) -> Footprint:
+        """What this rank keeps in memory for the parameters; the optimizer's state is known after the first update."""
+        return footprint(self.parts.saved)
 
     def own_part(
         self, state: Tree, *, take: Callable[[Tensor, Tensor], Tensor] | None = None, ranks: RankGroup = ALONE

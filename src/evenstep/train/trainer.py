@@ -40,7 +40,7 @@ from evenstep.train.failures.replay import replay_failure
 from evenstep.train.failures.tracebacks import shorten
 from evenstep.train.follow import Follow
 from evenstep.train.lr_finder import FoundLr, search
-from evenstep.train.memory.footprint import Footprint, footprint
+from evenstep.train.memory.footprint import Footprint
 from evenstep.train.old_arguments import takes_old_arguments
 from evenstep.train.predict import Prediction
 from evenstep.train.requests import End
@@ -189,7 +189,7 @@ class Trainer(TrainerAttributes):
 
     def footprint(self) -> Footprint:
         """What this rank keeps in memory for the parameters; the optimizer's state is known after the first update."""
-        return footprint(self._loop.engine.parts.saved)
+        return self._loop.engine.footprint()
 
     def request_stop(self, reason: str, *, requeue: bool = False) -> None:
         """Stop at the end of this update.

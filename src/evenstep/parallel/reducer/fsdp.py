@@ -22,7 +22,7 @@ class Fsdp(Sharded):
 
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
         kind = FsdpPlanReducer if per_plan else FsdpReducer
-        return kind(module, self.group, self._options)
+        return kind(module, self)
 
 
 @final
