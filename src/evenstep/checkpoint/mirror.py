@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Self, final
 
 from evenstep.checkpoint.damage import UnreadableError, named_errors
+from evenstep.checkpoint.folders import SAVING, step_update
 from evenstep.checkpoint.integrity import check_checksum
-from evenstep.checkpoint.layout import SAVING, step_update
 from evenstep.checkpoint.manifest import MANIFEST, parse_manifest, read_manifest
 from evenstep.checkpoint.retention import discard, superseded
 from evenstep.checkpoint.storage import LOCAL_DISK, Disk

@@ -8,6 +8,7 @@ from evenstep.pipeline.lower import executed, forwards, lower
 
 if TYPE_CHECKING:
     from evenstep.pipeline.action import Action, Op, Plan
+    from evenstep.pipeline.build_runner import build_runner
     from evenstep.pipeline.layers import Layer, Layers
     from evenstep.pipeline.layout import Layout
     from evenstep.pipeline.pipeline_model import PipelineModel
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from evenstep.pipeline.schedules import SCHEDULES, Schedule
     from evenstep.pipeline.stage import PlanStep, Stage
     from evenstep.pipeline.stage_module import StageModule
-    from evenstep.pipeline.stages import build_runner
 
 __all__ = [
     "SCHEDULES",
@@ -49,7 +49,7 @@ __getattr__, __dir__ = lazy_names(
         ".stage": "Stage PlanStep",
         ".stage_module": "StageModule",
         ".pipeline_model": "PipelineModel",
-        ".stages": "build_runner",
+        ".build_runner": "build_runner",
     },
     old={"Section": "StageModule", "Staged": "PipelineModel", "Step": "PlanStep"},
 )

@@ -15,6 +15,7 @@ from torch import nn
 from evenstep.data import GlobalBatch
 from evenstep.devices import make_current
 from evenstep.events import Bus, Incident
+from evenstep.internals import unwrapped
 from evenstep.names import named_parameters
 from evenstep.optim.apply import Apply, HostApply, build_apply
 from evenstep.optim.learning_rate import LearningRates
@@ -25,7 +26,6 @@ from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.compiled import release
 from evenstep.pipeline.whole_model import WholeModel
 from evenstep.precision import Precision
-from evenstep.train.channels_last import channels_last as in_channels_last
 from evenstep.train.checks.loss import Guard
 from evenstep.train.checks.loss_runner import LossRunner
 from evenstep.train.checks.whole_update import check_listeners
@@ -44,13 +44,13 @@ from evenstep.train.setup import Setup
 from evenstep.train.state.local_state import build_local_state
 from evenstep.train.state.pipeline_state import build_pipeline_state_sharding
 from evenstep.train.state.settings import settings_of
-from evenstep.train.state.train_state import TrainState, parameter_names, unwrapped
+from evenstep.train.state.train_state import TrainState, parameter_names
 from evenstep.train.tasks.averaged import InShards, InStages, OnEachRank
 from evenstep.train.tasks.norm_statistics import Norms
 from evenstep.train.tasks.tasks import poison_of
 from evenstep.train.tasks.teacher import Teacher
 from evenstep.train.trained import TrainedParameters
-from evenstep.train.transfer import build_cast, build_transfer
+from evenstep.train.transfer import build_cast, build_transfer, channels_last
 from evenstep.train.update import Update
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def _context(setup: Setup, strategy: Strategy, norms: Norms, bus: Bus) -> TrainC
         storage=setup.storage,
         bus=bus,
         seed=setup.seed,
-        reorder=in_channels_last if setup.train.channels_last else None,
+        reorder=channels_last if setup.train.channels_last else None,
         cast_inputs=build_cast(precision.format),
         cast_outputs=build_cast(torch.float32 if precision.float32_outputs else None),
         coefficients=tasks.coefficients,

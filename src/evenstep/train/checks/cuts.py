@@ -15,11 +15,11 @@ from torch import nn
 from evenstep.data import Data, GlobalBatch
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import TaskError
+from evenstep.internals import unwrapped
 from evenstep.train.engine import Engine
 from evenstep.train.failures.diagnose import gradient_norms
 from evenstep.train.memory.split_limit import SplitLimit, check_weights
 from evenstep.train.memory.sub_batch import parts_of, whole_of
-from evenstep.train.state.train_state import unwrapped
 
 # by precision; float32 as accelerators multiply it, with the 10 bits of TF32
 _ROUNDING = {

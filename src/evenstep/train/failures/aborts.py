@@ -11,12 +11,12 @@ from torch import nn
 from evenstep.data import Position
 from evenstep.errors import NonFiniteError, TaskError
 from evenstep.events import Incident, Storage
+from evenstep.internals import unwrapped
 from evenstep.precision import Precision
 from evenstep.train.execution import Execution
 from evenstep.train.failures.causes import FailureCause, blame
 from evenstep.train.failures.diagnose import diagnose, gradient_norms
 from evenstep.train.outcome import PendingUpdate
-from evenstep.train.state.train_state import unwrapped
 from evenstep.train.update import Update
 
 

@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 
 from evenstep.arguments import said
 from evenstep.errors import ArgumentError, CheckpointError, TaskError
+from evenstep.internals import unwrapped
 from evenstep.names import LEARNED
 from evenstep.options import check_task_names
 from evenstep.parallel import Strategy
 from evenstep.train.failures import FailurePolicy
-from evenstep.train.state.train_state import unwrapped
 from evenstep.train.tasks.coefficients import Coefficients, Fixed
 from evenstep.train.tasks.combine import Combine, Separate
 from evenstep.train.tasks.norm_statistics import Kind, Norms, build_norms
