@@ -20,7 +20,7 @@ from evenstep.parallel.reducer.padded import PaddedReducer
 from evenstep.parallel.reducer.per_plan import PlanReducer
 from evenstep.parallel.reducer.reducer import Reducer
 from evenstep.parallel.reducer.sharded import Sharded
-from evenstep.parallel.tree import Tree
+from evenstep.parallel.tree import TreeSum
 from evenstep.strides import gradient_format
 
 
@@ -70,7 +70,7 @@ class OrderedFsdpReducer(PaddedReducer):
         self._new_tree()
 
     def _new_tree(self) -> None:
-        self._tree = Tree([*(shard.unsharded_param for shard in self._shards), *self._numbers])
+        self._tree = TreeSum([*(shard.unsharded_param for shard in self._shards), *self._numbers])
 
     def _owe(self) -> None:
         self._dummy()  # nothing is reduced in the backward, so it may as well go first
@@ -108,7 +108,7 @@ class OrderedFsdpPlanReducer(PlanReducer):
         self._new_tree()
 
     def _new_tree(self) -> None:
-        self._tree = Tree([*(_like(shard, self.group.device) for shard in self._shards), *self._numbers])
+        self._tree = TreeSum([*(_like(shard, self.group.device) for shard in self._shards), *self._numbers])
 
 
 def _keep_shards(parameters: Sequence[Any], total: Sequence[Tensor | None], layout: ParameterLayout) -> None:
