@@ -8,7 +8,7 @@ from evenstep.pipeline.lower import executed, forwards, lower
 
 if TYPE_CHECKING:
     from evenstep.pipeline.action import Action, Op, Plan
-    from evenstep.pipeline.build_runner import build_runner
+    from evenstep.pipeline.stages import build_runner
     from evenstep.pipeline.layers import Layer, Layers
     from evenstep.pipeline.layout import Layout
     from evenstep.pipeline.pipeline_model import PipelineModel
@@ -49,7 +49,7 @@ __getattr__, __dir__ = lazy_names(
         ".stage": "Stage PlanStep",
         ".stage_module": "StageModule",
         ".pipeline_model": "PipelineModel",
-        ".build_runner": "build_runner",
+        ".stages": "build_runner",
     },
     old={"Section": "StageModule", "Staged": "PipelineModel", "Step": "PlanStep"},
 )
