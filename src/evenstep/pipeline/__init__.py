@@ -8,7 +8,6 @@ from evenstep.pipeline.lower import executed, forwards, lower
 
 if TYPE_CHECKING:
     from evenstep.pipeline.action import Action, Op, Plan
-    from evenstep.pipeline.stages import build_runner
     from evenstep.pipeline.layers import Layer, Layers
     from evenstep.pipeline.layout import Layout
     from evenstep.pipeline.pipeline_model import PipelineModel
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from evenstep.pipeline.schedules import SCHEDULES, Schedule
     from evenstep.pipeline.stage import PlanStep, Stage
     from evenstep.pipeline.stage_module import StageModule
+    from evenstep.pipeline.stages import build_runner
 
 __all__ = [
     "SCHEDULES",
