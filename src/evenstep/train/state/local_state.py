@@ -69,7 +69,7 @@ class LocalState:
 
 
 @final
-class OwnState(LocalState):
+class AloneState(LocalState):
     """Ranks that step alone.
 
     Args:
@@ -227,4 +227,4 @@ def build_local_state(reducers: Reducers, optimizer: Optimizer, steps: Steps, em
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
     own = InnerOptimizer(optimizer, steps, ema)
     reducer.attach(parameters, own)
-    return OwnState(reducer, layout, own)
+    return AloneState(reducer, layout, own)
