@@ -17,6 +17,7 @@ from evenstep.events import Json
 from evenstep.parallel import Group
 from evenstep.pipeline import PipelineModel, Stage
 from evenstep.renamed import warn
+from evenstep.single_use import not_copied
 from evenstep.train.gradient_norms import check_like_parameters
 from evenstep.train.loop import Loop
 from evenstep.train.phases import Phases
@@ -50,10 +51,7 @@ class TrainerAttributes:
         super().__setattr__(name, value)
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        raise ArgumentError(
-            "a trainer can't be copied or pickled, as its parts belong to one model and one optimizer; build another "
-            "with another model and optimizer, and let it `load_state_dict(trainer.state_dict())`."
-        )
+        raise not_copied("a trainer")
 
     @property
     def updates(self) -> int | None:

@@ -30,7 +30,7 @@ from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training, check_length
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
-from evenstep.single_use import mark_used
+from evenstep.single_use import mark_used, not_copied
 from evenstep.train.checks.arguments import check_engine_arguments, check_own_loop
 from evenstep.train.checks.ties import check_ties
 from evenstep.train.context import TrainContext
@@ -40,6 +40,7 @@ from evenstep.train.evaluate import Evaluation
 from evenstep.train.failures import Stop
 from evenstep.train.failures.aborts import AbortCauses
 from evenstep.train.failures.policies import Policies
+from evenstep.train.failures.spikes import LOSS
 from evenstep.train.global_batch import OneBatch, global_batch
 from evenstep.train.memory.footprint import Footprint, footprint
 from evenstep.train.memory.split_limit import SplitLimit
@@ -53,8 +54,6 @@ from evenstep.train.tasks.listening import check_told_by_engine, let_ask, listen
 from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import check_task_states, states_of
-
-_LOSS = "train/loss"
 
 
 @final
@@ -149,10 +148,7 @@ class Engine:
             super().__setattr__(name, value)
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        raise ArgumentError(
-            "an engine can't be copied or pickled, as its parts belong to one model and one optimizer; build another "
-            "with another model and optimizer, and let it `load_state_dict(engine.state_dict())`."
-        )
+        raise not_copied("an engine")
 
     @classmethod
     def of(cls, setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Self:
@@ -500,7 +496,7 @@ class Engine:
             self.after_update(self.progress.update)
 
     def _committed(self, pending: PendingUpdate) -> Committed:
-        self._last_loss = SummedLoss(self.storage.pending_sum(_LOSS, update=pending.number), self.group)
+        self._last_loss = SummedLoss(self.storage.pending_sum(LOSS, update=pending.number), self.group)
         return Committed.of(pending, self._last_loss, partial(self._metrics, pending.number))
 
     def _metrics(self, update: int) -> Mapping[str, float]:
