@@ -41,6 +41,11 @@ def named_buffers(model: "nn.Module") -> "dict[str, Tensor]":
     return {plain(name): buffer for name, buffer in model.named_buffers()}
 
 
+def named_tensors(model: "nn.Module") -> "dict[str, Tensor]":
+    """The model's parameters and buffers, each once, by plain name."""
+    return {**named_parameters(model), **named_buffers(model)}
+
+
 def state_of(model: "nn.Module") -> dict[str, Any]:
     """The model's `state_dict` by plain names."""
     return {plain(name): value for name, value in model.state_dict().items()}

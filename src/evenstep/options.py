@@ -22,7 +22,7 @@ from evenstep.errors import ArgumentError
 if TYPE_CHECKING:
     from evenstep.events import Best, Writer
     from evenstep.optim.ema import Ema
-    from evenstep.train.failures import FailurePolicy
+    from evenstep.train.failures.policy import FailurePolicy
     from evenstep.train.failures.spikes import LossSpikes
     from evenstep.train.tasks.coefficients import Coefficients
     from evenstep.train.tasks.combine import Combine

@@ -84,7 +84,9 @@ FAIRSEQ = Area(
         ),
         works(
             "metrics of what an exception left open go on counting",
-            f"{_EVENTS}test_storage.py::test_scopes_nest_and_do_not_leak_when_something_raises",
+            f"{_EVENTS}test_storage.py::test_given_up_updates_are_forgotten_before_they_are_settled",
+            "unit/train/test_metrics.py::test_an_update_that_is_given_up_is_not_seen",
+            "unit/train/test_engine.py::test_a_task_that_raises_leaves_the_engine_as_it_was",
         ),
         works(
             "(seed 1, update 5) draws what (seed 2, update 4) does",

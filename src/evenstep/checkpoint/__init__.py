@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from evenstep.checkpoint.damage import UnreadableError
     from evenstep.checkpoint.emergency import find_failure, write_emergency, write_failure
     from evenstep.checkpoint.export import export_weights
-    from evenstep.checkpoint.layout import complete_checkpoints, step_name, step_update
+    from evenstep.checkpoint.folders import complete_checkpoints, step_name, step_update
     from evenstep.checkpoint.lock import LOCK, locked
     from evenstep.checkpoint.manifest import FileEntry, Manifest
     from evenstep.checkpoint.mirror import Mirror
@@ -73,7 +73,7 @@ __getattr__, __dir__ = lazy_names(
         ".damage": "UnreadableError",
         ".emergency": "find_failure write_emergency write_failure",
         ".export": "export_weights",
-        ".layout": "complete_checkpoints step_name step_update",
+        ".folders": "complete_checkpoints step_name step_update",
         ".lock": "LOCK locked",
         ".manifest": "FileEntry Manifest",
         ".mirror": "Mirror",

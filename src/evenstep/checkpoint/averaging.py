@@ -17,7 +17,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
-from evenstep.checkpoint.layout import (
+from evenstep.checkpoint.folders import (
     CHECKPOINTS,
     checkpoints_folder,
     complete_checkpoints,

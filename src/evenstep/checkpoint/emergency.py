@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from evenstep.checkpoint.layout import CHECKPOINTS, CLAIM, FAILURES, is_complete, step_name, step_update
+from evenstep.checkpoint.folders import CHECKPOINTS, CLAIM, FAILURES, is_complete, step_name, step_update
 from evenstep.checkpoint.writer import CheckpointWrite, write_checkpoint
 from evenstep.errors import CheckpointError
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from evenstep.arguments import require_flag, require_whole
-from evenstep.checkpoint.layout import SAVING
+from evenstep.checkpoint.folders import SAVING
 from evenstep.checkpoint.storage import LOCAL_DISK, Disk
 from evenstep.checkpoint.tensorfile import TensorFile
 from evenstep.checkpoint.weights import INDEX_SUFFIX, SUFFIX, StoredWeights, index_of, open_weights

@@ -9,7 +9,7 @@ from typing import cast
 from zlib import crc32
 
 from evenstep.checkpoint.damage import BadFileError, UnreadableError, json_object, named_errors
-from evenstep.checkpoint.layout import STATE, TENSORS_SUFFIX, step_update
+from evenstep.checkpoint.folders import STATE, TENSORS_SUFFIX, step_update
 from evenstep.checkpoint.manifest import MANIFEST, FileEntry, Manifest, read_manifest
 from evenstep.checkpoint.state import JSON
 from evenstep.checkpoint.table import TABLE

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Self, final
 
 from evenstep.checkpoint.damage import UnreadableError, named_errors
+from evenstep.checkpoint.folders import SAVING, step_update
 from evenstep.checkpoint.integrity import check_checksum
-from evenstep.checkpoint.layout import SAVING, step_update
 from evenstep.checkpoint.manifest import MANIFEST, parse_manifest, read_manifest
 from evenstep.checkpoint.retention import discard, superseded
-from evenstep.checkpoint.storage import LOCAL_DISK, Disk
+from evenstep.checkpoint.storage import LOCAL_DISK
 from evenstep.checkpoint.tensorfile import CHUNK_BYTES
 from evenstep.checkpoint.writer import write_file
 from evenstep.errors import ArgumentError, CheckpointError, MissingExtraError, clause
@@ -134,14 +134,14 @@ class Mirror:
         self.upload(step, read_manifest(step).files)
         self.publish(step)
 
-    def fetch(self, name: str, folder: Path, *, disk: Disk = LOCAL_DISK) -> Path:
+    def fetch(self, name: str, folder: Path) -> Path:
         """Put the copy `name` into the folder of checkpoints `folder`; gives the step folder.
 
         Raises:
             UnreadableError: the copy is damaged, and not there in `folder`.
             CheckpointError: it can't be read, or the disk does not take it.
         """
-        target, staging = folder / name, folder / f"{SAVING}{name}"
+        target, staging, disk = folder / name, folder / f"{SAVING}{name}", LOCAL_DISK
         data = b"".join(self._chunks(name, MANIFEST))
         with named_errors(f"{self.address}/{name}/{MANIFEST}"):
             manifest = parse_manifest(data, f"{self.address}/{name}/{MANIFEST}")

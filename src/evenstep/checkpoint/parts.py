@@ -17,7 +17,7 @@ from torch import Tensor
 
 from evenstep.checkpoint.damage import BadFileError
 from evenstep.checkpoint.emergency import write_once
-from evenstep.checkpoint.layout import CHECKPOINTS, EMERGENCY, complete_checkpoints, is_complete, step_update
+from evenstep.checkpoint.folders import CHECKPOINTS, EMERGENCY, complete_checkpoints, is_complete, step_update
 from evenstep.checkpoint.reader import read_checkpoint
 from evenstep.checkpoint.retention import discard
 from evenstep.checkpoint.state import is_sharded

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from evenstep.checkpoint.checksum import AHEAD_PIECES, Checksum, joined_crc32
 from evenstep.checkpoint.damage import BadFileError, UnreadableError, named_errors
+from evenstep.checkpoint.folders import STATE, TENSORS_SUFFIX, checkpoints_folder, complete_checkpoints, locate
 from evenstep.checkpoint.integrity import check_checksum, check_structure, read_json
-from evenstep.checkpoint.layout import STATE, TENSORS_SUFFIX, checkpoints_folder, complete_checkpoints, locate
 from evenstep.checkpoint.manifest import Manifest
 from evenstep.checkpoint.ranks import ALONE, RankGroup, together
 from evenstep.checkpoint.state import JSON, unpack

@@ -8,8 +8,7 @@ here.
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from evenstep.checkpoint.integrity import check_structure
-from evenstep.checkpoint.layout import (
+from evenstep.checkpoint.folders import (
     CLAIM,
     LATEST_SAVING,
     REMOVING,
@@ -19,6 +18,7 @@ from evenstep.checkpoint.layout import (
     is_complete,
     step_update,
 )
+from evenstep.checkpoint.integrity import check_structure
 from evenstep.checkpoint.manifest import MANIFEST
 from evenstep.checkpoint.storage import LOCAL_DISK, Disk
 from evenstep.errors import ArgumentError, CheckpointError

@@ -18,7 +18,7 @@ from typing import cast
 import torch
 
 from evenstep.checkpoint.damage import BadFileError
-from evenstep.checkpoint.layout import TENSORS_SUFFIX
+from evenstep.checkpoint.folders import TENSORS_SUFFIX
 from evenstep.checkpoint.manifest import FileEntry
 from evenstep.checkpoint.state import DTYPE_NAMES
 

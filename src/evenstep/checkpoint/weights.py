@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from evenstep.checkpoint.damage import BadFileError, json_object
-from evenstep.checkpoint.layout import CHECKPOINTS, checkpoints_folder, complete_checkpoints, is_complete
+from evenstep.checkpoint.folders import CHECKPOINTS, checkpoints_folder, complete_checkpoints, is_complete
 from evenstep.checkpoint.reader import CheckpointReader
 from evenstep.checkpoint.table import TensorEntry
 from evenstep.checkpoint.tensorfile import bytes_of, read_header

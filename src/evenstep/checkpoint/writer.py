@@ -22,7 +22,7 @@ from zlib import crc32
 
 from evenstep.checkpoint.checksum import Checksum
 from evenstep.checkpoint.flat_state import FlatState
-from evenstep.checkpoint.layout import LATEST, LATEST_SAVING, REPLACED, SAVING, STATE, TENSORS_SUFFIX, step_name
+from evenstep.checkpoint.folders import LATEST, LATEST_SAVING, REPLACED, SAVING, STATE, TENSORS_SUFFIX, step_name
 from evenstep.checkpoint.manifest import MANIFEST, FileEntry, manifest_bytes, new_manifest
 from evenstep.checkpoint.ranks import ALONE, RankGroup, on_all_ranks, together
 from evenstep.checkpoint.retention import discard, settle_replaced

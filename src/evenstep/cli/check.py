@@ -29,7 +29,7 @@ from evenstep.builders import (
     ranks_of,
 )
 from evenstep.checkpoint import Mirror, UnreadableError, complete_checkpoints, pack, patiently, step_update
-from evenstep.checkpoint.layout import without_manifest
+from evenstep.checkpoint.folders import without_manifest
 from evenstep.cli.folder import OWN, has_saved, where_to_begin
 from evenstep.cli.starting import start_ranks
 from evenstep.cli.summary import describe, parameters_of

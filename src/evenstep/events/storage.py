@@ -5,8 +5,7 @@ device, adds pairs of the same name and update, Σ sums / Σ weights, never a me
 whoever writes them. It writes nothing itself and knows no periods.
 """
 
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any, TypeAlias, final
 
@@ -72,7 +71,6 @@ class Storage:
         self._pending: list[Entry] = []
         self._shown: list[Shown] = []
         self._append = self._pending.append
-        self._prefix = ""
         self._series: dict[str, Series] = {}
         self._meters = meters or Meters()
         self._derived = derived or None
@@ -89,7 +87,7 @@ class Storage:
             weight: how many units the sum covers, likewise; 1 for a plain value, such as a learning rate.
             update: the update that the value belongs to.
         """
-        self._append((update, self._prefix + name, sum, weight))
+        self._append((update, name, sum, weight))
 
     def count(self, name: str, count: Number, *, update: int) -> None:
         """Add to count `name` at `update`: a plain sum, for metrics that are derived; no metric itself.
@@ -98,7 +96,7 @@ class Storage:
             name: with the place that it is counted at, such as "valid/matches".
             count: a number or a detached 0-dim tensor, as for `put`.
         """
-        self._append((update, f"{_COUNT}{self._prefix}{name}", count, 0.0))
+        self._append((update, f"{_COUNT}{name}", count, 0.0))
 
     def show(self, name: str, value: Value, *, update: int) -> None:
         """Show a text, an image or a histogram under `name` at `update`; of several under one name the first is kept.
@@ -119,7 +117,7 @@ class Storage:
         >>> storage.take_shown()
         [Shown(update=3, name='valid/text')]
         """
-        one = Shown(update=update, name=self._prefix + name, value=value)
+        one = Shown(update=update, name=name, value=value)
         if one not in self._shown:  # which compares update and name
             self._shown.append(one)
 
@@ -127,23 +125,6 @@ class Storage:
         """What was shown since this was last called."""
         shown, self._shown = self._shown, []
         return shown
-
-    @contextmanager
-    def scope(self, name: str) -> Generator[None]:
-        """Put `name/` before the names of all metrics put inside; scopes nest.
-
-        >>> storage = Storage()
-        >>> with storage.scope("valid"):
-        ...     storage.put("loss", 1.0, update=3)
-        >>> [record.name for record in storage.settle()]
-        ['valid/loss']
-        """
-        outer = self._prefix
-        self._prefix = f"{outer}{name}/"
-        try:
-            yield
-        finally:
-            self._prefix = outer
 
     def discard_from(self, update: int) -> None:
         """Forget what is pending for `update` and later: those updates were given up."""

@@ -5,10 +5,8 @@ and back. Here every rank holds every tensor whole, or a shard of each parameter
 dealt out by whole parameters is `reducer.zero1`'s. It does not sum gradients over ranks; that is a reducer's.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, cast, final
 
 import torch
@@ -116,18 +114,6 @@ class ParameterLayout:
         return states
 
 
-class StepsByOwner(ABC):
-    """What a layout can do besides, where each parameter is stepped by one rank for all."""
-
-    @abstractmethod
-    def deal(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let `optimizer` hold the parameters that this rank steps, and no others."""
-
-    @abstractmethod
-    def fetch_parameters(self) -> None:
-        """Get the parameters that other ranks have stepped; all ranks call it together."""
-
-
 @final
 class Shards(ParameterLayout):
     """Each rank holds a part of every parameter, its gradient and its optimizer state, as torch's `DTensor`s.
@@ -201,25 +187,6 @@ def cut_like(live: Tensor, full: Tensor) -> Tensor:
 
     # No rank is the source: each takes its part of what it has.
     return distribute_tensor(full.to(live.device), mesh, cast("Any", live).placements, src_data_rank=None)
-
-
-def shard_optimizer(optimizer: torch.optim.Optimizer, replaced: Mapping[int, Tensor], layout: ParameterLayout) -> None:
-    """Let `optimizer`, built with whole parameters, hold what this rank steps of them, with its part of their state.
-
-    Args:
-        optimizer: of which some parameters may belong to no stage of this rank.
-        replaced: by the `id` of a parameter, what has taken its place in the module.
-    """
-    whole: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for group in optimizer.param_groups:
-        group["params"] = [replaced.get(id(parameter), parameter) for parameter in group["params"]]
-    for parameter in whole:  # some optimizers make their state when they are built
-        cut = replaced.get(id(parameter), parameter)
-        if cut is not parameter and parameter in optimizer.state:
-            state: dict[str, Any] = optimizer.state.pop(parameter)
-            optimizer.state[cut] = mapped(state, partial(layout.scatter_like, cut))
-    if isinstance(layout, StepsByOwner):
-        layout.deal(optimizer)
 
 
 def _local_norms(layout: ParameterLayout, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:

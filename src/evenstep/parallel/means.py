@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from evenstep.parallel.group import Group
-from evenstep.parallel.tree import Tree
+from evenstep.parallel.tree import TreeSum
 
 
 @final
@@ -43,7 +43,7 @@ class MeanOverRanks:
         """Begin to sum over the ranks."""
         self._sent = [one.clone() for one in self._own] if self._may_break else self._own
         if self._is_ordered:
-            tree = Tree(self._sent)
+            tree = TreeSum(self._sent)
             tree.add(self._group.rank, [*self._sent])
             total = tree.total(self._group, num_microbatches=self._group.ranks)
             self._sent, self._waits = [one for one in total if one is not None], []

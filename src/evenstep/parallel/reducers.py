@@ -7,24 +7,24 @@ other parameters, or tied ones (`pipeline.ties`).
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import TypeVar, cast, final
+from functools import partial
+from typing import Any, TypeVar, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from evenstep.parallel.buffers import Before, SharedBuffers
 from evenstep.parallel.group import Group
-from evenstep.parallel.layout import StepsByOwner, shard_optimizer
+from evenstep.parallel.layout import mapped
+from evenstep.parallel.reducer.local import LocalReducer
 from evenstep.parallel.reducer.reducer import (
     ChoosesTrained,
     Compresses,
-    ExplainsErrors,
+    GathersPerPass,
     GathersPerPlan,
-    HoldsWhole,
-    PadsPasses,
     Reducer,
-    StepsAlone,
 )
+from evenstep.parallel.reducer.zero1 import Owners
 from evenstep.parallel.strategy import Strategy
 
 T = TypeVar("T")
@@ -54,11 +54,12 @@ class Reducers:
         self._strategy = strategy
         self._per_plan = per_plan
         self.group, self.layout = strategy.group, strategy.layout
+        self._owners = self.layout if isinstance(self.layout, Owners) else None
         self.gather_dtype = strategy.gather_dtype
         self.in_turn = False
         self.gather_per_plan = False
         self.together = strategy.group
-        self.alone: StepsAlone | None = None
+        self.alone: LocalReducer | None = None
         self.is_alone = False
         self._all: list[Reducer] = []
         self.beginning: list[Reducer] = []
@@ -91,9 +92,9 @@ class Reducers:
             self._comparing.append(own)
         if self.group.ranks > 1:
             self._buffers.append(SharedBuffers(module, self.group))
-        self.in_turn = self.in_turn or isinstance(own, PadsPasses)
+        self.in_turn = self.in_turn or isinstance(own, GathersPerPass)
         self.gather_per_plan = self.gather_per_plan or isinstance(own, GathersPerPlan)
-        if isinstance(own, StepsAlone):
+        if isinstance(own, LocalReducer):
             self.alone = own
             self.follow(0)
         return wrapped, own
@@ -105,7 +106,16 @@ class Reducers:
             ArgumentError: it can't step what this rank holds of them.
         """
         self._strategy.check_optimizer(optimizer)
-        shard_optimizer(optimizer, self._replaced, self.layout)
+        whole: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for group in optimizer.param_groups:
+            group["params"] = [self._replaced.get(id(parameter), parameter) for parameter in group["params"]]
+        for parameter in whole:  # some optimizers make their state when they are built
+            cut = self._replaced.get(id(parameter), parameter)
+            if cut is not parameter and parameter in optimizer.state:
+                state: dict[str, Any] = optimizer.state.pop(parameter)
+                optimizer.state[cut] = mapped(state, partial(self.layout.scatter_like, cut))
+        if self._owners is not None:
+            self._owners.deal(optimizer)
 
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
         """From now on these parameters' gradients are summed, and no others'; called between updates."""
@@ -123,17 +133,17 @@ class Reducers:
         kind: str = "",
         last: bool = True,
     ) -> None:
-        """See `PadsPasses.pad_passes`."""
+        """See `GathersPerPass.pad_passes`."""
         for own in self._all:
-            if isinstance(own, PadsPasses):
+            if isinstance(own, GathersPerPass):
                 own.pad_passes(work, run, backward=backward, kind=kind, last=last)
 
     @contextmanager
     def whole(self) -> Generator[None]:
-        """See `HoldsWhole.whole`; nothing where each rank holds its modules whole anyway. Of stages, this rank's."""
+        """See `GathersPerPass.whole`; nothing where each rank holds its modules whole anyway. Of stages its own."""
         with ExitStack() as stack:
             for own in self._all:
-                if isinstance(own, HoldsWhole):
+                if isinstance(own, GathersPerPass):
                     stack.enter_context(own.whole())
                 elif isinstance(own, GathersPerPlan):
                     stack.callback(own.reshard)
@@ -142,17 +152,17 @@ class Reducers:
 
     @contextmanager
     def gathering_nothing(self) -> Generator[None]:
-        """See `HoldsWhole.gathering_nothing`."""
+        """See `GathersPerPass.gathering_nothing`."""
         with ExitStack() as stack:
             for own in self._all:
-                if isinstance(own, HoldsWhole):
+                if isinstance(own, GathersPerPass):
                     stack.enter_context(own.gathering_nothing())
             yield
 
     def explained(self, error: Exception) -> Exception:
         """What an error of torch's in a pass means; `error` itself if nothing more is known."""
         for own in self._all:
-            if isinstance(own, ExplainsErrors):
+            if isinstance(own, GathersPerPass):
                 error = own.explained(error)
         return error
 
@@ -167,8 +177,8 @@ class Reducers:
 
     def after_step(self) -> None:
         """The optimizer has made its step on this rank: get the parameters that others stepped."""
-        if self.layout.divides == "parameters":
-            cast("StepsByOwner", self.layout).fetch_parameters()
+        if self._owners is not None:
+            self._owners.fetch_parameters()
 
     def after_update(self, update: int) -> None:
         """Called after `update` was committed."""
@@ -211,7 +221,7 @@ class Reducers:
         """Forget what an update that has raised in the middle has left behind."""
         for own in self._all:
             own.begin()
-            if isinstance(own, PadsPasses):
+            if isinstance(own, GathersPerPass):
                 own.relearn()
         for buffers in self._buffers:
             buffers.look_anew()

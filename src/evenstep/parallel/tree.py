@@ -32,13 +32,13 @@ class _PartialSum:
 
 
 @final
-class Tree:
+class TreeSum:
     """The partial sums of one update on this rank.
 
     Args:
         parameters: whose gradients are summed.
 
-    >>> tree = Tree([torch.zeros(())])
+    >>> tree = TreeSum([torch.zeros(())])
     >>> for microbatch in range(3):
     ...     tree.add(microbatch, [torch.tensor(1.0 + microbatch)])
     >>> sorted(tree.held)  # (level, index): micro-batches 0 and 1 together, and 2

@@ -37,23 +37,29 @@ class Made(NamedTuple):
 
 
 @final
-class _Inductor:
+class Inductor:
     """torch's compiler, which counts what it compiles.
 
     One for the process, as torch's cache of compiled code is: with another one it would compile all anew.
+
+    Args:
+        captured: whether each graph's kernels are launched as one; see `internals.compile_graph`.
+
+    Attributes:
+        graphs: how many it has compiled.
     """
 
-    def __init__(self) -> None:
-        self.graphs = 0
+    def __init__(self, *, captured: bool = False) -> None:
+        self.graphs, self._captured = 0, captured
         self.codes: set[object] = set()  # of the forwards of which something is compiled
         self.breaks: set[str] = set()  # that have been told
 
     def __call__(self, graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
         self.graphs += 1
-        return compile_graph(graph, inputs)
+        return compile_graph(graph, inputs, captured=self._captured)
 
 
-_INDUCTOR = _Inductor()
+_INDUCTOR = Inductor()
 
 
 @final

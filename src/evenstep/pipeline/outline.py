@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from evenstep.errors import clause
 from evenstep.internals import unwrapped
-from evenstep.names import named_buffers, named_parameters
+from evenstep.names import named_tensors
 from evenstep.pipeline.layers import Layer, Layers, built
 from evenstep.pipeline.stage_module import StageModule, register
 
@@ -110,7 +110,7 @@ class LayersInTurn(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The output of the last layer."""
-        return vars(self)["_stage"]({}, kwargs or args, _unseeded)[self._last]
+        return vars(self)["_stage"]({}, kwargs or args)[self._last]
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -126,15 +126,11 @@ def _not_made_of(model: nn.Module, layers: Layers) -> str:
     """What keeps a model from being made of its layers, or ""."""
     if not all(isinstance(layer.build, nn.Module) for layer in layers.layers):
         return "gives functions that build layers anew"
-    held = {id(one) for layer in layers.layers for one in _tensors(_module_of(layer)).values()}
-    own = {id(one): name for name, one in _tensors(model).items()}
+    held = {id(one) for layer in layers.layers for one in named_tensors(_module_of(layer)).values()}
+    own = {id(one): name for name, one in named_tensors(model).items()}
     for name in (name for one, name in own.items() if one not in held):
         return f"gives no layer that holds the model's own `{name}`"
     return "" if held <= own.keys() else "gives layers that hold more than the model does"
-
-
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    return dict[str, Tensor](named_parameters(module)) | named_buffers(module)
 
 
 def _without_tensors(model: nn.Module | None, layers: Sequence[Layer]) -> tuple[nn.Module | None, tuple[Layer, ...]]:
@@ -164,6 +160,3 @@ def _empty(tensor: Tensor) -> Tensor:
         empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
     vars(empty).update(vars(tensor))
     return empty
-
-
-def _unseeded(place: int) -> None: ...

@@ -162,7 +162,7 @@ class PipelineModel(nn.Module):
             )
         values: dict[int, Any] = {}
         for stage in self.own:
-            values |= self.stage_modules[stage](values, kwargs or args, _unseeded)
+            values |= self.stage_modules[stage](values, kwargs or args)
         return values[len(self.layers.layers) - 1]
 
     def get_submodule(self, target: str) -> nn.Module:
@@ -304,6 +304,3 @@ def _joined(groups: Sequence[tuple[str, ...]], names: Sequence[str]) -> list[tup
         apart = [other for other in joined if not other & set(group)]
         joined = [*apart, set(group).union(*(other for other in joined if other & set(group)))]
     return sorted(tuple(sorted(group, key=names.index)) for group in joined if len(group) > 1)
-
-
-def _unseeded(place: int) -> None: ...

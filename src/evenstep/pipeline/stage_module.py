@@ -46,20 +46,23 @@ class StageModule(nn.Module):
         """Whether a layer here is called with the task's inputs."""
         return any(self._wanted)
 
-    def forward(self, received: Mapping[int, Any], inputs: Any, begin: Callable[[int], None]) -> dict[int, Any]:
+    def forward(
+        self, received: Mapping[int, Any], inputs: Any, begin: Callable[[int], None] | None = None
+    ) -> dict[int, Any]:
         """Run the layers.
 
         Args:
             received: outputs of earlier stages' layers, by place.
             inputs: the task's; only looked at by layers that ask for them.
-            begin: called with a layer's place before it runs.
+            begin: called with a layer's place before it runs; None: nobody.
 
         Returns:
             The outputs that leave, by place.
         """
         values = dict(received)
         for number, place in enumerate(self.places):
-            begin(place)
+            if begin is not None:
+                begin(place)
             outputs = [values[source] for source in self._sources[number]]
             for source in self._done[number]:
                 del values[source]

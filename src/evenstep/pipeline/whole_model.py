@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from evenstep.errors import OutOfMemoryError, TaskError
 from evenstep.internals import unwrapped
 from evenstep.memory import is_out_of_memory
-from evenstep.names import named_buffers, named_parameters
+from evenstep.names import named_tensors
 from evenstep.pipeline.outline import LayersInTurn
 from evenstep.pipeline.pipeline_model import PipelineModel
 from evenstep.pipeline.wire import Address, Wire
@@ -118,17 +118,13 @@ class WholeModel:
 
 def _content(module: nn.Module) -> Content:
     layer = unwrapped(module)
-    tensors = {name: one.detach() for name, one in _tensors(layer).items()}
+    tensors = {name: one.detach() for name, one in named_tensors(layer).items()}
     more = {
         name: part.get_extra_state()
         for name, part in layer.named_modules()
         if type(part).get_extra_state is not nn.Module.get_extra_state
     }
     return Content(tensors, {name: one.stride() for name, one in tensors.items()}, more)
-
-
-def _tensors(layer: nn.Module) -> dict[str, Tensor]:
-    return dict[str, Tensor](named_parameters(layer)) | named_buffers(layer)
 
 
 def _copied(content: Content) -> Content:
@@ -147,7 +143,7 @@ def _laid_out(content: Content) -> Content:
 
 def _fill(name: str, module: nn.Module, content: Content) -> list[Tensor]:
     """Put what a layer holds into a copy of its module; gives the tensors that hold it now."""
-    slots = _tensors(module)
+    slots = named_tensors(module)
     for one in sorted(slots.keys() ^ content.tensors.keys()):
         raise TaskError(
             f"`{name}.{one}` is {'not there any more' if one in slots else 'new'} since the model was put in stages, "

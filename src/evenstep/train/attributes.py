@@ -17,6 +17,7 @@ from evenstep.events import Json
 from evenstep.parallel import Group
 from evenstep.pipeline import PipelineModel, Stage
 from evenstep.renamed import warn
+from evenstep.single_use import not_copied
 from evenstep.train.gradient_norms import check_like_parameters
 from evenstep.train.loop import Loop
 from evenstep.train.phases import Phases
@@ -50,10 +51,7 @@ class TrainerAttributes:
         super().__setattr__(name, value)
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        raise ArgumentError(
-            "a trainer can't be copied or pickled, as its parts belong to one model and one optimizer; build another "
-            "with another model and optimizer, and let it `load_state_dict(trainer.state_dict())`."
-        )
+        raise not_copied("a trainer")
 
     @property
     def updates(self) -> int | None:
@@ -193,7 +191,7 @@ class TrainerAttributes:
             names: of the model's parameters and buffers.
         """
         self._check_idle("begin_afresh", "call it in `after_update`")
-        self._loop.engine.begin_afresh(frozenset(names))
+        self._loop.engine.parts.saved.begin_afresh(frozenset(names))
 
     def _check_idle(self, what: str, advice: str) -> None:
         """Raise ArgumentError where `what` is called by a hook or task in the midst of an update or an evaluation."""

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import CheckpointError
 from evenstep.internals import run_backward
 
 
-def descend(loss: Tensor, gradient: Tensor) -> None:
+def backward_of(loss: Tensor, gradient: Tensor) -> None:
     """Add to every parameter's `.grad` the gradient of `loss` times `gradient`; the graph is freed.
 
     Args:
@@ -20,7 +20,7 @@ def descend(loss: Tensor, gradient: Tensor) -> None:
 
     >>> import torch
     >>> w = torch.tensor(3.0, requires_grad=True)
-    >>> descend(w * w, torch.tensor(0.5))
+    >>> backward_of(w * w, torch.tensor(0.5))
     >>> w.grad
     tensor(3.)
     """

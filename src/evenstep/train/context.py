@@ -6,7 +6,7 @@ It runs nothing; `train/microbatch.py` does.
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
@@ -20,8 +20,9 @@ from evenstep.train.tasks.coefficients import Coefficients, Fixed
 from evenstep.train.tasks.norm_statistics import Norms
 from evenstep.train.tasks.task import Task
 
-if TYPE_CHECKING:
-    from evenstep.train.tasks.teacher import Teacher
+
+def _nothing_held(*tasks: str, everywhere: bool = False) -> AbstractContextManager[None]:
+    return NOTHING
 
 
 @final
@@ -43,7 +44,8 @@ class TrainContext:
         phases: where the time goes.
         poison: gives a loss whose gradient is not finite, in place of one that could not be computed, so that all
             ranks come to the end of the update and abort it together; None raises at once.
-        teacher: gives what the model's average gives; None where no task asks for it.
+        teaching: around passes of tasks of these names, which all ranks make together: what they may ask of the average
+            is there. With `everywhere` on all ranks of a pipeline, not only where losses are.
     """
 
     tasks: Mapping[str, Task]
@@ -62,15 +64,7 @@ class TrainContext:
     seeds: dict[torch.dtype, tuple[float, Tensor]] = field(default_factory=dict)
     phases: Phases = field(default_factory=Phases)
     poison: Callable[[], Tensor] | None = None
-    teacher: "Teacher | None" = None
-
-    def teaching(self, *tasks: str, everywhere: bool = False) -> AbstractContextManager[None]:
-        """Around passes of these tasks, which all ranks make together: what they may ask of the average is there.
-
-        Args:
-            everywhere: on all ranks of a pipeline, not only where losses are.
-        """
-        return NOTHING if self.teacher is None else self.teacher.held(tasks, everywhere=everywhere)
+    teaching: Callable[..., AbstractContextManager[None]] = _nothing_held
 
     def silently(self) -> "TrainContext":
         """The same, without hooks and records."""

@@ -9,7 +9,7 @@ decide what to do about an abort: whoever calls it does.
 """
 
 import logging
-from collections.abc import Callable, Generator, Mapping, Set
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,18 +22,16 @@ from torch.optim import Optimizer
 from evenstep.arguments import require_state
 from evenstep.checkpoint import ALONE, RankGroup, on_all_ranks
 from evenstep.data import Data, GlobalBatch, Position
-from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, LostRankError, clause
+from evenstep.errors import ArgumentError, EvenstepError, LostRankError, clause
 from evenstep.events import Bus, Incident, Record
 from evenstep.internals import unwrapped
-from evenstep.names import named_parameters
 from evenstep.optim.late_parameters import let_begin_late
-from evenstep.optim.multi import inner
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training, check_length
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
-from evenstep.single_use import mark_used
-from evenstep.train.checks.arguments import check_engine_arguments
+from evenstep.single_use import mark_used, not_copied
+from evenstep.train.checks.arguments import check_engine_arguments, check_own_loop
 from evenstep.train.checks.ties import check_ties
 from evenstep.train.context import TrainContext
 from evenstep.train.engine_events import EVALUATION, around_evaluation, around_update
@@ -42,20 +40,20 @@ from evenstep.train.evaluate import Evaluation
 from evenstep.train.failures import Stop
 from evenstep.train.failures.aborts import AbortCauses
 from evenstep.train.failures.policies import Policies
+from evenstep.train.failures.spikes import LOSS
 from evenstep.train.global_batch import OneBatch, global_batch
 from evenstep.train.memory.footprint import Footprint, footprint
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted, left_out
 from evenstep.train.progress import Progress
 from evenstep.train.setup import Setup, set_up
+from evenstep.train.state import Tree
 from evenstep.train.state.settings import changed_settings
-from evenstep.train.state.train_state import Tree, check_same_run, with_plain_names
+from evenstep.train.state.train_state import check_parts, check_same_run
 from evenstep.train.tasks.listening import check_told_by_engine, let_ask, listeners
 from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.task import Task
-from evenstep.train.tasks.tasks import check_task_states, state_of
-
-_LOSS = "train/loss"
+from evenstep.train.tasks.tasks import check_task_states, states_of
 
 
 @final
@@ -131,13 +129,7 @@ class Engine:
             train=train,
             policies=Policies(non_finite=Stop()),
         )
-        if setup.lr_schedule is not None and "epochs" in setup.lr_schedule.needs:
-            raise ArgumentError(
-                f"`lr_schedule` {type(setup.lr_schedule).__name__} counts epochs, which an engine is not told of; let "
-                f"it count updates (`unit='updates'`), or train with a `Trainer`."
-            )
-        if setup.strategy.group.can_change:
-            raise ArgumentError("ranks that come and go are dealt their data by a `Trainer`; use that.")
+        check_own_loop(setup.lr_schedule, setup.strategy.group)
         check_told_by_engine(setup.tasks.by_name)
         bus = Bus(listeners(setup.tasks.by_name), cast("Any", self))
         self._build(setup, updates=updates, bus=bus, report=_warn)
@@ -156,10 +148,7 @@ class Engine:
             super().__setattr__(name, value)
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        raise ArgumentError(
-            "an engine can't be copied or pickled, as its parts belong to one model and one optimizer; build another "
-            "with another model and optimizer, and let it `load_state_dict(engine.state_dict())`."
-        )
+        raise not_copied("an engine")
 
     @classmethod
     def of(cls, setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Self:
@@ -256,9 +245,8 @@ class Engine:
 
     def taught(self, inputs: Any) -> Any:
         """What the average gives for `inputs`, for tasks that may ask it; see `Now.teacher`."""
-        context = self.parts.context
-        assert context.teacher is not None, "an engine without an average refuses such tasks"
-        return context.teacher(inputs, context)
+        assert self.parts.teacher is not None, "an engine without an average refuses such tasks"
+        return self.parts.teacher(inputs, self.parts.context)
 
     def explain(self, aborted: Aborted, incident: Incident | None = None) -> tuple[Incident, Exception]:
         """Find out where an aborted update went wrong, by running it again; all ranks call it together.
@@ -277,7 +265,8 @@ class Engine:
         All ranks call it together. Of a model in stages the first rank gets the whole, the others what they hold.
         """
         schedule = self.core.learning_rates.state_dict()
-        own = {"progress": self.progress.state_dict(), "tasks": self.task_states(), "lr_schedule": schedule}
+        tasks = states_of(self.parts.context.tasks)
+        own = {"progress": self.progress.state_dict(), "tasks": tasks, "lr_schedule": schedule}
         return {**self.tensors(whole=True), **own, "run": self.described()}
 
     def described(self) -> Tree:
@@ -291,10 +280,7 @@ class Engine:
         Args:
             state: as `own_part` gave it.
         """
-        saved, now = state["run"].get("settings", {}), self.parts.settings
-        told = changed_settings(saved, now)
-        if saved.get("train.ema") is None or now["train.ema"] is None:
-            told.pop("train.ema", None)  # that it is new or given up is said where it is
+        told = changed_settings(state["run"].get("settings", {}), self.parts.settings)
         options = self.parts.saved.changed_options(state)
         return {**({"optimizer": "; ".join(options)} if options else {}), **told}
 
@@ -305,12 +291,7 @@ class Engine:
             CheckpointError: it is of another model, optimizer, seed or precision. Nothing has been changed.
         """
         require_state(state, "an engine's `state_dict`")
-        lacking = [part for part in ("model", "optimizer", "ema", "precision", "progress", "run") if part not in state]
-        if lacking:
-            raise CheckpointError(
-                f"a state to load must be what an engine's `state_dict` gave, but this one has no {lacking[0]!r}; to "
-                f"begin with a model's weights only, `evenstep.load_weights(model, PATH)` before the engine is built."
-            )
+        check_parts(state)
         check_same_run(state["run"], {"seed": self.seed, "precision": self.precision.name})
         return self.load_own(self.own_part(state))
 
@@ -394,16 +375,6 @@ class Engine:
         """Count `batch` as taken without an update."""
         self.progress = self.progress.without(batch)
 
-    def begin_afresh(self, names: Set[str]) -> None:
-        """Forget what is kept of parameters and buffers of these names: optimizer state goes, the average is a copy."""
-        parameters = named_parameters(unwrapped(self.model))
-        for one in inner(self.optimizer):
-            for name in names & parameters.keys():
-                one.state.pop(parameters[name], None)
-        if self._ema is not None:
-            with torch.no_grad():
-                self._ema.restart(names)
-
     def begin(self) -> None:
         """Before a pass over the data: nothing is pending, and buffers are as they are now."""
         self._pending.clear()
@@ -469,44 +440,24 @@ class Engine:
             whole: False to leave tensors that are cut over ranks as they are, which costs no memory.
         """
         self._end_update()
-        tensors = {**self.parts.saved.state_dict(whole=whole), "trained": self.core.trained.state_dict()}
-        return self.parts.portion.gathered(tensors)
+        return self.parts.saved.state_dict(whole=whole)
 
     def held_tensors(self) -> Tree:
         """What this rank holds of them, without asking the others, where it `is_whole`."""
         self._end_update()
-        tensors = {**self.parts.saved.part(), "trained": self.core.trained.state_dict()}
-        return self.parts.portion.part(tensors)
+        return self.parts.saved.part()
 
     def footprint(self) -> Footprint:
         """What this rank keeps in memory for the parameters; the optimizer's state is known after the first update."""
         return footprint(self.parts.saved)
 
-    def task_states(self) -> dict[str, Any]:
-        """The states of the tasks that have one, by name."""
-        return {name: state for name, task in self.parts.context.tasks.items() if (state := state_of(task, name))}
-
     def own_part(
         self, state: Tree, *, take: Callable[[Tensor, Tensor], Tensor] | None = None, ranks: RankGroup = ALONE
     ) -> Tree:
-        """What of a whole state is this rank's, compared with what is here; nothing is changed.
-
-        Args:
-            take: see `TrainState.own_part`; by default a tensor is cut as the layout says.
-            ranks: all of which raise if one does.
-
-        Raises:
-            CheckpointError: it does not fit.
-        """
-        saved = self.parts.saved
-        own = self.parts.portion.own(with_plain_names(state))
-
-        def fitting() -> Tree:
-            saved.check(own)
-            check_task_states(own.get("tasks", {}), self.parts.context.tasks)
-            return saved.own_part(own, take or saved.layout.scatter_like)
-
-        return on_all_ranks(ranks, fitting)
+        """What of a whole state is this rank's, compared with what is here; see `TrainState.own_part`."""
+        own = self.parts.saved.own_part(state, take=take, ranks=ranks)
+        on_all_ranks(ranks, lambda: check_task_states(own.get("tasks", {}), self.parts.context.tasks))
+        return own
 
     def load_own(self, state: Tree) -> list[str]:
         """Restore what `own_part` gave; says what begins afresh or is given up."""
@@ -516,7 +467,6 @@ class Engine:
         for name, theirs in state.get("tasks", {}).items():
             self.parts.context.tasks[name].load_state_dict(theirs)
         changed = settings + self.parts.saved.load_state_dict(state)
-        self.core.trained.load_state_dict(state.get("trained", {}))
         self.core.is_whole = True
         changed += self.core.learning_rates.load_state_dict(state.get("lr_schedule", {}))
         self._begun = state["run"].get("begun") or {}
@@ -546,15 +496,8 @@ class Engine:
             self.after_update(self.progress.update)
 
     def _committed(self, pending: PendingUpdate) -> Committed:
-        self._last_loss = SummedLoss(self.storage.pending_sum(_LOSS, update=pending.number), self.group)
-        return Committed(
-            update=pending.number,
-            skipped_samples=pending.skipped_samples,
-            _norm=pending.norm if pending.norm is not None else 0.0,
-            _weight=pending.total,
-            _loss=self._last_loss,
-            _metrics=partial(self._metrics, pending.number),
-        )
+        self._last_loss = SummedLoss(self.storage.pending_sum(LOSS, update=pending.number), self.group)
+        return Committed.of(pending, self._last_loss, partial(self._metrics, pending.number))
 
     def _metrics(self, update: int) -> Mapping[str, float]:
         records = self.storage.settle(self.group.gather)

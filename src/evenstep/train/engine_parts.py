@@ -15,6 +15,7 @@ from torch import nn
 from evenstep.data import GlobalBatch
 from evenstep.devices import make_current
 from evenstep.events import Bus, Incident
+from evenstep.internals import unwrapped
 from evenstep.names import named_parameters
 from evenstep.optim.apply import Apply, HostApply, build_apply
 from evenstep.optim.learning_rate import LearningRates
@@ -25,7 +26,6 @@ from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.compiled import release
 from evenstep.pipeline.whole_model import WholeModel
 from evenstep.precision import Precision
-from evenstep.train.channels_last import channels_last as in_channels_last
 from evenstep.train.checks.loss import Guard
 from evenstep.train.checks.loss_runner import LossRunner
 from evenstep.train.checks.whole_update import check_listeners
@@ -42,15 +42,15 @@ from evenstep.train.outcome import PendingUpdate
 from evenstep.train.progress import Progress
 from evenstep.train.setup import Setup
 from evenstep.train.state.local_state import build_local_state
-from evenstep.train.state.pipeline_state import PipelineStateSharding, build_pipeline_state_sharding
+from evenstep.train.state.pipeline_state import build_pipeline_state_sharding
 from evenstep.train.state.settings import settings_of
-from evenstep.train.state.train_state import TrainState, parameter_names, unwrapped
+from evenstep.train.state.train_state import TrainState, parameter_names
 from evenstep.train.tasks.averaged import InShards, InStages, OnEachRank
 from evenstep.train.tasks.norm_statistics import Norms
 from evenstep.train.tasks.tasks import poison_of
 from evenstep.train.tasks.teacher import Teacher
 from evenstep.train.trained import TrainedParameters
-from evenstep.train.transfer import build_cast, build_transfer
+from evenstep.train.transfer import build_cast, build_transfer, channels_last
 from evenstep.train.update import Update
 
 if TYPE_CHECKING:
@@ -65,11 +65,11 @@ class Parts(NamedTuple):
         execution: how forwards and backwards are run, and on which ranks.
         core: computes and applies one update, and looks into one again.
         compute: computes and applies one update: `core`, or what stands before it.
+        teacher: gives what the model's average gives; None where no task asks for it.
         guard: compares losses with those of halves, before the first update.
         cuts: how finely micro-batches are cut to fit into this rank's memory.
         modes: of the optimizer, which may have other parameters to evaluate than it trains.
-        saved: the tensors of the state.
-        portion: which part of the whole model this rank holds.
+        saved: the tensors of the state, and which of them are trained.
         reads_at_once: whether the host knows of each update at once whether it was applied.
         settings: what updates are made with, as plain values.
         compiled: what is compiled; None: nothing.
@@ -79,11 +79,11 @@ class Parts(NamedTuple):
     execution: Execution
     core: Update
     compute: Callable[[GlobalBatch, Progress], PendingUpdate]
+    teacher: Teacher | None
     guard: Guard
     cuts: SplitLimit
     modes: Modes
     saved: TrainState
-    portion: PipelineStateSharding
     reads_at_once: bool
     settings: dict[str, Any]
     compiled: "CompiledModel | CompiledUpdate | None"
@@ -122,7 +122,8 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     compiled = compile_model(model, report, _rank_of(model, strategy)) if train.compile == "model" else None
     convert_linear_layers(model, precision, setup.linear_layers.here)
     execution, cuts = build_execution(model, strategy, optimizer, device), SplitLimit()
-    context = replace(context, teacher=_teacher(setup, execution))
+    teacher = _teacher(setup, execution)
+    context = context if teacher is None else replace(context, teaching=teacher.held)
     recompute(model, setup.recomputed.here, context.randomness)
     layout = execution.reducers.layout
     steps = build_steps(precision, model=model, optimizer=optimizer, rounded=rounded, layout=layout, seed=setup.seed)
@@ -153,6 +154,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         execution=execution,
         core=core,
         compute=update or core,
+        teacher=teacher,
         guard=_guard(setup, context, execution, cuts),
         cuts=cuts,
         modes=Modes(optimizer, model.parameters(), execution.reducers.after_step),
@@ -166,9 +168,10 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
             precision=precision,
             steps=steps,
             averaged_as=averaged_as(precision, model, rounded),
+            trained=trained,
             local=local,
+            portion=build_pipeline_state_sharding(model, execution.trainer.peers.wire),
         ),
-        portion=build_pipeline_state_sharding(model, execution.trainer.peers.wire),
         reads_at_once=device.type == "cpu" if whole else isinstance(apply, HostApply),
         settings=settings,
         compiled=update or compiled,
@@ -210,7 +213,7 @@ def _context(setup: Setup, strategy: Strategy, norms: Norms, bus: Bus) -> TrainC
         storage=setup.storage,
         bus=bus,
         seed=setup.seed,
-        reorder=in_channels_last if setup.train.channels_last else None,
+        reorder=channels_last if setup.train.channels_last else None,
         cast_inputs=build_cast(precision.format),
         cast_outputs=build_cast(torch.float32 if precision.float32_outputs else None),
         coefficients=tasks.coefficients,

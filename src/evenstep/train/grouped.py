@@ -14,11 +14,11 @@ from torch.optim import Optimizer
 
 from evenstep.arguments import require_number
 from evenstep.errors import ArgumentError
+from evenstep.internals import unwrapped
 from evenstep.names import named_parameters, plain
 from evenstep.optim.groups import OTHERS, DecayOn, Described, Grouping, ParameterGroup, check_class, check_options
 from evenstep.optim.multi import MultiOptimizer, inner
 from evenstep.pipeline import PipelineModel
-from evenstep.train.state.train_state import unwrapped
 
 _NONE = ParameterGroup(patterns=("*",))
 

@@ -14,14 +14,14 @@ begins from there with a new pass over the data. Each step returns why the loop 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, cast, final
 
 from evenstep.data import GlobalBatch
 from evenstep.errors import DataError
 from evenstep.events import EpochBegin, EpochEnd, Incident, UpdateBegin, UpdateEnd
-from evenstep.train.checks.first_update import Remarks
+from evenstep.train.checks.first_update import remarks, tells_of_others
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import Evaluations
 from evenstep.train.failures import Answer
@@ -74,7 +74,7 @@ class Loop:
     counts_flops: bool = False
     peak_flops: float | None = None
     in_progress: tuple[GlobalBatch, int] | None = None
-    _remarks: Remarks = field(default_factory=Remarks)
+    _has_remarked: bool = False
 
     def run(self) -> End:
         """Make updates until the run is over or asked to stop, from where the engine is; then evaluate and save."""
@@ -247,7 +247,7 @@ class Loop:
             with engine.phases.only("check"):
                 began += engine.parts.guard(batch)
         waited_s = engine.reducers.group.waited_s
-        if not self._remarks.said:
+        if not self._has_remarked and tells_of_others(batch):
             self._remark(batch)
         if batch.faults:
             self.reporter.data_faults(batch, number)
@@ -281,8 +281,8 @@ class Loop:
         return leave
 
     def _remark(self, batch: GlobalBatch) -> None:
-        engine = self.engine
-        remarks = self._remarks(
+        self._has_remarked, engine = True, self.engine
+        said = remarks(
             batch,
             data=self.feed.data,
             ranks=engine.reducers.ranks,
@@ -290,7 +290,7 @@ class Loop:
             rank=engine.group.rank if engine.parts.execution.in_stages else None,
             update=engine.progress.update,
         )
-        for incident in remarks:
+        for incident in said:
             self.reporter.report(incident)
 
     def _answer(self, aborted: Aborted) -> GoBack | None:

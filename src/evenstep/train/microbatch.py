@@ -32,7 +32,7 @@ from evenstep.keys import branch
 from evenstep.memory import is_out_of_memory
 from evenstep.nothing import NOTHING
 from evenstep.pipeline import Stage
-from evenstep.train.backward import descend
+from evenstep.train.backward import backward_of
 from evenstep.train.context import MicrobatchResults, TrainContext
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.memory.sub_batch import SubBatch
@@ -219,7 +219,7 @@ class MicrobatchStep:
         one, piece = self._parts[microbatch]
         self.doing = "backward", one.index, piece
         with self._around_backward(one) if self._observed else NOTHING:
-            descend(loss, self._seed_of(loss, one))
+            backward_of(loss, self._seed_of(loss, one))
 
     def going_back(self, microbatch: int) -> AbstractContextManager[None]:
         """Around the backward of a stage that gives no loss."""

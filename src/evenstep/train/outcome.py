@@ -8,7 +8,7 @@ it. After an abort the device applies nothing until the host has answered, so go
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast, final
+from typing import Self, cast, final
 
 import torch
 from torch import Tensor
@@ -92,6 +92,18 @@ class Committed:
     _weight: float | Tensor = field(repr=False)
     _loss: Callable[[], float] = field(repr=False)
     _metrics: Callable[[], Mapping[str, float]] = field(repr=False)
+
+    @classmethod
+    def of(cls, pending: PendingUpdate, loss: Callable[[], float], metrics: Callable[[], Mapping[str, float]]) -> Self:
+        """A pending update that is known to be applied."""
+        return cls(
+            update=pending.number,
+            skipped_samples=pending.skipped_samples,
+            _norm=0.0 if pending.norm is None else pending.norm,
+            _weight=pending.total,
+            _loss=loss,
+            _metrics=metrics,
+        )
 
     @property
     def loss(self) -> float:

@@ -72,7 +72,8 @@ def predict(
     group, reducers = execution.group, execution.reducers
     wants = group.rank == 0 if collect is None else collect
     everybody = group.gather((wants, execution.holds_output))
-    exchange = _PredictionExchange(
+    exchanged = partial(
+        _exchanged,
         group=group,
         wire=Wire(group, context.device),
         wanting=tuple(rank for rank, (wanting, _) in enumerate(everybody) if wanting),
@@ -91,7 +92,7 @@ def predict(
         with evaluating(model, context.device), closing(cast("Any", batches)):
             for batch in batches:
                 hear(batch)
-                kept = exchange.gathered(keep(batch, context, execution))
+                kept = exchanged(keep(batch, context, execution))
                 found += [Prediction(output=output, samples=samples, task=task) for _, task, samples, output in kept]
                 if batch.ends_epoch:
                     break
@@ -180,31 +181,24 @@ def _copied(leaf: Any) -> Any:
     return leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else leaf
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PredictionExchange:
-    """Brings what is kept to the ranks that want it.
+def _exchanged(
+    mine: list[Kept], *, group: Group, wire: Wire, wanting: Sequence[int], holding: Sequence[int]
+) -> list[Kept]:
+    """What all ranks keep of a global batch, in order; nothing on a rank that does not want it.
 
     Args:
+        wanting: the ranks that want it.
         holding: those that have what is kept of their micro-batches.
     """
-
-    group: Group
-    wire: Wire
-    wanting: Sequence[int]
-    holding: Sequence[int]
-
-    def gathered(self, mine: list[Kept]) -> list[Kept]:
-        """All ranks' part of a global batch, in order; none on a rank that does not want it."""
-        rank, everything = self.group.rank, list(mine)
-        for other in self.wanting:
-            if other != rank and rank in self.holding:
-                self.wire.send(Address("prediction", rank, other, 0), mine, other)
-        if rank in self.wanting:
-            for other in self.holding:
-                if other != rank:
-                    received = self.wire.receive(Address("prediction", other, rank, 0), other)
-                    # its tensors share one piece of memory, which each would keep alive
-                    everything += pytree.tree_map(_copied, received)
-        self.wire.flush()
-        return sorted(everything, key=lambda kept: kept[0]) if rank in self.wanting else []
+    rank, everything = group.rank, list(mine)
+    for other in wanting:
+        if other != rank and rank in holding:
+            wire.send(Address("prediction", rank, other, 0), mine, other)
+    if rank in wanting:
+        for other in holding:
+            if other != rank:
+                received = wire.receive(Address("prediction", other, rank, 0), other)
+                # its tensors share one piece of memory, which each would keep alive
+                everything += pytree.tree_map(_copied, received)
+    wire.flush()
+    return sorted(everything, key=lambda kept: kept[0]) if rank in wanting else []

@@ -129,17 +129,16 @@ class Randomness:
         self.under_way = False
         self._look()
 
-    def begin(self, device: torch.device, state: int, place: int | None = None) -> None:
-        """A micro-batch begins, or goes on at another place.
+    def begin(self, device: torch.device, state: int) -> None:
+        """A micro-batch begins, with what comes before the model.
 
         Args:
             state: the branch of its keys.
-            place: see `place`; None: what comes before the model.
         """
         self._device, self._state = device, state
         self.under_way = True
         self.begun += 1
-        self._seed(key_below(state) if place is None else key_below(state, place))
+        self._seed(key_below(state))
 
     def place(self, place: int) -> None:
         """A layer of it begins, by its place in the model, or its `LOSS`."""

@@ -49,9 +49,9 @@ from evenstep.train.result import Result
 from evenstep.train.setup import set_up
 from evenstep.train.signal_handling import handling_signals, where
 from evenstep.train.standard_hooks import build_reporter
+from evenstep.train.state import Tree
 from evenstep.train.state.afresh import resets_of
 from evenstep.train.state.run_state import updates_of
-from evenstep.train.state.train_state import Tree
 from evenstep.train.tasks.listening import listeners
 from evenstep.train.tasks.task import Task
 

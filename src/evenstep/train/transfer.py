@@ -1,8 +1,9 @@
-"""Moves a batch to the model's device, whatever it is made of.
+"""Moves a batch to the model's device, and into its number and memory format, whatever it is made of.
 
 Tensors are moved without blocking, containers are rebuilt around them, everything with a `to` of its own (a packed
 sequence, a user's batch class) is asked to move itself, and all else stays. Where the model is of 16 bits, floating
-tensors are cast on their way into it and out of it; complex ones and integers stay.
+tensors are cast on their way into it and out of it; complex ones and integers stay. Where it is in channels-last order,
+so are its batches.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from evenstep.internals import pytree
 from evenstep.train.memory.split import rebuilt
 
 Change: TypeAlias = Callable[[Any], Any]
@@ -65,6 +67,22 @@ def build_cast(format: torch.dtype | None) -> Change | None:
         return item
 
     return cast_all
+
+
+def channels_last(batch: object) -> object:
+    """The same batch with every 4-dim floating-point tensor `[N, C, H, W]` in channels-last order.
+
+    >>> images = channels_last({"images": torch.ones(2, 3, 4, 4), "labels": [1, 2]})["images"]
+    >>> images.is_contiguous(memory_format=torch.channels_last)
+    True
+    """
+    return pytree.tree_map_only(Tensor, _reordered, batch)
+
+
+def _reordered(tensor: Tensor) -> Tensor:
+    if tensor.ndim != 4 or not tensor.is_floating_point():
+        return tensor
+    return tensor.contiguous(memory_format=torch.channels_last)
 
 
 def _cast(tensor: Tensor, format: torch.dtype) -> Tensor:

@@ -30,7 +30,7 @@ from evenstep.train.buffers import Buffers
 from evenstep.train.context import MicrobatchResults, TrainContext
 from evenstep.train.execution import Execution
 from evenstep.train.failures import FailurePolicy
-from evenstep.train.failures.causes import FailureCause, blame
+from evenstep.train.failures.causes import FailureCause, find_causes
 from evenstep.train.layout_dependence import Dependence
 from evenstep.train.memory.fit import fitting, state_allocated
 from evenstep.train.memory.split_limit import SplitLimit
@@ -356,24 +356,24 @@ class Update:
         squared = self._execution.norms.squared(gradients(self._parameters, sparse=self._sparse))
         return squared is None or bool(squared.isfinite())
 
-    def blame(self, batch: GlobalBatch, gathered: MicrobatchResults, update: int) -> list[FailureCause]:
+    def find_causes(self, batch: GlobalBatch, gathered: MicrobatchResults, update: int) -> list[FailureCause]:
         """Whose fault it is that an update's gradient is not finite: all ranks ask together, and get the same.
 
         Where every loss is finite, each task's gradient is computed once more by itself.
         """
-        blamed = blame(gathered, self._execution.together)
-        if blamed or len(self._context.tasks) == 1:
-            return blamed
+        causes = find_causes(gathered, self._execution.together)
+        if causes or len(self._context.tasks) == 1:
+            return causes
         weights = self._weigh(batch)
         for name in weights.totals:
             place = f"task {name} of update {update}"
             self._again(place, update, lambda name=name: self._accumulate(weights.of(name), update))
             squared = self._execution.norms.squared(gradients(self._parameters, sparse=self._sparse))
             if squared is not None and not bool(squared.isfinite()):
-                blamed.append(
+                causes.append(
                     FailureCause(microbatch=-1, task=name, why="its gradient is not finite, though its losses are")
                 )
-        return blamed
+        return causes
 
     def _weigh(self, batch: GlobalBatch) -> Weights:
         context = self._context

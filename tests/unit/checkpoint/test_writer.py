@@ -20,7 +20,7 @@ from evenstep.checkpoint import (
     verify,
     write_checkpoint,
 )
-from evenstep.checkpoint.layout import REPLACED
+from evenstep.checkpoint.folders import REPLACED
 from evenstep.errors import CheckpointError
 from evenstep.version import __version__
 

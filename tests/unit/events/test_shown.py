@@ -76,8 +76,7 @@ def test_of_several_under_one_name_and_update_the_first_is_kept() -> None:
     for text in ("first", "second"):
         storage.show("train/it", Text(text), update=1)
     storage.show("train/it", Text("later"), update=2)
-    with storage.scope("valid"):
-        storage.show("it", Text("evaluated"), update=2)
+    storage.show("valid/it", Text("evaluated"), update=2)
     assert [(one.update, one.name, one.value) for one in storage.take_shown()] == [
         (1, "train/it", Text("first")),
         (2, "train/it", Text("later")),

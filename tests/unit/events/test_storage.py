@@ -159,18 +159,6 @@ def test_a_rank_with_nothing_pending_takes_part_in_the_gathering() -> None:
     assert Storage().settle(lambda pairs: [{(4, "a"): [6.0, 2.0]}, pairs]) == [(4, "a", 3.0, 2.0)]
 
 
-def test_scopes_nest_and_do_not_leak_when_something_raises() -> None:
-    storage = Storage()
-    with pytest.raises(KeyError), storage.scope("valid"):
-        with storage.scope("digits"):
-            storage.put("loss", 1.0, update=1)
-        storage.put("loss", 1.0, update=1)
-        raise KeyError
-    storage.put("loss", 1.0, update=1)
-    storage.settle()
-    assert storage.names() == ("valid/digits/loss", "valid/loss", "loss")
-
-
 @given(
     values=st.lists(st.tuples(NUMBERS, st.integers(1, 5)), min_size=1, max_size=20),
     gap=st.integers(1, 3),

@@ -21,16 +21,13 @@ from evenstep.parallel import (
     Strategy,
     Zero1,
 )
-from evenstep.parallel.layout import Shards, StepsByOwner, each_norm, squared_norm
+from evenstep.parallel.layout import Shards, each_norm, squared_norm
 from evenstep.parallel.reducer import reducer as seam
 from evenstep.parallel.reducer.reducer import (
     ChoosesTrained,
     Compresses,
-    ExplainsErrors,
+    GathersPerPass,
     GathersPerPlan,
-    HoldsWhole,
-    PadsPasses,
-    StepsAlone,
 )
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
@@ -87,17 +84,17 @@ def test_a_strategy_describes() -> None:
         (Ddp, False, {ChoosesTrained, Compresses}),
         (Ddp, True, {ChoosesTrained, Compresses}),
         (Ordered, False, {ChoosesTrained}),
-        (Fsdp, False, {ChoosesTrained, PadsPasses, HoldsWhole, ExplainsErrors}),
+        (Fsdp, False, {ChoosesTrained, GathersPerPass}),
         (Fsdp, True, {ChoosesTrained, GathersPerPlan}),
-        (OrderedFsdp, False, {ChoosesTrained, PadsPasses, HoldsWhole, ExplainsErrors}),
+        (OrderedFsdp, False, {ChoosesTrained, GathersPerPass}),
         (OrderedFsdp, True, {ChoosesTrained, GathersPerPlan}),
-        (lambda group: Local(Ddp(group)), False, {ChoosesTrained, StepsAlone}),
+        (lambda group: Local(Ddp(group)), False, {ChoosesTrained}),
     ],
 )
 def test_reducers_have_the_powers_that_they_need(make: Any, per_plan: bool, powers: set[type]) -> None:
     reducer = make(Group()).reducer(nn.Linear(1, 1), per_plan=per_plan)
     known = {one for one in vars(seam).values() if inspect.isabstract(one) and one.__module__ == seam.__name__}
-    assert known == {ChoosesTrained, Compresses, ExplainsErrors, GathersPerPlan, HoldsWhole, PadsPasses, StepsAlone}
+    assert known == {ChoosesTrained, Compresses, GathersPerPass, GathersPerPlan}
     assert {one for one in known if isinstance(reducer, one)} == powers
 
 
@@ -107,10 +104,6 @@ def test_a_reducer_belongs_to_one_stage(make: Callable[[Group], Strategy]) -> No
     one, other = (strategy.reducer(module, per_plan=True) for module in modules)
     assert one is not other
     assert [one.module, other.module] == modules
-
-
-def test_only_zero1_steps_by_owner() -> None:
-    assert [isinstance(make(Group()).layout, StepsByOwner) for make in MADE] == [False] * 5 + [True, False]
 
 
 def test_what_every_rank_holds_whole_counts_once_in_sums_over_shards(on_ranks: OnRanks) -> None:

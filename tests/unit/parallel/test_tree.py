@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from evenstep.parallel.tree import Tree
+from evenstep.parallel.tree import TreeSum
 
 PARAMETERS = [torch.zeros(3), torch.zeros(2, 2)]
 
@@ -42,7 +42,7 @@ def test_the_sum_has_the_same_bits_whoever_holds_which_microbatches(
     edges = [0, *sorted(min(cut, count) for cut in cuts), count]
 
     def act(group: Any) -> Any:
-        tree = Tree(PARAMETERS)
+        tree = TreeSum(PARAMETERS)
         for microbatch in range(edges[group.rank], edges[group.rank + 1]):
             if microbatch not in absent:  # one without work
                 tree.add(microbatch, gradients(microbatch, present[microbatch]))
@@ -55,7 +55,7 @@ def test_the_sum_has_the_same_bits_whoever_holds_which_microbatches(
 
 
 def test_no_more_than_log_n_plus_one_partial_sums_are_held() -> None:
-    tree, most = Tree(PARAMETERS), 0
+    tree, most = TreeSum(PARAMETERS), 0
     for microbatch in range(64):
         tree.add(microbatch, gradients(microbatch, (True, True)))
         most = max(most, len(tree.held))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from evenstep.train.backward import descend
+from evenstep.train.backward import backward_of
 
 
 def test_gradients_are_those_of_backward_to_the_bit_and_are_added_to_those_that_are_there() -> None:
@@ -15,7 +15,7 @@ def test_gradients_are_those_of_backward_to_the_bit_and_are_added_to_those_that_
     wanted = [parameter.grad for parameter in model.parameters()]
     model.zero_grad()
     for one in inputs:
-        descend(model(one).sum(), factor)
+        backward_of(model(one).sum(), factor)
     for parameter, grad in zip(model.parameters(), wanted, strict=True):
         assert parameter.grad is not None and grad is not None
         assert torch.equal(parameter.grad, grad)
@@ -24,6 +24,6 @@ def test_gradients_are_those_of_backward_to_the_bit_and_are_added_to_those_that_
 def test_the_graph_is_freed() -> None:
     weight = torch.ones((), requires_grad=True)
     loss = weight * weight
-    descend(loss, torch.ones(()))
+    backward_of(loss, torch.ones(()))
     with pytest.raises(RuntimeError, match="second time"):  # kept, it would hold memory until the update ends
-        descend(loss, torch.ones(()))
+        backward_of(loss, torch.ones(()))

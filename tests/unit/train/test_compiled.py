@@ -92,7 +92,7 @@ def as_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs are run as torch has found them."""
     torch.compiler.reset()
 
-    def forward_of(graph: Any, inputs: Any) -> Any:
+    def forward_of(graph: Any, inputs: Any, *, captured: bool) -> Any:
         return graph.forward
 
     monkeypatch.setattr(forwards, "compile_graph", forward_of)
@@ -346,7 +346,7 @@ def test_a_missing_compiler_is_said_before_anything_runs(monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("as_found")
 def test_what_the_compiler_refuses_is_refused_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(graph: Any, inputs: Any) -> Any:
+    def fails(graph: Any, inputs: Any, *, captured: bool) -> Any:
         raise ValueError("no such kernel")
 
     monkeypatch.setattr(forwards, "compile_graph", fails)

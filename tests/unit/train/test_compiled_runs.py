@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from evenstep import Checkpointing, Committed, Ema, Engine, Hook, Loss, MapData, Task, Trainer, Training
 from evenstep.events import UpdateEnd
 from evenstep.pipeline import compiled as forwards
-from evenstep.train.whole_update import compilations
 from evenstep.train.whole_update.compiled_update import CompiledUpdate
 
 # torch's own, while it follows what it compiles
@@ -112,10 +111,9 @@ def as_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs are run as torch has found them."""
     torch.compiler.reset()
 
-    def forward_of(graph: Any, inputs: Any, *, captured: bool = False) -> Any:
+    def forward_of(graph: Any, inputs: Any, *, captured: bool) -> Any:
         return graph.forward
 
-    monkeypatch.setattr(compilations, "compile_graph", forward_of)
     monkeypatch.setattr(forwards, "compile_graph", forward_of)
 
 

@@ -21,6 +21,7 @@ from evenstep.optim import MultiOptimizer
 from evenstep.options import Memory
 from evenstep.parallel import Ordered
 from evenstep.pipeline import PipelineModel
+from evenstep.pipeline import compiled as forwards
 from evenstep.precision import Fp16Mixed
 from evenstep.train.checks.whole_update import check_listeners
 from evenstep.train.whole_update import compilations
@@ -117,7 +118,7 @@ def as_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def forward_of(graph: Any, inputs: Any, *, captured: bool) -> Any:
         return graph.forward
 
-    monkeypatch.setattr(compilations, "compile_graph", forward_of)
+    monkeypatch.setattr(forwards, "compile_graph", forward_of)
 
 
 @pytest.fixture

@@ -233,7 +233,7 @@ def test_blocks_are_compiled_as_a_whole_and_train_alike(
     torch.compiler.reset()
     if not made:  # graphs are run as torch has found them
 
-        def forward_of(graph: Any, inputs: Any) -> Any:
+        def forward_of(graph: Any, inputs: Any, *, captured: bool) -> Any:
             return graph.forward
 
         monkeypatch.setattr(forwards, "compile_graph", forward_of)

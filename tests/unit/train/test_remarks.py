@@ -6,7 +6,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from evenstep.data import AllTasks, Data, MapData, Mixture, StreamData, UpdateData, data_of
-from evenstep.train.checks.first_update import Remarks
+from evenstep.train.checks.first_update import remarks
 
 LOADER: Any = DataLoader([1.0] * 8, batch_size=4)
 
@@ -34,5 +34,5 @@ def test_the_advice_for_ranks_without_work_gives_each_of_them_some(
     batch: Any = SimpleNamespace(
         num_samples=samples, num_microbatches=1, ends_epoch=False, position=SimpleNamespace(batch=0)
     )
-    (said,) = Remarks()(batch, data=data(), ranks=2, outside=(), rank=0, update=1)
+    (said,) = remarks(batch, data=data(), ranks=2, outside=(), rank=0, update=1)
     assert advice in said.message

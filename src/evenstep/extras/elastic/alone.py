@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, final
 from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.extras.elastic.sending import shared
 from evenstep.parallel.reducer.local import LocalReducer
+from evenstep.train.state import Tree
 from evenstep.train.state.local_state import NEW
-from evenstep.train.state.train_state import Tree
 
 if TYPE_CHECKING:
     from evenstep.extras.elastic.membership import Elastic

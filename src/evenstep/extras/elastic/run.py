@@ -20,11 +20,11 @@ from evenstep.errors import ArgumentError, EvenstepError, LostRankError
 from evenstep.events import Incident, Json
 from evenstep.extras.elastic.alone import Reunion
 from evenstep.extras.elastic.sending import shared
+from evenstep.internals import unwrapped
 from evenstep.parallel.reducer.local import LocalReducer
 from evenstep.parallel.replicas import bits
 from evenstep.train.loop import Loop
 from evenstep.train.requests import End, GoBack
-from evenstep.train.state.train_state import unwrapped
 
 if TYPE_CHECKING:
     from evenstep.extras.elastic.membership import Elastic

@@ -9,7 +9,7 @@ from typing import final
 
 from torch import nn
 
-from evenstep.internals import add_late_gradient, end_backward, gradient_of
+from evenstep.fsdp_internals import add_late_gradient, end_backward, gradient_of
 from evenstep.parallel.reducer.padded import PaddedReducer
 from evenstep.parallel.reducer.per_plan import PlanReducer
 from evenstep.parallel.reducer.reducer import Reducer
@@ -22,7 +22,7 @@ class Fsdp(Sharded):
 
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
         kind = FsdpPlanReducer if per_plan else FsdpReducer
-        return kind(module, self.group, self._options)
+        return kind(module, self)
 
 
 @final

@@ -25,7 +25,7 @@ from evenstep.parallel.outer import Outer, fragments_of
 from evenstep.parallel.reducer.ddp import Ddp
 from evenstep.parallel.reducer.ordered import Ordered
 from evenstep.parallel.reducer.own_states import OwnStates
-from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer, StepsAlone
+from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer
 from evenstep.parallel.replicas import compare_replicas
 from evenstep.parallel.strategy import Strategy
 
@@ -175,10 +175,12 @@ class Inner(Protocol):
 
 
 @final
-class LocalReducer(Reducer, ChoosesTrained, StepsAlone):
+class LocalReducer(Reducer, ChoosesTrained):
     """Shares what one rank's module has become; the settings are those of `Local`.
 
     Attributes:
+        is_alone: whether the next update is this rank's own: its gradients, weights and verdict are summed with nobody.
+        is_torn: whether an error came while ranks shared, so that this one holds the state of no update.
         is_current: whether the module holds what the ranks share.
         shared_until: the last update after which all was shared that was due; ranks that are left redo what is not.
         momentum: v of the outer optimizer by name; empty where it keeps none.
@@ -241,7 +243,7 @@ class LocalReducer(Reducer, ChoosesTrained, StepsAlone):
         if self.is_current:
             compare_replicas(self.module, self.group, update)
 
-    # --- the power to step alone
+    # --- what an update asks, where each rank steps by itself
 
     def attach(self, parameters: Sequence[nn.Parameter], inner: Inner) -> None:
         """After `wrap`: share these parameters, which `inner` steps."""
@@ -262,6 +264,7 @@ class LocalReducer(Reducer, ChoosesTrained, StepsAlone):
             self.restart()
 
     def follow(self, update: int) -> None:
+        """`update` updates are committed, or were loaded: be ready for the next."""
         self.shared_until = update
         self.is_alone = update >= self._settings.synchronous_updates
         self._now = self._apart if self.is_alone else self._together
@@ -273,13 +276,16 @@ class LocalReducer(Reducer, ChoosesTrained, StepsAlone):
 
     @property
     def in_flight(self) -> bool:
+        """Whether something is on its way between the ranks, without which the state of this one is not whole."""
         return bool(self._flight)
 
     def owes_share(self, update: int) -> bool:
+        """Whether the ranks have still to meet after committed update `update`, to share what is due."""
         return self.shared_until < update and bool(self._due(update))
 
     @contextmanager
     def shown(self) -> Generator[None]:
+        """Inside, the module holds what ranks share, instead of what this one has made of it since."""
         if self.is_current:
             yield
             return
@@ -296,6 +302,7 @@ class LocalReducer(Reducer, ChoosesTrained, StepsAlone):
                     one.copy_(value)
 
     def break_off(self) -> None:
+        """The ranks' connections are about to be made anew, or were lost: what travels beside updates has not come."""
         for _, mean in self._flight.values():
             mean.break_off()
 

@@ -14,7 +14,7 @@ from evenstep.parallel.group import Group
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer
 from evenstep.parallel.replicas import compare_replicas, synchronise
 from evenstep.parallel.strategy import Strategy
-from evenstep.parallel.tree import Tree
+from evenstep.parallel.tree import TreeSum
 
 
 @final
@@ -44,7 +44,7 @@ class OrderedReducer(Reducer, ChoosesTrained):
     def __init__(self, module: nn.Module, group: Group) -> None:
         super().__init__(module, group)
         self._parameters: list[nn.Parameter] = []
-        self._tree = Tree([])
+        self._tree = TreeSum([])
 
     def wrap(self) -> nn.Module:
         synchronise(self.module, self.group)
@@ -53,10 +53,10 @@ class OrderedReducer(Reducer, ChoosesTrained):
 
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = list(parameters)
-        self._tree = Tree(self._parameters)
+        self._tree = TreeSum(self._parameters)
 
     def begin(self) -> None:
-        self._tree = Tree(self._parameters)
+        self._tree = TreeSum(self._parameters)
 
     def collect(self, microbatch: int) -> None:
         self._tree.add(microbatch, [parameter.grad for parameter in self._parameters])
@@ -67,7 +67,7 @@ class OrderedReducer(Reducer, ChoosesTrained):
         total = self._tree.total(self.group, num_microbatches=num_microbatches)
         for parameter, gradient in zip(self._parameters, total, strict=True):
             parameter.grad = gradient
-        self._tree = Tree(self._parameters)
+        self._tree = TreeSum(self._parameters)
 
     def after_update(self, update: int) -> None:
         compare_replicas(self.module, self.group, update)

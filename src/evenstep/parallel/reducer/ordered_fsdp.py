@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
-from evenstep.internals import gradient_of, leave_inputs_alone
+from evenstep.fsdp_internals import gradient_of, leave_inputs_alone
 from evenstep.parallel.group import Group
-from evenstep.parallel.layout import Shards
+from evenstep.parallel.layout import ParameterLayout
 from evenstep.parallel.reducer.padded import PaddedReducer
 from evenstep.parallel.reducer.per_plan import PlanReducer
 from evenstep.parallel.reducer.reducer import Reducer
 from evenstep.parallel.reducer.sharded import Sharded
-from evenstep.parallel.tree import Tree
+from evenstep.parallel.tree import TreeSum
 from evenstep.strides import gradient_format
 
 
@@ -32,7 +32,7 @@ class OrderedFsdp(Sharded):
 
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
         kind = OrderedFsdpPlanReducer if per_plan else OrderedFsdpReducer
-        return kind(module, self.group, self._options)
+        return kind(module, self)
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         check_exact(self.group, optimizer)
@@ -59,7 +59,7 @@ class OrderedFsdpReducer(PaddedReducer):
     def reduce(self, num_microbatches: int) -> None:
         self._order.end_pass()
         total = self._tree.total(self.group, num_microbatches=num_microbatches)
-        _keep_shards([*(shard.sharded_param for shard in self._shards), *self._numbers], total, self._sharding.layout)
+        _keep_shards([*(shard.sharded_param for shard in self._shards), *self._numbers], total, self._strategy.layout)
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -70,7 +70,7 @@ class OrderedFsdpReducer(PaddedReducer):
         self._new_tree()
 
     def _new_tree(self) -> None:
-        self._tree = Tree([*(shard.unsharded_param for shard in self._shards), *self._numbers])
+        self._tree = TreeSum([*(shard.unsharded_param for shard in self._shards), *self._numbers])
 
     def _owe(self) -> None:
         self._dummy()  # nothing is reduced in the backward, so it may as well go first
@@ -95,7 +95,7 @@ class OrderedFsdpPlanReducer(PlanReducer):
 
     def reduce(self, num_microbatches: int) -> None:
         total = self._tree.total(self.group, num_microbatches=num_microbatches)
-        _keep_shards([*(shard.sharded_param for shard in self._shards), *self._numbers], total, self._sharding.layout)
+        _keep_shards([*(shard.sharded_param for shard in self._shards), *self._numbers], total, self._strategy.layout)
 
     def _reduce_dtype(self) -> torch.dtype | None:
         return None  # FSDP2 sums nothing, and leaves each micro-batch's gradient where it is
@@ -108,10 +108,10 @@ class OrderedFsdpPlanReducer(PlanReducer):
         self._new_tree()
 
     def _new_tree(self) -> None:
-        self._tree = Tree([*(_like(shard, self.group.device) for shard in self._shards), *self._numbers])
+        self._tree = TreeSum([*(_like(shard, self.group.device) for shard in self._shards), *self._numbers])
 
 
-def _keep_shards(parameters: Sequence[Any], total: Sequence[Tensor | None], layout: Shards) -> None:
+def _keep_shards(parameters: Sequence[Any], total: Sequence[Tensor | None], layout: ParameterLayout) -> None:
     """Leave in `.grad` what this rank holds of the whole gradients."""
     for live, gradient in zip(parameters, total, strict=True):
         live.grad = None if gradient is None else layout.scatter_like(live, gradient)

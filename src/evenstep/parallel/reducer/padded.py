@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import OutOfMemoryError
-from evenstep.internals import (
+from evenstep.fsdp_internals import (
     at_end_of_backward,
     forget_gathers,
     forget_order,
@@ -25,23 +25,22 @@ from evenstep.internals import (
 )
 from evenstep.memory import is_out_of_memory
 from evenstep.parallel.collective_order import CollectiveOrder
-from evenstep.parallel.group import Group
-from evenstep.parallel.reducer.reducer import ExplainsErrors, HoldsWhole, PadsPasses
-from evenstep.parallel.reducer.sharded import ShardedReducer, Sharding
+from evenstep.parallel.reducer.reducer import GathersPerPass
+from evenstep.parallel.reducer.sharded import Sharded, ShardedReducer
 from evenstep.parallel.shardable import explained
 
 T = TypeVar("T")
 
 
-class PaddedReducer(ShardedReducer, PadsPasses, HoldsWhole, ExplainsErrors):
+class PaddedReducer(ShardedReducer, GathersPerPass):
     """Shards of a module that each pass gathers; the arguments are those of `ShardedReducer`."""
 
-    def __init__(self, module: nn.Module, group: Group, sharding: Sharding) -> None:
-        super().__init__(module, group, sharding)
+    def __init__(self, module: nn.Module, strategy: Sharded) -> None:
+        super().__init__(module, strategy)
         self._muted = False
         self._gathers = True  # in the passes that run now
         self._examples: dict[str, Any] = {}  # a micro-batch of each kind
-        self._order = CollectiveOrder(group)
+        self._order = CollectiveOrder(strategy.group)
         self._dummy: Callable[[], None] = nothing  # runs a dummy pass
 
     def begin(self) -> None:
@@ -148,7 +147,7 @@ class PaddedReducer(ShardedReducer, PadsPasses, HoldsWhole, ExplainsErrors):
             part.set_modules_to_backward_prefetch([before or part])
             at_end_of_backward(part, self._order.gradients_complete)
             if (of_part := record(part)) is not None:
-                self._order.add(part, of_part, name, alone=self._sharding.layout.num_shards == 1)
+                self._order.add(part, of_part, name, alone=self._strategy.layout.num_shards == 1)
             if self.group.device.type != "cpu":  # there, nothing is gathered while something is computed
                 before = part
         if before is not None:

@@ -77,14 +77,6 @@ class Compresses(ABC):
         """Inside, gradients are summed in full, to see why a sum was not finite; gives what to say if it then is."""
 
 
-class ExplainsErrors(ABC):
-    """The power to tell what an error of torch's means with this reducer."""
-
-    @abstractmethod
-    def explained(self, error: Exception) -> Exception:
-        """What an error raised in a pass means; `error` itself if nothing more is known."""
-
-
 class GathersPerPlan(ABC):
     """The power to hold parameters whole while a plan runs, and in shards otherwise."""
 
@@ -97,60 +89,10 @@ class GathersPerPlan(ABC):
         """Keep what is this rank's only, and forget what passes have left behind."""
 
 
-class HoldsWhole(ABC):
-    """The power to hold a module whole for a while that is otherwise in shards."""
+class GathersPerPass(ABC):
+    """The power to hold parameters in shards that each pass gathers: all ranks run the same passes.
 
-    @abstractmethod
-    def whole(self) -> AbstractContextManager[None]:
-        """Inside, this rank holds all parameters, and may call any part of the module as often as it likes.
-
-        All ranks enter together, between passes; no rank waits for another inside.
-        """
-
-    @abstractmethod
-    def gathering_nothing(self) -> AbstractContextManager[None]:
-        """Inside, the module is called with values that stand in the place of its parameters, so none are gathered."""
-
-
-class StepsAlone(ABC):
-    """The power to let each rank step by itself for some updates, and to share parameters in others.
-
-    Attributes:
-        is_alone: whether the next update is this rank's own: its gradients, weights and verdict are summed with nobody.
-        is_torn: whether an error came while ranks shared, so that this one holds the state of no update.
-        shared_until: the last update after which all was shared that was due.
-    """
-
-    is_alone: bool
-    is_torn: bool
-    shared_until: int
-
-    @property
-    @abstractmethod
-    def in_flight(self) -> bool:
-        """Whether something is on its way between the ranks, without which the state of this one is not whole."""
-
-    @abstractmethod
-    def owes_share(self, update: int) -> bool:
-        """Whether the ranks have still to meet after committed update `update`, to share what is due."""
-
-    @abstractmethod
-    def follow(self, update: int) -> None:
-        """`update` updates are committed, or were loaded: be ready for the next."""
-
-    @abstractmethod
-    def shown(self) -> AbstractContextManager[None]:
-        """Inside, the module holds what ranks share, instead of what this one has made of it since."""
-
-    @abstractmethod
-    def break_off(self) -> None:
-        """The ranks' connections are about to be made anew, or were lost: what travels beside updates has not come."""
-
-
-class PadsPasses(ABC):
-    """The power to let all ranks run the same number of passes, since each gathers parameters from all.
-
-    All ranks must then run micro-batches of one kind (of one task) at the same time, kinds in turn.
+    They run micro-batches of one kind (of one task) at the same time, kinds in turn.
     """
 
     @abstractmethod
@@ -177,3 +119,18 @@ class PadsPasses(ABC):
     @abstractmethod
     def relearn(self) -> None:
         """After a failed try: forget the order in which passes gather, of which ranks may know different parts."""
+
+    @abstractmethod
+    def whole(self) -> AbstractContextManager[None]:
+        """Inside, this rank holds all parameters, and may call any part of the module as often as it likes.
+
+        All ranks enter together, between passes; no rank waits for another inside.
+        """
+
+    @abstractmethod
+    def gathering_nothing(self) -> AbstractContextManager[None]:
+        """Inside, the module is called with values that stand in the place of its parameters, so none are gathered."""
+
+    @abstractmethod
+    def explained(self, error: Exception) -> Exception:
+        """What an error of torch's in a pass means; `error` itself if nothing more is known."""

@@ -8,16 +8,15 @@ reduction is a SUM. Parameters that are single numbers stay whole on every rank.
 
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self, cast, final
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from evenstep.arguments import require_flag, require_object, require_whole
 from evenstep.errors import ArgumentError
-from evenstep.internals import begin, choose_formats, complete_sums, forget_gathers, forget_gradient, parts, record
+from evenstep.fsdp_internals import begin, choose_formats, complete_sums, forget_gathers, forget_gradient, parts, record
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import Shards
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer
@@ -61,7 +60,7 @@ class Sharded(Strategy):
         layout = Shards(group, num_shards=shard_ranks or group.ranks, exact=self.exact)
         super().__init__(group, layout)
         self.gather_dtype = gather_dtype
-        self._options = Sharding(layout=layout, gather_dtype=gather_dtype, offload=offload)
+        self.offload = offload
 
     def gathering(self, dtype: torch.dtype) -> Self:
         if self.gather_dtype not in (None, dtype):
@@ -71,7 +70,6 @@ class Sharded(Strategy):
             )
         other = copy(self)
         other.gather_dtype = dtype
-        other._options = replace(self._options, gather_dtype=dtype)
         return other
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -99,26 +97,16 @@ def check_sharding(ranks: int, device: torch.device, *, shard_ranks: int | None,
         raise ArgumentError("`offload` keeps shards in the CPU's memory, where they are already; leave it out.")
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sharding:
-    """How FSDP2 cuts a module: who holds what, and the options of `Sharded`."""
-
-    layout: Shards
-    gather_dtype: torch.dtype | None
-    offload: bool
-
-
 class ShardedReducer(Reducer, ChoosesTrained):
     """What all ways to reduce shards share.
 
     Args:
-        sharding: how its parameters are cut.
+        strategy: how its parameters are cut.
     """
 
-    def __init__(self, module: nn.Module, group: Group, sharding: Sharding) -> None:
-        super().__init__(module, group)
-        self._sharding = sharding
+    def __init__(self, module: nn.Module, strategy: Sharded) -> None:
+        super().__init__(module, strategy.group)
+        self._strategy = strategy
         self._fsdp: Any = module  # an `FSDPModule` once it is wrapped
         self._shards: list[Any] = []  # FSDP2's record of each parameter
         self._numbers: list[nn.Parameter] = []  # which can't be cut
@@ -132,11 +120,11 @@ class ShardedReducer(Reducer, ChoosesTrained):
         check_shardable(self.module, units)
         self._numbers = [parameter for parameter in self.module.parameters() if not cuttable(parameter)]
         synchronise(self.module, self.group)
-        mesh = self.group.mesh(self._sharding.layout.num_shards)
+        mesh = self.group.mesh(self._strategy.layout.num_shards)
         for parameter in filter(cuttable, self.module.parameters()):
             if _is_narrow(parameter):
                 parameter.grad_dtype = torch.float32  # of the shards' too, since torch 2.15
-        policy = MixedPrecisionPolicy(param_dtype=self._sharding.gather_dtype, reduce_dtype=self._reduce_dtype())
+        policy = MixedPrecisionPolicy(param_dtype=self._strategy.gather_dtype, reduce_dtype=self._reduce_dtype())
         for unit in (*units, self.module):
             fully_shard(
                 unit,
@@ -144,14 +132,14 @@ class ShardedReducer(Reducer, ChoosesTrained):
                 # Also the outermost: an evaluation swaps the shards' values, which gathered ones would not see.
                 reshard_after_forward=True,
                 mp_policy=policy,
-                offload_policy=CPUOffloadPolicy() if self._sharding.offload else OffloadPolicy(),
+                offload_policy=CPUOffloadPolicy() if self._strategy.offload else OffloadPolicy(),
                 ignored_params=set(self._numbers),
             )
         self._prepare()
         return self.module
 
     def after_update(self, update: int) -> None:
-        compare_replicas(self.module, self.group, update, replica_ranks=self._sharding.layout.num_shards)
+        compare_replicas(self.module, self.group, update, replica_ranks=self._strategy.layout.num_shards)
 
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
         fsdp_parts = self._parts()
@@ -168,7 +156,7 @@ class ShardedReducer(Reducer, ChoosesTrained):
 
     def _reduce_dtype(self) -> torch.dtype | None:
         """In which FSDP2 sums gradients; None for their own."""
-        return self._sharding.gather_dtype and torch.float32
+        return self._strategy.gather_dtype and torch.float32
 
     def _parts(self) -> list[Any]:
         """The `FSDPModule`s, the outermost first."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from evenstep.arguments import require_object, said
 from evenstep.errors import ArgumentError
 from evenstep.parallel.group import Group
-from evenstep.parallel.layout import ParameterLayout, States, StepsByOwner
+from evenstep.parallel.layout import ParameterLayout, States
 from evenstep.parallel.reducer.own_states import OwnStates
 from evenstep.parallel.reducer.reducer import Reducer
 from evenstep.parallel.strategy import Strategy
@@ -47,7 +47,7 @@ class Zero1(Strategy):
 
 
 @final
-class Owners(OwnStates, StepsByOwner):
+class Owners(OwnStates):
     """Every rank holds every parameter and gradient; the optimizer state of each parameter is one rank's."""
 
     divides = "parameters"
@@ -60,6 +60,7 @@ class Owners(OwnStates, StepsByOwner):
         return {name: one for theirs in self.of_all(states).values() for name, one in theirs.items()}
 
     def deal(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let `optimizer` hold the parameters that this rank steps, and no others."""
         parameters: list[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
         self._owned = dealt(parameters, self.group.ranks)
         own = {id(parameter) for parameter in self._owned[self.group.rank]}
@@ -70,6 +71,7 @@ class Owners(OwnStates, StepsByOwner):
                 del optimizer.state[parameter]
 
     def fetch_parameters(self) -> None:
+        """Get the parameters that other ranks have stepped; all ranks call it together."""
         with torch.no_grad():
             for owner, parameters in enumerate(self._owned):
                 for alike in _by_dtype(parameters):

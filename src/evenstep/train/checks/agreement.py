@@ -12,11 +12,11 @@ from torch.optim import Optimizer
 
 from evenstep.data import Data
 from evenstep.errors import ReplicaError
+from evenstep.internals import unwrapped
 from evenstep.names import named_parameters, state_of
 from evenstep.parallel import Group
 from evenstep.train.checks.ties import check_ties
 from evenstep.train.loop import Loop
-from evenstep.train.state.train_state import unwrapped
 from evenstep.version import __version__
 
 

@@ -17,7 +17,9 @@ from evenstep.arguments import require_seed, said
 from evenstep.errors import ArgumentError
 from evenstep.events import Best
 from evenstep.optim.ema import Ema
+from evenstep.optim.schedules import LrSchedule
 from evenstep.options import OPTIONS, SAVED_BY
+from evenstep.parallel import Group
 from evenstep.train.state.run_folder import check_folder
 from evenstep.train.tasks.coefficients import Coefficients
 from evenstep.train.tasks.combine import Combine
@@ -67,6 +69,17 @@ def _check_tasks(given: object) -> None:
                 f"`{argument}` must be an object of a subclass of `evenstep.Task`, whose `loss` gives a batch's summed "
                 f"loss, but is {said(one)}; write `class Mine(evenstep.Task)` with it, and `Mine()` here."
             )
+
+
+def check_own_loop(lr_schedule: LrSchedule | None, group: Group) -> None:
+    """Raise ArgumentError for what only a trainer's loop can do, and an engine for a loop of one's own can't."""
+    if lr_schedule is not None and "epochs" in lr_schedule.needs:
+        raise ArgumentError(
+            f"`lr_schedule` {type(lr_schedule).__name__} counts epochs, which an engine is not told of; let it count "
+            f"updates (`unit='updates'`), or train with a `Trainer`."
+        )
+    if group.can_change:
+        raise ArgumentError("ranks that come and go are dealt their data by a `Trainer`; use that.")
 
 
 def check_trainer_arguments(*, folder: object, checkpoint: object, failures: object, log: object) -> None:

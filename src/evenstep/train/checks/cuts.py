@@ -7,19 +7,18 @@ else is in a micro-batch: dropout and batch statistics do by nature, a loss or w
 
 import math
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any, cast, final
+from typing import Any, cast
 
 from torch import nn
 
 from evenstep.data import Data, GlobalBatch
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import TaskError
+from evenstep.internals import unwrapped
 from evenstep.train.engine import Engine
 from evenstep.train.failures.diagnose import gradient_norms
 from evenstep.train.memory.split_limit import SplitLimit, check_weights
 from evenstep.train.memory.sub_batch import parts_of, whole_of
-from evenstep.train.state.train_state import unwrapped
 
 # by precision; float32 as accelerators multiply it, with the 10 bits of TF32
 _ROUNDING = {
@@ -32,38 +31,6 @@ _ROUNDING = {
     "16-true": 2e-2,
     "16-true-no-master": 2e-2,
 }
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """How far the gradients of one update at two cuts are from each other.
-
-    Args:
-        difference: the largest difference of a parameter's gradient norm, as a share of the norm of the whole.
-        rounding: what the precision alone can explain.
-        by_nature: the modules that are random, or look at the whole micro-batch, by their class.
-    """
-
-    difference: float
-    rounding: float
-    by_nature: tuple[str, ...]
-
-    def __str__(self) -> str:
-        """The comparison in a sentence.
-
-        >>> print(Comparison(difference=0.0, rounding=1e-3, by_nature=()))
-        the same gradient with micro-batches cut in two, up to rounding (0e+00 apart)
-        """
-        if self.difference <= self.rounding:
-            return f"the same gradient with micro-batches cut in two, up to rounding ({self.difference:.0e} apart)"
-        apart = f"gradients {self.difference:.2g} apart with micro-batches cut in two"
-        if self.by_nature:
-            return f"{apart}, as {' and '.join(self.by_nature)} see other micro-batches then"
-        return (
-            f"{apart}, though the model has neither dropout nor batch statistics: training would depend on the "
-            f"micro-batch size; look at `loss`, `weight` and `split` of the task"
-        )
 
 
 def compare_cuts(engine: Engine, data: Data) -> str:
@@ -101,8 +68,29 @@ def compare_cuts(engine: Engine, data: Data) -> str:
     if not 0 < total < math.inf or not largest < math.inf:
         return ""
     rounding = _ROUNDING.get(engine.precision.name, 2e-3)
-    compared = Comparison(difference=largest / total, rounding=rounding, by_nature=_by_nature(engine))
-    return str(compared)
+    return _described(largest / total, rounding, _by_nature(engine))
+
+
+def _described(difference: float, rounding: float, by_nature: tuple[str, ...]) -> str:
+    """How far the gradients of one update at two cuts are from each other, in a sentence.
+
+    Args:
+        difference: the largest difference of a parameter's gradient norm, as a share of the norm of the whole.
+        rounding: what the precision alone can explain.
+        by_nature: the modules that are random, or look at the whole micro-batch, by their class.
+
+    >>> _described(0.0, 1e-3, ())
+    'the same gradient with micro-batches cut in two, up to rounding (0e+00 apart)'
+    """
+    if difference <= rounding:
+        return f"the same gradient with micro-batches cut in two, up to rounding ({difference:.0e} apart)"
+    apart = f"gradients {difference:.2g} apart with micro-batches cut in two"
+    if by_nature:
+        return f"{apart}, as {' and '.join(by_nature)} see other micro-batches then"
+    return (
+        f"{apart}, though the model has neither dropout nor batch statistics: training would depend on the micro-batch "
+        f"size; look at `loss`, `weight` and `split` of the task"
+    )
 
 
 def _first(engine: Engine, data: Data) -> GlobalBatch | None:

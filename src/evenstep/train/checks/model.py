@@ -12,10 +12,11 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError, TaskError
+from evenstep.internals import unwrapped
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
 from evenstep.strides import shares_memory
-from evenstep.train.state.train_state import parameter_names, unwrapped
+from evenstep.train.state.train_state import parameter_names
 
 
 def check_model(model: nn.Module) -> None:

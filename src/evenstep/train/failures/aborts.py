@@ -11,12 +11,12 @@ from torch import nn
 from evenstep.data import Position
 from evenstep.errors import NonFiniteError, TaskError
 from evenstep.events import Incident, Storage
+from evenstep.internals import unwrapped
 from evenstep.precision import Precision
 from evenstep.train.execution import Execution
-from evenstep.train.failures.causes import FailureCause, blame
+from evenstep.train.failures.causes import FailureCause, find_causes
 from evenstep.train.failures.diagnose import diagnose, gradient_norms
 from evenstep.train.outcome import PendingUpdate
-from evenstep.train.state.train_state import unwrapped
 from evenstep.train.update import Update
 
 
@@ -44,10 +44,10 @@ class AbortCauses:
         number, position = pending.number, pending.batch.position
         details: dict[str, Any] = {"epoch": position.epoch, "batch": position.batch}
         where = f"update {number} (global batch {position.batch} of epoch {position.epoch})"
-        overflowed, blamed = self._looked_into(pending)
-        if blamed:
-            details["tasks"] = sorted({one.task for one in blamed if one.task})
-            details["microbatches"] = [one.microbatch for one in blamed if one.microbatch >= 0]
+        overflowed, causes = self._looked_into(pending)
+        if causes:
+            details["tasks"] = sorted({one.task for one in causes if one.task})
+            details["microbatches"] = [one.microbatch for one in causes if one.microbatch >= 0]
         if self.precision.retries_overflow:
             details["loss_scale"] = self.precision.scale
         if float(pending.total) == 0:
@@ -56,7 +56,7 @@ class AbortCauses:
                 f"{where} was aborted: the weights of all its micro-batches are 0, or no task gave a loss, or only "
                 f"losses that no parameter of the model moves (made anew, as by `torch.tensor(…)`, or by another?)."
             )
-        elif any(one.raised for one in blamed):
+        elif any(one.raised for one in causes):
             kind = "task_error"
             message = f"{where} was aborted: a task failed"
         elif overflowed:
@@ -68,8 +68,8 @@ class AbortCauses:
             if self.precision.retries_overflow:
                 message += f", at a loss scale of {self.precision.scale:g} or any other"
         if kind in ("task_error", "non_finite"):
-            more = f" and {len(blamed) - 3} more" if len(blamed) > 3 else ""
-            message += f"; {'; '.join(map(str, blamed[:3]))}{more}." if blamed else "."
+            more = f" and {len(causes) - 3} more" if len(causes) > 3 else ""
+            message += f"; {'; '.join(map(str, causes[:3]))}{more}." if causes else "."
         return Incident(kind=kind, update=number, message=message, details=details)
 
     def own_incident(self, pending: PendingUpdate) -> Incident:
@@ -99,17 +99,17 @@ class AbortCauses:
         if self._overflowing == place:
             return True, []
         self._overflowing = None
-        blamed = blame(pending.gathered, self.execution.together)
-        if blamed:
-            return False, blamed
+        causes = find_causes(pending.gathered, self.execution.together)
+        if causes:
+            return False, causes
         with self.core.at_lowest_scale():
             overflowed = self.precision.retries_overflow and self.core.is_finite(batch, number)
             if not overflowed:
-                blamed = self.core.blame(batch, pending.gathered, number)
+                causes = self.core.find_causes(batch, pending.gathered, number)
         self.storage.discard_from(number)  # looking for it may have put metrics again
         if overflowed:
             self._overflowing, self._scale_before = place, self.precision.state
-        return overflowed, blamed
+        return overflowed, causes
 
     def lower_scale(self) -> None:
         """Let an update that overflowed be tried again.

@@ -16,7 +16,7 @@ from evenstep.train.context import MicrobatchResults
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class FailureCause:
-    """Somebody to blame.
+    """What made an update fail, and in which micro-batch.
 
     Args:
         microbatch: its number; -1 where the whole task is meant.
@@ -35,12 +35,12 @@ class FailureCause:
         return f"{', '.join(filter(None, (task, place)))}: {self.why}"
 
 
-def blame(gathered: MicrobatchResults, group: Group) -> list[FailureCause]:
+def find_causes(gathered: MicrobatchResults, group: Group) -> list[FailureCause]:
     """Those of all ranks, by micro-batch; it reads the losses from the device.
 
     >>> import torch
     >>> losses = {0: ("class", torch.tensor(1.0)), 1: ("box", torch.tensor(math.nan))}
-    >>> print(*blame(MicrobatchResults(losses=losses), Group()))
+    >>> print(*find_causes(MicrobatchResults(losses=losses), Group()))
     task `box`, micro-batch 1: its loss is nan
     """
     mine = [

@@ -13,10 +13,12 @@ from torch import nn
 from evenstep.data import Data, GlobalBatch, Microbatch, Part, Position
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import DataError
+from evenstep.internals import unwrapped
 from evenstep.names import by_plain_name, load_state, named_buffers, named_parameters, state_of
 from evenstep.train.engine import Engine
 from evenstep.train.failures.diagnose import diagnose
-from evenstep.train.state.train_state import Tree, check_fits, unwrapped
+from evenstep.train.state import Tree
+from evenstep.train.state.train_state import check_fits
 
 _FINITE = "all is finite"
 

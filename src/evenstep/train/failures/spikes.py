@@ -20,7 +20,7 @@ from evenstep.arguments import require_number, require_object, require_whole
 from evenstep.errors import ArgumentError
 from evenstep.events import Incident, Record
 from evenstep.options import SPIKE_THRESHOLD, SPIKE_WINDOW_UPDATES
-from evenstep.train.failures import FailurePolicy
+from evenstep.train.failures.policy import FailurePolicy
 
 LOSS = "train/loss"
 _TO_STANDARD_DEVIATIONS = 1.4826  # of a normal distribution

@@ -18,8 +18,8 @@ from evenstep.arguments import said
 from evenstep.errors import ArgumentError
 from evenstep.options import Reset
 from evenstep.train.progress import Progress
+from evenstep.train.state import Tree
 
-Tree = dict[str, Any]
 RESETS: tuple[str, ...] = get_args(Reset)
 
 

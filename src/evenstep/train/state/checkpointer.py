@@ -22,9 +22,9 @@ from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.events import Incident, SaveBegin, SaveEnd
 from evenstep.options import Checkpointing, Reset
 from evenstep.train.reporter import Reporter
+from evenstep.train.state import Tree
 from evenstep.train.state.run_folder import RunFolder
 from evenstep.train.state.run_state import RunState
-from evenstep.train.state.train_state import Tree
 
 _WORTH_TELLING_S = 1.0
 

@@ -23,8 +23,7 @@ from evenstep.optim.stepping import Steps
 from evenstep.parallel import Reducers, mapped
 from evenstep.parallel.reducer.local import LocalReducer
 from evenstep.parallel.reducer.own_states import OwnStates
-
-Tree = dict[str, Any]
+from evenstep.train.state import Tree
 
 
 class LocalState:
@@ -70,7 +69,7 @@ class LocalState:
 
 
 @final
-class OwnState(LocalState):
+class AloneState(LocalState):
     """Ranks that step alone.
 
     Args:
@@ -228,4 +227,4 @@ def build_local_state(reducers: Reducers, optimizer: Optimizer, steps: Steps, em
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
     own = InnerOptimizer(optimizer, steps, ema)
     reducer.attach(parameters, own)
-    return OwnState(reducer, layout, own)
+    return AloneState(reducer, layout, own)

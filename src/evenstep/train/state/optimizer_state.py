@@ -19,8 +19,7 @@ from evenstep.errors import CheckpointError
 from evenstep.optim.low_bit import as_plain, from_plain, is_low_bit
 from evenstep.optim.multi import MultiOptimizer
 from evenstep.strides import laid_out
-
-Tree = dict[str, Any]
+from evenstep.train.state import Tree
 
 _CAST = (Optimizer.load_state_dict, MultiOptimizer.load_state_dict)
 

@@ -15,7 +15,7 @@ from evenstep.names import named_buffers, named_parameters, state_of
 from evenstep.parallel import mapped
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.wire import Address, Wire
-from evenstep.train.state.train_state import Tree
+from evenstep.train.state import Tree
 
 T = TypeVar("T")
 
@@ -97,7 +97,7 @@ class StageStateSharding(PipelineStateSharding):
 
     def _with_others(self, mine: Tree) -> list[Tree]:
         """The parts of all pipeline ranks, by rank: this one's tensors, and what the others' are."""
-        parts = self._pipeline.gather(_Outlines().of(mine))
+        parts = self._pipeline.gather(_outlined(mine, {}))
         parts[self._pipeline.rank] = mine
         return parts
 
@@ -143,24 +143,23 @@ def _is_cut(tree: object) -> bool:
     return is_sharded(tree)
 
 
-class _Outlines:
-    """Trees with a `Shard` that holds nothing in place of each tensor; one that stands twice is one `Shard`."""
+def _outlined(tree: Any, made: dict[object, Shard]) -> Any:
+    """A tree with a `Shard` that holds nothing in place of each tensor; one that stands twice is one `Shard`.
 
-    def __init__(self) -> None:
-        self._made: dict[object, Shard] = {}
-
-    def of(self, tree: Any) -> Any:
-        if isinstance(tree, dict):
-            return {key: self.of(value) for key, value in cast("Tree", tree).items()}
-        if type(tree) in (list, tuple):
-            return type(tree)(self.of(value) for value in tree)
-        if not isinstance(tree, Tensor | Shard):
-            return tree
-        # one tensor under two names must get one name on all ranks: as `checkpoint.state` tells
-        key: object = id(tree)
-        if isinstance(tree, Tensor) and tree.numel() and not is_sharded(tree):
-            key = tree.data_ptr(), tree.dtype, tree.shape, tree.stride()
-        return self._made.setdefault(key, outline(tree))
+    Args:
+        made: those that there are already.
+    """
+    if isinstance(tree, dict):
+        return {key: _outlined(value, made) for key, value in cast("Tree", tree).items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(_outlined(value, made) for value in tree)
+    if not isinstance(tree, Tensor | Shard):
+        return tree
+    # one tensor under two names must get one name on all ranks: as `checkpoint.state` tells
+    key: object = id(tree)
+    if isinstance(tree, Tensor) and tree.numel() and not is_sharded(tree):
+        key = tree.data_ptr(), tree.dtype, tree.shape, tree.stride()
+    return made.setdefault(key, outline(tree))
 
 
 def build_pipeline_state_sharding(model: nn.Module, wire: Wire | None) -> PipelineStateSharding:

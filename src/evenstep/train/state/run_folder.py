@@ -21,7 +21,7 @@ from evenstep.checkpoint import (
     step_name,
     step_update,
 )
-from evenstep.checkpoint.layout import (
+from evenstep.checkpoint.folders import (
     CHECKPOINTS,
     EMERGENCY,
     FAILURES,

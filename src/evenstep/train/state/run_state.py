@@ -20,9 +20,11 @@ from evenstep.errors import CheckpointError
 from evenstep.options import Reset
 from evenstep.train.engine import Engine
 from evenstep.train.reporter import Reporter
+from evenstep.train.state import Tree
 from evenstep.train.state.afresh import begun_afresh
 from evenstep.train.state.settings import MAY_CHANGE
-from evenstep.train.state.train_state import Tree, check_same_run
+from evenstep.train.state.train_state import check_same_run
+from evenstep.train.tasks.tasks import states_of
 
 if TYPE_CHECKING:
     from evenstep.train.evaluations import Evaluations
@@ -96,7 +98,7 @@ class RunState:
                 "states": data,
             },
             "hooks": engine.bus.state_dict(),
-            "tasks": engine.task_states(),
+            "tasks": states_of(engine.parts.context.tasks),
             "lr_schedule": engine.core.learning_rates.state_dict(),
             "storage": engine.storage.state_dict(),
             "run": {

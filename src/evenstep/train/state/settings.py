@@ -47,10 +47,14 @@ def settings_of(
 def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     """What is said of each setting that is another than it was saved, by its name.
 
+    That an average is new, or given up, is said where it is.
+
     >>> changed_settings({"train.clip_norm": 1.0}, {"train.clip_norm": None, "lr_schedule": None})
     {'train.clip_norm': '`train.clip_norm` was 1.0 and is now None'}
     """
     found = {name: differences(name, saved[name], value) for name, value in now.items() if name in saved}
+    if saved.get("train.ema") is None or now.get("train.ema") is None:
+        found.pop("train.ema", None)
     return {name: "; ".join(said) for name, said in found.items() if said}
 
 

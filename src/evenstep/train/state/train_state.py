@@ -4,7 +4,7 @@ Everything is compared before anything is changed, so a state that does not fit 
 state is kept by parameter name instead of position, so that it survives a reordering. It does not touch files.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -14,16 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from evenstep.checkpoint import Shard
+from evenstep.checkpoint import ALONE, RankGroup, Shard, on_all_ranks
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.internals import unwrapped
 from evenstep.names import by_plain_name, load_state, named_parameters, plain, state_of
 from evenstep.optim.ema import Ema
 from evenstep.optim.hidden_state import HiddenState
+from evenstep.optim.multi import inner
 from evenstep.optim.stepping import Steps
 from evenstep.parallel import ParameterLayout, ShardedTensorRef, States, mapped
 from evenstep.precision import Precision
 from evenstep.train.checks.optimizer import is_shared
+from evenstep.train.state import Tree
 from evenstep.train.state.local_state import LocalState
 from evenstep.train.state.optimizer_state import (
     changed_options,
@@ -32,9 +34,9 @@ from evenstep.train.state.optimizer_state import (
     optimizer_state,
     options_of,
 )
+from evenstep.train.state.pipeline_state import PipelineStateSharding
 from evenstep.train.state.settings import differences
-
-Tree = dict[str, Any]
+from evenstep.train.trained import TrainedParameters
 
 
 def parameter_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
@@ -69,7 +71,9 @@ class TrainState:
         precision: whose state may be a loss scale.
         steps: whose masters, where there are some, are the values of the parameters.
         averaged_as: the formats in which the average takes parameters that are held in others, by name.
+        trained: which parameters are trained now.
         local: what each rank has by itself, where ranks step alone.
+        portion: which part of the whole model this rank holds.
 
     Attributes:
         hidden_state: what the optimizer keeps that its state does not hold.
@@ -84,9 +88,11 @@ class TrainState:
     layout: ParameterLayout
     ema: Ema | None
     precision: Precision
+    trained: TrainedParameters
     steps: Steps = field(default_factory=Steps)
     averaged_as: Mapping[str, torch.dtype] = field(default_factory=dict)
     local: LocalState = field(default_factory=LocalState)
+    portion: PipelineStateSharding = field(default_factory=PipelineStateSharding)
     _own: list[list[str]] = field(init=False)
     _built: list[Tree] = field(init=False)
     hidden_state: HiddenState = field(init=False)
@@ -99,20 +105,22 @@ class TrainState:
             self.ema.attach(self.model, self.averaged_as, self.local.followed)
 
     def state_dict(self, *, whole: bool = True) -> Tree:
-        """The parts "model", "optimizer", "ema" (empty without one) and "precision"; on all ranks together.
+        """The parts "model", "optimizer", "ema" (empty without one), "precision" and "trained"; on all ranks together.
 
         Args:
             whole: False to leave tensors that are cut over ranks as they are, which costs no memory.
         """
         taken = partial(mapped, act=self.layout.gather_full if whole else _as_shard)
-        return self.local.told(self._tree(taken, self.layout.optimizer_state), taken)
+        tree = self.local.told(self._tree(taken, self.layout.optimizer_state), taken)
+        return self.portion.gathered({**tree, "trained": self.trained.state_dict()})
 
     def part(self) -> Tree:
         """The same of what this rank holds; it needs no other rank."""
         tree, others = self._tree(dict, lambda states: states), self.steps.rounded - self.steps.masters.keys()
         elsewhere = _under_all_names(self.model, dict.fromkeys(others))  # ranks that hold their masters give them
         tree = self.local.told(tree, None)
-        return {**tree, "model": {name: one for name, one in tree["model"].items() if name not in elsewhere}}
+        model = {name: one for name, one in tree["model"].items() if name not in elsewhere}
+        return self.portion.part({**tree, "model": model, "trained": self.trained.state_dict()})
 
     def _tree(self, taken: Callable[[Mapping[str, Any]], Tree], of_all: Callable[[States], States]) -> Tree:
         fault = self.hidden_state.fault()
@@ -132,8 +140,8 @@ class TrainState:
             "precision": self.precision.state,
         }
 
-    def check(self, state: Tree) -> None:
-        """Raise CheckpointError unless `state` fits."""
+    def _check(self, state: Tree) -> None:
+        """Raise CheckpointError unless this rank's part of a whole state fits."""
         self.local.check(state)
         masters = _under_all_names(self.model, dict.fromkeys(self.steps.rounded, torch.float32))
         check_fits(state["model"], state_of(self.model), "model", formats=masters)
@@ -148,14 +156,29 @@ class TrainState:
             return []
         return changed_options(state["optimizer"], self._built)
 
-    def own_part(self, state: Tree, take: Callable[[Tensor, Tensor], Tensor]) -> Tree:
-        """What of a whole state this rank holds.
+    def own_part(
+        self, state: Tree, *, take: Callable[[Tensor, Tensor], Tensor] | None = None, ranks: RankGroup = ALONE
+    ) -> Tree:
+        """What of a whole state is this rank's, compared with what is here; nothing is changed.
 
         Args:
-            state: that `check` found to fit; its optimizer may be None, which then stays as it is.
+            state: whose optimizer may be None, which then stays as it is.
             take: gives what of a whole tensor a live one holds, cut as that is: `ParameterLayout.scatter_like`, or a
                 reader's.
+            ranks: all of which raise if one does.
+
+        Raises:
+            CheckpointError: it does not fit.
         """
+        own = self.portion.own(with_plain_names(state))
+
+        def fitting() -> Tree:
+            self._check(own)
+            return self._taken(own, take or self.layout.scatter_like)
+
+        return on_all_ranks(ranks, fitting)
+
+    def _taken(self, state: Tree, take: Callable[[Tensor, Tensor], Tensor]) -> Tree:
         state, live = self.local.own_part(state, take), state_of(self.model)
         stepped = {name: live[name] for group in self._own for name in group}
         optimizer: Tree | None = state["optimizer"]
@@ -180,14 +203,28 @@ class TrainState:
             load_optimizer(state["optimizer"], self.optimizer, self._own, self._built)
             self.hidden_state.restore(state["optimizer"].get("beside", {}).get("attributes", []))
         self.precision.state = state["precision"]
-        changed = self.local.load(state)
+        changed = [*self.local.load(state), *self._load_average(state["ema"])]
+        self.trained.load_state_dict(state.get("trained", {}))
+        return changed
+
+    def _load_average(self, saved: Tree) -> list[str]:
         if self.ema is None:
-            return [*changed, "the average of the parameters is given up"] if state["ema"] else changed
-        if state["ema"]:
-            self.ema.load_state_dict(state["ema"])
-            return changed
+            return ["the average of the parameters is given up"] if saved else []
+        if saved:
+            self.ema.load_state_dict(saved)
+            return []
         self.ema.restart()
-        return [*changed, "the average of the parameters is new and begins as a copy of them"]
+        return ["the average of the parameters is new and begins as a copy of them"]
+
+    def begin_afresh(self, names: Set[str]) -> None:
+        """Forget what is kept of parameters and buffers of these names: optimizer state goes, the average is a copy."""
+        parameters = named_parameters(self.model)
+        for one in inner(self.optimizer):
+            for name in names & parameters.keys():
+                one.state.pop(parameters[name], None)
+        if self.ema is not None:
+            with torch.no_grad():
+                self.ema.restart(names)
 
 
 def _each_taken(live: Mapping[str, Tensor], whole: Mapping[str, Any], take: Callable[[Tensor, Tensor], Tensor]) -> Tree:
@@ -229,6 +266,16 @@ def with_plain_names(state: Tree) -> Tree:
         "optimizer": {**optimizer, "state": by_plain_name(optimizer["state"]), "groups": groups},
         "ema": by_plain_name(state["ema"]),
     }
+
+
+def check_parts(state: Tree) -> None:
+    """Raise CheckpointError unless `state` has the parts that an engine's has."""
+    lacking = [part for part in ("model", "optimizer", "ema", "precision", "progress", "run") if part not in state]
+    if lacking:
+        raise CheckpointError(
+            f"a state to load must be what an engine's `state_dict` gave, but this one has no {lacking[0]!r}; to "
+            f"begin with a model's weights only, `evenstep.load_weights(model, PATH)` before the engine is built."
+        )
 
 
 def check_same_run(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:

@@ -6,8 +6,7 @@ others; the others are accumulated together. Methods that look at the tasks' gra
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import final
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,33 +21,33 @@ from evenstep.train.weigh import Weights
 Accumulate = Callable[[Weights, int], MicrobatchResults]
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LateWeighted:
-    """Leaves in `.grad` the sum of the tasks' gradients, of which some are divided by a weight that came late.
+def accumulate_late(
+    weights: Weights,
+    update: int,
+    *,
+    accumulate: Accumulate,
+    parameters: Mapping[str, nn.Parameter],
+    context: TrainContext,
+) -> MicrobatchResults:
+    """Leave in `.grad` the sum of the tasks' gradients, of which some are divided by a weight that came late.
+
+    Each task with a late weight is run by itself, and all others together.
 
     Args:
         accumulate: leaves the whole gradient of the given micro-batches in `.grad`.
         parameters: those that are trained, by name.
     """
-
-    accumulate: Accumulate
-    parameters: Mapping[str, nn.Parameter]
-    context: TrainContext
-
-    def __call__(self, weights: Weights, update: int) -> MicrobatchResults:
-        """Run each task with a late weight by itself, and all others together."""
-        late = [(name,) for name in weights.totals if self.context.tasks[name].late_weight]
-        others = tuple(name for name in weights.totals if (name,) not in late)
-        whole, total = MicrobatchResults(), list[Tensor | None]()
-        for names in [*late, others] if others else late:
-            one = self.accumulate(weights.of(*names), update)
-            whole.add(one)
-            own = take_gradients(self.parameters, one.late_total)
-            total = [sum_gradients(pair, (1.0, 1.0)) for pair in zip(total, own, strict=True)] if total else own
-        for parameter, gradient in zip(self.parameters.values(), total, strict=True):
-            parameter.grad = gradient
-        return whole
+    late = [(name,) for name in weights.totals if context.tasks[name].late_weight]
+    others = tuple(name for name in weights.totals if (name,) not in late)
+    whole, total = MicrobatchResults(), list[Tensor | None]()
+    for names in [*late, others] if others else late:
+        one = accumulate(weights.of(*names), update)
+        whole.add(one)
+        own = take_gradients(parameters, one.late_total)
+        total = [sum_gradients(pair, (1.0, 1.0)) for pair in zip(total, own, strict=True)] if total else own
+    for parameter, gradient in zip(parameters.values(), total, strict=True):
+        parameter.grad = gradient
+    return whole
 
 
 def build_gather(
@@ -60,7 +59,7 @@ def build_gather(
 ) -> Accumulate:
     """What leaves the tasks' gradients in `.grad`, combined: by a method that is loaded here, or only added."""
     if isinstance(combine, Separate):
-        return LateWeighted(accumulate=accumulate, parameters=parameters, context=context)
+        return partial(accumulate_late, accumulate=accumulate, parameters=parameters, context=context)
     method = load(PER_TASK_GRADIENTS)
     return method(accumulate=accumulate, combine=combine, parameters=parameters, context=context, execution=execution)
 

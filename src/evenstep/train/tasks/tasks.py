@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 
 from evenstep.arguments import said
 from evenstep.errors import ArgumentError, CheckpointError, TaskError
+from evenstep.internals import unwrapped
 from evenstep.names import LEARNED
 from evenstep.options import check_task_names
 from evenstep.parallel import Strategy
 from evenstep.train.failures import FailurePolicy
-from evenstep.train.state.train_state import unwrapped
 from evenstep.train.tasks.coefficients import Coefficients, Fixed
 from evenstep.train.tasks.combine import Combine, Separate
 from evenstep.train.tasks.norm_statistics import Kind, Norms, build_norms
@@ -118,6 +118,11 @@ def state_of(task: Task, name: str) -> dict[str, Any]:
             f"`{{}}` where there is nothing to keep."
         )
     return cast("dict[str, Any]", state)
+
+
+def states_of(tasks: Mapping[str, Task]) -> dict[str, dict[str, Any]]:
+    """The states of the tasks that have one, by name."""
+    return {name: state for name, task in tasks.items() if (state := state_of(task, name))}
 
 
 def _attach(model: nn.Module, optimizer: Optimizer, name: str, module: nn.Module | None) -> None:

@@ -34,7 +34,7 @@ class Teacher:
         self._model, self._reducers = model, reducers
         self._asking = frozenset(asking)
 
-    def held(self, tasks: Collection[str], *, everywhere: bool = False) -> AbstractContextManager[None]:
+    def held(self, *tasks: str, everywhere: bool = False) -> AbstractContextManager[None]:
         """Around passes of tasks of these names, which all ranks make together: those that may ask can do so inside.
 
         Args:

@@ -18,28 +18,14 @@ from evenstep.internals import (
     NotCompiledError,
     as_compiled,
     compile_each_shape,
-    compile_graph,
     guards_kept,
     is_compile_error,
     recompile_reason,
 )
-from evenstep.pipeline.compiled import reason_of
+from evenstep.pipeline.compiled import Inductor, reason_of
 from evenstep.train.compiled import REPEATED
 
-
-@final
-class _CountingInductor:
-    """torch's compiler, which counts what it compiles; one for the process, as torch's cache of compiled code is."""
-
-    def __init__(self, *, captured: bool) -> None:
-        self.graphs, self._captured = 0, captured
-
-    def __call__(self, graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
-        self.graphs += 1
-        return compile_graph(graph, inputs, captured=self._captured)
-
-
-_COMPILED, _CAPTURED = _CountingInductor(captured=False), _CountingInductor(captured=True)
+_COMPILED, _CAPTURED = Inductor(), Inductor(captured=True)
 
 
 class Compiled(NamedTuple):

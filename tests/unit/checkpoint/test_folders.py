@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from evenstep.checkpoint import complete_checkpoints, step_name, write_checkpoint
-from evenstep.checkpoint.layout import locate, step_update
+from evenstep.checkpoint.folders import locate, step_update
 from evenstep.errors import ArgumentError, CheckpointError
 
 State = Callable[[int], dict[str, object]]
