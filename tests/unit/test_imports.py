@@ -17,7 +17,6 @@ ROOT = {
     "errors",
     "exits",
     "frames",
-    "fsdp_internals",
     "internals",
     "keys",
     "keywords",

@@ -1,4 +1,4 @@
-"""What is used of torch beside its public names is still as it was found, and stands in two files: FSDP2's in one."""
+"""What is used of torch beside its public names is still as it was found, and stands in one file."""
 
 import ast
 import functools
@@ -79,7 +79,6 @@ OF_TORCH = {
     "_workers",
     "_world",
 }
-HOMES = {"internals.py": OF_TORCH | {"_C", "_pytree", "_python_dispatch"}, "fsdp_internals.py": OF_FSDP}
 PYTHONS = {"_exit", "_fields", "_replace"}
 METRICS = {"_computed", "_filter_kwargs", "_reductions", "_to_sync", "_update_count"}  # of torchmetrics
 FILES = {path: ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))}
@@ -117,15 +116,15 @@ def private_names(path: Path) -> set[str]:
 
 
 def test_no_other_file_uses_names_of_torchs_that_begin_with_an_underscore() -> None:
-    uses = {str(path.relative_to(SOURCE)): private_names(path) for path in FILES if path.name not in HOMES}
+    uses = {str(path.relative_to(SOURCE)): private_names(path) for path in FILES if path.name != "internals.py"}
     of_metrics = {"events/meters.py": METRICS, "train/tasks/metrics.py": METRICS}
     left = {name: found - PYTHONS - of_metrics.get(name, set()) for name, found in uses.items()}
     assert {name: found for name, found in left.items() if found} == {}
 
 
 def test_nothing_of_torch_is_used_but_these() -> None:
-    for name, known in HOMES.items():
-        assert private_names(SOURCE / name) <= known
+    modules = {"_C", "_pytree", "_python_dispatch"}
+    assert private_names(SOURCE / "internals.py") - modules <= OF_TORCH | OF_FSDP
 
 
 SINCE_2_15 = torch.__version__ >= (2, 15)

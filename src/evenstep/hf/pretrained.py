@@ -19,10 +19,9 @@ from evenstep.arguments import require_flag
 from evenstep.checkpoint.export import ExportFormat
 from evenstep.errors import ArgumentError, HookError
 from evenstep.events import Hook, TrainBegin, TrainEnd
-from evenstep.fsdp_internals import class_before_sharding
 from evenstep.hf.models import library
 from evenstep.hf.saving import check_options, is_of_transformers, save_pretrained
-from evenstep.internals import unwrapped
+from evenstep.internals import class_before_sharding, unwrapped
 
 _NAME = "pretrained"
 _KINDS = ("last", "best")
