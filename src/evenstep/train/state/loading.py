@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import cast, final
 
+import torch
 from torch import Tensor, nn
 
 from evenstep.arguments import advice, require_flag, require_object, said
@@ -171,6 +172,7 @@ def put_weights(
 
     def read() -> dict[str, Tensor]:
         values = {name: weights.read(_place(weights, name, names)) for name in report.loaded}
+        _check_tied(weights, values, wanted, names)
         weights.verify()
         return values
 
@@ -225,6 +227,7 @@ def _compare(
     there = weights.outlines
     found = {name: there[_place(weights, name, names)] for name in wanted if _place(weights, name, names) in there}
     loaded = [name for name in found if found[name].shape == wanted[name].shape]
+    _check_formats(weights.source, {name: (found[name].dtype, wanted[name].dtype) for name in loaded})
     tied = {id(wanted[name]) for name in loaded}  # a file may hold tied weights under one of their names
     parameters = {id(one): name for name, one in named_parameters(unwrapped(model)).items()}
     return LoadedWeights(
@@ -242,6 +245,34 @@ def _compare(
         },
         frozen=tuple(sorted({parameters[one] for one in tied if one in parameters})) if freeze else (),
     )
+
+
+def _check_formats(source: str, formats: Mapping[str, tuple[torch.dtype, torch.dtype]]) -> None:
+    """Raise CheckpointError for values that mean something else in the model's format: (theirs, ours) by name."""
+    for name, (theirs, ours) in formats.items():
+        if theirs.is_complex > ours.is_complex or (ours.is_floating_point and not theirs.is_floating_point):
+            what = "their imaginary parts would be lost" if theirs.is_complex else "they may be quantised, with a scale"
+            raise CheckpointError(
+                f"`{name}` in `{source}` holds {str(theirs).removeprefix('torch.')} numbers for a parameter of "
+                f"{str(ours).removeprefix('torch.')}: {what}. Save it in a floating format, or name what else is meant "
+                f"by `only`."
+            )
+
+
+def _check_tied(
+    weights: StoredWeights, values: Mapping[str, Tensor], wanted: Mapping[str, Tensor], names: Mapping[str, str]
+) -> None:
+    """Raise CheckpointError where the file has two different values for one parameter of the model."""
+    firsts: dict[int, str] = {}
+    for name, value in values.items():
+        own = firsts.setdefault(id(wanted[name]), name)
+        first = names[name] if names[name] != name and names[name] in weights.outlines else own
+        other = value if first == name else values[first] if first in values else weights.read(first)
+        if other.shape != value.shape or bool(((other != value) & ~(other.isnan() & value.isnan())).any()):
+            raise CheckpointError(
+                f"`{first}` and `{name}` are one parameter of the model (tied), but in `{weights.source}` they differ; "
+                f"load into a model that does not tie them, or name one of them by `only`."
+            )
 
 
 def _some(names: Sequence[str]) -> str:
