@@ -40,6 +40,7 @@ class LoadedWeights:
         other_shape: what both have in different shapes, which stays as it is initialised: the file's, the model's.
         other_format: what was converted to the model's number format: the file's.
         frozen: the parameters among the loaded that are not to be trained.
+        trained_by: the optimizer for which these are parameters to train; the run that it is of has evaluated others.
     """
 
     source: str
@@ -49,6 +50,7 @@ class LoadedWeights:
     other_shape: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
     other_format: Mapping[str, str]
     frozen: tuple[str, ...] = ()
+    trained_by: str = ""
 
     def described(self) -> list[str]:
         """The report, a line for each kind."""
@@ -60,6 +62,7 @@ class LoadedWeights:
         lines += [f"missing     {_some(self.missing)}: as initialised"] if self.missing else []
         lines += [f"unexpected  {_some(self.unexpected)}: not taken"] if self.unexpected else []
         lines += [f"other shape {_some(self._shapes())}: as initialised"] if self.other_shape else []
+        lines += [f"trained by  {self.trained_by}, which evaluates others"] if self.trained_by else []
         lines += [f"frozen      {len(self.frozen)} of the loaded parameters"] if self.frozen else []
         return lines
 
@@ -244,6 +247,7 @@ def _compare(
             if found[name].dtype != wanted[name].dtype
         },
         frozen=tuple(sorted({parameters[one] for one in tied if one in parameters})) if freeze else (),
+        trained_by=weights.trained_by,
     )
 
 
