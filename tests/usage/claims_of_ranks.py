@@ -57,6 +57,8 @@ AREAS = (
             works(
                 "`local`: local SGD, BMUF (classical, Nesterov), SlowMo and DiLoCo are their definitions in float64",
                 "unit/parallel/test_local.py::test_each_method_is_its_definition",
+                "unit/parallel/test_outer.py::"
+                "test_a_share_at_a_rate_of_0_is_the_limit_of_shares_at_rates_that_fall_towards_it",
                 "prove: local",
             ),
             works(
@@ -400,6 +402,12 @@ AREAS = (
                 "unit/train/test_loading.py::test_weights_that_do_not_fit_are_refused_by_name_and_the_advice_works",
                 "unit/train/test_loading.py::test_what_can_not_be_read_is_refused_by_name",
             ),
+            refused(
+                "weights that are integers or complex for floating parameters, or two for a parameter that is tied",
+                "unit/train/test_loading.py::test_numbers_that_mean_something_else_are_refused_and_the_advice_works",
+                "unit/train/test_loading.py::"
+                "test_a_file_with_two_values_of_a_tied_parameter_is_refused_and_the_advice_works",
+            ),
             works(
                 "`reset`: optimizer, LR schedule, metrics or data afresh from a checkpoint; updates are counted on",
                 "unit/train/test_resets.py::test_the_optimizer_begins_afresh_and_the_count_of_updates_stays",
@@ -417,6 +425,11 @@ AREAS = (
                 "unit/checkpoint/test_export.py::test_the_library_reads_what_is_exported",
                 "unit/checkpoint/test_export.py::test_it_is_cut_by_size_with_the_hubs_index_and_loaded_again",
                 "unit/checkpoint/test_export.py::test_a_fault_at_any_operation_leaves_nothing",
+            ),
+            refused(
+                "export of a run whose optimizer evaluates other parameters than it trains (schedule-free)",
+                "unit/checkpoint/test_export.py::"
+                "test_parameters_that_nobody_has_evaluated_are_not_exported_and_the_advice_works",
             ),
         ),
     ),

@@ -198,8 +198,9 @@ AREAS = (
                 "test_a_schedule_free_optimizer_has_its_modes_switched_on_every_strategy_and_resumes",
             ),
             refused(
-                "a parameter of two groups, a pattern that takes none, state of unknown classes of tensors where "
-                "checkpoints are kept",
+                "a parameter of two groups by any of its names, a pattern that takes none, state of unknown classes "
+                "of tensors where checkpoints are kept",
+                "unit/train/test_grouped.py::test_a_tied_parameter_is_meant_by_each_of_its_names",
                 "unit/train/test_grouped.py::test_what_cannot_be_is_refused_in_a_line",
                 "usage/test_schedules.py::test_a_state_of_somebodys_own_tensors_is_refused_after_the_first_step",
             ),
@@ -787,6 +788,10 @@ AREAS = (
             works("other accelerators that torch knows"),
             refused(
                 "a device that is not there", "unit/train/test_trainer.py::test_a_device_that_is_not_there_is_refused"
+            ),
+            refused(
+                "`xla`: torch_xla ended with torch 2.9",
+                "unit/test_devices.py::test_a_device_that_torch_only_has_a_name_for_is_refused_with_what_to_take",
             ),
         ),
     ),

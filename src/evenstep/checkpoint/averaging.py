@@ -95,7 +95,7 @@ def average_checkpoints(
     state: dict[str, Any] = {part: mean.of(part) for part in parts}
     for reader in readers:
         reader.verify()
-    state["averaged"] = {"of": [str(reader.path) for reader in readers], "newest": sorted(mean.newest)}
+    state["averaged"] = {"of": [str(reader.path) for reader in readers], "newest": sorted(set(mean.newest))}
     state["run"] = newest.state.get("run", {})
     path = CheckpointWrite(Path(folder), newest.update, state, name=name, disk=disk).run()
     return AveragedCheckpoint(
@@ -103,7 +103,7 @@ def average_checkpoints(
         of=tuple(reader.path for reader in readers),
         averaged=mean.averaged,
         same=mean.same,
-        newest=tuple(sorted(mean.newest)),
+        newest=tuple(sorted(set(mean.newest))),  # the model's and the average's have the same names
     )
 
 
@@ -114,8 +114,10 @@ def last_checkpoints(run: Path, count: int, *, until: int | None = None) -> list
         until: the update of the last one that counts; None for the newest there is.
 
     Raises:
-        ArgumentError: there are not so many.
+        ArgumentError: there is no such run, or not so many.
     """
+    if not run.is_dir():
+        raise ArgumentError(f"there is no run `{run}`; give the folder of a run.")
     known = complete_checkpoints(checkpoints_folder(run))
     found = [path for path in known if until is None or (step_update(path.name) or 0) <= until]
     if len(found) < count:
@@ -131,7 +133,7 @@ def best_checkpoints(run: Path, count: int) -> list[Path]:
     """The `count` checkpoints of the best values, as the newest checkpoint's hook `Best` knows them, the oldest first.
 
     Raises:
-        ArgumentError: nobody has kept the best, or not so many of them.
+        ArgumentError: nobody has kept the best, or not so many of them, or one of them is gone.
     """
     newest = CheckpointReader(run)
     newest.load(lambda _: True)
@@ -148,6 +150,12 @@ def best_checkpoints(run: Path, count: int) -> list[Path]:
     folder = checkpoints_folder(run)
     there = {path.name: path for path in complete_checkpoints(folder)}
     found = [there[name] for _, update in ranked if (name := step_name(update)) in there]
+    gone = [name for _, update in ranked[:count] if (name := step_name(update)) not in there]
+    if gone and len(found) >= count:
+        raise ArgumentError(
+            f"the best {count} checkpoints by `{state.get('metric')}` were asked for, but of them `{run}` has no whole "
+            f"{', '.join(gone)} any more; average others in a script: `average_checkpoints(paths, folder)`."
+        )
     if len(found) < count:
         raise ArgumentError(
             f"the best {count} checkpoints by `{state.get('metric')}` were asked for, but `{run}` has {_names(found)}; "

@@ -49,7 +49,8 @@ def export_weights(
 
     Raises:
         ArgumentError: an argument that cannot be, or files that are there already.
-        CheckpointError: weights that can't be read, or that the format can't hold; no file is there then.
+        CheckpointError: weights that can't be read, that the format can't hold, or of an optimizer that evaluates
+            others (a schedule-free one); no file is there then.
 
     >>> import tempfile
     >>> from evenstep.checkpoint import write_checkpoint
@@ -62,6 +63,7 @@ def export_weights(
     require_flag("average", average)
     _check(to, dtype, max_file_bytes)
     weights = open_weights(path, average=average)
+    weights.check_evaluated()
     names = _once(weights)
     sizes = {name: _bytes(weights.outlines[name], dtype) for name in names}
     cuts = _cut(sizes, max_file_bytes)

@@ -43,12 +43,24 @@ class StoredWeights:
         outlines: what each is, as a tensor of its shape and format whose values mean nothing; tied ones are one object.
         read: gives the values of one, on the CPU.
         verify: raises an UnreadableError if anything in the files is not as it was written, where that can be known.
+        trained_by: the optimizer for which these are parameters to train, and not those that the run has evaluated.
     """
 
     source: str
     outlines: Mapping[str, Tensor]
     read: Callable[[str], Tensor]
     verify: Callable[[], None]
+    trained_by: str = ""
+
+    def check_evaluated(self) -> None:
+        """Raise CheckpointError where the run has evaluated other parameters, so that others would be worse off."""
+        if self.trained_by:
+            raise CheckpointError(
+                f"`{self.source}` holds the parameters that {self.trained_by} trains, and the run has evaluated "
+                f"others, which only that optimizer can make of them. In a script build the trainer as for the run, on "
+                f"one process, `trainer.resume(…)`, call `eval()` of that optimizer, and save the `state_dict()` of "
+                f"`trainer.model`."
+            )
 
 
 def open_weights(path: Path | str, *, average: bool = False) -> StoredWeights:
@@ -91,7 +103,8 @@ def _of_checkpoint(path: Path, *, average: bool) -> StoredWeights:
     def read(name: str) -> Tensor:
         return reader.read(held[name]) if held[name].is_meta else held[name]
 
-    return StoredWeights(source=str(reader.path), outlines=held, read=read, verify=reader.verify)
+    trained_by = "" if average else str(reader.state.get("run", {}).get("trained_by", ""))
+    return StoredWeights(source=str(reader.path), outlines=held, read=read, verify=reader.verify, trained_by=trained_by)
 
 
 def _averages(reader: CheckpointReader, model: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from evenstep.arguments import as_spelt_here
 from evenstep.config.keys import advice_for, kind_of, locate, meant_by
 from evenstep.config.schema import Config
+from evenstep.devices import why_not
 
 Location = tuple[str | int, ...]
 """Where in the configuration pydantic found a fault: keys, numbers of list elements, and the tags of unions."""
@@ -170,6 +171,8 @@ def from_validation(error: ValidationError, origin: Callable[[Sequence[str]], st
         elif kind == "missing":
             descriptions = [field.description for table in inside if (field := table.model_fields.get(path[-1]))]
             text = f"is missing; set it: {descriptions[0]}"
+        elif path == ("device",) and (reason := why_not(str(given))):
+            text = f"can't be {quoted(given)}: {reason}"
         elif kind == "string_pattern_mismatch":
             text = f"{_PATTERNS[path[-1]]}, but is {quoted(given)}."
         else:

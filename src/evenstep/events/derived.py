@@ -105,6 +105,8 @@ def _value(name: str, function: Derived, metrics: Mapping[str, float]) -> float:
         return float(function(metrics))
     except OverflowError:
         return math.inf
+    except ZeroDivisionError:
+        return math.nan  # of nothing, such as errors of no words: it ends no run, and is never the best
     except Exception as error:
         raise TaskError(
             f"the derived metric `{name}` could not be made of {', '.join(metrics)}: {clause(error)}; write a function "

@@ -22,6 +22,8 @@ from evenstep.events import Hook, TrainBegin, TrainEnd
 from evenstep.hf.models import library
 from evenstep.hf.saving import check_options, is_of_transformers, save_pretrained
 from evenstep.internals import class_before_sharding, unwrapped
+from evenstep.optim.modes import has_modes
+from evenstep.optim.multi import inner
 
 _NAME = "pretrained"
 _KINDS = ("last", "best")
@@ -73,6 +75,12 @@ class SavePretrained(Hook):
             raise ArgumentError(
                 f"hook `{self.name}` is for whole models of transformers, which know their layout, but the model is a "
                 f"{type(model).__name__}; leave the hook out, and write the weights by `evenstep export`."
+            )
+
+        if not self._average and any(has_modes(one) for one in inner(self.trainer.optimizer)):
+            raise ArgumentError(
+                f"hook `{self.name}` writes what a checkpoint holds, but the optimizer evaluates other parameters than "
+                f"those that it trains and saves; leave the hook out, and save the model after `optimizer.eval()`."
             )
 
     def after_train(self, event: TrainEnd) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from evenstep.arguments import require_flag
 from evenstep.checkpoint.export import ExportFormat
+from evenstep.checkpoint.weights import open_weights
 from evenstep.errors import ArgumentError, CheckpointError, clause
 from evenstep.hf.models import library
 from evenstep.train import load_weights
@@ -67,6 +68,7 @@ def save_pretrained(
     check_options(dtype, tokenizer)
     if to.exists():
         raise ArgumentError(f"`{to}` exists already, and nothing in it was touched; give another name.")
+    open_weights(weights, average=average).check_evaluated()
     load_weights(cast(nn.Module, model), weights, average=average)
     if dtype is not None:
         _convert(cast(nn.Module, model), dtype)

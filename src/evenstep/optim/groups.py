@@ -36,7 +36,8 @@ class ParameterGroup:
     """What some of a model's parameters have of their own.
 
     Args:
-        patterns: of their names, as in a shell: `*` is any text, "blocks.*", "*.bias".
+        patterns: of their names, as in a shell: `*` is any text, "blocks.*", "*.bias". A tied parameter is meant by
+            each of its names.
         dims: only those with so many dimensions, 2 for matrices; None for any.
         lr: their learning rate; None for that of all, times
         lr_factor: a factor.
@@ -59,7 +60,7 @@ class ParameterGroup:
     weight_decay: float | None = None
     frozen: bool = False
     optimizer: type[Optimizer] | None = None
-    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "patterns", require_names("patterns", self.patterns, "`patterns=('head.*',)`"))
@@ -93,7 +94,7 @@ class ParameterGroup:
     def takes(self, one: "Described") -> bool:
         """Whether a parameter is of this group."""
         fits = self.dims is None or one.dims == self.dims
-        return fits and any(fnmatchcase(one.name, pattern) for pattern in self.patterns)
+        return fits and any(one.fits(pattern) for pattern in self.patterns)
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -123,12 +124,18 @@ class Described(NamedTuple):
         dims: how many dimensions it has.
         is_norm: whether it belongs to a normalisation layer.
         trained: whether it has `requires_grad`.
+        also: its other names, where it is tied: patterns may mean any of them.
     """
 
     name: str
     dims: int
     is_norm: bool
     trained: bool
+    also: tuple[str, ...] = ()
+
+    def fits(self, pattern: str) -> bool:
+        """Whether a pattern fits one of its names."""
+        return any(fnmatchcase(name, pattern) for name in (self.name, *self.also))
 
     @property
     def is_matrix(self) -> bool:
@@ -232,27 +239,37 @@ class Grouping:
         return 1.0 if part.depth is None or self.layer_decay is None else self.layer_decay ** (num_layers - part.depth)
 
     def num_layers(self, parameters: Sequence[Described]) -> int:
-        """L + 1: the depth of what comes behind the last layer."""
-        return max(self._depths([one.name for one in parameters]).values(), default=0)
+        """L + 1: the depth of what comes behind the last layer, even if nothing does."""
+        return max(self._inside([one.name for one in parameters]).values(), default=0) + 1
 
     def _owners(self, parameters: Sequence[Described]) -> dict[str, str]:
         owners: dict[str, str] = {}
         for one in parameters:
             takers = [name for name, group in self.groups.items() if group.takes(one)]
             if len(takers) > 1:
+                also = f" (tied: it is also `{'`, `'.join(one.also)}`)" if one.also else ""
                 raise ArgumentError(
-                    f"each parameter must be in one group, but `{one.name}` fits the `patterns` of {takers[0]} and of "
-                    f"{takers[1]}; narrow one of them."
+                    f"each parameter must be in one group, but `{one.name}`{also} fits the `patterns` of {takers[0]} "
+                    f"and of {takers[1]}; narrow one of them."
                 )
             owners[one.name] = takers[0] if takers else OTHERS
         for name, group in self.groups.items():
             for pattern in group.patterns:
-                if not any(fnmatchcase(one.name, pattern) and group.takes(one) for one in parameters):
+                if not any(one.fits(pattern) and group.takes(one) for one in parameters):
                     raise ArgumentError(_unused(name, group, pattern, parameters))
         return owners
 
     def _depths(self, names: Sequence[str]) -> dict[str, int]:
         """The depth of each parameter: 0 before the layers, 1 … L in them, L + 1 behind."""
+        inside = self._inside(names)
+        if not inside:
+            return {}
+        last_place = max(place for place, name in enumerate(names) if name in inside)
+        behind = max(inside.values()) + 1
+        return {name: inside.get(name, 0 if place < last_place else behind) for place, name in enumerate(names)}
+
+    def _inside(self, names: Sequence[str]) -> dict[str, int]:
+        """The depth, 1 … L, of each parameter in the layers; none without layer-wise decay."""
         if self.layers is None:
             return {}
         prefix = f"{self.layers}."
@@ -264,14 +281,12 @@ class Grouping:
                 f"`layers` must name a list of layers with parameters, but there is no `{self.layers}.0.…`; "
                 f"there are {', '.join(lists) or 'no lists'}."
             )
-        places = [place for place, name in enumerate(names) if name in inside]
-        last = max(inside.values()) + 1
-        return {name: inside.get(name, 0 if place < places[-1] else last) for place, name in enumerate(names)}
+        return inside
 
 
 def _unused(name: str, group: ParameterGroup, pattern: str, parameters: Sequence[Described]) -> str:
     """What to say of a pattern that takes no parameter."""
-    fit = [one for one in parameters if fnmatchcase(one.name, pattern)]
+    fit = [one for one in parameters if one.fits(pattern)]
     if fit:
         dims = ", ".join(sorted({str(one.dims) for one in fit}))
         return (

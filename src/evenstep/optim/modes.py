@@ -30,6 +30,11 @@ class Modes:
         self._parameters = list(parameters) if self._optimizers else []
         self._fetch = fetch
 
+    @property
+    def names(self) -> list[str]:
+        """The classes of the optimizers that evaluate other parameters than they train."""
+        return [type(one).__name__ for one in self._optimizers]
+
     def train(self) -> None:
         """Let the parameters be those that are trained."""
         self._all("train")

@@ -7,7 +7,9 @@ outer rate, one outer step is
     v ← μ·v + Δ/γ                              v = 0 before the first
     θ ← θ - η·γ·v                              or, with `nesterov`, θ - η·γ·(Δ/γ + μ·v)
 
-which for η = 1 and μ = 0 is m itself, and computed as such. It does not communicate, and it does not choose when.
+which for η = 1 and μ = 0 is m itself, and computed as such. Where γ is 0 (a rate that has fallen to 0 since the last
+share) the step is its limit: θ - η·Δ, or with `nesterov` θ - η·(1 + μ)·Δ, and v ← μ·v. It does not communicate, and it
+does not choose when.
 """
 
 import math
@@ -83,8 +85,10 @@ class Outer:
         gamma = rate if self.by_inner_rate else 1.0
         gradient = mean.neg_().add_(shared)
         momentum.mul_(self.outer_momentum)
-        if gamma:  # at a rate of 0 nobody has moved
-            momentum.add_(gradient, alpha=1 / gamma)
+        if not gamma:  # since the last share ranks have moved all the same, if the rate has fallen to 0 in between
+            shared.add_(gradient, alpha=-self.outer_lr * (1 + self.outer_momentum * self.nesterov))
+            return
+        momentum.add_(gradient, alpha=1 / gamma)
         if self.nesterov:
             shared.add_(gradient, alpha=-self.outer_lr)
             shared.add_(momentum, alpha=-self.outer_lr * gamma * self.outer_momentum)

@@ -270,9 +270,15 @@ class Engine:
         return {**self.tensors(whole=True), **own, "run": self.described()}
 
     def described(self) -> Tree:
-        """What the run is, as a state has it: its seed, its precision, and the settings of its updates."""
+        """What the run is, as a state has it: its seed, its precision, and the settings of its updates.
+
+        With `trained_by` too, where an optimizer evaluates other parameters than those it trains, which a state holds.
+        """
+        modes = self.parts.modes.names
+        trained_by = {"trained_by": ", ".join(modes)} if modes else {}
         settings = self.parts.settings
-        return {"seed": self.seed, "precision": self.precision.name, "settings": settings, "begun": self._begun}
+        own = {"seed": self.seed, "precision": self.precision.name, "settings": settings, "begun": self._begun}
+        return {**own, **trained_by}
 
     def changed_settings(self, state: Tree) -> dict[str, str]:
         """What is said of each setting of updates that is another than when `state` was saved, by its name.

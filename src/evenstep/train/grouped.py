@@ -6,6 +6,7 @@ groups, some of them empty, since a group's number must mean the same on all.
 
 import inspect
 from collections.abc import Mapping
+from math import inf
 from typing import Any, cast
 
 import torch
@@ -65,15 +66,14 @@ def grouped_optimizer(
     [('others', 0.1, 0.01, 1), ('others/no_decay', 0.1, 0.0, 3), ('head', 1.0, 0.01, 1), ('head/no_decay', 1.0, 0.0, 1)]
     """
     require_number("lr", lr)
+    if not 0 < lr < inf:
+        raise ArgumentError(f"`lr` must be above 0 and finite, but is {lr}; set it so.")
     check_class("optimizer", optimizer)
     check_options(options or {})
     grouping = Grouping(groups=groups or {}, weight_decay_on=weight_decay_on, layer_decay=layer_decay, layers=layers)
     parameters = _described(model, grouping)
     by_name = named_parameters(unwrapped(model))
     dealt, num_layers = grouping.deal(parameters), grouping.num_layers(parameters)
-    for name in grouping.frozen(parameters):
-        if name in by_name:
-            by_name[name].requires_grad_(False)
     made: dict[type, list[dict[str, Any]]] = {}
     for part, names in dealt.items():
         group = grouping.groups.get(part.group, _NONE)
@@ -97,6 +97,10 @@ def grouped_optimizer(
     rest = made.pop(optimizer, None)
     ordered = [*made.items(), *([(optimizer, _others_first(rest))] if rest else [])]
     optimizers = [cast("Any", kind)(several, lr=lr, **(options_of or {}).get(kind, {})) for kind, several in ordered]
+    for name in {
+        *grouping.frozen(parameters)
+    } & by_name.keys():  # at the end: an error above leaves the model as it was
+        by_name[name].requires_grad_(False)
     return optimizers[0] if len(optimizers) == 1 else MultiOptimizer(*optimizers)
 
 
@@ -133,8 +137,9 @@ def _described(model: nn.Module, grouping: Grouping) -> list[Described]:
         if "Norm" in type(module).__name__
         for inner, _ in module.named_parameters(recurse=False)
     }
+    also = _other_names(model)
     mine = [
-        Described(name, one.ndim, name in norms, one.requires_grad)
+        Described(name, one.ndim, name in norms, one.requires_grad, also.get(name, ()))
         for name, one in named_parameters(unwrapped(model)).items()
     ]
     if not isinstance(model, PipelineModel):
@@ -147,6 +152,17 @@ def _described(model: nn.Module, grouping: Grouping) -> list[Described]:
     everybody = model.mesh.pipeline.gather([tuple(one) for one in mine])
     every = [Described(*cast("Any", one)) for theirs in everybody for one in theirs]
     return [*{one.name: one for one in every}.values()]
+
+
+def _other_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """The other names of each tied parameter, by each of its names; those of copies in other stages included."""
+    of: dict[object, list[str]] = {}
+    firsts = model.aliases if isinstance(model, PipelineModel) else {}
+    for name, one in unwrapped(model).named_parameters(remove_duplicate=False):
+        of.setdefault(id(one), []).append(plain(name))
+    for name, first in firsts.items():
+        of.setdefault(first, [first]).append(name)
+    return {name: tuple(one for one in names if one != name) for names in of.values() for name in names if names[1:]}
 
 
 def _check_taken(kind: type, own: Mapping[str, Any], group: str) -> None:

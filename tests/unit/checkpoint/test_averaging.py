@@ -1,5 +1,6 @@
 """The mean of checkpoints: exact, of one model only, and there whole or not at all."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +144,26 @@ def test_the_last_and_the_best_are_found_or_missed_by_name(tmp_path: Path) -> No
     assert names(best_checkpoints(tmp_path, 2)) == ["1", "3"]
     with pytest.raises(ArgumentError, match=r"the last 5 .* has 4 \(step-00000001, .*`checkpoint\.keep_last = 5`"):
         last_checkpoints(tmp_path, 5)
+    with pytest.raises(ArgumentError, match=r"there is no run `.*nowhere`; give the folder of a run"):
+        last_checkpoints(tmp_path / "nowhere", 2)
     with pytest.raises(ArgumentError, match=r"the best 3 checkpoints by `valid/loss` .* has 2 \(step-00000001, step-"):
         best_checkpoints(tmp_path, 3)
     write_checkpoint(tmp_path / "checkpoints", 5, {**state(5), "hooks": {}})
     with pytest.raises(ArgumentError, match=r"no hook has kept the best; set `checkpoint\.best = \{ metric"):
         best_checkpoints(tmp_path, 2)
+
+
+def test_where_one_of_the_best_is_gone_no_worse_one_takes_its_place(tmp_path: Path) -> None:
+    best = {"metric": "valid/loss", "mode": "min", "best": [[0.1, 1], [0.2, 3], [0.3, 2]]}
+    paths = [write_checkpoint(tmp_path / "checkpoints", n, {**state(n), "hooks": {"Best": best}}) for n in (1, 2, 3)]
+    shutil.rmtree(paths[0])
+    with pytest.raises(ArgumentError, match=r"the best 2 .* has no whole step-00000001 any more; average others in a"):
+        best_checkpoints(tmp_path, 2)
+
+
+def test_a_name_that_model_and_average_share_is_said_once(tmp_path: Path) -> None:
+    paths = [
+        write_checkpoint(tmp_path, n, {"model": {"seen": torch.tensor(n)}, "ema": {"seen": torch.tensor(n)}})
+        for n in (1, 2)
+    ]
+    assert average_checkpoints(paths, tmp_path).newest == ("seen",)

@@ -46,7 +46,7 @@ def test_the_best_are_those_of_the_runs_own_metric(evenstep: Run, recipe: Path) 
         (["--last", "1"], 2, "`--last` must be a whole number of at least 2, but is `1`"),
         (["--best", "many"], 2, "`--best` must be a whole number of at least 2, but is `many`"),
         (["--best", "2", "--until", "3"], 2, "`--until` is for `--last`"),
-        (["--last", "9"], 1, "has none; ask for as many as there are"),
+        (["--last", "9"], 1, "there is no run `runs/tiny`; give the folder of a run"),
         (["--best", "2"], 1, "there is no checkpoint"),
     ],
 )

@@ -178,6 +178,7 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
         ([], VALID.replace("valid", "train"), "`data.evaluations.train` must have a name"),
         (["--name", "a/b"], "", "`name` (set by --name) must begin with a letter or digit"),
         (["--device", "gpu"], "", "`device` (set by --device) must be auto, cpu, mps, cuda or cuda:N"),
+        (["--device", "xla"], "", '`device` (set by --device) can\'t be "xla": torch_xla, through which'),
         (["--optimizer.lr", "nan"], "", "`optimizer.lr` (set by --optimizer.lr) must be finite"),
         (["--ema.decay", "1"], "", "`ema.decay` (set by --ema.decay) must be less than 1, but is 1."),
         (["--train", "3"], "", "`train` (set by --train) must be a table, but is 3."),

@@ -179,3 +179,13 @@ def test_a_run_file_names_the_hook(
     assert main(["train", "run.toml"]) == 0, capsys.readouterr().err
     held = read(transformers, Path("runs/first"))
     assert torch.equal(held["lm_head.weight"], saved(Path("runs/first")))
+
+
+def test_an_optimizer_that_evaluates_others_is_refused_before_training(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for mode in ("train", "eval"):
+        monkeypatch.setattr(torch.optim.AdamW, mode, lambda _: None, raising=False)
+    with pytest.raises(ArgumentError, match="the optimizer evaluates other parameters than those that it trains"):
+        train(made(LLAMA), tmp_path, SavePretrained())
+    train(made(LLAMA), tmp_path / "averaged", SavePretrained(average=True), train=Training(ema=Ema(decay=0.5)))

@@ -114,5 +114,7 @@ def test_what_can_not_be_derived_is_refused_by_name() -> None:
         trainer_of(task(ppl=lambda metrics: metrics["lost"])).train()
     trainer = trainer_of(task(ppl=lambda metrics: math.exp(1e6)))
     assert trainer.train().metrics["valid/ppl"] == math.inf
+    trainer = trainer_of(task(rate=lambda metrics: metrics["loss"] / 0.0))  # errors of no words, say
+    assert math.isnan(trainer.train().metrics["valid/rate"])
     with pytest.raises(ArgumentError, match=r"`Mine\.derived` must be functions of metrics by name, but is"):
         trainer_of(type("Mine", (Counted,), {"derived": 3})())

@@ -1,5 +1,6 @@
 """Parameter groups: who is in which, and that each is stepped as a plain loop over parameters would."""
 
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from evenstep import (
 from evenstep.errors import ArgumentError
 from evenstep.events import UpdateEnd
 from evenstep.optim import MultiOptimizer
+from evenstep.pipeline import Layer, Layers, PipelineModel
 from evenstep.train import described_groups
 
 
@@ -301,3 +303,63 @@ def test_groups_are_told_with_what_they_hold() -> None:
         "others: AdamW, lr 0.05, weight decay 0.01, 2 parameters of 16 numbers",
         "others/no_decay: AdamW, lr 0.05, weight decay 0, 8 parameters of 29 numbers",
     ]
+
+
+class Tied(nn.Module):
+    """An embedding and a head of one matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+        self.blocks = nn.ModuleList([nn.Linear(4, 4)])
+        self.head = nn.Linear(4, 5)
+        self.head.weight = self.embed.weight
+
+
+def test_a_tied_parameter_is_meant_by_each_of_its_names() -> None:
+    model = Tied()
+    made = grouped_optimizer(model, lr=0.1, groups={"head": ParameterGroup(patterns=("head.*",), lr_factor=3.0)})
+    assert groups_of(model, made)["head"] == ["embed.weight", "head.bias"]
+    both = {name: ParameterGroup(patterns=(f"{name}.*",), lr_factor=3.0) for name in ("head", "embed")}
+    with pytest.raises(
+        ArgumentError, match=r"`embed.weight` \(tied: it is also `head.weight`\) fits .* head and of embed"
+    ):
+        grouped_optimizer(Tied(), lr=0.1, groups=both)
+
+
+def test_copies_of_a_tied_parameter_in_stages_are_in_one_group() -> None:
+    first, last = nn.Linear(2, 2, bias=False), nn.Linear(2, 2)
+    layers = Layers([Layer("embed", first), Layer("head", last)], ties=(("embed.weight", "head.weight"),))
+    model = PipelineModel(layers, stages_per_rank=2, schedule="interleaved")
+    made = grouped_optimizer(model, lr=0.1, groups={"head": ParameterGroup(patterns=("head.*",), lr_factor=3.0)})
+    assert groups_of(model, made) == {"head": ["embed.weight", "head.weight", "head.bias"]}
+
+
+def test_the_last_layer_decays_also_where_nothing_is_behind_it() -> None:
+    """As before a head that the task holds, or that a group has for itself: lr · d^(L + 1 - l)."""
+    model = nn.ModuleDict({"embed": nn.Linear(2, 2), "blocks": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])})
+    made = grouped_optimizer(model, torch.optim.SGD, lr=1.0, layer_decay=0.5, layers="blocks")
+    rates = {group["name"]: group["lr"] for group in made.param_groups}
+    assert rates == {"others/layer_0": 0.125, "others/layer_1": 0.25, "others/layer_2": 0.5}
+
+
+def test_groups_that_are_refused_leave_the_model_as_it_was() -> None:
+    model = net()
+    groups = {
+        "embed": ParameterGroup(patterns=("embed.*",), frozen=True),
+        "head": ParameterGroup(patterns=("head.*",), options={"nonsense": 1}),
+    }
+    with pytest.raises(ArgumentError, match="`nonsense` of group `head` is no argument of AdamW"):
+        grouped_optimizer(model, lr=0.1, groups=groups)
+    assert all(one.requires_grad for one in model.parameters())
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, float("nan"), float("inf")])
+def test_a_rate_that_trains_nothing_is_refused(rate: float) -> None:
+    with pytest.raises(ArgumentError, match=f"`lr` must be above 0 and finite, but is {rate}"):
+        grouped_optimizer(net(), lr=rate)
+
+
+def test_a_group_goes_to_other_processes() -> None:
+    group = ParameterGroup(patterns=("head.*",), lr_factor=3.0)
+    assert pickle.loads(pickle.dumps(group)) == group

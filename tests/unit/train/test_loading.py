@@ -14,6 +14,7 @@ from evenstep import Ema, MapData, PipelineModel, Task, Trainer, Training, load_
 from evenstep.checkpoint import average_checkpoints
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.parallel import Mesh
+from evenstep.pipeline import Layer, Layers
 
 
 class Square(Task):
@@ -189,6 +190,47 @@ def test_another_number_format_is_converted_and_said(tmp_path: Path) -> None:
     report = load_weights(second, as_safetensors(first, tmp_path))
     assert torch.equal(second.head.weight, first.head.weight.float())
     assert "of them converted from bfloat16" in report.described()[0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "said"),
+    [(torch.int8, "holds int8 numbers .* they may be quantised"), (torch.complex64, "imaginary parts would be lost")],
+)
+def test_numbers_that_mean_something_else_are_refused_and_the_advice_works(
+    dtype: torch.dtype, said: str, tmp_path: Path
+) -> None:
+    held = {name: one.to(dtype) if name == "head.weight" else one for name, one in Net(1).state_dict().items()}
+    torch.save(held, tmp_path / "model.pt")
+    model, before = Net(2), Net(2)
+    for partial in (False, True):
+        with pytest.raises(CheckpointError, match=f"`head.weight` in .*{said}"):
+            load_weights(model, tmp_path / "model.pt", partial=partial)
+    assert same(model, before)
+    load_weights(model, tmp_path / "model.pt", only=("encoder.*", "head.bias"))
+    assert same(model, Net(1), "encoder.")
+
+
+def test_a_file_with_two_values_of_a_tied_parameter_is_refused_and_the_advice_works(tmp_path: Path) -> None:
+    path = as_pt(Net(1), tmp_path)
+    model, before = Net(2, tied=True), Net(2, tied=True)
+    with pytest.raises(CheckpointError, match=r"`encoder.0.weight` and `encoder.2.weight` are one parameter .* differ"):
+        load_weights(model, path)
+    assert same(model, before)
+    load_weights(model, path, only="encoder.2.*")
+    assert torch.equal(model.encoder[0].weight, Net(1).encoder[2].weight)
+
+
+def test_stages_refuse_two_values_of_a_parameter_that_two_of_them_hold(tmp_path: Path) -> None:
+    def staged(seed: int) -> PipelineModel:
+        torch.manual_seed(seed)
+        layers = [Layer("0", nn.Linear(2, 2)), Layer("1", nn.Linear(2, 2))]
+        ties = (("0.weight", "1.weight"),)
+        return PipelineModel(Layers(layers, ties=ties), stages_per_rank=2, schedule="interleaved")
+
+    torch.manual_seed(5)
+    torch.save(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).state_dict(), tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match=r"`0.weight` and `1.weight` are one parameter of the model"):
+        load_weights(staged(2), tmp_path / "model.pt")
 
 
 def test_stages_load_what_they_have_and_refuse_together(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import cast, final
 
+import torch
 from torch import Tensor, nn
 
 from evenstep.arguments import advice, require_flag, require_object, said
@@ -39,6 +40,7 @@ class LoadedWeights:
         other_shape: what both have in different shapes, which stays as it is initialised: the file's, the model's.
         other_format: what was converted to the model's number format: the file's.
         frozen: the parameters among the loaded that are not to be trained.
+        trained_by: the optimizer for which these are parameters to train; the run that it is of has evaluated others.
     """
 
     source: str
@@ -48,6 +50,7 @@ class LoadedWeights:
     other_shape: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
     other_format: Mapping[str, str]
     frozen: tuple[str, ...] = ()
+    trained_by: str = ""
 
     def described(self) -> list[str]:
         """The report, a line for each kind."""
@@ -59,6 +62,7 @@ class LoadedWeights:
         lines += [f"missing     {_some(self.missing)}: as initialised"] if self.missing else []
         lines += [f"unexpected  {_some(self.unexpected)}: not taken"] if self.unexpected else []
         lines += [f"other shape {_some(self._shapes())}: as initialised"] if self.other_shape else []
+        lines += [f"trained by  {self.trained_by}, which evaluates others"] if self.trained_by else []
         lines += [f"frozen      {len(self.frozen)} of the loaded parameters"] if self.frozen else []
         return lines
 
@@ -171,6 +175,7 @@ def put_weights(
 
     def read() -> dict[str, Tensor]:
         values = {name: weights.read(_place(weights, name, names)) for name in report.loaded}
+        _check_tied(weights, values, wanted, names)
         weights.verify()
         return values
 
@@ -225,6 +230,7 @@ def _compare(
     there = weights.outlines
     found = {name: there[_place(weights, name, names)] for name in wanted if _place(weights, name, names) in there}
     loaded = [name for name in found if found[name].shape == wanted[name].shape]
+    _check_formats(weights.source, {name: (found[name].dtype, wanted[name].dtype) for name in loaded})
     tied = {id(wanted[name]) for name in loaded}  # a file may hold tied weights under one of their names
     parameters = {id(one): name for name, one in named_parameters(unwrapped(model)).items()}
     return LoadedWeights(
@@ -241,7 +247,36 @@ def _compare(
             if found[name].dtype != wanted[name].dtype
         },
         frozen=tuple(sorted({parameters[one] for one in tied if one in parameters})) if freeze else (),
+        trained_by=weights.trained_by,
     )
+
+
+def _check_formats(source: str, formats: Mapping[str, tuple[torch.dtype, torch.dtype]]) -> None:
+    """Raise CheckpointError for values that mean something else in the model's format: (theirs, ours) by name."""
+    for name, (theirs, ours) in formats.items():
+        if theirs.is_complex > ours.is_complex or (ours.is_floating_point and not theirs.is_floating_point):
+            what = "their imaginary parts would be lost" if theirs.is_complex else "they may be quantised, with a scale"
+            raise CheckpointError(
+                f"`{name}` in `{source}` holds {str(theirs).removeprefix('torch.')} numbers for a parameter of "
+                f"{str(ours).removeprefix('torch.')}: {what}. Save it in a floating format, or name what else is meant "
+                f"by `only`."
+            )
+
+
+def _check_tied(
+    weights: StoredWeights, values: Mapping[str, Tensor], wanted: Mapping[str, Tensor], names: Mapping[str, str]
+) -> None:
+    """Raise CheckpointError where the file has two different values for one parameter of the model."""
+    firsts: dict[int, str] = {}
+    for name, value in values.items():
+        own = firsts.setdefault(id(wanted[name]), name)
+        first = names[name] if names[name] != name and names[name] in weights.outlines else own
+        other = value if first == name else values[first] if first in values else weights.read(first)
+        if other.shape != value.shape or bool(((other != value) & ~(other.isnan() & value.isnan())).any()):
+            raise CheckpointError(
+                f"`{first}` and `{name}` are one parameter of the model (tied), but in `{weights.source}` they differ; "
+                f"load into a model that does not tie them, or name one of them by `only`."
+            )
 
 
 def _some(names: Sequence[str]) -> str:
