@@ -5,12 +5,12 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 
 from harness.feed import Feed
-from harness.work import CLIP_NORM, LEARNING_RATE, LOSS_EVERY_UPDATES, Work, mean_loss
+from harness.work import CLIP_NORM, EPSILON, LEARNING_RATE, LOSS_EVERY_UPDATES, Work, mean_loss
 
 
 def train_ordinary(model: nn.Module, feed: Feed, work: Work) -> list[float]:
-    """Default AdamW, `clip_grad_norm_`, and `loss.item()` for every batch."""
-    optimizer = AdamW(model.parameters(), lr=LEARNING_RATE)
+    """AdamW as it is by default, `clip_grad_norm_`, and `loss.item()` for every batch."""
+    optimizer = AdamW(model.parameters(), lr=LEARNING_RATE, eps=EPSILON)
     losses: list[float] = []
     running = 0.0
     for number, (inputs, classes) in enumerate(feed, start=1):

@@ -1,16 +1,16 @@
 """Interleaves contenders in one process: in every round each of them runs one chunk, alone.
 
 What a shared machine does to one of them it does to all within a fraction of a second, so the ratio of two times of
-the same round says more than either. All start from the same parameters and must end at the same ones: whoever
-computes something else is an error, not a figure. One whose kernels add up in other orders ends elsewhere by rounding
-alone. It is measured against the first contender's run in float64: there it must end as near as the first itself does.
+the same round says more than either. All start from the same parameters and must end at the same ones, in whatever
+order their kernels add up: whoever computes something else is an error, not a figure. So is one that compiles anything
+after the first rounds, which would be timed.
 """
 
 import gc
 import math
-from collections.abc import Callable, Collection, Mapping
+import sys
+from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import replace
 from threading import Thread
 
 import torch
@@ -24,10 +24,8 @@ Train = Callable[[nn.Module, Feed, Work], list[float]]
 """Trains the model in place on all batches of the feed; gives the losses it has recorded."""
 
 TAIL_UPDATES = 10
+FIRST_ROUNDS = 2  # not timed: who reads one batch ahead computes a chunk of one update in the next one
 TOLERANCE = 1e-5
-AS_NEAR = 2.0
-"""So many times as far from float64 as the first contender another may end: of two samples of the same rounding, each
-the largest over many parameters, one is larger by chance."""
 
 
 class Lane:
@@ -96,7 +94,6 @@ def interleave(
     chunk_updates: int,
     rounds: int,
     same_work: bool = True,
-    rounds_otherwise: Collection[str] = (),
 ) -> dict[str, Times]:
     """How long every contender's chunk took in every round.
 
@@ -104,69 +101,62 @@ def interleave(
         contenders: by name.
         work: the same for all.
         chunk_updates: updates in a chunk.
-        rounds: each contender runs one chunk in each, in an order that is rotated from round to round. One more comes
-            first and is not timed.
+        rounds: each contender runs one chunk in each, in an order that is rotated from round to round. Before
+            them come `FIRST_ROUNDS` that are not timed.
         same_work: whether all must come to the same parameters.
-        rounds_otherwise: who may end farther from the first than `TOLERANCE`, as near to float64 as that one.
 
     Raises:
-        RuntimeError: a contender ended early, recorded no finite loss, or came to other parameters than the first.
+        RuntimeError: a contender ended early, recorded no finite loss, or came to other parameters than the first; or
+            something was compiled while it was timed.
     """
     # The last chunk is cut short where a contender stops at its number of updates, so a tail that is not timed is last.
-    sizes = [chunk_updates] * (rounds + 1) + [TAIL_UPDATES]
+    sizes = [chunk_updates] * (rounds + FIRST_ROUNDS) + [TAIL_UPDATES]
     lanes = [Lane(name, train, work, sizes) for name, train in contenders.items()]
     try:
         for lane in lanes:
             lane.start()
         gc.collect()
-        for lane in lanes:
-            lane.advance(1)
+        for number in range(FIRST_ROUNDS):
+            for lane in lanes:
+                lane.advance(number + 1)
+        compiled = _graphs_compiled()
         for number in range(rounds):
             first = number % len(lanes)
             for lane in lanes[first:] + lanes[:first]:
-                lane.advance(number + 2)
+                lane.advance(FIRST_ROUNDS + number + 1)
         for lane in lanes:
             lane.finish()
     finally:
         for lane in lanes:
             lane.abandon()
+    if _graphs_compiled() != compiled:
+        raise RuntimeError(
+            f"{_graphs_compiled() - compiled} graphs were compiled while {', '.join(contenders)} were timed"
+        )
     if same_work:
-        _check_same(lanes, rounds_otherwise)
-    timed = slice(1, rounds + 1)
+        _check_same(lanes)
+    timed = slice(FIRST_ROUNDS, FIRST_ROUNDS + rounds)
     return {lane.name: Times(lane.feed.cpu_s[timed], lane.feed.wall_s[timed]) for lane in lanes}
 
 
-def _check_same(lanes: list[Lane], rounds_otherwise: Collection[str]) -> None:
+def _graphs_compiled() -> int:
+    """How many graphs torch has compiled in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return 0 if dynamo is None else dynamo.counters["stats"]["unique_graphs"]
+
+
+def _check_same(lanes: list[Lane]) -> None:
     first = lanes[0]
     for lane in lanes:
-        difference, limit, beside = _apart(lane, first), TOLERANCE, first.name
-        if difference > limit and lane.name in rounds_otherwise:
-            wide = _in_float64(first)
-            difference, limit, beside = _apart(lane, wide), AS_NEAR * _apart(first, wide), wide.name
-            print(f"{lane.name} ends {difference:.3g} from {beside}, and may by {limit:.3g}", flush=True)
-        if not difference <= limit:
+        pairs = zip(lane.model.parameters(), first.model.parameters(), strict=True)
+        difference = max(float((mine - theirs).detach().abs().max()) for mine, theirs in pairs)
+        if not difference <= TOLERANCE:
             raise RuntimeError(
-                f"{lane.name} did other work than {first.name}: its parameters end {difference:.3g} from those of "
-                f"{beside}, and may by {limit:.3g}; its time means nothing"
+                f"{lane.name} did other work than {first.name}: its parameters end {difference:.3g} from those, and "
+                f"may by {TOLERANCE:.3g}; its time means nothing"
             )
         if not lane.losses or not all(map(math.isfinite, lane.losses)):
             raise RuntimeError(f"{lane.name} must record the loss, but recorded {lane.losses[-3:]}")
-
-
-def _apart(one: Lane, other: Lane) -> float:
-    """The largest difference between parameters."""
-    pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
-    return max(float((mine.double() - theirs.double()).detach().abs().max()) for mine, theirs in pairs)
-
-
-def _in_float64(lane: Lane) -> Lane:
-    """The same training once more, in float64."""
-    batches = [(x.double() if x.is_floating_point() else x, classes) for x, classes in lane.work.batches]
-    wide = replace(lane.work, model=deepcopy(lane.work.model).double(), batches=batches)
-    again = Lane(f"{lane.name}, in float64", lane.train, wide, [sum(lane.sizes)])
-    again.start()
-    again.finish()
-    return again
 
 
 def chunk_of(train: Train, work: Work, *, seconds: float, multiple: int) -> int:

@@ -7,7 +7,6 @@ belongs to tensors, modules, optimizers, the autograd engine and process groups,
 
 import logging
 import re
-import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -301,9 +300,12 @@ def has_foreign_hooks(module: nn.Module) -> bool:
 
 
 def is_compile_error(error: Exception) -> bool:
-    """Whether it was raised by compiling, and not by what was compiled; nothing is loaded to find out."""
-    exceptions: Any = sys.modules.get("torch._dynamo.exc")
-    return exceptions is not None and isinstance(error, exceptions.TorchDynamoException)
+    """Whether it was raised by compiling, and not by what was compiled: its class, or one that this extends, is there.
+
+    Shapes that depend on numbers end within `torch.func.grad` in an error of the symbols that stand for them.
+    """
+    compilers = ("torch._dynamo.", "torch._inductor.", "torch._functorch.", "torch._subclasses.", "torch.fx.")
+    return any(kind.__module__.startswith(compilers) for kind in type(error).__mro__)
 
 
 def cpp_compiler_fault() -> str:

@@ -35,7 +35,8 @@ def backward_of(loss: Tensor, gradient: Tensor) -> None:
         if isinstance(error, CheckpointError):
             error.add_note(
                 "A module's forward has computed something else when it was computed again in the backward: it may "
-                "depend on what it keeps in attributes. Let `memory.checkpoint`, or a checkpoint of the model's own, "
-                "leave it out."
+                "depend on what it keeps in attributes, or in a cache that it is given, as models of transformers do "
+                "unless `Task.inputs` gives them `use_cache=False`. Let `memory.checkpoint`, or a checkpoint of the "
+                "model's own, leave it out, or let it keep nothing."
             )
         raise

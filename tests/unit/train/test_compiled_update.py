@@ -399,6 +399,25 @@ def test_what_depends_on_numbers_is_an_error_that_says_what_to_do() -> None:
 
 
 @pytest.mark.usefixtures("as_found")
+def test_a_shape_that_depends_on_numbers_is_an_error_of_the_update_with_the_reason() -> None:
+    class Routed(nn.Linear):
+        """Some samples go another way, if there are any."""
+
+        def forward(self, input: Tensor) -> Tensor:
+            scores = super().forward(input)
+            high = (scores.squeeze(-1) > 0).nonzero().squeeze(-1)
+            return scores.index_add(0, high, scores[high] * 2) if len(high) else scores
+
+    torch.manual_seed(0)
+    model = Routed(3, 1)
+    before = values(model)
+    said = r"update 1 can't be compiled as a whole: .*data-dependent.*Set `compile` to 'model'"
+    with pytest.raises(TaskError, match=said):
+        engine_of(model).update(*batches(0))
+    assert torch.equal(values(model), before)
+
+
+@pytest.mark.usefixtures("as_found")
 def test_what_is_wrong_with_a_loss_is_said_as_without_compiling() -> None:
     class Means(Squares):
         def loss(self, output: Tensor, batch: Any) -> Any:

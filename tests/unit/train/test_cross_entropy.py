@@ -249,6 +249,7 @@ def test_a_run_in_float16_trains_as_with_the_plain_one() -> None:
         ({"hidden": torch.ones(5, 3)}, r"`hidden` must be \[tokens, width\] and `weight` \[vocab, width\]"),
         ({"targets": torch.ones(4, dtype=torch.int64)}, "`targets` must be whole numbers of the shape"),
         ({"targets": torch.ones(5)}, "but are torch.float32"),
+        ({"targets": torch.ones(5, dtype=torch.bool)}, "but are torch.bool"),
         ({"bias": torch.ones(3)}, r"`bias` must be of the shape \[11\]"),
         ({"weights": torch.ones(4)}, "`weights` must be constants of the shape"),
         ({"weights": torch.ones(5, requires_grad=True)}, "asks for a gradient"),

@@ -313,7 +313,8 @@ def test_where_no_scale_above_the_floor_helps_nothing_changes_and_it_is_said(nam
     outcome = engine.update(points())
     assert isinstance(outcome, Aborted)
     _, error = engine.explain(outcome)
-    assert isinstance(error, NonFiniteError) and "at a loss scale of" in str(error)
+    said = f"at a loss scale of {2.0**40:g} or any other down to the `floor` of {2.0**38:g}"
+    assert isinstance(error, NonFiniteError) and said in str(error)
     assert torch.equal(values(engine), before) and engine.progress.update == 0
     assert engine.precision.state == kind(initial=2.0**40, floor=2.0**38).state
 

@@ -66,7 +66,8 @@ class AbortCauses:
             kind = "non_finite"
             message = f"{where} was aborted: its gradient is not finite"
             if self.precision.retries_overflow:
-                message += f", at a loss scale of {self.precision.scale:g} or any other"
+                scale, lowest = self.precision.scale, self.precision.lowest_scale
+                message += f", at a loss scale of {scale:g} or any other down to the `floor` of {lowest:g}"
         if kind in ("task_error", "non_finite"):
             more = f" and {len(causes) - 3} more" if len(causes) > 3 else ""
             message += f"; {'; '.join(map(str, causes[:3]))}{more}." if causes else "."

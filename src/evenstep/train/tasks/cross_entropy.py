@@ -97,7 +97,7 @@ def _check(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None,
             f"`hidden` must be [tokens, width] and `weight` [vocab, width], but they are {list(hidden.shape)} and "
             f"{list(weight.shape)}."
         )
-    if targets.shape != hidden.shape[:-1] or targets.is_floating_point():
+    if targets.shape != hidden.shape[:-1] or targets.is_floating_point() or targets.dtype is torch.bool:
         raise ArgumentError(
             f"`targets` must be whole numbers of the shape {list(hidden.shape[:-1])} of `hidden` without its width, "
             f"but are {targets.dtype} of the shape {list(targets.shape)}."
