@@ -4,7 +4,6 @@ import ast
 import functools
 import inspect
 from datetime import timedelta
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,12 +84,11 @@ METRICS = {"_computed", "_filter_kwargs", "_reductions", "_to_sync", "_update_co
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
-@cache
 def nodes_of(path: Path) -> list[ast.AST]:
     return list(ast.walk(ast.parse(path.read_text())))
 
 
-@cache
+@functools.cache
 def own_classes() -> set[str]:
     return {node.name for path in FILES for node in nodes_of(path) if isinstance(node, ast.ClassDef)}
 
