@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo  # else the first optimizer imports it, in the midst of a test
 from hypothesis import settings
 
 # How long an example takes depends on what else the machine does; what a test may take in all is pytest's timeout.
@@ -21,7 +22,24 @@ collect_ignore = ["usage/given"]  # what pages take for granted: run before thei
 torch.set_num_threads(1)  # the tests' tensors are tiny, and other workers and ranks need the other cores
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    gc.disable()  # what is imported stays: to look for garbage in it would take a third of the time
+    try:
+        return (yield)
+    finally:
+        _set_aside()
+        gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        _set_aside()
+
+
+def _set_aside() -> None:
     """Let collections of garbage, which the engine makes when memory runs out, pass over what imports have left."""
     gc.collect()
     gc.freeze()

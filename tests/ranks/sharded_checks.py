@@ -322,14 +322,17 @@ def methods_and_learned_coefficients_are_those_of_one_process(group: Group) -> o
         "Uncertainty": lambda: {"train": Training(clip_norm=0.1, coefficients=Uncertainty(regression=("a",)))},
         "sum": dict,
     }
+
+    def trained(strategy: Strategy, case: Callable[[], dict[str, Any]]) -> dict[str, Tensor]:
+        one = _mixed(strategy, **case())
+        one.train()
+        return values(one)
+
     wrong: list[str] = []
     for name, case in cases.items():
-        for kind, alone in ((Fsdp, Single), (OrderedFsdp, Ordered), (_zero1, Single)):
-            runs = [_mixed(strategy, **case()) for strategy in (kind(group), alone())]
-            for one in runs:
-                one.train()
-            ours, theirs = map(values, runs)
-            apart = near(ours, theirs)
+        single, ordered = trained(Single(), case), trained(Ordered(), case)
+        for kind, theirs in ((Fsdp, single), (OrderedFsdp, ordered), (_zero1, single)):
+            apart = near(trained(kind(group), case), theirs)
             if apart > (0.0 if kind is OrderedFsdp else 1e-6 if name == "GradNorm" else 1e-9):
                 wrong.append(f"{name} {kind.__name__} {apart:g}")
     return wrong

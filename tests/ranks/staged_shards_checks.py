@@ -191,6 +191,7 @@ def heads_without_work_keep_their_bits() -> object:
     """Every update has all tasks, then one at a time: heads and what no task uses stay as they are."""
 
     def run(strategy: Any, mixing: Any, mesh: Mesh | None = None) -> dict[str, Any]:
+        updates = 2 if mixing is AllTasks else 4  # one at a time, the first head has work again after two without
         sizes = {"a": 8, "b": 6, "c": 2}
         data = {name: MapData(points(), global_batch_size=size, micro_batch_size=2) for name, size in sizes.items()}
         tasks = {name: OfHead(head) for head, name in enumerate(sizes)}
@@ -200,20 +201,20 @@ def heads_without_work_keep_their_bits() -> object:
             mesh=mesh,
             last=Heads(),
             task=tasks,
-            data=Mixture(data, mixing=mixing),
+            data=Mixture(data, mixing=mixing()),
             evaluations=valid,
-            updates=4,  # the first head has work again, after two updates without
+            updates=updates,
         )
         one.train()
         return one.state_dict() | {"valid": one.evaluate()}
 
     found: list[object] = []
     for mixing in (AllTasks, RoundRobin):
-        wanted = run(Ordered, mixing())
+        wanted = run(Ordered, mixing)
         for context in (Ordered, OrderedFsdp, zero1):
-            ours = run(context, mixing(), MESH)
+            ours = run(context, mixing, MESH)
             found.append(equal(ours, wanted) and same(ours["valid"], wanted["valid"]))
-        found.append(near(run(Fsdp, mixing(), MESH), wanted) < 1e-6)
+        found.append(near(run(Fsdp, mixing, MESH), wanted) < 1e-6)
     state = wanted["optimizer"]["state"]
     return [*found, any("spare" in name for name in state)]
 
@@ -253,10 +254,20 @@ class Full(nn.Linear):
 
 
 def memory_that_runs_out_in_a_stage_in_shards_changes_no_gradient() -> object:
+    """Every two of strategy, schedule and phase meet."""
+    ordered = [(OrderedFsdp, "1f1b", "forward"), (OrderedFsdp, "zb_h1", "backward")]
+    return _runs_out([*ordered, (Fsdp, "1f1b", "backward"), (Fsdp, "zb_h1", "forward")])
+
+
+def memory_that_runs_out_in_any_schedule_and_phase_changes_no_gradient() -> object:
+    return _runs_out(list(product((OrderedFsdp, Fsdp), ("1f1b", "zb_h1"), ("forward", "backward"))))
+
+
+def _runs_out(ways: list[tuple[Any, str, str]]) -> bool:
     """On one of the two last stages; the other replica begins anew with it."""
     found, wanted = list[float](), trained(Ordered, last=Full(""))
     hit = MESH.world.gather(MESH.pipeline.rank == 1 and MESH.data.rank == 1).index(True)
-    for kind, schedule, phase in product((OrderedFsdp, Fsdp), ("1f1b", "zb_h1"), ("forward", "backward")):
+    for kind, schedule, phase in ways:
         last = Full(phase if MESH.world.rank == hit else "")
         one = trainer(kind, mesh=MESH, schedule=schedule, last=last)
         one.train()

@@ -32,3 +32,9 @@ def found(found_by: Callable[..., Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("check", WANTED)
 def test_on_four_processes(found: dict[str, Any], check: str) -> None:
     assert found[check] == WANTED[check]
+
+
+@pytest.mark.slow
+def test_memory_that_runs_out_in_any_schedule_and_phase_changes_no_gradient(found_by: Callable[..., Any]) -> None:
+    name = "memory_that_runs_out_in_any_schedule_and_phase_changes_no_gradient"
+    assert found_by("staged_shards_checks.py", 4, name) == {name: True}

@@ -3,7 +3,7 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -60,19 +60,26 @@ def is_for_type_checkers(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
-def statements(path: Path) -> Iterator[ast.AST]:
-    """All of a file, also what stands in functions; of a package's public names those that it holds itself."""
-    for statement in ast.parse(path.read_text()).body:
-        if not (is_for_type_checkers(statement) and path.name == "__init__.py"):
-            yield from ast.walk(statement)
+@cache
+def imports(path: Path) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """All of a file, also what stands in functions, and whether it is for type checkers."""
+    return [
+        (node, is_for_type_checkers(statement))
+        for statement in ast.parse(path.read_text()).body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
 
 
 def imported_parts(path: Path) -> set[str]:
+    """The parts that a file imports; of a package's public names those that it holds itself."""
     names: set[str] = set()
-    for node in statements(path):
+    for node, for_types in imports(path):
+        if for_types and path.name == "__init__.py":
+            continue
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path}: relative imports hide where an arrow goes"
             module = node.module or ""
             names |= {f"{module}.{alias.name}" for alias in node.names} if module == "evenstep" else {module}
@@ -94,9 +101,10 @@ def test_imports_go_one_way(path: Path) -> None:
 def imported_modules(path: Path, *, also_for_types: bool = False) -> set[Path]:
     """The files of this package that one imports as it runs, also in functions."""
     found: set[Path] = set()
-    body = ast.parse(path.read_text()).body
-    read = [each for each in body if not is_for_type_checkers(each) or (also_for_types and path.name != "__init__.py")]
-    for node in (one for each in read for one in ast.walk(each)):
+    read = [
+        node for node, for_types in imports(path) if not for_types or (also_for_types and path.name != "__init__.py")
+    ]
+    for node in read:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("evenstep"):
             for name in (f"{node.module}.{alias.name}" for alias in node.names):
                 home = SOURCE.joinpath(*name.split(".")[1:])

@@ -81,8 +81,16 @@ OF_TORCH = {
 }
 PYTHONS = {"_exit", "_fields", "_replace"}
 METRICS = {"_computed", "_filter_kwargs", "_reductions", "_to_sync", "_update_count"}  # of torchmetrics
-FILES = {path: ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))}
-OWN_CLASSES = {node.name for tree in FILES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@functools.cache
+def own_classes() -> set[str]:
+    return {node.name for path in FILES for node in nodes_of(path) if isinstance(node, ast.ClassDef)}
 
 
 def is_own(node: ast.Attribute) -> bool:
@@ -90,7 +98,7 @@ def is_own(node: ast.Attribute) -> bool:
     value = node.value
     if isinstance(value, ast.Call):
         return isinstance(value.func, ast.Name) and value.func.id == "super"
-    return isinstance(value, ast.Name) and (value.id in ("self", "cls") or value.id in OWN_CLASSES)
+    return isinstance(value, ast.Name) and (value.id in ("self", "cls") or value.id in own_classes())
 
 
 def private(node: ast.AST) -> str:
@@ -108,7 +116,7 @@ def private(node: ast.AST) -> str:
 
 
 def private_names(path: Path) -> set[str]:
-    nodes = list(ast.walk(FILES[path]))
+    nodes = nodes_of(path)
     made = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
     made |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and is_own(node)}
     made -= OF_TORCH | OF_FSDP  # else one object asks another of its class

@@ -9,6 +9,7 @@ exist, and a claim that nothing shows is printed as untested.
 
 import ast
 import sys
+from functools import cache
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -95,10 +96,14 @@ def _exists(one: str) -> bool:
     if kind == "faults":
         return any(name in fault for fault in _names_of_faults())
     file, _, test = one.partition("::")
-    path = ROOT / "tests" / file
-    return path.is_file() and test in {
-        node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)
-    }
+    return test in _names_of_tests(ROOT / "tests" / file)
+
+
+@cache
+def _names_of_tests(path: Path) -> set[str]:
+    if not path.is_file():
+        return set()
+    return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
 
 
 def _names_of_proofs() -> list[str]:
