@@ -240,7 +240,7 @@ class Prover:
             bound=bound,
             holds=holds,
             note="" if holds else _largest(apart_now),
-            causes=() if holds else self._blame("4"),
+            causes=() if holds else self._blame("4") or [_UNKNOWN.format(name=apart_now.of)],
         )
 
     @property
