@@ -15,6 +15,7 @@ from evenstep.arguments import require_flag
 from evenstep.checkpoint.export import ExportFormat
 from evenstep.errors import ArgumentError, CheckpointError, clause
 from evenstep.hf.models import library
+from evenstep.keywords import answered
 from evenstep.train import load_weights
 
 _FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -31,6 +32,7 @@ def is_of_transformers(model: nn.Module) -> bool:
     return isinstance(model, _Saves)
 
 
+@answered
 def save_pretrained(
     model: nn.Module,
     to: Path | str,
