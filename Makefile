@@ -29,7 +29,7 @@ help:
 	@echo "make docs       the documentation as a site, in build/site"
 	@echo "make gpu        tests and figures on a CUDA device, with the python3 that has torch there (ROWS=word for some)"
 	@echo "make gpu-wheels what make gpu needs beside torch, to be taken along (PYTHON_THERE=3.12)"
-	@echo "make recipes    trains recipes to their end, with three seeds: an hour (RECIPES=word for some)"
+	@echo "make recipes    trains recipes to their end, with three seeds, and proves each: an hour (RECIPES=word for some; ARGS=--prove)"
 	@echo "make bench      against plain loops and other trainers (NAME=overhead for one)"
 
 # each torch says which setuptools it takes
@@ -86,7 +86,7 @@ faults: $(DEV_READY)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/run.py --faults '$(FAULTS)'
 
 recipes: $(DEV_READY)
-	OMP_NUM_THREADS=1 $(BIN)/python recipes/run.py --recipes '$(RECIPES)'
+	OMP_NUM_THREADS=1 $(BIN)/python recipes/run.py --recipes '$(RECIPES)' $(ARGS)
 
 bench: $(DEV_READY)
 	$(BIN)/python benchmarks/run.py $(NAME)

@@ -27,14 +27,14 @@ class NextCharacter(Task):
 class Sample(Hook):
     """At the end, print what the model writes; of a model in stages no rank has all, so there is no sample.
 
+    All ranks run it, since those that hold shards of a model (`fsdp`) go forward together; the first prints.
+
     Args:
         prompt: what it goes on from.
         count: characters.
         temperature: below 1 plainer than the text, above 1 wilder.
         seed: of the draws.
     """
-
-    first_rank_only = True
 
     def __init__(self, *, prompt: str = "\n", count: int = 400, temperature: float = 0.8, seed: int = 1) -> None:
         self.prompt = prompt
@@ -51,4 +51,5 @@ class Sample(Hook):
         codes = model.generate(
             data.encode(self.prompt), count=self.count, temperature=self.temperature, generator=generator
         )
-        print(f"\na sample, after update {event.update}\n{self.prompt}{data.decode(codes)}\n", flush=True)
+        if self.trainer.rank == 0:
+            print(f"\na sample, after update {event.update}\n{self.prompt}{data.decode(codes)}\n", flush=True)

@@ -1,4 +1,4 @@
-"""Answers a call of a constructor that does not fit it: a name that it does not have, one too few, one by place.
+"""Answers a call of a constructor or public function that does not fit: an unknown name, one too few, one by place.
 
 Python's own TypeError names the wrong one and not the right one. Who comes from another trainer writes that one's
 names, so the commonest of them stand here beside ours. Nothing is done unless a call has failed. It loads no torch.
@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import wraps
-from inspect import Parameter, signature
-from typing import Any, TypeVar, cast
+from inspect import Parameter, Signature, signature
+from typing import Any, ParamSpec, TypeVar, cast
 
 from evenstep.errors import ArgumentError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _LOGS = "log_every_n_steps logging_steps log_interval log_every logging_interval"
@@ -192,26 +193,48 @@ def answering(constructor: Callable[..., None]) -> Callable[..., None]:
         try:
             constructor(self, *args, **given)
         except TypeError:
-            check_call(constructor, self, args, given)
+            own = signature(constructor)
+            check_call(type(self).__name__, own.replace(parameters=[*own.parameters.values()][1:]), args, given)
             raise
 
     cast("Any", __init__).answers = True
     return __init__
 
 
-def check_call(constructor: Callable[..., None], made: object, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
-    """Raise ArgumentError if `constructor` can't be called so; the message says what was meant.
+def answered(function: Callable[P, T]) -> Callable[P, T]:
+    """A public function that answers calls that do not fit; written above its definition.
+
+    >>> @answered
+    ... def halve(number, *, rounded=False): return number / 2
+    >>> halve(3, round=True)
+    Traceback (most recent call last):
+    evenstep.errors.ArgumentError: `halve` has no argument `round`; did you mean `rounded`?
+    """
+
+    @wraps(function)
+    def answering_call(*args: P.args, **given: P.kwargs) -> T:
+        try:
+            return function(*args, **given)
+        except TypeError:
+            check_call(function.__name__, signature(function), args, given)
+            raise
+
+    return answering_call
+
+
+def check_call(said: str, takes: Signature, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
+    """Raise ArgumentError if what takes these parameters can't be called so; the message says what was meant.
 
     Args:
-        made: what it was to build.
+        said: its name.
     """
     try:
-        signature(constructor).bind(made, *args, **given)
+        takes.bind(*args, **given)
     except TypeError as error:
-        said, text = type(made).__name__, str(error)
+        text = str(error)
     else:
         return
-    parameters = dict(list(signature(constructor).parameters.items())[1:])
+    parameters = dict(takes.parameters)
     unknown = [name for name in given if name not in parameters]
     if unknown:
         faults = [f"`{said}` has no argument `{name}`; {advice_for(name, parameters)}" for name in unknown]
@@ -221,8 +244,8 @@ def check_call(constructor: Callable[..., None], made: object, args: tuple[Any, 
         by_name = [name for name in parameters if name not in placed]
         many = f"{len(args)} argument{'s' if len(args) > 1 else ''} by place"
         how = f"write `{by_name[0]}=…`" if by_name else "leave the others out"
-        takes = f"{', '.join(placed)} at most" if placed else "none" if not by_name else "its arguments by name"
-        raise ArgumentError(f"`{said}` was given {many}, but takes {takes}; {how}.") from None
+        most = f"{', '.join(placed)} at most" if placed else "none" if not by_name else "its arguments by name"
+        raise ArgumentError(f"`{said}` was given {many}, but takes {most}; {how}.") from None
     placed = placed[: len(args)]
     twice = [name for name in placed if name in given]
     if twice:
@@ -235,7 +258,7 @@ def check_call(constructor: Callable[..., None], made: object, args: tuple[Any, 
         if one.default is Parameter.empty and one.name not in {*placed, *given} and one.kind is not one.VAR_POSITIONAL
     ]
     if not lacking:
-        raise ArgumentError(f"`{said}` can't be built so: {text}; see `help({said})`.") from None
+        raise ArgumentError(f"`{said}` can't be called so: {text}; see `help({said})`.") from None
     names = " and ".join(filter(None, [", ".join(f"`{name}`" for name in lacking[:-1]), f"`{lacking[-1]}`"]))
     write = ", ".join(f"{name}=…" for name in lacking)
     raise ArgumentError(f"`{said}` must be given {names} too; write `{said}(…, {write})`.") from None

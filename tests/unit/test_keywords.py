@@ -1,11 +1,13 @@
 """Calls of public constructors that do not fit, each answered in one line by what to write."""
 
 import inspect
+import pickle
 import warnings
 from importlib import import_module
 from typing import Any
 
 import pytest
+import torch
 
 import evenstep
 from evenstep.errors import ArgumentError
@@ -131,3 +133,46 @@ def test_a_key_of_a_run_file_is_told_as_it_is_said_in_a_script(argument: str, sa
     for build in (evenstep.Trainer, evenstep.Training):
         with pytest.raises(ArgumentError, match=said):
             build(**{argument: 1})  # pyright: ignore
+
+
+FUNCTIONS = [
+    getattr(package, name)
+    for package in (import_module(f"evenstep{name}") for name in ("", ".hf"))
+    for name in package.__all__
+    if inspect.isfunction(getattr(package, name))
+]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda one: one.__name__)
+def test_a_function_is_answered_as_a_constructor_is(function: Any) -> None:
+    name, parameters = function.__name__, inspect.signature(function).parameters
+    if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        with pytest.raises(ArgumentError, match=f"^`{name}` has no argument `nothing_of_the_kind`; "):
+            function(nothing_of_the_kind=3)
+    with pytest.raises(ArgumentError, match=f"^`{name}` was given 30 arguments by place, but takes "):
+        function(*range(30))
+    with pytest.raises(ArgumentError, match=f"^`{name}` must be given `{next(iter(parameters))}`"):
+        function()
+    assert pickle.loads(pickle.dumps(function)) is function
+
+
+def test_a_slip_in_a_call_of_a_function_is_answered_by_the_name() -> None:
+    with pytest.raises(ArgumentError, match=r"^`load_weights` has no argument `freezee`; did you mean `freeze`\?$"):
+        evenstep.load_weights(None, "run", freezee=True)  # pyright: ignore
+
+
+def test_an_error_from_inside_a_function_stays_as_it_is() -> None:
+    def hidden(*_: Any) -> None:
+        raise TypeError("the user's")
+
+    from evenstep.keywords import answered
+
+    with pytest.raises(TypeError, match="the user's"):
+        answered(hidden)(3)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.autograd.function.Function:DeprecationWarning")  # torch, of itself
+def test_a_function_that_answers_is_compiled_in_one_piece() -> None:
+    loss = torch.compile(evenstep.chunked_cross_entropy, backend="eager", fullgraph=True)
+    given = torch.randn(6, 4), torch.randn(5, 4), torch.tensor([0, 1, 2, 3, 4, -100])
+    torch.testing.assert_close(loss(*given), evenstep.chunked_cross_entropy(*given))

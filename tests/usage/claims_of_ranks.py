@@ -450,6 +450,13 @@ AREAS = (
                 "unit/checkpoint/test_kill.py::test_a_reader_always_finds_a_complete_checkpoint_after_a_kill",
                 "unit/checkpoint/test_small_disk.py::test_a_full_disk_keeps_the_old_checkpoint_and_takes_the_next_that_fits",
             ),
+            refused(
+                "an address of a store where a folder is read: `--resume`, `init_from`, `export`, `average`, `inspect`",
+                "unit/test_addresses.py::test_every_command_refuses_an_address_in_one_line",
+                "unit/test_addresses.py::test_what_is_advised_fetches_it",
+                "unit/cli/test_train.py::"
+                "test_to_resume_from_an_address_is_refused_and_what_is_advised_goes_on_from_its_copies",
+            ),
             works(
                 "copies in an object store (fsspec), complete or absent; a run without its folder goes on from them",
                 "unit/checkpoint/test_mirror.py::test_whoever_dies_at_any_operation_leaves_complete_copies_or_none",

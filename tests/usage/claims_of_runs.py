@@ -20,6 +20,7 @@ AREAS = (
                 "no false alarm on sound runs, the recipes, and a Llama and T5 of `transformers`",
                 "usage/test_prove.py::test_a_sound_run_fails_no_row_and_its_loop_by_hand_gives_the_same",
                 "usage/test_prove.py::test_models_of_transformers_cut_unevenly_by_hand_and_resumed_are_the_same",
+                "usage/test_prove.py::test_what_goes_by_the_update_fails_no_row",
                 "ranks/test_prove.py::test_every_row_of_the_recipes_holds_or_does_not_apply",
             ),
             limit(

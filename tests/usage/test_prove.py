@@ -1,10 +1,17 @@
 """Runs with one fault each: a row fails, and what it says names the fault."""
 
+from typing import Any
+
 import pytest
 import torch
-from prove_mutants import MUTANTS, Net, OnlyFloat32, Run, Unused, of_transformers
+from prove_misuse import MISUSES
+from prove_mutants import MUTANTS, Classify, Net, OnlyFloat32, Run, Unused, of_transformers
 
+from evenstep.events import Hook
+from evenstep.extras.prove.digest import sha256_of
 from evenstep.extras.prove.rows import Prover, Verdict
+
+FAULTS = MUTANTS | MISUSES
 
 
 def verdicts(run: Run, *rows: str, updates: int = 4) -> dict[str, Verdict]:
@@ -49,9 +56,53 @@ def test_models_of_transformers_fail_no_row_at_all(architecture: str) -> None:
     assert not [name for name, verdict in found.items() if verdict.holds is False], found
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+class Asks(Classify):
+    """Weighs a term by the update's number."""
+
+    def loss(self, output: Any, batch: Any) -> Any:
+        return super().loss(output, batch) + 0.1 * self.now.update * output.square().sum()
+
+
+class Told(Classify):
+    """The same, by what it is told."""
+
+    def before_update(self, event: Any) -> None:
+        self.factor = 0.1 * event.update
+
+    def loss(self, output: Any, batch: Any) -> Any:
+        return super().loss(output, batch) + self.factor * output.square().sum()
+
+
+class ClipsOnce(Hook):
+    """Clips the gradient of the update, as it is before the step."""
+
+    def before_step(self, event: Any) -> None:
+        torch.nn.utils.clip_grad_norm_(self.trainer.model.parameters(), 0.05)
+
+
+@pytest.mark.parametrize(
+    ("run", "by_hand"),
+    [(Run(task=Asks), True), (Run(task=Told), None), (Run(hooks=lambda: [ClipsOnce()]), True)],
+    ids=["asks", "told", "clips once"],
+)
+def test_what_goes_by_the_update_fails_no_row(run: Run, by_hand: bool | None) -> None:
+    found = verdicts(run, "cuts 4", "optimizer", "resume")
+    assert {name: verdict.holds for name, verdict in found.items()} == {
+        "cuts 4": True,
+        "optimizer": by_hand,
+        "resume": True,
+    }, found
+
+
+def test_the_sha256_of_a_state_does_not_go_by_the_order_of_its_names() -> None:
+    one, other = {"a": {"x": torch.ones(2)}, "b": [1, 2]}, {"b": [1, 2], "a": {"x": torch.ones(2)}}
+    assert sha256_of(one) == sha256_of(other)
+    assert sha256_of(one) != sha256_of({**other, "b": [2, 1]})
+
+
+@pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_caught_by_the_row_that_is_about_it_and_named(name: str) -> None:
-    mutant = MUTANTS[name]
+    mutant = FAULTS[name]
     verdict = verdicts(mutant.run, mutant.rows[0], updates=4 if "hook" in name else 3)[mutant.rows[0]]
     assert verdict.holds is False
     said = " ".join(verdict.causes)
@@ -59,11 +110,11 @@ def test_a_fault_is_caught_by_the_row_that_is_about_it_and_named(name: str) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_caught_by_every_row_that_it_breaks(name: str) -> None:
-    found = verdicts(MUTANTS[name].run)
-    assert {row for row, verdict in found.items() if verdict.holds is False} >= set(MUTANTS[name].rows)
+    found = verdicts(FAULTS[name].run)
+    assert {row for row, verdict in found.items() if verdict.holds is False} >= set(FAULTS[name].rows)
 
 
 def test_there_are_twenty_faults_and_more() -> None:
-    assert len(MUTANTS) >= 20
+    assert len(FAULTS) >= 20

@@ -29,6 +29,7 @@ from evenstep.checkpoint.reader import CheckpointReader
 from evenstep.checkpoint.storage import LOCAL_DISK, Disk
 from evenstep.checkpoint.writer import CheckpointWrite
 from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.keywords import answered
 
 AVERAGES = "averages"
 WEIGHTS = ("model", "ema")  # the parts that are averaged
@@ -54,6 +55,7 @@ class AveragedCheckpoint:
     newest: tuple[str, ...]
 
 
+@answered
 def average_checkpoints(
     paths: Sequence[Path | str], folder: Path | str, *, name: str = "average", disk: Disk = LOCAL_DISK
 ) -> AveragedCheckpoint:

@@ -17,6 +17,7 @@ Whatever the instant at which a process dies, what it leaves is one of these. Th
 import re
 from pathlib import Path
 
+from evenstep.addresses import check_here
 from evenstep.checkpoint.manifest import MANIFEST
 from evenstep.errors import ArgumentError, CheckpointError
 
@@ -67,7 +68,12 @@ def is_step(name: str) -> bool:
 
 
 def checkpoints_folder(path: Path) -> Path:
-    """The folder of checkpoints that `path` means: itself, or the one in the run folder `path`."""
+    """The folder of checkpoints that `path` means: itself, or the one in the run folder `path`.
+
+    Raises:
+        ArgumentError: an address in an object store.
+    """
+    check_here(path)
     inner = path / CHECKPOINTS
     return inner if inner.is_dir() else path
 
@@ -107,8 +113,10 @@ def locate(path: Path) -> Path:
     """The step folder that `path` means: itself, or the newest complete one of a run or checkpoints folder.
 
     Raises:
+        ArgumentError: an address in an object store.
         CheckpointError: nothing there that is a checkpoint; the message lists what is.
     """
+    check_here(path)
     try:
         if is_complete(path):
             return path

@@ -20,6 +20,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
+from evenstep.addresses import check_here
 from evenstep.checkpoint.damage import BadFileError, json_object
 from evenstep.checkpoint.folders import CHECKPOINTS, checkpoints_folder, complete_checkpoints, is_complete
 from evenstep.checkpoint.reader import CheckpointReader
@@ -72,6 +73,7 @@ def open_weights(path: Path | str, *, average: bool = False) -> StoredWeights:
     Raises:
         CheckpointError: there are none, or none that can be read.
     """
+    check_here(path)
     path = Path(path)
     if is_complete(path) or (path.is_dir() and complete_checkpoints(checkpoints_folder(path))):
         return _of_checkpoint(path, average=average)

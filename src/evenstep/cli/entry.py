@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import cast, final
 
+from evenstep.addresses import check_here
 from evenstep.cli.arguments import split
 from evenstep.cli.messages import paragraphs
 from evenstep.errors import ConfigError
@@ -245,6 +246,9 @@ def _dispatch(arguments: list[str], *, leaves: bool) -> int:
     if twice:
         raise ConfigError([f"`{name}` is given twice; leave one out." for name in twice])
     _check_settings(options.command, settings)
+    paths: str | list[str] = getattr(options, "path", "")
+    for path in [paths] if isinstance(paths, str) else paths:
+        check_here(path)
     with ending(leaves=leaves) if command.trains else nullcontext():
         run = cast("Callable[..., int]", import_module(f"evenstep.cli.{command.module}").run)
         own_options = {option.name: getattr(options, option.name) for option in command.options}

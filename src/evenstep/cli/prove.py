@@ -24,7 +24,7 @@ from evenstep.config.sources import settings_of
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.exits import EXIT_DONE, EXIT_ERROR
 from evenstep.extras.prove.rows import ProofRow, Prover, Verdict, report
-from evenstep.extras.prove.subject import Bench
+from evenstep.extras.prove.subject import Bench, Variant
 from evenstep.version import __version__
 
 UPDATES, RANKS = 4, 2
@@ -52,6 +52,8 @@ def run(
         config = opened.config
     source = RunFileBench(Path(path), given, {})
     uncut = source.fit_tokens()
+    with source.open(Variant(cut="1")):
+        pass  # what keeps the run from being built is said once, and not by each row
     bench = Bench(
         open=source.open,
         elsewhere=Elsewhere(Path(path), settings, source.tokens),

@@ -23,7 +23,7 @@ from evenstep.cli.launch import launch
 from evenstep.cli.orphans import end_with_parent
 from evenstep.cli.prove_bench import RunFileBench
 from evenstep.config.sources import settings_of
-from evenstep.errors import EvenstepError
+from evenstep.errors import EvenstepError, LostRankError, MissingExtraError
 from evenstep.events import Hook, UpdateBegin
 from evenstep.exits import EXIT_DONE, EXIT_INTERRUPTED
 from evenstep.extras.prove.blame import traced
@@ -32,7 +32,7 @@ from evenstep.extras.prove.subject import Ended, Variant
 from evenstep.extras.prove.trace import Passage, Traced
 from evenstep.parallel import Group
 
-_ANSWER, _SAID = "answer.pt", "said"
+_ANSWER, _REFUSED, _SAID = "answer.pt", "refused", "said"
 
 
 @final
@@ -61,9 +61,9 @@ class Elsewhere:
         with self._answer(variant, what) as (place, code):
             if kill_at is not None and code == -9:
                 return None
+            for refused in sorted(place.glob(f"{_REFUSED}.*")):
+                raise RefusedError(refused.read_text(encoding="utf-8"))
             found: dict[str, Any] = torch.load(_answered(place, code), weights_only=True)
-        if "refused" in found:
-            raise RefusedError(found["refused"])
         return Ended(**found)
 
     def traced(self, variant: Variant, update: int) -> Traced:
@@ -162,15 +162,21 @@ def _run(path: Path, settings: list[str], answer: Path, variant: Variant, what: 
                 "said": list(ended.said),
             }
         except EvenstepError as error:
-            if began.is_true:
-                raise
-            found = {"refused": str(error)}
+            if not (began.is_true or isinstance(error, LostRankError)):
+                _refuse(answer, error)
+            raise  # so that the others do not wait for this one, if only it is refused
         if group.rank == 0:
             half = answer.with_suffix(".half")
             torch.save(found, half)
             half.replace(answer)
         group.gather(EXIT_DONE)
     return EXIT_DONE
+
+
+def _refuse(answer: Path, error: EvenstepError) -> None:
+    """Leave word that this run can't be had; that it lacks a package is no refusal."""
+    if not isinstance(error, MissingExtraError):
+        answer.with_name(f"{_REFUSED}.{os.environ.get('RANK', '0')}").write_text(str(error), encoding="utf-8")
 
 
 def _traced_on_all(bench: RunFileBench, variant: Variant, update: int, group: Group) -> Traced:

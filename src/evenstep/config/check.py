@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from evenstep.addresses import from_copies
 from evenstep.config.faults import Fault, one_of, quoted, told
 from evenstep.config.schema import CoefficientsTable, CombineTable, Config, MixtureTable
 from evenstep.config.schema_lr import ConstantTable
@@ -188,6 +189,9 @@ def _resume(config: Config) -> Iterator[str]:
     if config.resume in ("never", "auto") or (config.resume and Path(config.resume).is_dir()):
         return
     close = get_close_matches(config.resume, ("never", "auto"), n=1)
+    if advice := from_copies(config.resume):
+        yield f'`resume` is "{config.resume}", an address, but must be a folder; {advice}'
+        return
     advice = f'did you mean "{close[0]}"?' if close else "there is no such folder."
     must = '`resume` must be "never", "auto", or the folder of a run or a checkpoint'
     yield f'{must}, but is "{config.resume}"; {advice}'

@@ -18,7 +18,7 @@ from torch import nn
 from evenstep.arguments import require_flag
 from evenstep.checkpoint.export import ExportFormat
 from evenstep.errors import ArgumentError, HookError
-from evenstep.events import Hook, TrainBegin, TrainEnd
+from evenstep.events import Best, Hook, TrainBegin, TrainEnd
 from evenstep.hf.models import library
 from evenstep.hf.saving import check_options, is_of_transformers, save_pretrained
 from evenstep.internals import class_before_sharding, unwrapped
@@ -27,6 +27,7 @@ from evenstep.optim.multi import inner
 
 _NAME = "pretrained"
 _KINDS = ("last", "best")
+_SET_BEST = 'set `checkpoint.best` (give the hook `Best`), or write the "last"'
 
 
 @final
@@ -76,6 +77,13 @@ class SavePretrained(Hook):
                 f"hook `{self.name}` is for whole models of transformers, which know their layout, but the model is a "
                 f"{type(model).__name__}; leave the hook out, and write the weights by `evenstep export`."
             )
+        if self._average and not self.trainer.keeps_average:
+            raise HookError(
+                f"hook `{self.name}` is to write the average of the parameters, but the run keeps none; give it one "
+                f"(`[ema]`, or `Training(ema=0.999)`), or leave `average` out."
+            )
+        if self._checkpoint == "best" and not any(isinstance(hook, Best) for hook in self.trainer.hooks):
+            raise HookError(f"hook `{self.name}` is to write the best checkpoint, but nothing keeps it; {_SET_BEST}.")
 
         if not self._average and any(has_modes(one) for one in inner(self.trainer.optimizer)):
             raise ArgumentError(
@@ -93,7 +101,7 @@ class SavePretrained(Hook):
             if not (folder / "best").is_file():
                 raise HookError(
                     f"hook `{self.name}` is to write the best checkpoint, but `{folder}` has no file `best`, which "
-                    f'names it; set `checkpoint.best` (give the hook `Best`), or write the "last".'
+                    f"names it: its metric had no value, or it has another `link`; mend that, or write the 'last'."
                 )
             weights = folder / "checkpoints" / (folder / "best").read_text().strip()
         new, old = folder / f".new-{_NAME}", folder / f".old-{_NAME}"

@@ -16,6 +16,7 @@ from evenstep.checkpoint.export import ExportFormat
 from evenstep.checkpoint.weights import open_weights
 from evenstep.errors import ArgumentError, CheckpointError, clause
 from evenstep.hf.models import library
+from evenstep.keywords import answered
 from evenstep.train import load_weights
 
 _FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -32,6 +33,7 @@ def is_of_transformers(model: nn.Module) -> bool:
     return isinstance(model, _Saves)
 
 
+@answered
 def save_pretrained(
     model: nn.Module,
     to: Path | str,

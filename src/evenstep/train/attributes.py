@@ -13,7 +13,7 @@ from torch import Tensor
 
 from evenstep.checkpoint import ended_on_all
 from evenstep.errors import ArgumentError, HookError
-from evenstep.events import Json
+from evenstep.events import Hook, Json
 from evenstep.parallel import Group
 from evenstep.pipeline import PipelineModel, Stage
 from evenstep.renamed import warn
@@ -93,6 +93,16 @@ class TrainerAttributes:
     def rank(self) -> int:
         """The number of this process among those that train the model."""
         return self._group.rank
+
+    @property
+    def hooks(self) -> tuple[Hook, ...]:
+        """All hooks of this rank, its own ones among them, in the order in which they are heard."""
+        return tuple(self._loop.engine.bus.hooks)
+
+    @property
+    def keeps_average(self) -> bool:
+        """Whether the run keeps an average of its parameters (`ema`)."""
+        return self._loop.engine.parts.saved.ema is not None
 
     @property
     def progress(self) -> Progress:

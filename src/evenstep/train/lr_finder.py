@@ -16,6 +16,7 @@ from torch import Tensor
 from evenstep.arguments import require_number, require_whole
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError
+from evenstep.keywords import answered
 from evenstep.parallel import mapped
 from evenstep.pipeline import PipelineModel
 from evenstep.train.outcome import Committed
@@ -52,6 +53,7 @@ class FoundLr:
         return _smoothed(self.losses)
 
 
+@answered
 def find_lr(
     trainer: "Trainer",
     *,

@@ -92,6 +92,21 @@ def test_a_new_run_can_begin_from_a_checkpoint_of_another(evenstep: Run, recipe:
     assert read_checkpoint(recipe / "runs" / "tiny").update == 4
 
 
+def test_to_resume_from_an_address_is_refused_and_what_is_advised_goes_on_from_its_copies(
+    evenstep: Run, recipe: Path, tmp_path: Path
+) -> None:
+    copies = tmp_path / "copies"
+    constant = "--lr_schedule.kind", "constant"
+    evenstep("train", "run.toml", "--train.updates", "4", "--checkpoint.mirror", f"file://{copies}", *constant)
+    refused = evenstep("train", "run.toml", "--runs", "other", "--resume", f"file://{copies}/tiny", *constant)
+    assert refused.code == 2
+    assert f'`resume` is "file://{copies}/tiny", an address, but must be a folder; `' in refused.err
+    advised = refused.err.partition("must be a folder; `")[2].partition("`")[0]
+    done = evenstep("train", "run.toml", "--runs", "other", *advised.split(), *constant)
+    assert done.code == 0, done
+    assert "resume      other/tiny/checkpoints/step-00000004" in done.out
+
+
 def test_a_saved_configuration_trains_the_same_run_again(evenstep: Run, recipe: Path) -> None:
     evenstep("train", "run.toml")
     (recipe / "parts.py").unlink()

@@ -128,8 +128,22 @@ def test_what_has_no_such_layout_is_refused_before_training(made: Made, tmp_path
         SavePretrained(checkpoint="newest")  # pyright: ignore
     with pytest.raises(ArgumentError, match="`dtype` must be one of"):
         SavePretrained(dtype="int8")  # pyright: ignore
-    with pytest.raises(HookError, match=r"has no file `best`, which names it; set `checkpoint.best`"):
-        train(made(LLAMA), tmp_path / "run", SavePretrained(checkpoint="best"))
+
+
+def test_what_will_not_be_there_at_the_end_is_refused_before_the_first_update(made: Made, tmp_path: Path) -> None:
+    for hook, said in (
+        (SavePretrained(checkpoint="best"), r"nothing keeps it; set `checkpoint.best` \(give the hook `Best`\)"),
+        (SavePretrained(average=True), r"keeps none; give it one \(`\[ema\]`, or `Training\(ema=0.999\)`\)"),
+    ):
+        with pytest.raises(HookError, match=said):
+            train(made(LLAMA), tmp_path / "run", hook)
+    assert not [*tmp_path.glob("run/checkpoints/step-*")]
+
+
+def test_a_best_that_was_never_evaluated_is_said_at_the_end(made: Made, tmp_path: Path) -> None:
+    keeping = Checkpointing(best=Best("train/grad_norm", link="flattest"))
+    with pytest.raises(HookError, match="has no file `best`, which names it"):
+        train(made(LLAMA), tmp_path / "run", SavePretrained(checkpoint="best"), checkpoint=keeping)
 
 
 RUN = """

@@ -28,6 +28,7 @@ Open = Callable[[Variant], AbstractContextManager[Subject]]
 _APART = {torch.float64: 1e-9, torch.float32: 1e-4}
 _MOST = 5
 _BY_RANK = "it goes by the rank, or by how many there are (`RANK`, `WORLD_SIZE`, `torch.distributed`)"
+_OF_MICROBATCHES = tuple(name for name in vars(Hook) if name.endswith(("_microbatch", "_forward", "_backward")))
 _OF_BATCH = "the batch holds other values for the same samples"
 
 
@@ -64,11 +65,17 @@ def causes_of_cut(open_subject: Open, one: Variant, other: Variant, *, updates: 
         updates: how many to look at, one after the other.
     """
     said: Sequence[str] = ()
+    kept: list[str] = []
     for update in range(1, updates + 1):
         (whole, _, about), (cut, said, _) = traced(open_subject, one, update), traced(open_subject, other, update)
         found = first_difference(whole.made, cut.made, about, across="runs" if one.cut == other.cut else "cuts")
         if found:
             return [found, *_kept(cut), *_new(said, found)]
+        kept = kept or [
+            way for way in cut.moved if way.startswith("model.") and cut.states[1][way] != whole.states[1].get(way)
+        ]
+    if kept:
+        return [f"forwards keep other values of each micro-batch in {listed(kept)}, though all else is the same", *said]
     return list(said)
 
 
@@ -134,6 +141,14 @@ def _about(subject: Subject) -> dict[str, str]:
     """The classes of modules and tasks, and hooks on parameters."""
     found = {f"module {name}": type(module).__name__ for name, module in subject.model.named_modules()}
     found |= {f"task {name}": type(task).__name__ for name, task in subject.tasks.items()}
+    each = [
+        f"{hook.name}.{moment}"
+        for hook in subject.hooks
+        for moment in _OF_MICROBATCHES
+        if getattr(type(hook), moment) is not getattr(Hook, moment)
+    ]
+    if each:
+        found["hooks"] = f"a hook that is called for each micro-batch ({listed(each)})"
     for name, one in subject.model.named_parameters():
         if has_gradient_hooks(one):
             found[f"hook {name}"] = (
@@ -153,6 +168,11 @@ def first_difference(one: Traced, other: Traced, about: Mapping[str, str], *, ac
             f"parameter `{start}` is another from the beginning: it is drawn from something that `seed` does not seed "
             f"(time, `os.urandom`, a generator without a seed)"
         )
+    if moved := _moved_between(one.passages, other.passages):
+        return (
+            f"parameters change between the micro-batches of one update: {listed(moved)}. A forward or "
+            f"{_by_hooks(about)} writes to them; only the optimizer may, once per update"
+        )
     for task in dict.fromkeys(passage.task for passage in one.passages):
         mine, theirs = ([each for each in trace.passages if each.task == task] for trace in (one, other))
         found = _in_passages(mine, theirs, about, across=across)
@@ -164,15 +184,33 @@ def first_difference(one: Traced, other: Traced, about: Mapping[str, str], *, ac
         hook = about.get(f"hook {gradient}") or next(iter(of_modules), "")
         return (
             f"the gradient of `{gradient}` differs though all outputs and losses are the same: "
-            f"{hook or 'something changes it on its way, such as a hook or an autograd function of its own'}"
+            f"{hook or f'{_by_hooks(about)}, or an autograd function of its own, changes it on its way'}"
         )
     step = _worst(one.end, other.end, exact=across == "runs")
     if step:
         return (
             f"parameter `{step}` differs after the step though its gradient was the same: the optimizer, the LR "
-            f"schedule or a hook steps it by something else (state that is not in `state_dict`, time, an own count)"
+            f"schedule or {_by_hooks(about)} steps it by something else (a rate that each micro-batch changes, state "
+            f"that is not in `state_dict`, time, an own count)"
         )
     return ""
+
+
+def _moved_between(*traces: Sequence[Passage]) -> list[str]:
+    """Parameters that are others in a later micro-batch than in the first, of one process."""
+    found = {
+        name
+        for passages in traces
+        for each in passages
+        for name, value in each.parameters.items()
+        if passages[0].parameters.get(name) != value
+    }
+    return sorted(found)
+
+
+def _by_hooks(about: Mapping[str, str]) -> str:
+    """What to look at where a hook may have done it: those of the user that are called for each micro-batch."""
+    return about.get("hooks") or "a hook"
 
 
 def _in_passages(one: Sequence[Passage], other: Sequence[Passage], about: Mapping[str, str], *, across: Across) -> str:
@@ -237,15 +275,25 @@ def _in_modules(
             is not None
         ):
             continue
-        return _of_module(name, about.get(f"module {name}", "Module"), [*calls, *others], across=across)
+        moved = dict.fromkeys(
+            f"{inner}.{way}".lstrip(".")
+            for passage in (*one, *other)
+            for (inner, _), call in passage.calls.items()
+            if inner == name or f"{inner}.".startswith(f"{name}.")
+            for way in call.moved
+        )
+        return _of_module(name, about.get(f"module {name}", "Module"), [*calls, *others], list(moved), across=across)
     return ""
 
 
-def _of_module(name: str, kind: str, calls: Sequence[ModuleCall], *, across: Across) -> str:
-    """What is said of a module whose outputs differ though its inputs do not."""
+def _of_module(name: str, kind: str, calls: Sequence[ModuleCall], moved: Sequence[str], *, across: Across) -> str:
+    """What is said of a module whose outputs differ though its inputs do not.
+
+    Args:
+        moved: what it and those below it hold and have changed.
+    """
     place = f"module `{name}` ({kind})" if name else f"the model ({kind})"
     drew = sorted({word for call in calls for word in call.drew})
-    moved = list(dict.fromkeys(f"{name}.{way}".lstrip(".") for call in calls for way in call.moved))
     if "BatchNorm" in kind:
         return (
             f"{place} normalises each micro-batch by its own statistics (BatchNorm): GroupNorm, or "

@@ -22,9 +22,10 @@ _OURS = ("_trainer", "_now")  # what an engine puts into hooks and tasks
 
 
 def sha256_of(tree: object) -> str:
-    """sha256 over all tensors and numbers of a state, in order.
+    """sha256 over all tensors and numbers of a state; names count, and not the order in which they were put in.
 
-    >>> sha256_of({"a": torch.zeros(2)}) == sha256_of({"a": torch.zeros(2)})
+    >>> one, other = {"a": torch.zeros(2), "b": 1}, {"b": 1, "a": torch.zeros(2)}
+    >>> sha256_of(one) == sha256_of(other)
     True
     """
     total = hashlib.sha256()
@@ -39,7 +40,7 @@ def _add(total: Any, node: object) -> None:
     elif isinstance(node, np.ndarray):
         total.update(node.tobytes())
     elif isinstance(node, dict):
-        for name, value in cast("dict[object, object]", node).items():
+        for name, value in sorted(cast("dict[object, object]", node).items(), key=lambda item: str(item[0])):
             total.update(str(name).encode())
             _add(total, value)
     elif isinstance(node, list | tuple | deque):
@@ -83,7 +84,7 @@ def _walked(way: str, root: str, value: Any, depth: int, seen: set[int], *, ours
         return
     if isinstance(value, Tensor | np.ndarray):
         if not ours:
-            yield way, sha256_of(_ends_of(value))
+            yield way, sha256_of(ends_of(value))
     elif (state := generator_state(value)) is not None:
         yield way, f"generator {sha256_of(state)}"
     else:
@@ -95,7 +96,7 @@ def _walked(way: str, root: str, value: Any, depth: int, seen: set[int], *, ours
             yield from _walked(here, root, inner, depth - less, seen, ours=still_ours)
 
 
-def _ends_of(value: Any) -> object:
+def ends_of(value: Any) -> object:
     """A tensor, or only the ends of one that is as large as a data set."""
     if isinstance(value, Tensor):
         large = value.numel() > _LARGE
@@ -124,7 +125,7 @@ def _inside(value: Any) -> Iterable[tuple[str, object]]:
     if isinstance(value, set | frozenset):
         return [("", repr(sorted(map(repr, cast("set[object]", value)))))]
     if isinstance(value, nn.Module):
-        own = {name: one for name, one in vars(value).items() if not _is_torchs(name)}
+        own = {name: one for name, one in vars(value).items() if not is_torchs(name)}
         return [
             *((f".{name}", one) for name, one in (dict(value.named_buffers(recurse=False)) | own).items()),
             *((f".{name}", one) for name, one in value.named_children()),
@@ -155,5 +156,6 @@ def _is_filled(cell: Any) -> bool:
     return True
 
 
-def _is_torchs(name: str) -> bool:
+def is_torchs(name: str) -> bool:
+    """Whether an attribute of a module is torch's own."""
     return name in _TORCH or name.endswith("_hooks") or "_hooks_" in name or name == "_non_persistent_buffers_set"

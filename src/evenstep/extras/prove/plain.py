@@ -5,7 +5,8 @@ clip_grad_norm_; lr · factor(u) in each group; optimizer.step()
 """
 
 from contextlib import closing
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,21 @@ from evenstep.extras.prove.formats import Laboratory, wide_defaults
 from evenstep.extras.prove.runs import wide_data, widen
 from evenstep.extras.prove.subject import Ended, Subject
 from evenstep.train import Loss, Task
+from evenstep.train.progress import Progress
+from evenstep.train.tasks.listening import let_ask, listeners
 from evenstep.train.weigh import weight_of
+
+
+@final
+@dataclass(kw_only=True)
+class _Loop:
+    """What tasks ask of an engine, as far as a loop by hand knows it."""
+
+    model: nn.Module
+    progress: Progress = field(default_factory=Progress)
+
+    def taught(self, inputs: Any) -> Any:
+        raise AssertionError("tasks that ask the average have no plain loop")
 
 
 def why_not_plain(subject: Subject) -> str:
@@ -25,6 +40,8 @@ def why_not_plain(subject: Subject) -> str:
         return "its tasks' gradients are weighed or combined by a method of their own"
     if any(task.late_weight or task.reduction != "weight" or task.uses_average for task in subject.tasks.values()):
         return "its loss is divided by what only its forwards know, or by nothing"
+    if listeners(subject.tasks):
+        return "its task is told of moments of the training, such as `before_update`, by the engine"
     if subject.lr_schedule is not None and set(subject.lr_schedule.needs) - {"groups"}:
         return "its LR schedule depends on epochs or evaluations"
     return ""
@@ -43,11 +60,13 @@ def plain_loop(subject: Subject, *, updates: int, seed: int = 0) -> Ended:
     rates = [float(group["lr"]) for group in subject.optimizer.param_groups]
     laboratory = Laboratory(wide=True, still=True)
     gradient: dict[str, Tensor] = {}
+    let_ask(asked := _Loop(model=subject.model), subject.tasks)
     source = wide_data(subject.data)
     batches = source.batches(Position(), seed=seed)
     with closing(source), closing(cast("Any", batches)), wide_defaults(wide=True):
         for update in range(1, updates + 1):
             batch = next(batches)
+            asked.progress = Progress(update=update - 1)
             laboratory.before_update(UpdateBegin(update=update, num_microbatches=batch.num_microbatches))
             try:
                 _update(subject, batch.microbatches, update, rates, gradient)

@@ -17,7 +17,7 @@ from warnings import catch_warnings, simplefilter
 
 from torch import Tensor
 
-from evenstep.errors import EvenstepError, TaskError, clause
+from evenstep.errors import EvenstepError, MissingExtraError, TaskError, clause
 from evenstep.extras.prove.blame import causes_of_cut, causes_of_ranks, causes_of_resume
 from evenstep.extras.prove.compare import TIMES, Difference, Measure, difference, measure_of, moved
 from evenstep.extras.prove.plain import plain_loop, why_not_plain
@@ -100,12 +100,13 @@ class Prover:
                 return run()
         except RefusedError as error:
             return Verdict(measure="refused by name", note=str(error))
+        except MissingExtraError:
+            raise  # no row can be had before it is installed
         except Exception as error:  # noqa: BLE001 - a row that raises has failed; the others still count
             said = str(error) if isinstance(error, EvenstepError) else clause(error)
             first = self._raised.setdefault(said, name)
             said = said if first == name else f"it raises what row `{first}` does"
-            kind = type(error).__name__
-            return Verdict(measure="runs to its end", value=kind, bound="none", holds=False, causes=[said])
+            return Verdict(measure="runs to its end", value="an error", bound="none", holds=False, causes=[said])
 
     def _run(self, variant: Variant, **more: Any) -> Ended:
         return run_once(self._bench.open, variant, updates=self._bench.updates, **more)
@@ -120,6 +121,8 @@ class Prover:
         """Whether the run can be computed in float64."""
         try:
             run_once(self._bench.open, Variant(cut="1", wide=True, own_format=False, still=True), updates=1)
+        except MissingExtraError:
+            raise
         except Exception as error:  # noqa: BLE001 - whatever the model raises in float64, it can't have it
             self._inexact = f"not in float64, in which the model raises {clause(error)}"
             return False
@@ -240,7 +243,7 @@ class Prover:
             bound=bound,
             holds=holds,
             note="" if holds else _largest(apart_now),
-            causes=() if holds else self._blame("4"),
+            causes=() if holds else self._blame("4") or [_UNKNOWN.format(name=apart_now.of)],
         )
 
     @property

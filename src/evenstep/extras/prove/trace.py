@@ -23,7 +23,7 @@ from evenstep.events import (
     UpdateBegin,
     UpdateEnd,
 )
-from evenstep.extras.prove.digest import states_of
+from evenstep.extras.prove.digest import ends_of, is_torchs, sha256_of, states_of
 from evenstep.extras.prove.runs import gradients_of
 from evenstep.extras.prove.subject import Subject
 from evenstep.train import Task
@@ -46,7 +46,7 @@ class ModuleCall:
 @final
 @dataclass(slots=True)
 class Passage:
-    """One micro-batch on its way."""
+    """One micro-batch on its way; of `parameters`, as they are before it, only what tells them from others."""
 
     task: str
     index: int = 0
@@ -57,6 +57,7 @@ class Passage:
     output: Values = field(default_factory=dict[str, Tensor])
     loss: float | None = None
     weight: float | None = None
+    parameters: dict[str, str] = field(default_factory=dict[str, str])
 
 
 @final
@@ -111,6 +112,7 @@ class Trace(Hook):
     def before_microbatch(self, event: MicrobatchBegin) -> None:
         if self._handles:
             self.made.passages.append(Passage(task=event.task, index=event.microbatch, batch=_leaves(event.batch)))
+            self.made.passages[-1].parameters = _values_of(self._subject.model)
             self._calls = {}
             task = self._subject.tasks[event.task]
             if not task.late_weight:
@@ -196,6 +198,12 @@ def owners_of(subject: Subject) -> dict[str, object]:
     }
 
 
+def _values_of(model: nn.Module) -> dict[str, str]:
+    """What tells values of parameters from others, by name; none of those that are in shards."""
+    held = model.named_parameters()
+    return {name: sha256_of(ends_of(one.data)) for name, one in held if not hasattr(one, "to_local")}
+
+
 def _parameters(model: nn.Module) -> Values:
     return {name: one.detach().clone() for name, one in model.named_parameters() if not hasattr(one, "to_local")}
 
@@ -203,11 +211,10 @@ def _parameters(model: nn.Module) -> Values:
 def _own_state(module: nn.Module) -> dict[str, str]:
     """What a module itself holds beside parameters, without what is in modules below it."""
     inner = {id(one) for one in module.modules()} - {id(module)}
-    buffers = dict(module.named_buffers(recurse=False))
     own = {
         name: value
-        for name, value in {**vars(module), **buffers}.items()
-        if not name.startswith("_") and id(value) not in inner and not isinstance(value, nn.Module)
+        for name, value in {**vars(module), **dict(module.named_buffers(recurse=False))}.items()
+        if not is_torchs(name) and id(value) not in inner and not isinstance(value, nn.Module)
     }
     return states_of(own)
 
