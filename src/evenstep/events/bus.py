@@ -232,7 +232,8 @@ class _HookSpan(AbstractContextManager[None]):
     def __enter__(self) -> None:
         event = self._begin()
         try:
-            for self._reached, before in self._hooks.befores:  # where it is, should it raise
+            for place, before in self._hooks.befores:
+                self._reached = place  # should it raise
                 before(event)
             self._reached = len(self._hooks.pairs)
         except BaseException as error:
