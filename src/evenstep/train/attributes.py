@@ -18,9 +18,11 @@ from evenstep.parallel import Group
 from evenstep.pipeline import PipelineModel, Stage
 from evenstep.renamed import warn
 from evenstep.train.gradient_norms import check_like_parameters
-from evenstep.train.loop import Loop
 from evenstep.train.phases import Phases
 from evenstep.train.progress import Progress
+
+if TYPE_CHECKING:
+    from evenstep.train.loop import Loop
 
 T = TypeVar("T")
 _OLD_NAMES = {"ask_stop": "request_stop", "ask_save": "request_save", "ask_evaluate": "request_evaluate"}
@@ -31,7 +33,7 @@ class TrainerAttributes:
 
     _is_built = False
     _is_training = False
-    _loop: Loop
+    _loop: "Loop"
     _group: Group
     _sharing: str
 

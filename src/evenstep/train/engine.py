@@ -5,7 +5,8 @@
     state_dict  all that the next updates depend on
 
 It counts updates, and keeps those whose verdict is still on the device. It reads no data, writes no files, and does not
-decide what to do about an abort: whoever calls it does.
+decide what to do about an abort: whoever calls it does. What makes updates is loaded when the first engine is built, so
+that importing all public names takes little longer than importing torch.
 """
 
 import logging
@@ -33,27 +34,25 @@ from evenstep.options import Training, check_length
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used
-from evenstep.train.checks.arguments import check_engine_arguments
 from evenstep.train.checks.ties import check_ties
 from evenstep.train.context import TrainContext
 from evenstep.train.engine_events import EVALUATION, around_evaluation, around_update
-from evenstep.train.engine_parts import build_parts
-from evenstep.train.evaluate import Evaluation
 from evenstep.train.failures import Stop
-from evenstep.train.failures.aborts import AbortCauses
 from evenstep.train.failures.policies import Policies
 from evenstep.train.global_batch import OneBatch, global_batch
 from evenstep.train.memory.footprint import Footprint, footprint
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted, left_out
 from evenstep.train.progress import Progress
-from evenstep.train.setup import Setup, set_up
 from evenstep.train.state.settings import changed_settings
 from evenstep.train.state.train_state import Tree, check_same_run, with_plain_names
 from evenstep.train.tasks.listening import check_told_by_engine, let_ask, listeners
 from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import check_task_states, state_of
+
+if TYPE_CHECKING:
+    from evenstep.train.setup import Setup
 
 _LOSS = "train/loss"
 
@@ -116,6 +115,9 @@ class Engine:
         device: str | torch.device = "auto",
         train: Training = Training(),
     ) -> None:
+        from evenstep.train.checks.arguments import check_engine_arguments
+        from evenstep.train.setup import set_up
+
         check_engine_arguments(model=model, task=task, optimizer=optimizer, seed=seed, device=device, train=train)
         if updates is not None:
             check_length(updates, None)
@@ -162,13 +164,16 @@ class Engine:
         )
 
     @classmethod
-    def of(cls, setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Self:
+    def of(cls, setup: "Setup", *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Self:
         """The engine of a trainer, whose hooks, metrics and incidents go with it; arguments as of `build_parts`."""
         engine = cls.__new__(cls)
         engine._build(setup, updates=updates, bus=bus, report=report)
         return engine
 
-    def _build(self, setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> None:
+    def _build(self, setup: "Setup", *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> None:
+        from evenstep.train.engine_parts import build_parts
+        from evenstep.train.failures.aborts import AbortCauses
+
         self.parts = parts = build_parts(setup, updates=updates, bus=bus, report=report)
         self.model, self.optimizer, self.core = setup.model, setup.optimizer, parts.core
         self._compute = parts.compute
@@ -445,6 +450,8 @@ class Engine:
 
     def evaluated(self, name: str, data: Data, *, context: TrainContext | None = None) -> list[Record]:
         """The metrics of the evaluation `name` on `data`, by the tasks of `context`; all ranks call it together."""
+        from evenstep.train.evaluate import Evaluation
+
         records: list[Record] = []
         for below, average in self._evaluated:
             evaluation = Evaluation(

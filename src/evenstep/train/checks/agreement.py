@@ -5,7 +5,7 @@ that ranks stay together while they train is the strategy's.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
@@ -15,13 +15,15 @@ from evenstep.errors import ReplicaError
 from evenstep.names import named_parameters, state_of
 from evenstep.parallel import Group
 from evenstep.train.checks.ties import check_ties
-from evenstep.train.loop import Loop
 from evenstep.train.state.train_state import unwrapped
 from evenstep.version import __version__
 
+if TYPE_CHECKING:
+    from evenstep.train.loop import Loop
+
 
 def check_agreement(
-    loop: Loop,
+    loop: "Loop",
     optimizer: Optimizer,
     groups: Sequence[Sequence[str]],
     evaluations: Mapping[str, Data],
