@@ -34,13 +34,9 @@ from evenstep.options import Training, check_length
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used
-from evenstep.train.checks.ties import check_ties
 from evenstep.train.context import TrainContext
 from evenstep.train.engine_events import EVALUATION, around_evaluation, around_update
-from evenstep.train.failures import Stop
-from evenstep.train.failures.policies import Policies
 from evenstep.train.global_batch import OneBatch, global_batch
-from evenstep.train.memory.footprint import Footprint, footprint
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted, left_out
 from evenstep.train.progress import Progress
@@ -52,6 +48,7 @@ from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import check_task_states, state_of
 
 if TYPE_CHECKING:
+    from evenstep.train.memory.footprint import Footprint
     from evenstep.train.setup import Setup
 
 _LOSS = "train/loss"
@@ -116,6 +113,8 @@ class Engine:
         train: Training = Training(),
     ) -> None:
         from evenstep.train.checks.arguments import check_engine_arguments
+        from evenstep.train.failures import Stop
+        from evenstep.train.failures.policies import Policies
         from evenstep.train.setup import set_up
 
         check_engine_arguments(model=model, task=task, optimizer=optimizer, seed=seed, device=device, train=train)
@@ -171,6 +170,7 @@ class Engine:
         return engine
 
     def _build(self, setup: "Setup", *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> None:
+        from evenstep.train.checks.ties import check_ties
         from evenstep.train.engine_parts import build_parts
         from evenstep.train.failures.aborts import AbortCauses
 
@@ -485,8 +485,10 @@ class Engine:
         tensors = {**self.parts.saved.part(), "trained": self.core.trained.state_dict()}
         return self.parts.portion.part(tensors)
 
-    def footprint(self) -> Footprint:
+    def footprint(self) -> "Footprint":
         """What this rank keeps in memory for the parameters; the optimizer's state is known after the first update."""
+        from evenstep.train.memory.footprint import footprint
+
         return footprint(self.parts.saved)
 
     def task_states(self) -> dict[str, Any]:

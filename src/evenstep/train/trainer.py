@@ -29,15 +29,10 @@ from evenstep.precision import Precision
 from evenstep.single_use import mark_used
 from evenstep.train.attributes import TrainerAttributes
 from evenstep.train.checks.optimizer import watch_first_step
-from evenstep.train.checks.resume import check_keeping, check_rewinding, try_resume
 from evenstep.train.engine import Engine
-from evenstep.train.failures.tracebacks import shorten
-from evenstep.train.follow import Follow
 from evenstep.train.lr_finder import FoundLr, search
-from evenstep.train.memory.footprint import Footprint
 from evenstep.train.old_arguments import takes_old_arguments
 from evenstep.train.prediction import Prediction
-from evenstep.train.requests import End
 from evenstep.train.result import Result
 from evenstep.train.state.afresh import resets_of
 from evenstep.train.state.train_state import Tree
@@ -46,6 +41,8 @@ from evenstep.train.tasks.task import Task
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
+
+    from evenstep.train.memory.footprint import Footprint
 
 
 @final
@@ -117,6 +114,8 @@ class Trainer(TrainerAttributes):
         from evenstep.train.build_loop import build_loop
         from evenstep.train.checks.agreement import check_agreement
         from evenstep.train.checks.arguments import check_engine_arguments, check_trainer_arguments
+        from evenstep.train.checks.resume import check_keeping, check_rewinding, try_resume
+        from evenstep.train.follow import Follow
         from evenstep.train.resolve import evaluations_of, policies_of
         from evenstep.train.setup import set_up
         from evenstep.train.standard_hooks import build_reporter
@@ -184,7 +183,7 @@ class Trainer(TrainerAttributes):
         mark_used({**setup.kept, **reporter.bus.kept})
         self._is_built = True
 
-    def footprint(self) -> Footprint:
+    def footprint(self) -> "Footprint":
         """What this rank keeps in memory for the parameters; the optimizer's state is known after the first update."""
         return self._loop.engine.footprint()
 
@@ -220,6 +219,7 @@ class Trainer(TrainerAttributes):
             EvenstepError: what went wrong, said for the person who must act. Nothing is evaluated or saved then.
             KeyboardInterrupt: after Ctrl-C, when all is saved.
         """
+        from evenstep.train.failures.tracebacks import shorten
         from evenstep.train.signal_handling import handling_signals, where
 
         if self._is_training:
@@ -249,6 +249,7 @@ class Trainer(TrainerAttributes):
 
     def _train(self) -> Result:
         from evenstep.train.failures.emergency import emergency_save
+        from evenstep.train.requests import End
 
         ended = End("")
         self._check_hooks()
