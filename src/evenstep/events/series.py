@@ -5,7 +5,7 @@ A late value is put where its update belongs, so a window is always a slice. It 
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple, final
 
 _SAVED_VALUES = 1000
@@ -25,7 +25,7 @@ class Series:
     """Columns of updates, values and weights.
 
     >>> series = Series([1, 3], [0.5, 0.25], [8.0, 8.0])
-    >>> series.extend([Record(2, "loss", 0.75, 8.0)])
+    >>> series.add(2, 0.75, 8.0)
     >>> series.records("loss", series.start_of(2))
     [Record(update=2, name='loss', value=0.75, weight=8.0), Record(update=3, name='loss', value=0.25, weight=8.0)]
     """
@@ -39,19 +39,18 @@ class Series:
         self.values = array("d", values)
         self.weights = array("d", weights)
 
-    def extend(self, records: Sequence[Record]) -> None:
-        """Put values, which come by update, behind those of their updates and of earlier ones."""
-        updates, _, values, weights = zip(*records, strict=True)
-        if not self.updates or updates[0] >= self.updates[-1]:
-            self.updates.extend(updates)
-            self.values.extend(values)
-            self.weights.extend(weights)
+    def add(self, update: int, value: float, weight: float) -> None:
+        """Put a value behind those of its update and of earlier ones."""
+        updates = self.updates
+        if not updates or update >= updates[-1]:  # asked first: of most metrics one comes in every update
+            updates.append(update)
+            self.values.append(value)
+            self.weights.append(weight)
             return
-        for update, value, weight in zip(updates, values, weights, strict=True):
-            place = bisect_right(self.updates, update)
-            self.updates.insert(place, update)
-            self.values.insert(place, value)
-            self.weights.insert(place, weight)
+        place = bisect_right(updates, update)
+        updates.insert(place, update)
+        self.values.insert(place, value)
+        self.weights.insert(place, weight)
 
     def keep(self, count: int) -> None:
         """Forget all but the last `count` values."""

@@ -5,11 +5,9 @@ device, adds pairs of the same name and update, Σ sums / Σ weights, never a me
 whoever writes them. It writes nothing itself and knows no periods.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from itertools import chain, compress, count, repeat
-from operator import is_not, itemgetter, truediv
+from operator import itemgetter
 from typing import Any, TypeAlias, final
 
 import torch
@@ -27,8 +25,6 @@ Number: TypeAlias = "float | Tensor"
 Pairs: TypeAlias = dict[tuple[int, str], Any]  # (sum, weight) under (update, name), or what a meter has seen
 Entry: TypeAlias = tuple[int, str, Number, Number]
 
-_first, _second = itemgetter(0), itemgetter(1)  # of an entry, a record or a key: its update and its name
-_key, _pair = itemgetter(0, 1), itemgetter(2, 3)
 _NORM, _CLIPPED = "train/grad_norm", "train/clipped"
 _COUNT = "\0"  # begins what a count is kept under: no metric has such a name
 
@@ -194,10 +190,18 @@ class Storage:
         """
         pending = self._pending.copy()
         self._pending.clear()
-        pairs = _added(pending)
+        pairs: Pairs = {}
+        numbers = _read(pending)
+        for (update, name, _, _), total, weight in zip(pending, numbers[::2], numbers[1::2], strict=True):
+            key = update, name
+            if key in pairs:
+                known = pairs[key]
+                pairs[key] = known[0] + total, known[1] + weight
+            else:
+                pairs[key] = total, weight
         if self._clip_norm is not None:  # of each rank's own norm, for some step alone
-            norms = list(compress(pairs.items(), map(_NORM.__eq__, map(_second, pairs))))
-            pairs |= {(key[0], _CLIPPED): (float(norm > self._clip_norm), 1.0) for key, (norm, _) in norms}
+            norms = [(update, pair[0]) for (update, name), pair in pairs.items() if name == _NORM]
+            pairs |= {(update, _CLIPPED): (float(norm > self._clip_norm), 1.0) for update, norm in norms}
         pairs.update(self._meters.take())
         everybody = gather(pairs)
         summed = everybody[0].copy()
@@ -206,17 +210,21 @@ class Storage:
                 if type(one) is not Seen:
                     total, weight = summed.get(key, (0.0, 0.0))
                     summed[key] = total + one[0], weight + one[1]
-        if Seen in {*map(type, summed.values())}:
-            summed = {key: one for key, one in summed.items() if type(one) is not Seen}
-        records = _records(summed) + self._meters.records(everybody)
+        new = tuple.__new__  # what a named tuple calls by way of Python code: here are as many as updates and metrics
+        records = [
+            new(Record, (update, name, pair[0] / pair[1], pair[1]))
+            for (update, name), pair in summed.items()
+            if type(pair) is not Seen and pair[1]
+        ]
+        records += self._meters.records(everybody)
         if self._derived is not None:
             counts = {(update, key[1:]): pair[0] for (update, key), pair in summed.items() if key[:1] == _COUNT}
             records += self._derived(records, counts)
-        records.sort(key=_first)  # by update
+        records.sort(key=itemgetter(0))  # by update
         more = self.throughput(records)
         if more:
             records += more
-            records.sort(key=_first)
+            records.sort(key=itemgetter(0))
         self._remember(records)
         return records
 
@@ -286,14 +294,13 @@ class Storage:
         self.throughput.total = state.get(_TOTAL, 0.0)
         self._series = {name: Series(*columns) for name, columns in state.items() if name != _TOTAL}
 
-    def _remember(self, records: Sequence[Record]) -> None:
-        by_name = defaultdict[str, list[Record]](list)
-        for name, record in zip(map(_second, records), records, strict=True):
-            by_name[name].append(record)
-        for name, own in by_name.items():
-            if name not in self._series:
-                self._series[_checked(name)] = Series()
-            self._series[name].extend(own)
+    def _remember(self, records: Iterable[Record]) -> None:
+        known = self._series.get
+        for update, name, value, weight in records:
+            series = known(name)
+            if series is None:
+                series = self._series[_checked(name)] = Series()
+            series.add(update, value, weight)
         for series in self._series.values():
             if len(series.updates) > 2 * self._limit:
                 series.keep(self._limit)
@@ -307,37 +314,13 @@ class Storage:
         return series.records(name, start=series.start_of(window_updates))
 
 
-# In the next three there are as many entries as updates and metrics: what is the same for all goes through C.
-
-
-def _added(pending: list[Entry]) -> Pairs:
-    """The entries' pairs, those of one update and name added up, in the order first put."""
-    numbers = _read(pending)
-    keys, each = list(map(_key, pending)), list(zip(numbers[::2], numbers[1::2], strict=True))
-    pairs: Pairs = dict(zip(keys, each, strict=True))
-    if len(pairs) < len(keys):
-        pairs.clear()
-        for key, pair in zip(keys, each, strict=True):
-            known = pairs.get(key)
-            pairs[key] = pair if known is None else (known[0] + pair[0], known[1] + pair[1])
-    return pairs
-
-
-def _records(pairs: Pairs) -> list[Record]:
-    """The means of the pairs that have a weight."""
-    of_pairs = list(map(_second, pairs.values()))
-    keys, own = list(compress(pairs, of_pairs)), list(compress(pairs.values(), of_pairs))
-    weights = list(map(_second, own))
-    columns = zip(map(_first, keys), map(_second, keys), map(truediv, map(_first, own), weights), weights, strict=True)
-    return list(map(tuple.__new__, repeat(Record), columns))  # which a named tuple calls by way of Python code
-
-
 def _read(pending: list[Entry]) -> list[float]:
     """Sum and weight of each entry in turn, as numbers: one copy from each device that is not the host."""
-    numbers: list[Any] = list(chain.from_iterable(map(_pair, pending)))
+    numbers: list[Any] = [number for _, _, total, weight in pending for number in (total, weight)]
     elsewhere: dict[torch.device, list[int]] = {}
-    for index in list(compress(count(), map(is_not, map(type, numbers), repeat(float)))):
-        number = numbers[index]
+    for index, number in enumerate(numbers):
+        if type(number) is float:
+            continue
         if not isinstance(number, Tensor):
             numbers[index] = float(number)
         elif number.dim():

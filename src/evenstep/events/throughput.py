@@ -10,13 +10,9 @@ then that these are made. It reads no clock.
 """
 
 from collections.abc import Sequence
-from itertools import compress
-from operator import itemgetter
 from typing import final
 
 from evenstep.events.series import Record
-
-_name = itemgetter(1)
 
 
 @final
@@ -41,7 +37,6 @@ class Throughput:
 
     def __init__(self, losses: Sequence[str] = (), unit: str = "weight") -> None:
         self._losses, self._unit = frozenset(losses), unit
-        self._read = self._losses | {"perf/samples_per_s", "perf/update_s"}
         self.total = 0.0
         self.flops_per_sample: float | None = None
         self.peak_flops: float | None = None
@@ -50,7 +45,7 @@ class Throughput:
     def __call__(self, records: Sequence[Record]) -> list[Record]:
         """The records that follow from `records`, which come by update."""
         found: list[Record] = []
-        for record in compress(records, map(self._read.__contains__, map(_name, records))):
+        for record in records:
             name = record.name
             if name in self._losses:
                 self.total += record.weight
@@ -58,7 +53,7 @@ class Throughput:
                 self._updates.add(record.update)
             elif name == "perf/samples_per_s":
                 found += self._flops(record)
-            elif self._updates:
+            elif name == "perf/update_s" and self._updates:
                 seconds, update = record.value * len(self._updates), record.update
                 found.append(Record(update, f"progress/{self._unit}", self.total, 1.0))
                 found.append(Record(update, f"perf/{self._unit}_per_s", self._weight / seconds, seconds))

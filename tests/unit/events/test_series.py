@@ -1,21 +1,15 @@
-from itertools import count
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.events.series import Record, Series
+from evenstep.events.series import Series
 
 
-@given(arrivals=st.lists(st.lists(st.integers(0, 20), min_size=1).map(sorted)), window=st.integers(1, 25))
-def test_values_are_ordered_by_update_and_then_by_arrival(arrivals: list[list[int]], window: int) -> None:
-    series, orders = Series(), count()
-    arrived = [[Record(update, "loss", float(next(orders)), 1.0) for update in together] for together in arrivals]
-    for records in arrived:
-        series.extend(records)
-    updates = [record.update for records in arrived for record in records]
-    expected = sorted(
-        ((record.update, record.value) for records in arrived for record in records), key=lambda pair: pair[0]
-    )
+@given(updates=st.lists(st.integers(0, 20)), window=st.integers(1, 25))
+def test_values_are_ordered_by_update_and_then_by_arrival(updates: list[int], window: int) -> None:
+    series = Series()
+    for order, update in enumerate(updates):
+        series.add(update, float(order), 1.0)
+    expected = sorted(((update, float(order)) for order, update in enumerate(updates)), key=lambda pair: pair[0])
     assert [(record.update, record.value) for record in series.records("x")] == expected
     if updates:
         inside = [pair for pair in expected if pair[0] > max(updates) - window]

@@ -18,7 +18,7 @@ from evenstep.events.series import Record
 from evenstep.events.shown import Image, Shown, Text
 from evenstep.events.writers.lines import LinesWriter
 
-_update_of, _name_of = itemgetter(0), itemgetter(1)
+_update_of = itemgetter(0)
 
 
 @final
@@ -41,16 +41,16 @@ class JsonlWriter(LinesWriter):
         self._keys: dict[str, str] = {}
 
     def lines(self, records: Sequence[Record]) -> str:
-        keys, lines = self._keys, list[str]()
-        for name in {*map(_name_of, records)} - keys.keys():
-            keys[name] = f", {json.dumps(name)}: "
+        keys, parts = self._keys, list[str]()
         for update, group in groupby(records, key=_update_of):
-            values = [
-                f"{keys[name]}{value!r}" if value - value == 0 else f'{keys[name]}"{value!r}"'
-                for _, name, value, _ in group
-            ]
-            lines.append(f'{{"update": {update}{"".join(values)}}}\n')
-        return "".join(lines)
+            parts.append(f'{{"update": {update}')
+            for _, name, value, _ in group:
+                key = keys.get(name)
+                if key is None:
+                    key = keys[name] = f", {json.dumps(name)}: "
+                parts.append(f"{key}{value!r}" if value - value == 0 else f'{key}"{value!r}"')
+            parts.append("}\n")
+        return "".join(parts)
 
     def update_of(self, line: str) -> int:
         return int(json.loads(line)["update"])

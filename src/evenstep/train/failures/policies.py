@@ -5,8 +5,6 @@ Each method returns a decision, the same on all ranks; the loop carries it out. 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress
-from operator import itemgetter
 from typing import NamedTuple, final
 
 from evenstep.errors import NonFiniteError
@@ -15,7 +13,6 @@ from evenstep.train.failures import Answer, FailurePolicy, Retry, Rewind, Skip
 from evenstep.train.failures.spikes import LOSS, LossSpikes
 
 _MAX_BATCHES_WITHOUT_WEIGHT = 100
-_name = itemgetter(1)
 
 
 class Decision(NamedTuple):
@@ -66,7 +63,7 @@ class Policies:
         spikes = self.spikes
         if spikes is None:
             return None
-        losses = list(compress(records, map(LOSS.__eq__, map(_name, records))))
+        losses = [record for record in records if record.name == LOSS]
         if not losses:
             return None
         before = storage.values_before(losses[0].update, LOSS, spikes.window_updates)
