@@ -151,7 +151,7 @@ def measure_imports() -> list[Row]:
     """evenstep beside torch, in fresh processes, in turn; with `*` every public name is resolved."""
     torch_only, ours = "import torch", ["import evenstep", "from evenstep import *"]
     times = import_times([torch_only, *ours], rounds=IMPORT_ROUNDS)
-    bounds = dict.fromkeys(ours, 1.2)
+    bounds = dict.fromkeys(ours, 1.15)
     row = partial(compared, "import", reference=times[torch_only], unit="ms", per_s=1e3)
     return [row(statement, one, bound=bounds.get(statement)) for statement, one in times.items()]
 

@@ -169,6 +169,15 @@ def test_the_library_imports_neither_config_nor_command_line_nor_heavy_extras() 
     assert done.stdout.strip() == "[]"
 
 
+def test_all_public_names_load_nothing_that_only_runs_need() -> None:
+    heavy = ["evenstep.train.update", "evenstep.train.loop", "evenstep.train.setup", "evenstep.train.engine_parts"]
+    heavy += ["evenstep.pipeline.stage", "evenstep.checkpoint.writer", "sysconfig"]
+    code = "import sys, torch; had = set(sys.modules); from evenstep import *; "
+    code += f"print([m for m in {heavy} if m in sys.modules and m not in had])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_the_options_load_nothing_of_what_they_are_options_of() -> None:
     heavy = ["torch", *(f"evenstep.{part}" for part in CORE)]
     code = f"import sys, evenstep.options; print([m for m in {heavy} if m in sys.modules])"

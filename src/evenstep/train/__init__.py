@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from evenstep.train.grouped import described_groups, grouped_optimizer
     from evenstep.train.lr_finder import FoundLr, find_lr
     from evenstep.train.outcome import Aborted, Committed
-    from evenstep.train.predict import Prediction
+    from evenstep.train.prediction import Prediction
     from evenstep.train.progress import Progress
     from evenstep.train.result import Result
     from evenstep.train.state.loading import LoadedWeights, load_weights
@@ -75,7 +75,7 @@ __getattr__, __dir__ = lazy_names(
         ".failures": "Answer DropTask FailurePolicy Retry Rewind Skip Stop",
         ".state.loading": "LoadedWeights load_weights",
         ".outcome": "Aborted Committed",
-        ".predict": "Prediction",
+        ".prediction": "Prediction",
         ".progress": "Progress",
         ".result": "Result",
         ".failures.spikes": "LossSpikes",

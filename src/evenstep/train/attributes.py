@@ -15,13 +15,16 @@ from evenstep.checkpoint import ended_on_all
 from evenstep.errors import ArgumentError, HookError
 from evenstep.events import Hook, Json
 from evenstep.parallel import Group
-from evenstep.pipeline import PipelineModel, Stage
+from evenstep.pipeline import PipelineModel
 from evenstep.renamed import warn
 from evenstep.single_use import not_copied
-from evenstep.train.gradient_norms import check_like_parameters
-from evenstep.train.loop import Loop
+from evenstep.train.checks.values import check_like_parameters
 from evenstep.train.phases import Phases
 from evenstep.train.progress import Progress
+
+if TYPE_CHECKING:
+    from evenstep.pipeline import Stage
+    from evenstep.train.loop import Loop
 
 T = TypeVar("T")
 _OLD_NAMES = {"ask_stop": "request_stop", "ask_save": "request_save", "ask_evaluate": "request_evaluate"}
@@ -32,7 +35,7 @@ class TrainerAttributes:
 
     _is_built = False
     _is_training = False
-    _loop: Loop
+    _loop: "Loop"
     _group: Group
     _sharing: str
 
@@ -137,7 +140,7 @@ class TrainerAttributes:
         return self._group
 
     @property
-    def stages(self) -> Mapping[int, Stage]:
+    def stages(self) -> "Mapping[int, Stage]":
         """The stages of the model that this rank trains, by number; a model that is whole is stage 0."""
         return self._loop.engine.parts.execution.trainer.stages
 

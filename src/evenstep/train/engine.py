@@ -5,7 +5,8 @@
     state_dict  all that the next updates depend on
 
 It counts updates, and keeps those whose verdict is still on the device. It reads no data, writes no files, and does not
-decide what to do about an abort: whoever calls it does.
+decide what to do about an abort: whoever calls it does. What makes updates is loaded when the first engine is built, so
+that importing all public names takes little longer than importing torch.
 """
 
 import logging
@@ -31,22 +32,14 @@ from evenstep.options import Training, check_length
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used, not_copied
-from evenstep.train.checks.arguments import check_engine_arguments, check_own_loop
-from evenstep.train.checks.ties import check_ties
 from evenstep.train.context import TrainContext
 from evenstep.train.engine_events import EVALUATION, around_evaluation, around_update
-from evenstep.train.engine_parts import build_parts
-from evenstep.train.evaluate import Evaluation
 from evenstep.train.failures import Stop
-from evenstep.train.failures.aborts import AbortCauses
-from evenstep.train.failures.policies import Policies
 from evenstep.train.failures.spikes import LOSS
 from evenstep.train.global_batch import OneBatch, global_batch
-from evenstep.train.memory.footprint import Footprint, footprint
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted, left_out
 from evenstep.train.progress import Progress
-from evenstep.train.setup import Setup, set_up
 from evenstep.train.state import Tree
 from evenstep.train.state.settings import changed_settings
 from evenstep.train.state.train_state import check_parts, check_same_run
@@ -54,6 +47,10 @@ from evenstep.train.tasks.listening import check_told_by_engine, let_ask, listen
 from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import check_task_states, states_of
+
+if TYPE_CHECKING:
+    from evenstep.train.memory.footprint import Footprint
+    from evenstep.train.setup import Setup
 
 
 @final
@@ -114,6 +111,10 @@ class Engine:
         device: str | torch.device = "auto",
         train: Training = Training(),
     ) -> None:
+        from evenstep.train.checks.arguments import check_engine_arguments, check_own_loop
+        from evenstep.train.failures.policies import Policies
+        from evenstep.train.setup import set_up
+
         check_engine_arguments(model=model, task=task, optimizer=optimizer, seed=seed, device=device, train=train)
         if updates is not None:
             check_length(updates, None)
@@ -151,13 +152,17 @@ class Engine:
         raise not_copied("an engine")
 
     @classmethod
-    def of(cls, setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Self:
+    def of(cls, setup: "Setup", *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Self:
         """The engine of a trainer, whose hooks, metrics and incidents go with it; arguments as of `build_parts`."""
         engine = cls.__new__(cls)
         engine._build(setup, updates=updates, bus=bus, report=report)
         return engine
 
-    def _build(self, setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> None:
+    def _build(self, setup: "Setup", *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> None:
+        from evenstep.train.checks.ties import check_ties
+        from evenstep.train.engine_parts import build_parts
+        from evenstep.train.failures.aborts import AbortCauses
+
         self.parts = parts = build_parts(setup, updates=updates, bus=bus, report=report)
         self.model, self.optimizer, self.core = setup.model, setup.optimizer, parts.core
         self._compute = parts.compute
@@ -422,6 +427,8 @@ class Engine:
 
     def evaluated(self, name: str, data: Data, *, context: TrainContext | None = None) -> list[Record]:
         """The metrics of the evaluation `name` on `data`, by the tasks of `context`; all ranks call it together."""
+        from evenstep.train.evaluate import Evaluation
+
         records: list[Record] = []
         for below, average in self._evaluated:
             evaluation = Evaluation(
@@ -453,8 +460,10 @@ class Engine:
         self._end_update()
         return self.parts.saved.part()
 
-    def footprint(self) -> Footprint:
+    def footprint(self) -> "Footprint":
         """What this rank keeps in memory for the parameters; the optimizer's state is known after the first update."""
+        from evenstep.train.memory.footprint import footprint
+
         return footprint(self.parts.saved)
 
     def own_part(

@@ -13,7 +13,8 @@ from evenstep.data import Data
 from evenstep.errors import ArgumentError
 from evenstep.events import EvaluateBegin, EvaluateEnd
 from evenstep.train.engine import Engine
-from evenstep.train.predict import Prediction, predict
+from evenstep.train.predict import predict
+from evenstep.train.prediction import Prediction
 from evenstep.train.reporter import Reporter
 
 

@@ -7,7 +7,7 @@ bits. It looks at no labels and no weights, and changes nothing.
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, cast, final
 
@@ -22,6 +22,7 @@ from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.microbatch import MicrobatchStep
+from evenstep.train.prediction import Prediction
 from evenstep.train.recovery import Recovery
 from evenstep.train.side_effects import evaluating
 from evenstep.train.tasks.observed import ObservedTask
@@ -29,22 +30,6 @@ from evenstep.train.tasks.task import Task
 from evenstep.train.weigh import Weights, task_of
 
 Kept: TypeAlias = tuple[int, str, list[int], Any]  # number of the micro-batch, its task, samples, and what is kept
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """What is kept of one micro-batch.
-
-    Args:
-        output: what `Task.predict` gave, any tree; its tensors are copies on the CPU.
-        samples: their numbers in the dataset, in the order of the output; empty where they have none.
-        task: the name of the task; "" where a run has one task without a name.
-    """
-
-    output: Any
-    samples: Sequence[int] = ()
-    task: str = ""
 
 
 def predict(

@@ -10,16 +10,19 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evenstep.exits import EXIT_REQUEUE
 from evenstep.parallel import Group
 from evenstep.signals import REQUEUE, interrupted, stopping
-from evenstep.train.loop import Loop
 from evenstep.train.standard_hooks import write_page
+
+if TYPE_CHECKING:
+    from evenstep.train.loop import Loop
 
 
 @contextmanager
-def handling_signals(loop: Loop) -> Generator[None]:
+def handling_signals(loop: "Loop") -> Generator[None]:
     """Around training.
 
     Raises:
@@ -40,7 +43,7 @@ def handling_signals(loop: Loop) -> Generator[None]:
     end_program(caught.number, group=group, update=update, saved=saved)
 
 
-def where(loop: Loop) -> str:
+def where(loop: "Loop") -> str:
     """Where a run has ended, for an error."""
     if loop.in_progress is not None:
         return f"in update {loop.in_progress[1]}"

@@ -1,7 +1,8 @@
 """The trainer: what a user builds, from plain arguments.
 
 It puts the parts together, holds what a checkpoint holds, opens and closes what a run needs, and answers its hooks.
-How an update goes is told in `update`, how updates follow each other in `loop`.
+How an update goes is told in `update`, how updates follow each other in `loop`. What a run needs is loaded when the
+first trainer is built, so that importing all public names takes little longer than importing torch.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -27,36 +28,21 @@ from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used
 from evenstep.train.attributes import TrainerAttributes
-from evenstep.train.build_loop import build_loop
-from evenstep.train.checks.agreement import check_agreement
-from evenstep.train.checks.arguments import check_engine_arguments, check_trainer_arguments
-from evenstep.train.checks.cuts import compare_cuts
 from evenstep.train.checks.optimizer import watch_first_step
-from evenstep.train.checks.resume import check_keeping, check_rewinding, try_resume
 from evenstep.train.engine import Engine
-from evenstep.train.evaluations import named_set
-from evenstep.train.failures.emergency import emergency_save
-from evenstep.train.failures.replay import replay_failure
-from evenstep.train.failures.tracebacks import shorten
-from evenstep.train.follow import Follow
 from evenstep.train.lr_finder import FoundLr, search
-from evenstep.train.memory.footprint import Footprint
 from evenstep.train.old_arguments import takes_old_arguments
-from evenstep.train.predict import Prediction
-from evenstep.train.requests import End
-from evenstep.train.resolve import evaluations_of, policies_of
+from evenstep.train.prediction import Prediction
 from evenstep.train.result import Result
-from evenstep.train.setup import set_up
-from evenstep.train.signal_handling import handling_signals, where
-from evenstep.train.standard_hooks import build_reporter
 from evenstep.train.state import Tree
 from evenstep.train.state.afresh import resets_of
-from evenstep.train.state.run_state import updates_of
 from evenstep.train.tasks.listening import listeners
 from evenstep.train.tasks.task import Task
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
+
+    from evenstep.train.memory.footprint import Footprint
 
 
 @final
@@ -125,6 +111,16 @@ class Trainer(TrainerAttributes):
         failures: Failures = Failures(),
         log: Logging = Logging(),
     ) -> None:
+        from evenstep.train.build_loop import build_loop
+        from evenstep.train.checks.agreement import check_agreement
+        from evenstep.train.checks.arguments import check_engine_arguments, check_trainer_arguments
+        from evenstep.train.checks.resume import check_keeping, check_rewinding, try_resume
+        from evenstep.train.follow import Follow
+        from evenstep.train.resolve import evaluations_of, policies_of
+        from evenstep.train.setup import set_up
+        from evenstep.train.standard_hooks import build_reporter
+        from evenstep.train.state.run_state import updates_of
+
         check_length(updates, epochs)
         check_engine_arguments(model=model, task=task, optimizer=optimizer, seed=seed, device=device, train=train)
         check_trainer_arguments(folder=folder, checkpoint=checkpoint, failures=failures, log=log)
@@ -187,7 +183,7 @@ class Trainer(TrainerAttributes):
         mark_used({**setup.kept, **reporter.bus.kept})
         self._is_built = True
 
-    def footprint(self) -> Footprint:
+    def footprint(self) -> "Footprint":
         """What this rank keeps in memory for the parameters; the optimizer's state is known after the first update."""
         return self._loop.engine.footprint()
 
@@ -223,6 +219,9 @@ class Trainer(TrainerAttributes):
             EvenstepError: what went wrong, said for the person who must act. Nothing is evaluated or saved then.
             KeyboardInterrupt: after Ctrl-C, when all is saved.
         """
+        from evenstep.train.failures.tracebacks import shorten
+        from evenstep.train.signal_handling import handling_signals, where
+
         if self._is_training:
             raise ArgumentError(
                 "`train` was called while it is training already, by a hook or the task; `updates` says how far a run "
@@ -249,6 +248,9 @@ class Trainer(TrainerAttributes):
             self._is_training = False
 
     def _train(self) -> Result:
+        from evenstep.train.failures.emergency import emergency_save
+        from evenstep.train.requests import End
+
         ended = End("")
         self._check_hooks()
         loop, checkpointer = self._loop, self._loop.checkpointer
@@ -328,6 +330,8 @@ class Trainer(TrainerAttributes):
         Raises:
             ArgumentError: there is no evaluation of this name.
         """
+        from evenstep.train.evaluations import named_set
+
         if name is None:
             self._check_evaluates()
         sets = self.evaluations if name is None else named_set(self.evaluations, name)
@@ -453,6 +457,8 @@ class Trainer(TrainerAttributes):
             CheckpointError: the state is of another model.
             Exception: what the update raises.
         """
+        from evenstep.train.failures.replay import replay_failure
+
         self._check_idle("replay", "call it on a trainer that does not train")
         require_state(state, "a trainer's `state_dict`")
         return replay_failure(self._loop.engine, self._loop.feed.data, state, failure)
@@ -467,5 +473,7 @@ class Trainer(TrainerAttributes):
 
     def compare_cuts(self) -> str:
         """How far the next update's gradient is from that with finer micro-batches, in words; changes nothing."""
+        from evenstep.train.checks.cuts import compare_cuts
+
         self._check_idle("compare_cuts", "call it between updates, such as in `after_update`")
         return compare_cuts(self._loop.engine, self._loop.feed.data)

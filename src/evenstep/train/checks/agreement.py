@@ -5,7 +5,7 @@ that ranks stay together while they train is the strategy's.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
@@ -16,12 +16,14 @@ from evenstep.internals import unwrapped
 from evenstep.names import named_parameters, state_of
 from evenstep.parallel import Group
 from evenstep.train.checks.ties import check_ties
-from evenstep.train.loop import Loop
 from evenstep.version import __version__
+
+if TYPE_CHECKING:
+    from evenstep.train.loop import Loop
 
 
 def check_agreement(
-    loop: Loop,
+    loop: "Loop",
     optimizer: Optimizer,
     groups: Sequence[Sequence[str]],
     evaluations: Mapping[str, Data],

@@ -5,7 +5,7 @@ It never hides the error that is in flight, and it cannot go on from it: that is
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evenstep.checkpoint import Mirror, write_emergency, write_failure, write_part
 from evenstep.data import GlobalBatch
@@ -13,13 +13,15 @@ from evenstep.errors import CheckpointError, LostRankError, clause
 from evenstep.events import Incident
 from evenstep.parallel import Reducers
 from evenstep.parallel.group import Interrupted
-from evenstep.train.loop import Loop
 from evenstep.train.reporter import failed
 from evenstep.train.state.checkpointer import Checkpointer
 from evenstep.train.state.run_folder import RunFolder
 
+if TYPE_CHECKING:
+    from evenstep.train.loop import Loop
 
-def emergency_save(error: BaseException, loop: Loop, *, end: Callable[[BaseException], None]) -> None:
+
+def emergency_save(error: BaseException, loop: "Loop", *, end: Callable[[BaseException], None]) -> None:
     """Go back to the last committed update, save it and write what is known of it.
 
     Args:
@@ -42,7 +44,7 @@ def emergency_save(error: BaseException, loop: Loop, *, end: Callable[[BaseExcep
         error.add_note(f"Then writing the last metrics raised {type(second).__name__}: {second}")
 
 
-def _save(error: BaseException, loop: Loop, *, is_whole: bool) -> None:
+def _save(error: BaseException, loop: "Loop", *, is_whole: bool) -> None:
     """Save what can be saved without the other ranks, and say so.
 
     Args:
