@@ -429,7 +429,7 @@ def test_a_step_is_the_optimizers_own_whoever_watches_or_has_changed_it(monkeypa
     everywhere = register_optimizer_step_pre_hook(lambda *_: told.append("all"))
     take_step(made()[1])
     everywhere.remove()
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as seen:
         take_step(made()[1])
     assert told == ["own", "all"] and "Optimizer.step#SGD.step" in {event.key for event in seen.key_averages()}
     weight, scheduled = made()
