@@ -22,8 +22,7 @@ T = TypeVar("T")
 def _uncollected() -> Generator[None]:
     """Inside, no garbage is collected, if it is otherwise: what an import makes stays.
 
-    Looking through all that torch has made, in the midst of it, takes a third as long as importing all of this package;
-    and looking through what that has made, at once afterwards, a tenth. So it counts as old when it is there.
+    Looking through all that torch has made, in the midst of it, takes a third as long as importing all of this package.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -31,9 +30,6 @@ def _uncollected() -> Generator[None]:
         yield
     finally:
         if was_enabled:
-            if not gc.get_freeze_count():  # or what the caller has frozen would be thawed
-                gc.freeze()
-                gc.unfreeze()  # into the oldest generation
             gc.enable()
 
 

@@ -123,8 +123,9 @@ def test_an_old_argument_is_taken_with_a_warning_that_says_what_to_write(
     old: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: dict[str, Any] = {}
-    monkeypatch.setattr("evenstep.train.trainer.check_engine_arguments", lambda **asked: built.update(asked))
-    monkeypatch.setattr("evenstep.train.trainer.check_trainer_arguments", lambda **asked: (built.update(asked), 1 / 0))
+    checks = "evenstep.train.checks.arguments"
+    monkeypatch.setattr(f"{checks}.check_engine_arguments", lambda **asked: built.update(asked))
+    monkeypatch.setattr(f"{checks}.check_trainer_arguments", lambda **asked: (built.update(asked), 1 / 0))
     argument, _, field = OLD_ARGUMENTS[old].partition(".")
     name = OPTIONS[argument].__name__
     with (

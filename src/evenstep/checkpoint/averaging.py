@@ -118,9 +118,10 @@ def last_checkpoints(run: Path, count: int, *, until: int | None = None) -> list
     Raises:
         ArgumentError: there is no such run, or not so many.
     """
+    folder = checkpoints_folder(run)
     if not run.is_dir():
         raise ArgumentError(f"there is no run `{run}`; give the folder of a run.")
-    known = complete_checkpoints(checkpoints_folder(run))
+    known = complete_checkpoints(folder)
     found = [path for path in known if until is None or (step_update(path.name) or 0) <= until]
     if len(found) < count:
         upto = "" if until is None else f" up to update {until}"
