@@ -67,9 +67,9 @@ def row(contender: str = "x", ratio: float = 1.0, bound: float | None = None) ->
 def test_contenders_take_turns_of_whole_chunks_in_rotated_order_and_get_every_batch() -> None:
     seen: list[tuple[str, int]] = []
     interleave({"a": counting(seen, "a"), "b": counting(seen, "b")}, mlp(), chunk_updates=3, rounds=4)
-    timed = seen[: 2 * 3 * 5]
-    assert [{name for name, _ in timed[at : at + 3]} for at in range(0, 30, 3)] == [{name} for name in "ababbaabba"]
-    assert all([place for name, place in seen if name == one] == [*range(15 + TAIL_UPDATES)] for one in "ab")
+    whole = seen[: 2 * 3 * 6]  # two rounds of them are not timed
+    assert [{name for name, _ in whole[at : at + 3]} for at in range(0, 36, 3)] == [{name} for name in "abababbaabba"]
+    assert all([place for name, place in seen if name == one] == [*range(18 + TAIL_UPDATES)] for one in "ab")
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 4])
