@@ -26,12 +26,10 @@ Heard: TypeAlias = "Receiver | None"
 
 
 class SpanHooks(NamedTuple):
-    """Who is told of a span: the two methods of each hook that listens to it, the second ones by themselves, and the
-    first ones, each with the place of its pair."""
+    """Who is told of a span: the two methods of each hook that listens to it, and the second ones by themselves."""
 
     pairs: tuple[tuple[Heard, Heard], ...]
     afters: tuple[Receiver, ...]
-    befores: tuple[tuple[int, Callable[..., Any]], ...]
 
 
 _PREFIXES = ("before_", "after_", "on_")
@@ -147,7 +145,7 @@ class Bus:
         """Inside the `with` no hook hears of anything: what is done there is taken back."""
         before = self._listeners, self._spans
         self._listeners = dict.fromkeys(self._listeners, ())
-        self._spans = dict.fromkeys(self._spans, _span_hooks((), ()))
+        self._spans = dict.fromkeys(self._spans, SpanHooks(pairs=(), afters=()))
         try:
             yield
         finally:
@@ -232,10 +230,10 @@ class _HookSpan(AbstractContextManager[None]):
     def __enter__(self) -> None:
         event = self._begin()
         try:
-            for place, before in self._hooks.befores:
-                self._reached = place  # should it raise
-                before(event)
-            self._reached = len(self._hooks.pairs)
+            for before, _ in self._hooks.pairs:
+                if before is not None:
+                    before[1](event)
+                self._reached += 1
         except BaseException as error:
             self._finish(error)
             raise
@@ -330,9 +328,8 @@ def _heard(hook: Hook, name: str) -> Heard:
 
 
 def _span_hooks(befores: Sequence[Heard], afters: Sequence[Heard]) -> SpanHooks:
-    pairs = [pair for pair in zip(befores, afters, strict=True) if pair != (None, None)]
+    pairs = zip(befores, afters, strict=True)
     return SpanHooks(
-        pairs=tuple(pairs),
+        pairs=tuple((before, after) for before, after in pairs if before is not None or after is not None),
         afters=tuple(after for after in afters if after is not None),
-        befores=tuple((place, before[1]) for place, (before, _) in enumerate(pairs) if before is not None),
     )

@@ -273,7 +273,9 @@ def _check_tied(
     for name, value in values.items():
         own = firsts.setdefault(id(wanted[name]), name)
         first = names[name] if names[name] != name and names[name] in weights.outlines else own
-        other = value if first == name else values[first] if first in values else weights.read(first)
+        if first == name:
+            continue
+        other = values[first] if first in values else weights.read(first)
         if other.shape != value.shape or bool(((other != value) & ~(other.isnan() & value.isnan())).any()):
             raise CheckpointError(
                 f"`{first}` and `{name}` are one parameter of the model (tied), but in `{weights.source}` they differ; "
