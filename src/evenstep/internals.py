@@ -107,6 +107,9 @@ fused_adam, fused_adamw, fused_sgd = _torch._fused_adam_, _torch._fused_adamw_, 
 foreach_add, foreach_subtract = _torch._foreach_add_, _torch._foreach_sub_
 """The kernels that torch's fused optimizers are made of."""
 
+base_of = cast("Callable[[Tensor], Tensor | None]", attrgetter("_base"))
+"""The tensor that one is a view of; None for one that is no view."""
+
 
 def has_gradient_hooks(parameter: Tensor) -> bool:
     """Whether something of the user's changes or takes the parameter's gradients; nothing public tells."""

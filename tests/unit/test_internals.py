@@ -36,6 +36,7 @@ OF_FSDP = {
     "_to_sharded",
 }
 OF_TORCH = {
+    "_base",
     "_non_persistent_buffers_set",
     "_buffers",
     "_dump_snapshot",

@@ -10,13 +10,14 @@ step that someone watches or has replaced.
 from collections.abc import Callable, Mapping
 from itertools import compress, repeat
 from operator import attrgetter, is_, is_not, itemgetter
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW
 
 from evenstep.internals import (
+    base_of,
     foreach_add,
     foreach_subtract,
     fused_adam,
@@ -101,13 +102,14 @@ def _adam(group: _Group, lists: _Lists) -> _Launch | None:
     (beta1, beta2), (parameters, grads, states) = group["betas"], lists
     if group["capturable"] or isinstance(beta1, Tensor) or isinstance(beta2, Tensor):
         return None
-    steps, means, squares = list(map(_steps, states)), list(map(_means, states)), list(map(_squares, states))
+    counts, steps = _counts(states)
+    means, squares = list(map(_means, states)), list(map(_squares, states))
     amsgrad: bool = group["amsgrad"]
     largest = list(map(_largest, states)) if amsgrad else []
     kernel = fused_adamw if group["decoupled_weight_decay"] else fused_adam
 
     def launch(scale: Tensor | None, found_inf: Tensor | None) -> None:
-        foreach_add(steps, 1)
+        foreach_add(counts, 1)
         kernel(
             parameters,
             grads,
@@ -126,9 +128,33 @@ def _adam(group: _Group, lists: _Lists) -> _Launch | None:
             found_inf=found_inf,
         )
         if found_inf is not None:  # a step that the kernel skips does not count
-            foreach_subtract(steps, [found_inf] * len(steps))
+            foreach_subtract(counts, [found_inf] * len(counts))
 
     return launch
+
+
+def _counts(states: list[_State]) -> tuple[list[Tensor], list[Tensor]]:
+    """The tensors that hold the counts of steps, and the counts: on the CPU views of one tensor, from now on.
+
+    There each tensor to be added to is a kernel of its own; together they take longer than a small model's step. Who
+    reads a count, replaces it or adds to it sees no difference.
+    """
+    steps = list(map(_steps, states))
+    bases = list(map(base_of, steps))
+    base = bases[0] if bases else None
+    if base is not None and base.numel() == len(steps) and all(map(is_, bases, repeat(base))):
+        return [base], steps
+    if (
+        len(steps) < 2
+        or any(map(is_not, bases, repeat(None)))
+        or not all(one.is_cpu and one.ndim == 0 for one in steps)
+    ):
+        return steps, steps
+    base = torch.stack(steps)
+    steps = list(base.unbind())
+    for state, one in zip(states, steps, strict=True):
+        cast("dict[str, Any]", state)["step"] = one
+    return [base], steps
 
 
 def _sgd(group: _Group, lists: _Lists) -> _Launch | None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training
 from evenstep.precision import Precision
+from evenstep.train.state.same_run import differences
 
 LEAVE_NO_TRACE = ("check_loss", "settle_every_updates", "fit_memory", "memory")
 """Fields of `Training` that the parameters do not depend on."""
@@ -56,19 +57,6 @@ def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[s
     if saved.get("train.ema") is None or now.get("train.ema") is None:
         found.pop("train.ema", None)
     return {name: "; ".join(said) for name, said in found.items() if said}
-
-
-def differences(name: str, saved: object, now: object) -> list[str]:
-    """In what two plain values differ; of tables with the same keys only those that do.
-
-    >>> differences("data", {"size": 4, "shuffle": True}, {"size": 8, "shuffle": True})
-    ['`data.size` was 4 and is now 8']
-    """
-    if isinstance(saved, Mapping) and isinstance(now, Mapping):
-        before, after = cast("Mapping[str, object]", saved), cast("Mapping[str, object]", now)
-        if before.keys() == after.keys() and before.get("kind") == after.get("kind"):
-            return [said for key in after for said in differences(f"{name}.{key}", before[key], after[key])]
-    return [] if saved == now else [f"`{name}` was {_said(saved)} and is now {_said(now)}"]
 
 
 def _schedule(schedule: LrSchedule | None) -> object:
@@ -115,10 +103,3 @@ def _arguments(kind: type) -> list[str]:
         return [*signature(kind).parameters]
     except (TypeError, ValueError):  # one of C
         return []
-
-
-def _said(value: object) -> str:
-    if isinstance(value, dict) and "kind" in value:
-        told = cast("dict[str, Any]", value)
-        return f"{told['kind']}({', '.join(f'{name}={one}' for name, one in told.items() if name != 'kind')})"
-    return str(value)

@@ -35,7 +35,6 @@ from evenstep.train.state.optimizer_state import (
     options_of,
 )
 from evenstep.train.state.pipeline_state import PipelineStateSharding
-from evenstep.train.state.settings import differences
 from evenstep.train.trained import TrainedParameters
 
 
@@ -266,26 +265,6 @@ def with_plain_names(state: Tree) -> Tree:
         "optimizer": {**optimizer, "state": by_plain_name(optimizer["state"]), "groups": groups},
         "ema": by_plain_name(state["ema"]),
     }
-
-
-def check_parts(state: Tree) -> None:
-    """Raise CheckpointError unless `state` has the parts that an engine's has."""
-    lacking = [part for part in ("model", "optimizer", "ema", "precision", "progress", "run") if part not in state]
-    if lacking:
-        raise CheckpointError(
-            f"a state to load must be what an engine's `state_dict` gave, but this one has no {lacking[0]!r}; to "
-            f"begin with a model's weights only, `evenstep.load_weights(model, PATH)` before the engine is built."
-        )
-
-
-def check_same_run(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raise CheckpointError unless the saved run has the same seed, precision and data as this one."""
-    different = [said for name in own for said in differences(name, saved[name], own[name])]
-    if different:
-        raise CheckpointError(
-            f"the checkpoint is of another run, so going on from it would not be exact: {'; '.join(different)}. Build "
-            f"the run as it was saved, or start a new one."
-        )
 
 
 def _said(format: torch.dtype) -> str:
