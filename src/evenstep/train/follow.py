@@ -30,6 +30,7 @@ class Follow(Hook):
 
     def before_train(self, event: TrainBegin) -> None:
         self._target.check(self)
+        self._target.check_asked(self)
 
     def after_evaluate(self, event: EvaluateEnd) -> None:
         value = self._target.value(self, event)

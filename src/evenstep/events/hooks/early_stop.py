@@ -45,6 +45,7 @@ class EarlyStop(Hook):
 
     def before_train(self, event: TrainBegin) -> None:
         self._target.check(self)
+        self._target.check_asked(self)
         if self.evaluations_since_best >= self._patience:
             self.evaluations_since_best = 0
 
