@@ -150,10 +150,10 @@ OF_OTHERS = """
     use_distributed_sampler profiler barebones sync_batchnorm reload_dataloaders_every_n_epochs enable_checkpointing
     enable_model_summary auto_lr_find swa track_grad_norm prepare_batch output_transform epoch_length swa_params
     max_train_steps_per_epoch max_eval_steps_per_epoch activation_checkpoint_params clip_grad_value
-""".split()
+"""
 
 
-@pytest.mark.parametrize("word", OF_OTHERS)
+@pytest.mark.parametrize("word", OF_OTHERS.split())
 def test_what_another_trainer_has_is_answered_by_what_to_do(word: str) -> None:
     with pytest.raises(ArgumentError, match=rf"^`Trainer` has no argument `{word}`; (write|leave|call|set|give|do) "):
         evenstep.Trainer(**{word: 1})  # pyright: ignore

@@ -521,7 +521,7 @@ AREAS = (
                 "test_a_step_that_asks_the_number_of_its_set_is_refused_and_one_that_takes_it_is_not",
             ),
             refused(
-                "what other trainers' habits would do without effect, and their arguments and methods, with what to write",
+                "what other trainers' habits would do without effect; their arguments and methods, with what to write",
                 "usage/test_other_trainers.py::test_what_follows_evaluations_is_refused_where_nothing_asks_for_any",
                 "usage/test_other_trainers.py::test_what_another_trainer_takes_is_refused_with_what_to_write",
                 "unit/test_keywords.py::test_what_another_trainer_has_is_answered_by_what_to_do",
