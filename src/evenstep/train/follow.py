@@ -20,7 +20,7 @@ class Follow(Hook):
     """
 
     def __init__(self, plateau: Plateau) -> None:
-        self._plateau = plateau
+        self._plateau, self.metric = plateau, plateau.metric
         self._target = MetricTarget(metric=plateau.metric, mode=plateau.mode, min_delta=0.0)
 
     @property
@@ -30,7 +30,6 @@ class Follow(Hook):
 
     def before_train(self, event: TrainBegin) -> None:
         self._target.check(self)
-        self._target.check_asked(self)
 
     def after_evaluate(self, event: EvaluateEnd) -> None:
         value = self._target.value(self, event)

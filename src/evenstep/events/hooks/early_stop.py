@@ -39,13 +39,13 @@ class EarlyStop(Hook):
     ) -> None:
         require_whole("patience_evaluations", patience_evaluations)
         self._target = MetricTarget(metric=metric, mode=mode, min_delta=min_delta)
+        self.metric = metric
         self._patience = patience_evaluations
         self.best_value: float | None = None
         self.evaluations_since_best = 0
 
     def before_train(self, event: TrainBegin) -> None:
         self._target.check(self)
-        self._target.check_asked(self)
         if self.evaluations_since_best >= self._patience:
             self.evaluations_since_best = 0
 

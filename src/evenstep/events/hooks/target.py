@@ -13,7 +13,6 @@ from evenstep.arguments import require_number
 from evenstep.errors import ArgumentError, HookError
 from evenstep.events.event import EvaluateEnd
 from evenstep.events.hook import Hook
-from evenstep.events.hooks.evaluate import Evaluate
 
 Mode = Literal["min", "max"]
 
@@ -62,19 +61,6 @@ class MetricTarget:
             self.check_evaluation(list(hook.trainer.evaluations))
         except ArgumentError as error:
             raise HookError(f"hook `{hook.name}`: {error}") from None
-
-    def check_asked(self, hook: Hook) -> None:
-        """Check that something may ask for evaluations in mid-run; a hook of the user's own may always.
-
-        Raises:
-            HookError: nothing does, so `hook` would hear of the one at the end only, when nothing is left to do.
-        """
-        asks = [one for one in hook.trainer.hooks if isinstance(one, Evaluate) or not _is_ours(one)]
-        if not asks:
-            raise HookError(
-                f"hook `{hook.name}` follows `{self.metric}`, but nothing evaluates before the end of the run; give "
-                f"the trainer a hook `Evaluate` too, `Evaluate(every_epochs=1)`."
-            )
 
     def check_evaluation(self, evaluations: Sequence[str]) -> None:
         """Raise ArgumentError unless this is about one of the evaluations of these names."""
@@ -138,11 +124,6 @@ class MetricTarget:
         if not math.isfinite(value):
             return False
         return other is None or (value < other if self.mode == "min" else value > other)
-
-
-def _is_ours(hook: Hook) -> bool:
-    """Whether a hook is of those that ask for no evaluation."""
-    return type(hook).__module__.startswith(("evenstep.events.", "evenstep.train.follow"))
 
 
 def _advice(name: str, known: list[str]) -> str:
