@@ -236,9 +236,11 @@ class _Steps(nn.Module):
         module = self.__dict__["lightning"]
         module.__dict__["log"] = log = _Log(type(module).__name__)
         try:
-            return self.__dict__["calls"][step](batch), log.logged
+            given = self.__dict__["calls"][step](batch)
         finally:
             del module.__dict__["log"]  # who trains or tests it by Lightning later logs there
+        _check_loss(f"{type(module).__name__}.{step}", _loss_in(given), log.logged.get("loss", ()))
+        return given, log.logged
 
 
 def _call_of(module: nn.Module, step: str) -> Callable[[Any], Any] | None:
@@ -303,12 +305,13 @@ class _StepTask(Task):
         given, logged = output
         step = "validation_step" if self._validates and self.now.is_evaluating else "training_step"
         samples = self.weight(batch)
-        mean = self._mean(step, given, logged)
-        _check_loss(f"{self._name}.{step}", mean, logged.pop("loss", ()))
-        return Loss.of_mean(mean, samples, metrics={name: _pair(own, samples) for name, own in logged.items()})
+        metrics = {
+            name: _pair(own, samples) for name, own in logged.items() if name != "loss"
+        }  # the engine has its own
+        return Loss.of_mean(self._mean(step, given, logged), samples, metrics=metrics)
 
     def _mean(self, step: str, given: Any, logged: Mapping[str, Any]) -> Tensor:
-        mean = cast("Mapping[str, Any]", given).get("loss") if isinstance(given, Mapping) else given
+        mean = _loss_in(given)
         if isinstance(mean, Tensor):
             return mean
         if step == "training_step":
@@ -332,15 +335,22 @@ class _StepTask(Task):
         )
 
 
+def _loss_in(given: Any) -> Any:
+    """What a step has returned as its loss, in either way."""
+    return cast("Mapping[str, Any]", given).get("loss") if isinstance(given, Mapping) else given
+
+
 def _pair(logged: _Logged, samples: float | Tensor) -> tuple[Tensor | float, Tensor | float]:
     """The sum and the weight of what a step has logged under one name."""
     sizes = [samples if size is None else size for _, size in logged]
     return sum(value * size for (value, _), size in zip(logged, sizes, strict=True)), sum(sizes)
 
 
-def _check_loss(step: str, mean: Tensor, logged: _Logged) -> None:
-    """Raise TaskError if what is logged as `loss`, the name of the engine's own metric, is another number."""
-    for value, _ in () if torch.compiler.is_compiling() else logged:
+def _check_loss(step: str, mean: Any, logged: _Logged) -> None:
+    """Raise TaskError if what is logged as `loss`, the name of the engine's own metric, is not what was returned."""
+    if not isinstance(mean, Tensor) or torch.compiler.is_compiling():
+        return
+    for value, _ in logged:
         is_tensor = isinstance(value, Tensor)
         if value.data_ptr() != mean.data_ptr() if is_tensor else value != mean.item():
             raise TaskError(
