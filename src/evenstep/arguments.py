@@ -151,7 +151,7 @@ def choose(argument: str, word: str, table: Mapping[str, T]) -> T:
     if word in table:
         return table[word]
     said = as_spelt_here(word)
-    begins = [name for name in table if said and name.startswith(said)]
+    begins = [name for name in table if said and (name.startswith(said) or said.startswith(f"{name}_"))]
     close = begins or get_close_matches(said, table, n=1) or [name for name in table if said and said in name]
     advice = f"; is it {close[0]!r}?" if close else "."
     raise ArgumentError(f"`{argument}` must be one of {', '.join(table)}, but is {word!r}{advice}")

@@ -41,9 +41,10 @@ def device_here(device: str | torch.device) -> torch.device:
     try:
         return torch.empty(0, device=torch.device(device)).device
     except (RuntimeError, AssertionError, ImportError) as error:  # torch asks for the package of some by an import
+        kind = str(device).partition(":")[0]
+        why = "torch calls it 'cuda'." if kind == "gpu" else str(error).splitlines()[0]
         raise ArgumentError(
-            f"`device` must be 'auto', 'cpu' or an accelerator of this machine, but is '{device}': "
-            f"{str(error).splitlines()[0]}"
+            f"`device` must be 'auto', 'cpu' or an accelerator of this machine, but is '{device}': {why}"
         ) from error
 
 

@@ -17,15 +17,20 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _LOGS = "log_every_n_steps logging_steps log_interval log_every logging_interval"
-_SAVES = "save_steps save_every save_every_updates save_interval_updates every_n_train_steps"
-_EVALUATES = "eval_steps eval_every evaluate_every val_check_interval validate_interval_updates eval_interval"
+_SAVES = "save_steps save_every save_every_updates save_interval_updates every_n_train_steps save_every_n_train_steps"
+_EVALUATES = (
+    "eval_steps eval_every evaluate_every val_check_interval validate_interval_updates eval_interval "
+    "evaluate_every_n_steps"
+)
+_EVALUATES_BY_EPOCH = "check_val_every_n_epoch evaluate_every_n_epochs"
 _OURS = {
     "updates": "max_steps max_step max_update max_updates max_train_steps num_steps num_training_steps n_steps steps "
     "total_steps train_steps num_updates total_updates iterations max_iters",
     "epochs": "max_epochs max_epoch num_train_epochs num_epochs n_epochs train_epochs epoch",
     "clip_norm": "gradient_clip_val gradient_clip max_grad_norm clip_grad clip_grad_norm grad_clip grad_norm_clip "
     "max_norm clip gradient_clipping",
-    "precision": "mixed_precision fp16 bf16 amp dtype use_amp half float16 bfloat16 torch_dtype autocast "
+    "precision": "mixed_precision fp16 bf16 amp amp_mode scaler grad_scaler dtype use_amp half float16 bfloat16 "
+    "torch_dtype autocast "
     "fp8 float8 use_fp8 float8_recipe_name",
     "strategy": "devices num_devices num_nodes gpus num_gpus n_gpus tpu_cores num_processes world_size ddp fsdp "
     "deepspeed distributed plugins distributed_backend backend ddp_backend",
@@ -39,9 +44,11 @@ _OURS = {
     "writers": "logger loggers report_to log_with writer tensorboard wandb enable_progress_bar disable_tqdm "
     "progress_bar",
     "every_updates": f"{_LOGS} {_SAVES} {_EVALUATES} every_n_steps every_steps "
-    "global_sync_iter localsgd_frequency sync_every",
-    "every_epochs": "every_n_epochs check_val_every_n_epoch save_every_n_epochs save_interval validate_interval",
-    "keep_last": "save_total_limit save_top_k total_limit keep_last_epochs keep_interval_updates",
+    "global_sync_iter localsgd_frequency sync_every update_every_n_steps",
+    "every_epochs": f"every_n_epochs {_EVALUATES_BY_EPOCH} save_every_n_epochs save_interval validate_interval",
+    "every_minutes": "train_time_interval",
+    "keep": "save_top_k n_saved",
+    "keep_last": "save_total_limit total_limit keep_last_epochs keep_interval_updates keep_last_n_checkpoints n_saved",
     "folder": "default_root_dir output_dir project_dir save_dir run_dir logging_dir log_dir root_dir checkpoint_dir "
     "dirpath out_dir path",
     "lr_schedule": "scheduler schedulers lr_scheduler lr_schedulers lr_scheduler_type warmup warmup_steps "
@@ -61,7 +68,9 @@ _OURS = {
     "collate": "collate_fn data_collator collator",
     "num_workers": "dataloader_num_workers workers n_workers",
     "ema": "ema_decay averaging use_ema",
-    "start_update": "ema_start_update update_after_step",
+    "compile": "torch_compile torch_compile_params enable_compile use_compile",
+    "fit_memory": "auto_scale_batch_size",
+    "start_update": "ema_start_update update_after_step update_starting_at_step",
     "decay_warmup": "use_ema_warmup ema_warmup",
     "metric": "monitor metric_for_best_model best_checkpoint_metric",
     "patience_evaluations": "patience early_stopping_patience",
@@ -90,14 +99,83 @@ _ELSEWHERE = {
     **dict.fromkeys(_LOGS.split(), "write `log=Logging(every_updates=…)`"),
     **dict.fromkeys(_SAVES.split(), "write `checkpoint=Checkpointing(every_updates=…)`"),
     **dict.fromkeys(_EVALUATES.split(), "write `hooks=[Evaluate(every_updates=…)]`"),
+    **dict.fromkeys(_EVALUATES_BY_EPOCH.split(), "write `hooks=[Evaluate(every_epochs=…)]`"),
     "every_epochs": "write `checkpoint=Checkpointing(every_epochs=…)` or `hooks=[Evaluate(every_epochs=…)]`",
     "max_minutes": "write `hooks=[TimeBudget(max_minutes=…)]`",
     "max_total_minutes": "write `hooks=[TimeBudget(max_total_minutes=…)]`",
     "stop_below_lr": "write `hooks=[StopBelowLr(…)]`",
     "early_stop": "write `hooks=[EarlyStop(metric=…, patience_evaluations=…)]`",
     "evaluate": "write `hooks=[Evaluate(every_updates=…)]`",
-    "profile": "write `hooks=[Profile(first=…, last=…)]`",
-    **dict.fromkeys(("limit", "overfit"), "give `MapData` fewer samples: `torch.utils.data.Subset(dataset, range(n))`"),
+    **dict.fromkeys(("profile", "profiler"), "write `hooks=[Profile(first=…, last=…)]`"),
+    **dict.fromkeys(
+        ("limit_train_batches", "max_steps_per_epoch", "max_train_steps_per_epoch", "epoch_length"),
+        "write `data=FirstBatches(data, n)` of `evenstep.data`: so many updates of each epoch",
+    ),
+    **dict.fromkeys(
+        ("limit_val_batches", "limit_test_batches", "max_eval_steps_per_epoch"),
+        "write `evaluations=FirstBatches(data, n)` of `evenstep.data`",
+    ),
+    "limit_predict_batches": "call `trainer.predict(FirstBatches(data, n))`, with `FirstBatches` of `evenstep.data`",
+    "num_sanity_val_steps": "call `trainer.evaluate()` before `train`",
+    "fast_dev_run": "write `updates=1` and no `folder`; a run file is tried by `evenstep check`",
+    **dict.fromkeys(
+        ("min_steps", "min_epochs"), "leave it out: only a hook that asks for it ends a run before its end"
+    ),
+    **dict.fromkeys(
+        ("gradient_clip_algorithm", "clip_grad_value", "clip_value"),
+        "leave it out: gradients are clipped by their norm, `train=Training(clip_norm=…)`, and not by value",
+    ),
+    "deterministic": "call `torch.use_deterministic_algorithms(True)`; random numbers follow from `seed` always",
+    "benchmark": "set `torch.backends.cudnn.benchmark` before the trainer is built",
+    "detect_anomaly": "leave it out: what is not finite is never applied, and its module named; torch's own is "
+    "`with torch.autograd.detect_anomaly(): trainer.train()`",
+    "inference_mode": "leave it out: evaluations and predictions take no gradients",
+    **dict.fromkeys(
+        ("use_distributed_sampler", "replace_sampler_ddp"), "leave it out: ranks divide the samples of any `MapData`"
+    ),
+    **dict.fromkeys(
+        ("sync_batchnorm", "sync_bn"),
+        "leave it out: batches are normalised micro-batch by micro-batch; GroupNorm does not depend on the cut",
+    ),
+    "reload_dataloaders_every_n_epochs": "give the dataset a `set_epoch(epoch)`, which is called before each epoch",
+    "enable_checkpointing": "write `checkpoint=Checkpointing(keep_last=0)` for none, or give no `folder`",
+    **dict.fromkeys(
+        ("enable_model_summary", "barebones", "verbose"), "leave it out: nothing is shown or kept that is not asked for"
+    ),
+    **dict.fromkeys(("auto_lr_find", "lr_find"), "call `evenstep.find_lr(trainer)` before `train`"),
+    **dict.fromkeys(
+        ("swa", "swa_params", "swa_lrs", "swa_epoch_start"),
+        "write `train=Training(ema=Ema(decay=…))`, or the mean of checkpoints by `evenstep average`",
+    ),
+    "track_grad_norm": "leave it out: `train/grad_norm` is a metric of every run",
+    "prepare_batch": "do it in `Task.transform`, which gets the batch on its device, or in `Task.inputs`",
+    "output_transform": "do it in `Task.postprocess`, which gets the model's output",
+    **dict.fromkeys(
+        ("activation_checkpoint_params", "activation_checkpointing", "gradient_checkpointing"),
+        "write `train=Training(memory=Memory(checkpoint='blocks'))`",
+    ),
+    "save_last": "leave it out: the newest `keep_last` are kept, and the state at the end is one",
+    **dict.fromkeys(
+        ("save_on_exception", "save_on_train_epoch_end"),
+        "leave it out: the last committed update is saved after an error as well, and evaluations come before saves",
+    ),
+    "save_weights_only": "leave it out: `evenstep export` writes the weights of a checkpoint alone",
+    **dict.fromkeys(
+        ("check_finite", "strict"),
+        "leave it out: what is not finite is no better than anything, and a metric that is not there is an error",
+    ),
+    **dict.fromkeys(
+        ("stopping_threshold", "divergence_threshold"),
+        "write a `Hook` whose `after_evaluate` calls `self.trainer.request_stop(…)`",
+    ),
+    "check_on_train_epoch_end": "leave it out: evaluations are what is followed, whenever `Evaluate` asks for them",
+    "every_minutes": "give a `Trainer` `checkpoint=Checkpointing(every_minutes=…)`",
+    "keep": "write `checkpoint=Checkpointing(best=Best(metric=…, keep=…))`",
+    "compile": "write `train=Training(compile='model')`",
+    **dict.fromkeys(
+        ("limit", "overfit", "overfit_batches"),
+        "give `MapData` fewer samples: `torch.utils.data.Subset(dataset, range(n))`",
+    ),
     "patience_evaluations": "write `hooks=[EarlyStop(patience_evaluations=…)]`",
     **dict.fromkeys(("every_n_steps", "every_steps"), "write `log=Logging(every_updates=…)`"),
     "keep_last": "give a `Trainer` `checkpoint=Checkpointing(keep_last=…)`",

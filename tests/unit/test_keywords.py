@@ -93,6 +93,14 @@ def test_another_trainers_name_is_answered_by_ours(word: str) -> None:
         (evenstep.MapData, "collate_fn", "write `collate=…`."),
         (evenstep.Training, "clipnorm", "did you mean `clip_norm`?"),
         (evenstep.EarlyStop, "monitor", "write `metric=…`."),
+        (evenstep.Trainer, "check_val_every_n_epoch", "write `hooks=[Evaluate(every_epochs=…)]`."),
+        (evenstep.Trainer, "evaluate_every_n_steps", "write `hooks=[Evaluate(every_updates=…)]`."),
+        (evenstep.Trainer, "save_top_k", "write `checkpoint=Checkpointing(best=Best(metric=…, keep=…))`."),
+        (evenstep.Best, "save_top_k", "write `keep=…`."),
+        (evenstep.Checkpointing, "n_saved", "write `keep_last=…`."),
+        (evenstep.Checkpointing, "train_time_interval", "write `every_minutes=…`."),
+        (evenstep.Ema, "update_every_n_steps", "write `every_updates=…`."),
+        (evenstep.Trainer, "torch_compile", "write `train=Training(compile=…)`."),
         (evenstep.Loss, "metric", "did you mean `metrics`?"),
     ],
 )
@@ -133,6 +141,22 @@ def test_a_key_of_a_run_file_is_told_as_it_is_said_in_a_script(argument: str, sa
     for build in (evenstep.Trainer, evenstep.Training):
         with pytest.raises(ArgumentError, match=said):
             build(**{argument: 1})  # pyright: ignore
+
+
+# What other trainers have and this one has not, or has elsewhere: never a list of all arguments for an answer.
+OF_OTHERS = """
+    min_epochs min_steps limit_train_batches limit_val_batches limit_test_batches limit_predict_batches overfit_batches
+    num_sanity_val_steps fast_dev_run gradient_clip_algorithm deterministic benchmark detect_anomaly inference_mode
+    use_distributed_sampler profiler barebones sync_batchnorm reload_dataloaders_every_n_epochs enable_checkpointing
+    enable_model_summary auto_lr_find swa track_grad_norm prepare_batch output_transform epoch_length swa_params
+    max_train_steps_per_epoch max_eval_steps_per_epoch activation_checkpoint_params clip_grad_value
+"""
+
+
+@pytest.mark.parametrize("word", OF_OTHERS.split())
+def test_what_another_trainer_has_is_answered_by_what_to_do(word: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"^`Trainer` has no argument `{word}`; (write|leave|call|set|give|do) "):
+        evenstep.Trainer(**{word: 1})  # pyright: ignore
 
 
 FUNCTIONS = [

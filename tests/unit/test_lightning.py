@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -137,7 +138,7 @@ def test_a_sum_in_the_place_of_the_mean_is_found_before_the_first_update() -> No
     def step(self: Any, batch: Any, batch_idx: int) -> Any:
         return cross_entropy(self(batch[0]), batch[1], reduction="sum")
 
-    with pytest.raises(TaskError, match="the losses of its two halves"):
+    with pytest.raises(TaskError, match=r"the losses of its two halves .* `Own.loss` gives as a mean what is a sum"):
         _trainer(_with(training_step=step)).train()
 
 
@@ -255,6 +256,11 @@ def _from_nothing(optimizer: Any) -> Any:
     return torch.optim.lr_scheduler.CyclicLR(optimizer, 0.0, 0.1, cycle_momentum=False)
 
 
+def _of_another(self: Any) -> Any:
+    optimizer, other = _two(self)
+    return [optimizer], [torch.optim.lr_scheduler.StepLR(other, 1)]
+
+
 def _plateau(optimizer: Any) -> Any:
     return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=4)
 
@@ -299,6 +305,17 @@ def _plateau(optimizer: Any) -> Any:
         ({"configure_optimizers": _rates(_exponential, frequency=None)}, "must be a whole number, but is None"),
         ({"configure_optimizers": _rates(_from_nothing, interval="step")}, "a rate to a group that begins at 0"),
         ({"training_step": lambda self, batch, batch_idx, dataloader_idx: None}, "such as `dataloader_idx=0`"),
+        ({"training_step": lightning.LightningModule.training_step}, "`Own` has no `training_step`, .* write one"),
+        ({"training_step": _asks(lambda self, index: 10 - index)}, "Own.training_step` asks the number of its batch"),
+        ({"training_step": _asks(lambda self, index: {index: 1})}, "Own.training_step` asks the number of its batch"),
+        ({"training_step": _asks(lambda self, index: self.log("n", index))}, "asks the number of its batch"),
+        ({"training_step": _asks(lambda self, index: self.log("n", 1.0, on_stp=True))}, "did you mean `on_step`"),
+        ({"training_step": _asks(lambda self, index: self.log("loss", 100.0))}, "another number .* under another name"),
+        ({"training_step": _asks(lambda self, index: self.log("lr", 1.0))}, "Own gives a metric called `lr`"),
+        ({"validation_epoch_end": lambda self, outputs: None}, "overrides `validation_epoch_end`, which this engine"),
+        ({"teardown": lambda self, stage: None}, "overrides `teardown`, which this engine does not call"),
+        ({"configure_optimizers": _of_another}, "a StepLR of another optimizer than the one beside it"),
+        ({"configure_optimizers": _rates(_exponential, reduce_on_plateau=True)}, "is stepped with a metric"),
     ],
 )
 def test_what_can_not_be_said_exactly_is_refused_by_name(members: dict[str, Any], said: str) -> None:
@@ -353,6 +370,79 @@ def test_a_hook_that_the_user_can_do_without_is_named_and_others_are_not_taken_f
         _trainer(Classifier(), without=["on_fit_end"])
     with pytest.raises(ArgumentError, match=r"write `without=\['on_train_epoch_end'\]`"):
         _trainer(module, without="on_train_epoch_end")
+
+
+def test_a_hook_that_was_put_on_the_object_is_found_as_well() -> None:
+    module = Classifier()
+    module.on_train_epoch_end = lambda: None
+    with pytest.raises(ArgumentError, match="`Classifier` overrides `on_train_epoch_end`"):
+        _trainer(module)
+    module.on_train_epoch_end = None  # as it is said that there is none
+    _trainer(module)
+
+
+def test_a_module_without_a_validation_step_is_evaluated_by_its_training_step() -> None:
+    module, data = Classifier(), DataLoader(TensorDataset(INPUTS, CLASSES), 48)
+    module.validation_step = None
+    expected = _trainer(Classifier(), evaluations=data).train().metrics["valid/loss"]
+    assert _trainer(module, evaluations=data).train().metrics["valid/loss"] == expected
+
+
+def test_what_is_logged_twice_in_a_step_is_averaged_as_lightning_does() -> None:
+    def step(self: Any, batch: Any, batch_idx: int) -> Any:
+        for value in (numpy.float32(0), 1, 5.0):
+            self.log("each", value, on_step=False, on_epoch=True)
+        return cross_entropy(self(batch[0]), batch[1])
+
+    theirs, ours = (_with(training_step=step) for _ in range(2))
+    assert _trainer(ours).train().metrics["train/each"] == 2.0
+    assert _by_lightning(theirs).callback_metrics["each"] == 2.0
+
+
+def test_a_step_that_asks_the_number_of_its_set_is_refused_and_one_that_takes_it_is_not() -> None:
+    def logs(self: Any, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
+        return Classifier.validation_step(self, batch, batch_idx)
+
+    def asks(self: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        self.log(f"loss_{dataloader_idx}", cross_entropy(self(batch[0]), batch[1]))
+
+    sets = dict.fromkeys(("a", "b"), DataLoader(TensorDataset(INPUTS, CLASSES), 48))
+    metrics = _trainer(_with(validation_step=logs), evaluations=sets).train().metrics
+    assert metrics["a/val_loss"] == metrics["b/val_loss"]
+    with pytest.raises(TaskError, match=r"`Own.validation_step` asks the number of its set .* under the same names"):
+        _trainer(_with(validation_step=asks), evaluations=sets).train()
+
+
+def test_lightning_goes_on_with_a_module_that_was_trained_here() -> None:
+    module, data = Classifier(), DataLoader(TensorDataset(INPUTS, CLASSES), 48)
+    metrics = _trainer(module, evaluations=data).train().metrics
+    assert module.training
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
+        (found,) = trainer.validate(module, data, verbose=False)
+    assert found["val_loss"] == pytest.approx(metrics["valid/val_loss"], rel=1e-6)
+
+
+class Frozen(Classifier):
+    """One that keeps some of its layers as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.BatchNorm1d(6), *self.net)
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        self.net[0].eval()
+        return self
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_the_modules_own_way_into_training_mode_is_taken(mode: bool) -> None:
+    module = Frozen().train(mode)
+    _trainer(module, evaluations=DataLoader(TensorDataset(INPUTS, CLASSES), 48)).train()
+    assert [module.training, module.net[0].training, module.net[1].training] == [True, False, True]
+    assert not module.net[0].running_mean.any()
 
 
 def test_the_number_of_updates_is_given_where_a_module_asks_for_it() -> None:

@@ -512,10 +512,19 @@ AREAS = (
                 "unit/test_lightning.py::test_a_last_short_micro_batch_counts_by_its_samples",
                 "unit/test_lightning.py::test_two_ranks_have_the_bits_of_one",
                 "unit/test_lightning.py::test_it_resumes_exactly",
+                "unit/test_lightning.py::test_lightning_goes_on_with_a_module_that_was_trained_here",
             ),
             refused(
                 "of such a module: manual optimization, several optimizers, hooks that nobody calls, `batch_idx`",
                 "unit/test_lightning.py::test_what_can_not_be_said_exactly_is_refused_by_name",
+                "unit/test_lightning.py::"
+                "test_a_step_that_asks_the_number_of_its_set_is_refused_and_one_that_takes_it_is_not",
+            ),
+            refused(
+                "what other trainers' habits would do without effect; their arguments and methods, with what to write",
+                "usage/test_other_trainers.py::test_what_follows_evaluations_is_refused_where_nothing_asks_for_any",
+                "usage/test_other_trainers.py::test_what_another_trainer_takes_is_refused_with_what_to_write",
+                "unit/test_keywords.py::test_what_another_trainer_has_is_answered_by_what_to_do",
             ),
             works(
                 "the pages Coming from a loop, Accelerate, transformers and Lightning: both versions, the same figures",

@@ -30,6 +30,7 @@ SAVING, REPLACED, REMOVING = ".saving-", ".replaced-", ".removing-"
 CLAIM = ".emergency-"
 
 _STEP = re.compile(r"step-(\d{8,18})")
+_LONGEST_NAME = 32  # bytes of a file that names a step folder
 _MAX_NAMES = 10
 
 
@@ -109,8 +110,27 @@ def without_manifest(folder: Path) -> list[Path]:
     return [path for path in found if _STEP.fullmatch(path.name) and path.is_dir() and not is_complete(path)]
 
 
+def named_by(path: Path) -> Path:
+    """The step folder that a file such as `best` or `latest` of a run folder names; `path` itself if it is none.
+
+    Raises:
+        CheckpointError: there is no such folder any more.
+    """
+    if not path.is_file() or path.stat().st_size > _LONGEST_NAME:
+        return path
+    name = path.read_text(errors="replace").strip()
+    if step_update(name) is None:
+        return path
+    found = checkpoints_folder(path.parent) / name
+    if not is_complete(found):
+        raise CheckpointError(
+            f"`{path}` names `{name}`, but there is no such checkpoint; give another, or the run folder."
+        )
+    return found
+
+
 def locate(path: Path) -> Path:
-    """The step folder that `path` means: itself, or the newest complete one of a run or checkpoints folder.
+    """The step folder that `path` means: itself, the one that `best` or `latest` names, or the newest of a folder.
 
     Raises:
         ArgumentError: an address in an object store.
@@ -118,6 +138,7 @@ def locate(path: Path) -> Path:
     """
     check_here(path)
     try:
+        path = named_by(path)
         if is_complete(path):
             return path
         if path.is_dir() and step_update(path.name) is None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from evenstep.addresses import check_here
 from evenstep.checkpoint.damage import BadFileError, json_object
-from evenstep.checkpoint.folders import CHECKPOINTS, checkpoints_folder, complete_checkpoints, is_complete
+from evenstep.checkpoint.folders import CHECKPOINTS, checkpoints_folder, complete_checkpoints, is_complete, named_by
 from evenstep.checkpoint.reader import CheckpointReader
 from evenstep.checkpoint.table import TensorEntry
 from evenstep.checkpoint.tensorfile import bytes_of, read_header
@@ -74,7 +74,7 @@ def open_weights(path: Path | str, *, average: bool = False) -> StoredWeights:
         CheckpointError: there are none, or none that can be read.
     """
     check_here(path)
-    path = Path(path)
+    path = named_by(Path(path))
     if is_complete(path) or (path.is_dir() and complete_checkpoints(checkpoints_folder(path))):
         return _of_checkpoint(path, average=average)
     if average:

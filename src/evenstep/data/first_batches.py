@@ -7,12 +7,16 @@ epoch ends after so many of them, or where that of the other data does. It reads
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, cast, final
+from typing import TYPE_CHECKING, Any, cast, final
 
-from evenstep.arguments import require_object, require_whole
+from evenstep.arguments import require_whole
 from evenstep.data.batch import JSON, Data, GlobalBatch, Position
+from evenstep.data.resolve import data_of
 from evenstep.data.wrapped import WrappedData
 from evenstep.errors import DataError
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
 
 
 @final
@@ -20,7 +24,7 @@ class FirstBatches(WrappedData):
     """The first `batches` global batches of each epoch of `data`; of a stream, which has but one pass, of that.
 
     Args:
-        data: any.
+        data: any, also a `DataLoader`.
         batches: how many, of each epoch.
 
     Raises:
@@ -35,10 +39,9 @@ class FirstBatches(WrappedData):
     [((0, 0), False), ((0, 1), True), ((1, 0), False), ((1, 1), True)]
     """
 
-    def __init__(self, data: Data, batches: int) -> None:
-        require_object("data", data, Data, "`MapData(dataset, global_batch_size=32)`")
+    def __init__(self, data: "Data | DataLoader[Any]", batches: int) -> None:
         require_whole("batches", batches)
-        super().__init__(data)
+        super().__init__(data_of(data, "data"))
         self._batches = batches
 
     def num_batches(self, epoch: int, *, seed: int) -> int | None:

@@ -54,6 +54,11 @@ def _described(given: object, argument: str) -> tuple[str, str]:
     if isinstance(given, dict):
         mixed = f"`{argument}=Mixture({{'task': MapData(dataset, global_batch_size=32)}})` for several tasks"
         return "a dict", mixed
+    if callable(getattr(given, "train_dataloader", None)):
+        return f"a {kind}, which makes loaders", (
+            f"`{argument}=module.{'train' if argument == 'data' else 'val'}_dataloader()` after its `prepare_data()` "
+            f"and `setup('fit')`"
+        )
     if hasattr(given, "__len__") and hasattr(given, "__getitem__"):
         return f"a dataset ({kind})", f"`{argument}=MapData(dataset, global_batch_size=32)`"
     if hasattr(given, "__iter__"):

@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeAlias, final
 
+from evenstep.arguments import said
 from evenstep.errors import HookError, LostRankError, clause
 from evenstep.events.event import Event, Incident
 from evenstep.events.hook import Hook, HookTrainer
@@ -304,8 +305,9 @@ def _raise(error: BaseException | None) -> None:
 
 def _checked(hook: object) -> Hook:
     if not isinstance(hook, Hook):
-        what = f"the class `{hook.__name__}`; give an instance" if isinstance(hook, type) else f"`{hook!r}`"
-        raise HookError(f"`hooks` must hold instances of subclasses of `Hook`, but holds {what}.")
+        what = f"the class `{hook.__name__}`" if isinstance(hook, type) else said(hook)
+        write = "give an instance" if isinstance(hook, type) else "write a subclass with the methods that it needs"
+        raise HookError(f"`hooks` must hold instances of subclasses of `Hook`, but holds {what}; {write}.")
     for name in dir(type(hook)):
         if name.startswith(_PREFIXES) and name not in _METHODS and callable(getattr(type(hook), name)):
             close = get_close_matches(name, _METHODS, n=1)

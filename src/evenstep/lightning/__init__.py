@@ -6,15 +6,16 @@ the number of samples as weights, the torch scheduler a function of the update's
 is not imported: whoever has such a module has it.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import signature
-from typing import Any, TypedDict, cast, final
+from numbers import Real
+from typing import Any, TypeAlias, TypedDict, cast, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from evenstep.arguments import said
+from evenstep.arguments import advice, said
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import share_contents
 from evenstep.lightning.optimizers import optimizer_and_schedule
@@ -27,12 +28,13 @@ __all__ = ["LightningParts", "parts"]
 # Overridden or not: what a run of this engine has no use for, or what its caller calls.
 _NOT_OF_TRAINING = (
     *("forward", "training_step", "validation_step", "configure_optimizers", "setup", "configure_model"),
-    *("log", "log_dict", "test_step", "predict_step", "prepare_data", "teardown"),
+    *("log", "log_dict", "test_step", "predict_step", "prepare_data"),
     *("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"),
     *("load_from_checkpoint", "save_hyperparameters", "to_onnx", "to_torchscript", "to_tensorrt", "print"),
 )
 _NOT_OF_TRAINING_BEGIN = ("on_test_", "on_predict_")
-_HOOKS = ("on_", "configure_", "optimizer_", "lr_scheduler_", "transfer_", "backward")
+_HOOKS = ("on_", "configure_", "optimizer_", "lr_scheduler_", "transfer_", "backward", "teardown")
+_OF_BEFORE = ("training_epoch_end", "validation_epoch_end", "training_step_end", "validation_step_end")  # Lightning 1
 
 
 class LightningParts(TypedDict):
@@ -77,6 +79,8 @@ def parts(
     lightning: Any = module
     name = type(module).__name__
     _check_automatic(lightning)
+    if getattr(module.training_step, "__func__", None) is getattr(base, "training_step", None):
+        raise ArgumentError(f"`{name}` has no `training_step`, which gives the loss of a batch; write one.")
     _check_hooks(module, base, without)
     trainer = TrainerStandIn(name, updates)
     lightning.trainer = trainer
@@ -85,7 +89,7 @@ def parts(
     _check_automatic(lightning)  # which either of the two may have changed
     optimizer, schedule = optimizer_and_schedule(lightning, trainer)
     steps = _Steps(lightning)
-    task = _StepTask(lightning, trainer, count)
+    task = type(name, (_StepTask,), {})(lightning, trainer, count)  # messages name a task by its class
     return LightningParts(model=steps, task=task, optimizer=optimizer, lr_schedule=schedule)
 
 
@@ -111,7 +115,8 @@ def _check_hooks(module: nn.Module, base: type, without: Collection[str]) -> Non
     """Raise ArgumentError for a hook that the module counts on."""
     hooks = [each for each in dir(base) if each.startswith(_HOOKS) and each not in _NOT_OF_TRAINING]
     hooks = [each for each in hooks if not each.startswith(_NOT_OF_TRAINING_BEGIN) and callable(getattr(base, each))]
-    own = [each for each in hooks if getattr(type(module), each) is not getattr(base, each)]
+    own = [each for each in hooks if each in vars(module) or getattr(type(module), each) is not getattr(base, each)]
+    own = [each for each in (*own, *_OF_BEFORE) if callable(getattr(module, each, None))]
     name = type(module).__name__
     if isinstance(without, str):
         raise ArgumentError(f"`without` must be a list of names, but is {without!r}; write `without=[{without!r}]`.")
@@ -128,37 +133,46 @@ def _check_hooks(module: nn.Module, base: type, without: Collection[str]) -> Non
 
 
 def _refuse_number(name: str) -> Callable[..., Any]:
-    def refuse(self: "_BatchIndex", *_: object) -> Any:
-        raise TaskError(
-            f"`{self.step}` asks the number of its batch, which depends on how the global batch was cut; go by "
-            f"`self.global_step`, the number of updates."
-        )
+    def refuse(self: "_Unasked", *_: object) -> Any:
+        raise TaskError(self.why)
 
     refuse.__name__ = name
     return refuse
 
 
-class _BatchIndex:
-    """What a step is given as `batch_idx`: it may be passed on, not asked."""
+class _Unasked:
+    """What a step is given as the number of its batch or set: it may be passed on, not asked.
 
-    def __init__(self, step: str) -> None:
-        self.step = step
+    Args:
+        why: what is said to whoever asks.
+    """
 
-    __hash__ = cast("Any", None)
+    def __init__(self, why: str) -> None:
+        self.why = why
 
 
-_ASKED = ("add", "sub", "mul", "mod", "floordiv", "radd", "eq", "ne", "lt", "le", "gt", "ge")
-for _name in (*_ASKED, "int", "index", "float", "bool", "str", "format"):
-    setattr(_BatchIndex, f"__{_name}__", _refuse_number(_name))
+_SUMS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "divmod")
+_COMPARED = ("eq", "ne", "lt", "le", "gt", "ge", "hash", "bool")
+_READ = ("int", "index", "float", "str", "format", "neg", "abs", "round")
+for _name in (*_SUMS, *(f"r{name}" for name in _SUMS), *_COMPARED, *_READ):
+    setattr(_Unasked, f"__{_name}__", _refuse_number(_name))
+
+
+_SHOWN = (
+    *("prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "sync_dist", "sync_dist_group"),
+    *("add_dataloader_idx", "metric_attribute", "rank_zero_only"),
+)
+_Logged: TypeAlias = "Sequence[tuple[Tensor | float, float | None]]"
+"""The numbers that a step has logged under one name, each with the samples that it said it is of."""
 
 
 @final
 class _Log:
-    """Stands in the place of the module's `log`: keeps what one step has logged."""
+    """Stands in the place of the module's `log` while one of its steps runs: keeps what the step logs."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.logged: dict[str, tuple[Tensor | float, float | None]] = {}
+        self.logged: dict[str, list[tuple[Tensor | float, float | None]]] = {}
 
     def __call__(
         self,
@@ -170,6 +184,10 @@ class _Log:
         **how_shown: Any,
     ) -> None:
         """Take a number; how Lightning would show it does not matter here."""
+        if unknown := [each for each in how_shown if each not in _SHOWN]:
+            raise TaskError(
+                f"`{self._name}` logs `{name}` with `{unknown[0]}`, which means nothing; {advice(unknown[0], _SHOWN)}"
+            )
         if shown:
             raise TaskError(f"`{self._name}` logs `{name}` with arguments by position; name them, `batch_size=…`.")
         if reduce_fx not in ("mean", torch.mean, "avg"):
@@ -177,13 +195,15 @@ class _Log:
                 f"`{self._name}` logs `{name}` with `reduce_fx={reduce_fx!r}`, but metrics are means over samples "
                 f"here; log it as a mean, or compute it in an `evenstep.Hook`."
             )
-        if not isinstance(value, Tensor | float | int) or (isinstance(value, Tensor) and value.numel() != 1):
+        if isinstance(value, _Unasked):
+            raise TaskError(value.why)
+        if not isinstance(value, Tensor | Real) or (isinstance(value, Tensor) and value.numel() != 1):
             raise TaskError(
                 f"`{self._name}` logs `{name}`, which must be a number, but is {said(value)}; of a metric object log "
                 f"what its call gives, or give the objects to `Task.metrics`."
             )
-        number = value.detach().reshape(()) if isinstance(value, Tensor) else value
-        self.logged[name] = number, batch_size
+        number = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
+        self.logged.setdefault(name, []).append((number, batch_size))
 
 
 @final
@@ -194,13 +214,17 @@ class _Steps(nn.Module):
         super().__init__()
         share_contents(self, module)
         self.__dict__["lightning"] = module  # not as a child: its parameters are there already
-        self.__dict__["log"] = _Log(type(module).__name__)
-        module.__dict__["log"] = self.__dict__["log"]
         self.__dict__["calls"] = {step: _call_of(module, step) for step in ("training_step", "validation_step")}
+        self.training = module.training
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "training" and "lightning" in self.__dict__:
+            self.__dict__["lightning"].training = value
 
     def train(self, mode: bool = True) -> "_Steps":
-        super().train(mode)
-        self.__dict__["lightning"].training = mode
+        self.__dict__["lightning"].train(mode)  # which may keep some of its layers as they are
+        self.training = mode
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> "_Steps":
@@ -209,43 +233,55 @@ class _Steps(nn.Module):
 
     def forward(self, batch: Any, step: str) -> tuple[Any, dict[str, Any]]:
         """What the step returns, and what it has logged."""
-        module, log = self.__dict__["lightning"], self.__dict__["log"]
-        log.logged = {}
-        modes = module.training
-        module.training = self.training  # whatever has set the mode of this one alone
+        module = self.__dict__["lightning"]
+        module.__dict__["log"] = log = _Log(type(module).__name__)
         try:
             given = self.__dict__["calls"][step](batch)
         finally:
-            module.training = modes
+            del module.__dict__["log"]  # who trains or tests it by Lightning later logs there
+        _check_loss(f"{type(module).__name__}.{step}", _loss_in(given), log.logged.get("loss", ()))
         return given, log.logged
 
 
-def _call_of(module: nn.Module, step: str) -> Callable[[Any], Any]:
-    """The step as a function of the batch alone: the index is passed as it takes it, by position or by name."""
-    act: Callable[..., Any] = getattr(module, step)
+def _call_of(module: nn.Module, step: str) -> Callable[[Any], Any] | None:
+    """The step as a function of the batch alone: numbers are passed as it takes them, by position or by name."""
+    act: Callable[..., Any] | None = getattr(module, step, None)
+    if act is None:  # as a module says that it has none
+        return None
     name = f"{type(module).__name__}.{step}"
-    index = _BatchIndex(name)
     taken = signature(act)
+    index = _Unasked(
+        f"`{name}` asks the number of its batch, which depends on how the global batch was cut; go by "
+        f"`self.global_step`, the number of updates."
+    )
+    of_set: dict[str, Any] = {}
+    if step == "validation_step" and "dataloader_idx" in taken.parameters:
+        of_set["dataloader_idx"] = _Unasked(
+            f"`{name}` asks the number of its set of data, but sets have names here, which its metrics begin with; let "
+            f"it do the same with each, under the same names."
+        )
     for arguments, named in (((index,), {}), ((), {"batch_idx": index}), ((), {})):
         try:
-            taken.bind(None, *arguments, **named)
+            taken.bind(None, *arguments, **named, **of_set)
         except TypeError:
             continue
-        return lambda batch: getattr(module, step)(batch, *arguments, **named)
+        return lambda batch: getattr(module, step)(batch, *arguments, **named, **of_set)
     raise ArgumentError(
         f"`{name}{taken}` takes more than a batch and its index, and there is nothing else to give it; let the others "
         f"have a default, such as `dataloader_idx=0`."
     )
 
 
-@final
 class _StepTask(Task):
     """What the steps of a module say of a batch."""
 
     def __init__(self, module: Any, trainer: TrainerStandIn, count: Callable[[Any], float | Tensor] | None) -> None:
         self._name, self._count = type(module).__name__, count
         base = _base_of(module)
-        self._validates = getattr(type(module), "validation_step", None) is not getattr(base, "validation_step", None)
+        own = getattr(module, "validation_step", None)
+        self._validates = own is not None and getattr(own, "__func__", own) is not getattr(
+            base, "validation_step", None
+        )
         vars(trainer)["_task"] = self
 
     def inputs(self, batch: Any) -> Any:
@@ -269,16 +305,13 @@ class _StepTask(Task):
         given, logged = output
         step = "validation_step" if self._validates and self.now.is_evaluating else "training_step"
         samples = self.weight(batch)
-        mean = self._mean(step, given, logged)
         metrics = {
-            name: (value * (samples if size is None else size), samples if size is None else size)
-            for name, (value, size) in logged.items()
-            if name != "loss"  # that of the engine is of the same name
-        }
-        return Loss.of_mean(mean, samples, metrics=metrics)
+            name: _pair(own, samples) for name, own in logged.items() if name != "loss"
+        }  # the engine has its own
+        return Loss.of_mean(self._mean(step, given, logged), samples, metrics=metrics)
 
     def _mean(self, step: str, given: Any, logged: Mapping[str, Any]) -> Tensor:
-        mean = cast("Mapping[str, Any]", given).get("loss") if isinstance(given, Mapping) else given
+        mean = _loss_in(given)
         if isinstance(mean, Tensor):
             return mean
         if step == "training_step":
@@ -286,7 +319,7 @@ class _StepTask(Task):
                 f"`{self._name}.training_step` must give the loss, but gave {said(mean)}; a batch without a loss is "
                 f"one whose `count` is 0."
             )
-        losses = [value for name, (value, _) in logged.items() if name.endswith("loss")]
+        losses = [own[-1][0] for name, own in logged.items() if name.endswith("loss") and len(own) == 1]
         if len(losses) == 1:
             return torch.as_tensor(losses[0], dtype=None if isinstance(losses[0], Tensor) else torch.float64)
         raise TaskError(
@@ -300,3 +333,27 @@ class _StepTask(Task):
             f"predictions of `{self._name}` are those of the module itself, not of its step; call it, or give it as "
             f"`model=` to a `Trainer` with a task of yours."
         )
+
+
+def _loss_in(given: Any) -> Any:
+    """What a step has returned as its loss, in either way."""
+    return cast("Mapping[str, Any]", given).get("loss") if isinstance(given, Mapping) else given
+
+
+def _pair(logged: _Logged, samples: float | Tensor) -> tuple[Tensor | float, Tensor | float]:
+    """The sum and the weight of what a step has logged under one name."""
+    sizes = [samples if size is None else size for _, size in logged]
+    return sum(value * size for (value, _), size in zip(logged, sizes, strict=True)), sum(sizes)
+
+
+def _check_loss(step: str, mean: Any, logged: _Logged) -> None:
+    """Raise TaskError if what is logged as `loss`, the name of the engine's own metric, is not what was returned."""
+    if not isinstance(mean, Tensor) or torch.compiler.is_compiling():
+        return
+    for value, _ in logged:
+        is_tensor = isinstance(value, Tensor)
+        if value.data_ptr() != mean.data_ptr() if is_tensor else value != mean.item():
+            raise TaskError(
+                f"`{step}` logs `loss`, which is another number than the loss that it returns; log it under another "
+                f"name, as `loss` is the mean of what it returns."
+            )

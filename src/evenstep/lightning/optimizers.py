@@ -160,10 +160,10 @@ def optimizer_and_schedule(module: Any, trainer: TrainerStandIn) -> tuple[Optimi
         raise ArgumentError(
             f"`{name}.configure_optimizers` gives {len(schedulers)} schedulers for one optimizer; give one."
         )
-    return given, _schedule(name, schedulers[0], trainer) if schedulers else None
+    return given, _schedule(name, schedulers[0], given, trainer) if schedulers else None
 
 
-def _schedule(name: str, given: Any, trainer: TrainerStandIn) -> LrSchedule:
+def _schedule(name: str, given: Any, optimizer: Optimizer, trainer: TrainerStandIn) -> LrSchedule:
     table = cast("dict[str, Any]", given) if isinstance(given, dict) else {"scheduler": given}
     _check_table(name, table, _OF_SCHEDULER)
     scheduler = table.get("scheduler")
@@ -175,6 +175,16 @@ def _schedule(name: str, given: Any, trainer: TrainerStandIn) -> LrSchedule:
         )
     if not isinstance(scheduler, LRScheduler):
         raise ArgumentError(f"`{name}` gives {said(scheduler)} as its scheduler, which must be one of torch; give one.")
+    if scheduler.optimizer is not optimizer:
+        raise ArgumentError(
+            f"`{name}.configure_optimizers` gives a {type(scheduler).__name__} of another optimizer than the one "
+            f"beside it, whose rates it would not move; build it with that one."
+        )
+    if table.get("reduce_on_plateau"):
+        raise ArgumentError(
+            f"`{name}` gives a {type(scheduler).__name__} with `reduce_on_plateau`, which is stepped with a metric; an "
+            f"`evenstep.LrSchedule` that hears of evaluations is `Plateau`."
+        )
     interval = table.get("interval", "epoch")
     if interval not in ("epoch", "step"):
         raise ArgumentError(f"`interval` of the scheduler of `{name}` must be 'epoch' or 'step', but is {interval!r}.")

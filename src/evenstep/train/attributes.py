@@ -28,6 +28,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _OLD_NAMES = {"ask_stop": "request_stop", "ask_save": "request_save", "ask_evaluate": "request_evaluate"}
+_OF_OTHERS = {
+    **dict.fromkeys(("fit", "run"), "`trainer.train()`"),
+    **dict.fromkeys(("validate", "test"), "`trainer.evaluate()`, of the sets that were given as `evaluations`"),
+    **dict.fromkeys(("save_checkpoint", "save_model"), "`trainer.save()`"),
+    **dict.fromkeys(("should_stop", "terminate"), "`trainer.request_stop(…)`"),
+    **dict.fromkeys(("callback_metrics", "logged_metrics"), "`trainer.train().metrics`, or `trainer.storage`"),
+    "global_step": "`trainer.progress.update`",
+    "current_epoch": "`trainer.progress.position.epoch`",
+}
+"""What other trainers' attributes are called here."""
 
 
 class TrainerAttributes:
@@ -43,7 +53,8 @@ class TrainerAttributes:
 
         def __getattr__(self, name: str) -> Any:  # only of what is not there
             if name not in _OLD_NAMES:
-                raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+                meant = f"; here it is {_OF_OTHERS[name]}" if name in _OF_OTHERS else ""
+                raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'{meant}")
             warn(f"trainer.{name}", f"trainer.{_OLD_NAMES[name]}")
             return getattr(self, _OLD_NAMES[name])
 

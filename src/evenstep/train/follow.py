@@ -20,7 +20,7 @@ class Follow(Hook):
     """
 
     def __init__(self, plateau: Plateau) -> None:
-        self._plateau = plateau
+        self._plateau, self.metric = plateau, plateau.metric
         self._target = MetricTarget(metric=plateau.metric, mode=plateau.mode, min_delta=0.0)
 
     @property

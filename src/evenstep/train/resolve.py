@@ -74,6 +74,11 @@ def precision_of(given: object) -> Precision:
     if given is None:
         return FullPrecision()
     if isinstance(given, str):
+        if given not in PRECISIONS and ("64" in given or "double" in given.lower()):
+            raise ArgumentError(
+                f"`precision` can't be {given!r}: '32-true' computes in the format that the parameters have, so give "
+                f"a model in float64, `model.double()`, and data in float64 too."
+            )
         return choose("precision", given, PRECISIONS)()
     check_kind("precision", given, Precision, f"one of {_quoted(PRECISIONS)}")
     return cast("Precision", given)

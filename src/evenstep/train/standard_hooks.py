@@ -18,6 +18,7 @@ from evenstep.arguments import choose, said
 from evenstep.errors import ArgumentError
 from evenstep.events import (
     WRITERS,
+    Best,
     Bus,
     Console,
     ConsoleWriter,
@@ -97,6 +98,7 @@ def hooks_of(
     """
     best = [] if folder is None or checkpoint.best is None else [checkpoint.best]
     own: list[Any] = [*best, *_several("hooks", given, (Hook,), "`hooks=[MyHook()]`")]
+    _check_links([one.link for one in own if isinstance(one, Best)])
     screen = next((writer for writer in writers if isinstance(writer, ConsoleWriter)), None)
     before: list[Hook] = []
     after: list[Hook] = []
@@ -107,6 +109,14 @@ def hooks_of(
         after.insert(0, Console(writer=screen))
     kinds = {type(one) for one in own}
     return [hook for hook in (*before, *own, *after) if hook is None or hook in own or type(hook) not in kinds]
+
+
+def _check_links(links: list[str]) -> None:
+    if twice := [link for link in links if links.count(link) > 1]:
+        raise ArgumentError(
+            f"two hooks `Best` have the link `{twice[0]}`, and each would write over the other's; give one of them "
+            f"another, such as `Best(…, link='best-accuracy')`."
+        )
 
 
 def _saves(checkpoint: Checkpointing) -> list[Hook]:

@@ -51,6 +51,20 @@ def test_a_run_its_checkpoints_or_a_step_all_mean_the_checkpoint(folder: Path, s
     assert locate(folder.parent) == locate(folder) == locate(newest) == newest
 
 
+@pytest.mark.parametrize("name", ["best", "latest"])
+def test_a_file_of_the_run_that_names_a_step_means_that(folder: Path, state: State, name: str):
+    old, link = write_checkpoint(folder, 1, state(1)), folder.parent / name
+    write_checkpoint(folder, 2, state(2))
+    link.write_text(f"{old.name}\n")
+    assert locate(link) == old
+    link.write_text("step-00000009\n")
+    with pytest.raises(CheckpointError, match=f"{name}` names `step-00000009`, but there is no such checkpoint"):
+        locate(link)
+    link.write_text("something else\n")
+    with pytest.raises(CheckpointError, match="is a file, not a checkpoint"):
+        locate(link)
+
+
 def test_a_step_is_taken_even_if_it_is_not_the_newest(folder: Path, state: State):
     old = write_checkpoint(folder, 1, state(1))
     write_checkpoint(folder, 2, state(2))

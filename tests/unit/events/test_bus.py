@@ -138,7 +138,12 @@ def test_a_method_that_takes_no_event_is_an_error_when_attached(trainer: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("thing", "what"), [(Stateful, r"the class `Stateful`; give an instance"), ("timer", r"`'timer'`"), (3, "`3`")]
+    ("thing", "what"),
+    [
+        (Stateful, r"the class `Stateful`; give an instance"),
+        ("timer", "'timer'; write a subclass"),
+        (3, "3; write a sub"),
+    ],
 )
 def test_what_is_no_hook_is_an_error(trainer: Any, thing: Any, what: str) -> None:
     with pytest.raises(HookError, match=rf"`hooks` must hold instances of subclasses of `Hook`, but holds {what}"):

@@ -71,6 +71,19 @@ def test_the_advice_for_a_mean_helps(advice: str) -> None:
     assert trainer.train().update == 2
 
 
+def test_a_sum_that_is_given_as_a_mean_is_told_as_that_and_not_as_a_loss_of_the_whole_batch() -> None:
+    class Multiplied(Sums):
+        def loss(self, output: Any, batch: Any) -> Any:
+            return Loss.of_mean(super().loss(output, batch), len(batch[1]))
+
+    class Total(Sums):
+        def loss(self, output: Any, batch: Any) -> Any:
+            return Loss(super().loss(output, batch))
+
+    assert "`Multiplied.loss` gives as a mean what is a sum" in refused(Multiplied())
+    assert trainer_of(Total()).train().update == 2  # as the advice says
+
+
 def test_an_evaluation_refuses_a_mean_as_well() -> None:
     data = MapData(SAMPLES, global_batch_size=8, micro_batch_size=4, shuffle=False)
     with pytest.raises(TaskError, match="gives a mean"):

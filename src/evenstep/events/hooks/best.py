@@ -50,7 +50,7 @@ class Best(Hook):
             raise ArgumentError(f"`link` must be the name of a file in the run folder, but is {link!r}; write 'best'.")
         self._target = MetricTarget(metric=metric, mode=mode, min_delta=min_delta)
         self._keep = keep
-        self._link = link
+        self.link = link
         self._best: list[tuple[float, int]] = []  # value and update, the best first
 
     @property
@@ -70,7 +70,7 @@ class Best(Hook):
         step = next(iter(self.kept_checkpoints()), "")
         # a run killed between the save and the link has only the former
         if step and self.trainer.is_first_rank and (folder / "checkpoints" / step).is_dir():
-            replace_text(folder / self._link, f"{step}\n")
+            replace_text(folder / self.link, f"{step}\n")
 
     def after_evaluate(self, event: EvaluateEnd) -> None:
         if self._is_of_training():
@@ -89,7 +89,7 @@ class Best(Hook):
 
     def after_save(self, event: SaveEnd) -> None:
         if event.path is not None and event.update == self.best_update and self.trainer.is_first_rank:
-            replace_text(self._folder() / self._link, f"{event.path.name}\n")
+            replace_text(self._folder() / self.link, f"{event.path.name}\n")
 
     def kept_checkpoints(self) -> tuple[str, ...]:
         return tuple(f"step-{update:08d}" for _, update in self._best)

@@ -39,6 +39,7 @@ class EarlyStop(Hook):
     ) -> None:
         require_whole("patience_evaluations", patience_evaluations)
         self._target = MetricTarget(metric=metric, mode=mode, min_delta=min_delta)
+        self.metric = metric
         self._patience = patience_evaluations
         self.best_value: float | None = None
         self.evaluations_since_best = 0

@@ -67,7 +67,7 @@ class MetricTarget:
         if self.evaluation in evaluations:
             return
         close = get_close_matches(self.evaluation, evaluations, n=1)
-        advice = f"there are: {', '.join(evaluations)}." if evaluations else "give it data to evaluate on."
+        advice = f"there are: {', '.join(evaluations)}." if evaluations else "give the trainer `evaluations`."
         if close:
             advice = f"did you mean `{close[0]}/{self.metric.partition('/')[2]}`?"
         raise ArgumentError(f"`metric` is `{self.metric}`, but there is no evaluation `{self.evaluation}`; {advice}")

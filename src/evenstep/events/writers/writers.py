@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import final
 
+from evenstep.arguments import said
 from evenstep.errors import HookError
 from evenstep.events.event import Event, Incident
 from evenstep.events.series import Record
@@ -71,6 +72,7 @@ class Writers:
 
 def _checked(writer: object) -> Writer:
     if not isinstance(writer, Writer):
-        what = f"the class `{writer.__name__}`; give an instance" if isinstance(writer, type) else f"`{writer!r}`"
-        raise HookError(f"`writers` must hold instances of subclasses of `Writer`, but holds {what}.")
+        what = f"the class `{writer.__name__}`" if isinstance(writer, type) else said(writer)
+        write = "give an instance" if isinstance(writer, type) else "write a subclass, or give one by name, 'csv'"
+        raise HookError(f"`writers` must hold instances of subclasses of `Writer`, but holds {what}; {write}.")
     return writer

@@ -40,11 +40,22 @@ def loss_fault(kind: Kind, size: float, task: Task, where: str, whole: LossValue
             f"on weights?), so that it counts more the finer batches are cut. Multiply that term by the number of "
             f"units that `weight` gives for the batch. If it is meant as it is: {AS_IT_IS}."
         )
+    if _is_sum_for_mean(whole, parts):
+        return (
+            f"{found}: {loss} gives as a mean what is a sum, so that it is multiplied by the number of units once "
+            f"more. Give their mean; a task of your own may return the sum as it is, `Loss(total)`."
+        )
     return (
         f"{found}: what {loss} gives depends on the micro-batch as a whole (samples compared with each other, such as "
         f"negatives of the same batch; a statistic of the batch), so it is another loss for every cut and number of "
         f"ranks. Sum what each sample gives by itself; if it is meant over a micro-batch as a whole: {AS_IT_IS}."
     )
+
+
+def _is_sum_for_mean(whole: LossValue, parts: Sequence[LossValue]) -> bool:
+    """Whether what was said to be means, each over its count, adds up as sums do."""
+    means = [one.loss / one.count for one in (whole, *parts) if one.count]
+    return len(means) == 1 + len(parts) and math.isclose(means[0], math.fsum(means[1:]), rel_tol=1e-3)
 
 
 def weight_fault(task: Task, where: str, whole: LossValue, parts: Sequence[LossValue]) -> str:

@@ -168,7 +168,9 @@ def test_what_a_writer_was_given_is_flushed_so_that_others_can_read_it() -> None
         assert notes == ["open", "write", "flush"]
 
 
-@pytest.mark.parametrize(("thing", "what"), [(Notes, "the class `Notes`; give an instance"), ("jsonl", "`'jsonl'`")])
+@pytest.mark.parametrize(
+    ("thing", "what"), [(Notes, "the class `Notes`; give an instance"), ("jsonl", "'jsonl'; write a subclass")]
+)
 def test_what_is_no_writer_is_an_error(thing: Any, what: str) -> None:
     with pytest.raises(HookError, match=f"`writers` must hold instances of subclasses of `Writer`, but holds {what}"):
         Writers([thing], refuse)

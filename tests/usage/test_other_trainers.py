@@ -1,0 +1,133 @@
+"""What people bring along from other trainers: what would have no effect here is refused, with what to write."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import evenstep
+from evenstep import Best, Checkpointing, EarlyStop, Evaluate, Hook, Logging, MapData, Plateau, Training
+from evenstep.data import FirstBatches
+from evenstep.errors import ArgumentError, EvenstepError, HookError
+
+DRAWN = torch.Generator().manual_seed(0)
+PAIRS = [(torch.randn(3, generator=DRAWN), torch.randn(1, generator=DRAWN)) for _ in range(12)]
+
+
+class Line(evenstep.Task):
+    def loss(self, output: Any, batch: Any) -> Any:
+        return (output - batch[1]).square().sum()
+
+
+def trainer_of(**given: Any) -> evenstep.Trainer:
+    torch.manual_seed(1)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    given = {"updates": 6, "device": "cpu", "log": Logging(writers=()), **given}
+    return evenstep.Trainer(
+        model=model, task=Line(), optimizer=optimizer, **{"data": MapData(PAIRS, global_batch_size=4), **given}
+    )
+
+
+class Asks(Hook):
+    def after_update(self, event: Any) -> None:
+        self.trainer.request_evaluate()
+
+
+FOLLOWS: dict[str, Any] = {
+    "EarlyStop": lambda: {"hooks": [EarlyStop(patience_evaluations=1, min_delta=1e9)]},
+    "Plateau": lambda: {"lr_schedule": Plateau(patience_evaluations=1), "hooks": []},
+}
+
+
+@pytest.mark.parametrize("name", FOLLOWS)
+def test_what_follows_evaluations_is_refused_where_nothing_asks_for_any(name: str) -> None:
+    """Lightning evaluates after each epoch without being asked."""
+    evaluations = MapData(PAIRS, global_batch_size=4, num_epochs=1)
+    with pytest.raises(HookError, match=rf"`{name}` follows `valid/loss`, but nothing .* `Evaluate\(every_epochs=1\)`"):
+        trainer_of(evaluations=evaluations, **FOLLOWS[name]()).train()
+    for asks in (Evaluate(every_epochs=1), Asks()):
+        given = FOLLOWS[name]()
+        given["hooks"].append(asks)
+        result = trainer_of(evaluations=evaluations, **given).train()
+        assert result.outcome == ("stopped" if name == "EarlyStop" else "done")
+
+
+def test_two_hooks_that_keep_the_best_need_two_links(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"evaluations": DataLoader(PAIRS, 4), "folder": tmp_path}
+    with pytest.raises(ArgumentError, match=r"two hooks `Best` have the link `best`, .*link='best-accuracy'"):
+        trainer_of(hooks=[Best("valid/loss", "max")], checkpoint=Checkpointing(best=Best("valid/loss")), **given)
+    trainer_of(hooks=[Best("valid/loss"), Best("valid/loss", "max", link="worst")], **given)
+
+
+def test_the_best_checkpoint_is_taken_by_the_file_that_names_it(tmp_path: Path) -> None:
+    hooks = [Evaluate(every_updates=1), Best("valid/loss", "max")]  # the first, as it falls
+    evaluations = DataLoader(PAIRS, 12)
+    trainer = trainer_of(evaluations=evaluations, folder=tmp_path, hooks=hooks)
+    trainer.train()
+    taken = nn.Linear(3, 1)
+    evenstep.load_weights(taken, tmp_path / "best")
+    assert not torch.equal(taken.weight, trainer.model.weight)
+    again = trainer_of(evaluations=evaluations, updates=1)
+    again.resume(tmp_path / "best")
+    assert again.progress.update == 1
+    assert torch.equal(taken.weight, again.model.weight)
+
+
+def test_the_first_batches_of_a_loader_are_taken_as_the_loader_is() -> None:
+    loader = DataLoader(PAIRS, 4)
+    assert trainer_of(data=FirstBatches(loader, 2), updates=None, epochs=3).train().update == 6
+    with pytest.raises(ArgumentError, match=r"`data` must be evenstep's `Data`.* or a `DataLoader`, but is a dataset"):
+        FirstBatches(PAIRS, 2)  # pyright: ignore[reportArgumentType]
+
+
+class Module:
+    def train_dataloader(self) -> Any:
+        return DataLoader(PAIRS, 4)
+
+
+class Callback:
+    def on_train_epoch_end(self, *_: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "said"),
+    [
+        ("data", Module(), r"a Module, which makes loaders; write `data=module.train_dataloader\(\)` after its"),
+        ("evaluations", {"valid": Module()}, r"=module.val_dataloader\(\)` after its `prepare_data\(\)` and `setup"),
+        ("hooks", [Callback()], r"but holds a Callback; write a subclass with the methods that it needs"),
+        ("log", Logging(writers=[Callback()]), r"but holds a Callback; .* or give one by name, 'csv'"),  # pyright: ignore
+        ("precision", "64-true", r"'32-true' computes in the format that the parameters have, .*`model.double\(\)`"),
+        ("strategy", "ddp_spawn", "but is 'ddp_spawn'; is it 'ddp'"),
+        ("device", "gpu", "`device` must be 'auto', 'cpu' or .*, but is 'gpu': torch calls it 'cuda'"),
+    ],
+)
+def test_what_another_trainer_takes_is_refused_with_what_to_write(argument: str, value: Any, said: str) -> None:
+    with pytest.raises(EvenstepError, match=said):
+        trainer_of(**{argument: value})
+
+
+def test_a_model_in_float64_is_trained_in_float64_as_that_error_says() -> None:
+    model = nn.Linear(3, 1).double()
+    pairs = [(x.double(), y.double()) for x, y in PAIRS]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    data = MapData(pairs, global_batch_size=4)
+    given: dict[str, Any] = {"log": Logging(writers=()), "train": Training(clip_norm=1.0), "device": "cpu"}
+    evenstep.Trainer(model=model, task=Line(), optimizer=optimizer, data=data, updates=2, **given).train()
+    assert model.weight.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("fit", r"`trainer.train\(\)`"),
+        ("test", r"`trainer.evaluate\(\)`"),
+        ("global_step", "`trainer.progress.update`"),
+    ],
+)
+def test_another_trainers_method_is_answered_by_ours(name: str, meant: str) -> None:
+    with pytest.raises(AttributeError, match=f"'Trainer' object has no attribute '{name}'; here it is {meant}"):
+        getattr(trainer_of(), name)
