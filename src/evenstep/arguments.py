@@ -150,11 +150,21 @@ def choose(argument: str, word: str, table: Mapping[str, T]) -> T:
     """
     if word in table:
         return table[word]
-    said = as_spelt_here(word)
-    begins = [name for name in table if said and (name.startswith(said) or said.startswith(f"{name}_"))]
-    close = begins or get_close_matches(said, table, n=1) or [name for name in table if said and said in name]
-    advice = f"; is it {close[0]!r}?" if close else "."
+    close = meant(word, table)
+    advice = f"; is it {close!r}?" if close else "."
     raise ArgumentError(f"`{argument}` must be one of {', '.join(table)}, but is {word!r}{advice}")
+
+
+def meant(word: str, known: Collection[str]) -> str:
+    """Which of `known` a word may have been meant for; "" for none.
+
+    >>> meant("fp16", ["bf16-mixed", "16-mixed"]), meant("reduce_lr_on_plateau", ["linear", "plateau"])
+    ('16-mixed', 'plateau')
+    """
+    said = as_spelt_here(word)
+    begins = [name for name in known if said and name.startswith(said)]
+    close = begins or get_close_matches(said, known, n=1) or [name for name in known if said and said in name]
+    return next(iter(close or sorted((name for name in known if name in said), key=len, reverse=True)), "")
 
 
 def advice(word: str, known: Collection[str], otherwise: str = "") -> str:

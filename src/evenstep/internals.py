@@ -113,11 +113,18 @@ base_of = cast("Callable[[Tensor], Tensor | None]", attrgetter("_base"))
 
 def has_gradient_hooks(parameter: Tensor) -> bool:
     """Whether something of the user's changes or takes the parameter's gradients; nothing public tells."""
-    hooks: list[Any] = []
-    for held in (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None)):
-        hooks += (held or {}).values()
-    places = [str(getattr(getattr(hook, "func", hook), "__module__", "")) for hook in hooks]
-    return any(not place.startswith("evenstep.") for place in places)
+    return bool(_foreign(parameter._backward_hooks)) or bool(accumulation_hook(parameter))
+
+
+def accumulation_hook(parameter: Tensor) -> str:
+    """The module of what of the user's is called each time the parameter's gradient was added to; "" for nothing."""
+    return next(iter(_foreign(getattr(parameter, "_post_accumulate_grad_hooks", None))), "")
+
+
+def _foreign(hooks: Any) -> list[str]:
+    """The modules of hooks that are not ours."""
+    places = [str(getattr(getattr(hook, "func", hook), "__module__", "")) for hook in (hooks or {}).values()]
+    return [place for place in places if not place.startswith("evenstep.")]
 
 
 def times_written(tensor: Tensor) -> int:
@@ -653,16 +660,18 @@ def leave_inputs_alone(part: Any) -> None:
     back from several uses of one input within the part before it adds what comes from elsewhere: other bits than
     without it. Here the end is found by hooks, which change nothing. An input that others use as well gets its gradient
     later, and a leaf, as in a re-entrant checkpoint, may get it before the part is through: then the part stays
-    gathered until the backward ends.
+    gathered until the backward ends. So it does between two calls one of which takes what the other gives: where that
+    gradient comes, FSDP2 has the earlier one begin, before hooks that were put there later.
     """
-    group = record(part)
+    group, begin_backward = record(part), state(part)._pre_backward
 
     def watch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if not torch.is_grad_enabled():
             return args, kwargs
         tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor) and one.requires_grad]
         inputs = {id(one): one for one in tensors}
-        if any(one.is_leaf for one in inputs.values()):
+        own = any(begin_backward in (_BACKWARD_HOOKS(one) or {}).values() for one in inputs.values())
+        if own or any(one.is_leaf for one in inputs.values()):
             return args, kwargs
         countdown = _countdown(len(inputs), cast("Any", group).post_backward)
         for one in inputs.values():

@@ -33,7 +33,8 @@ _OURS = {
     "torch_dtype autocast "
     "fp8 float8 use_fp8 float8_recipe_name",
     "strategy": "devices num_devices num_nodes gpus num_gpus n_gpus tpu_cores num_processes world_size ddp fsdp "
-    "deepspeed distributed plugins distributed_backend backend ddp_backend",
+    "deepspeed distributed plugins distributed_backend backend ddp_backend fsdp_config fsdp_plugin deepspeed_config "
+    "deepspeed_plugin parallelism_config megatron_lm_plugin",
     "device": "accelerator cpu use_cpu no_cuda cuda",
     "data": "train_dataloader train_dataloaders train_dataset dataloader dataloaders train_loader loader train_data "
     "datamodule dataset train_set",
@@ -48,11 +49,13 @@ _OURS = {
     "every_epochs": f"every_n_epochs {_EVALUATES_BY_EPOCH} save_every_n_epochs save_interval validate_interval",
     "every_minutes": "train_time_interval",
     "keep": "save_top_k n_saved",
-    "keep_last": "save_total_limit total_limit keep_last_epochs keep_interval_updates keep_last_n_checkpoints n_saved",
+    "keep_last": "save_total_limit total_limit keep_last_epochs keep_interval_updates keep_last_n_checkpoints n_saved "
+    "save_num_checkpoints_to_keep",
     "folder": "default_root_dir output_dir project_dir save_dir run_dir logging_dir log_dir root_dir checkpoint_dir "
-    "dirpath out_dir path",
+    "dirpath out_dir path run_name save_folder",
     "lr_schedule": "scheduler schedulers lr_scheduler lr_schedulers lr_scheduler_type warmup warmup_steps "
-    "warmup_ratio num_warmup_steps schedule",
+    "warmup_ratio num_warmup_steps schedule lr_scheduler_kwargs scale_schedule_ratio step_schedulers_every_batch "
+    "step_scheduler_with_optimizer",
     "warmup_updates": "num_warmup_steps warmup_steps warmup num_warmup_updates",
     "optimizer": "optimizers optim opt lr learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon betas momentum "
     "optim_args",
@@ -63,7 +66,7 @@ _OURS = {
     "global_batch_size": "batch_size train_batch_size total_batch_size batch samples_per_update",
     "micro_batch_size": "per_device_train_batch_size per_device_batch_size accumulate_grad_batches micro_batch "
     "gradient_accumulation_steps update_freq grad_accumulation_steps accumulation_steps grad_accum microbatch_size "
-    "per_gpu_train_batch_size auto_find_batch_size num_microbatches_per_update",
+    "per_gpu_train_batch_size auto_find_batch_size num_microbatches_per_update device_train_microbatch_size",
     "global_batch_tokens": "max_tokens batch_tokens tokens_per_batch tokens_per_update",
     "collate": "collate_fn data_collator collator",
     "num_workers": "dataloader_num_workers workers n_workers",
@@ -74,7 +77,9 @@ _OURS = {
     "decay_warmup": "use_ema_warmup ema_warmup",
     "metric": "monitor metric_for_best_model best_checkpoint_metric",
     "patience_evaluations": "patience early_stopping_patience",
-    "max_minutes": "max_time max_duration",
+    "max_minutes": "max_time",
+    "decay": "smoothing",
+    "end_factor": "min_lr lr_end min_lr_rate eta_min",
     "outer_lr": "block_lr outer_learning_rate slowmo_lr",
     "outer_momentum": "block_momentum slowmo_momentum",
     "nesterov": "use_nbm",
@@ -173,7 +178,7 @@ _ELSEWHERE = {
     "keep": "write `checkpoint=Checkpointing(best=Best(metric=…, keep=…))`",
     "compile": "write `train=Training(compile='model')`",
     **dict.fromkeys(
-        ("limit", "overfit", "overfit_batches"),
+        ("limit", "overfit", "overfit_batches", "train_subset_num_batches", "eval_subset_num_batches"),
         "give `MapData` fewer samples: `torch.utils.data.Subset(dataset, range(n))`",
     ),
     "patience_evaluations": "write `hooks=[EarlyStop(patience_evaluations=…)]`",
@@ -201,12 +206,94 @@ _ELSEWHERE = {
         ("outer_lr", "outer_momentum", "nesterov", "synchronous_updates"),
         "give it to the strategy whose ranks step alone: `Local(Ddp(Processes(device)), outer_momentum=…)`",
     ),
-    "drop_last": "leave it out: every sample is taken, in an update of its own weight",
+    **dict.fromkeys(
+        ("drop_last", "dataloader_drop_last"), "leave it out: every sample is taken, in an update of its own weight"
+    ),
     **dict.fromkeys(("sampler", "batch_sampler"), "give the samples in an order of your own to `StreamData(loader)`"),
     **dict.fromkeys(("pin_memory", "dataloader_pin_memory"), "leave it out: batches for an accelerator are pinned"),
     **dict.fromkeys(
         ("start_update", "decay_warmup"), "write `train=Training(ema=Ema(start_update=…, decay_warmup=…))`"
     ),
+    "max_duration": "write `epochs=…` or `updates=…`; for a time, `hooks=[TimeBudget(max_minutes=…)]`",
+    "end_factor": "write `lr_schedule={'kind': 'cosine', 'end_factor': …}`, a share of the full rate",
+    "decay": "write `train=Training(ema=Ema(decay=…))`",
+    "half_life": "write `decay=0.5 ** (1 / updates)`, after so many of which half is left",
+    **dict.fromkeys(
+        ["load_best_model_at_end", "greater_is_better"],
+        "write `checkpoint=Checkpointing(best=Best(metric=…, mode=…))`, and load what it keeps by "
+        "`evenstep.load_weights`",
+    ),
+    **dict.fromkeys(
+        ["eval_strategy", "evaluation_strategy", "eval_delay"],
+        "write `hooks=[Evaluate(every_updates=…, every_epochs=…, from_update=…)]`",
+    ),
+    "eval_on_start": "call `trainer.evaluate()` before `train`",
+    "save_strategy": "write `checkpoint=Checkpointing(every_updates=…, every_epochs=…)`",
+    **dict.fromkeys(
+        ["logging_strategy", "logging_first_step", "console_log_interval"], "write `log=Logging(every_updates=…)`"
+    ),
+    **dict.fromkeys(
+        ["gradient_checkpointing", "activation_checkpointing", "gradient_checkpointing_kwargs"],
+        "write `train=Training(memory=Memory(checkpoint='blocks'))`",
+    ),
+    "torch_empty_cache_steps": "write `train=Training(memory=Memory(empty_cache_every_updates=…))`",
+    **dict.fromkeys(["autoresume", "load_path"], "call `trainer.resume(…)` before `train`"),
+    **dict.fromkeys(
+        ["load_weights_only", "load_strict_model_weights", "load_ignore_keys"],
+        "call `evenstep.load_weights(model, …, partial=…)` before the optimizer is built",
+    ),
+    **dict.fromkeys(
+        ["save_only_model", "save_weights_only", "save_filename", "save_overwrite"],
+        "leave it out: a checkpoint is all of the run, and `evenstep export` writes its weights alone",
+    ),
+    "logging_nan_inf_filter": "leave it out: what is not finite is never applied; `failures=Failures(non_finite=…)` "
+    "says what then",
+    **dict.fromkeys(
+        [
+            "even_batches",
+            "split_batches",
+            "dispatch_batches",
+            "average_tokens_across_devices",
+            "ddp_find_unused_parameters",
+            "find_unused_parameters",
+            "ddp_sync_strategy",
+        ],
+        "leave it out: an update is that of all ranks' samples, whatever each of them has or uses",
+    ),
+    **dict.fromkeys(["ddp_timeout", "dist_timeout"], "give it to the ranks: `Ddp(Processes(device, timeout_s=…))`"),
+    **dict.fromkeys(
+        ["group_by_length", "length_column_name"],
+        "write `data=MapData(dataset, global_batch_tokens=…, lengths=…)`, which sorts by length",
+    ),
+    **dict.fromkeys(
+        ["neftune_noise_alpha", "noise_alpha"],
+        "add the noise in a forward hook of the embedding: what it draws is keyed by micro-batch",
+    ),
+    **dict.fromkeys(
+        ["label_smoothing", "label_smoothing_factor"],
+        "give it to the task, as those of `evenstep.hf` take it: `CausalLM(label_smoothing=…)`",
+    ),
+    **dict.fromkeys(
+        ["clip_value", "clip_grad_value", "gradient_clip_algorithm", "gradient_clip_value"],
+        "clip by the norm of the whole update, `train=Training(clip_norm=…)`; nothing clips by value",
+    ),
+    "algorithms": "write them as a task's `transform`, as hooks, or as `train=Training(ema=…)`",
+    **dict.fromkeys(
+        ("full_determinism", "deterministic_mode", "rng_types", "use_seedable_sampler", "ignore_data_skip"),
+        "leave it out: a run has the same bits again, resumed or not; on several ranks too with `Ordered`",
+    ),
+    "remove_unused_columns": "leave it out: a task's `inputs` says what the model is called with",
+    **dict.fromkeys(
+        ["preprocess_logits_for_metrics", "batch_eval_metrics", "label_names", "eval_accumulation_steps"],
+        "let the task say it: `Loss(sum, metrics=…)`, `Task.metrics` or `Task.evaluate`",
+    ),
+    **dict.fromkeys(["processing_class", "tokenizer"], "tokenize in the dataset, or in `MapData(…, collate=…)`"),
+    "push_to_hub": "write `hooks=SavePretrained()` of `evenstep.hf`, and push the folder that it leaves",
+    "use_liger_kernel": "leave it out; `CausalLM(chunked=True)` never has all scores in memory",
+    "optim_target_modules": "write `optimizer=grouped_optimizer(…)`, whose groups are patterns of names",
+    "include_num_input_tokens_seen": 'let the task\'s `unit` be "tokens": `progress/tokens`',
+    "enable_jit_checkpoint": "leave it out: SIGTERM saves in any run with a `folder`",
+    "profiler": "write `hooks=[Profile(first=…, last=…)]`",
     "strategy": "give it to the trainer or engine",
     "precision": "give it to the trainer or engine",
     "lr_schedule": "give it to the trainer or engine",
@@ -223,6 +310,7 @@ _BY_NAME = {
     "lr_schedule": '`lr_schedule={"kind": "cosine", "warmup_updates": 100}`',
     "task": "`task=…`, an object of a class of `evenstep.Task`, whose `loss` gives the loss and its metrics",
     "optimizer": "`optimizer=torch.optim.AdamW(model.parameters(), lr=…)`",
+    "end_factor": "`end_factor=…`, a share of the full rate",
 }
 _OF_BATCHES = ("data", "evaluations", "global_batch_size", "micro_batch_size", "global_batch_tokens", "collate")
 _MADE_IN_UPDATES = ("Action", "Committed", "Trained")  # many, and not by a person

@@ -29,6 +29,7 @@ OF_FSDP = {
     "_init_mp_dtypes",
     "_lazy_init",
     "_post_forward_indices",
+    "_pre_backward",
     "_reduce_scatter_comm",
     "_register_post_backward_hook",
     "_root_post_backward_final_callback",

@@ -11,7 +11,7 @@ import torch
 
 import evenstep
 from evenstep.errors import ArgumentError
-from evenstep.keywords import _MADE_IN_UPDATES, _MEANT  # pyright: ignore[reportPrivateUsage]
+from evenstep.keywords import _ELSEWHERE, _MADE_IN_UPDATES, _MEANT  # pyright: ignore[reportPrivateUsage]
 
 PACKAGES = ("", ".checkpoint", ".data", ".events", ".optim", ".parallel", ".pipeline", ".precision", ".train")
 
@@ -76,6 +76,17 @@ def test_another_trainers_name_is_answered_by_ours(word: str) -> None:
             assert "there are" not in str(raised.value)
 
 
+@pytest.mark.parametrize("word", sorted(_ELSEWHERE))
+def test_a_name_without_a_counterpart_is_answered_by_what_to_do(word: str) -> None:
+    for constructor in (evenstep.Trainer, evenstep.Engine):
+        if word not in inspect.signature(constructor).parameters:
+            with warnings.catch_warnings(), pytest.raises(ArgumentError) as raised:
+                warnings.simplefilter("ignore", DeprecationWarning)  # of those that were arguments once
+                constructor(**{word: 3})  # pyright: ignore
+            assert "there are" not in str(raised.value)
+            assert "did you mean" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("constructor", "word", "write"),
     [
@@ -102,6 +113,30 @@ def test_another_trainers_name_is_answered_by_ours(word: str) -> None:
         (evenstep.Ema, "update_every_n_steps", "write `every_updates=…`."),
         (evenstep.Trainer, "torch_compile", "write `train=Training(compile=…)`."),
         (evenstep.Loss, "metric", "did you mean `metrics`?"),
+        (evenstep.Trainer, "gradient_checkpointing", "write `train=Training(memory=Memory(checkpoint='blocks'))`."),
+        (
+            evenstep.Trainer,
+            "eval_strategy",
+            "write `hooks=[Evaluate(every_updates=…, every_epochs=…, from_update=…)]`.",
+        ),
+        (
+            evenstep.Trainer,
+            "fsdp_config",
+            'write `strategy="ddp"`, `"zero1"` or `"fsdp"`, and start the ranks with torchrun.',
+        ),
+        (
+            evenstep.Trainer,
+            "max_duration",
+            "write `epochs=…` or `updates=…`; for a time, `hooks=[TimeBudget(max_minutes=…)]`.",
+        ),
+        (evenstep.Cosine, "min_lr", "write `end_factor=…`, a share of the full rate."),
+        (evenstep.Ema, "smoothing", "write `decay=…`."),
+        (evenstep.Ema, "half_life", "write `decay=0.5 ** (1 / updates)`, after so many of which half is left."),
+        (
+            evenstep.Training,
+            "clip_value",
+            "clip by the norm of the whole update, `train=Training(clip_norm=…)`; nothing clips by value.",
+        ),
     ],
 )
 def test_what_is_meant(constructor: Any, word: str, write: str) -> None:

@@ -93,6 +93,18 @@ AREAS = (
                 "unit/optim/test_low_bit.py::test_rounding_by_random_numbers_that_no_resumed_run_would_draw_is_refused",
                 "unit/optim/test_low_bit.py::test_another_optimizer_of_torchao_is_refused_by_name",
             ),
+            works(
+                "optimizers that find their rate by themselves (`lr=None`, as Adafactor of `transformers`)",
+                "unit/train/test_optimizers.py::"
+                "test_an_optimizer_that_finds_its_rate_trains_and_what_needs_the_rate_is_refused",
+            ),
+            refused(
+                "what takes gradients before they are complete, such as optimizers that step in the backward (LOMO)",
+                "unit/train/test_optimizers.py::"
+                "test_what_is_done_with_a_gradient_before_it_is_complete_is_refused_when_built",
+                "unit/train/test_optimizers.py::"
+                "test_a_hook_on_the_gradients_of_each_micro_batch_as_the_error_says_is_exact",
+            ),
             refused(
                 "on `fsdp`: what is not known to step each element by itself",
                 "unit/train/test_optimizers.py::"

@@ -7,11 +7,13 @@ AREAS = (
         "Models of transformers",
         (
             works(
-                "the loss of decoders, encoder-decoders and classifiers: a sum over what is counted; weights of tokens",
+                "the loss of decoders, encoder-decoders and classifiers: a sum over what is counted; weights of tokens "
+                "and classes",
                 "unit/hf/test_language.py::test_the_loss_is_the_sum_over_the_tokens_of_each_document",
                 "unit/hf/test_language.py::test_weights_are_those_of_the_labels_beside_them",
                 "unit/hf/test_language.py::test_an_encoder_decoder_learns_the_labels_where_they_stand",
                 "unit/hf/test_classification.py::test_the_loss_is_that_of_transformers_times_the_number_of_labels",
+                "unit/hf/test_classification.py::test_weights_count_a_label_more_or_less",
             ),
             works(
                 "Llama and T5 have the same parameters with any cut, on 2 ranks of `ddp` and `fsdp`, and the same bits "
@@ -57,6 +59,16 @@ AREAS = (
                 "ranks/test_hf.py::test_two_ranks_have_the_parameters_of_one_and_generate_alike",
             ),
             works(
+                "learned prompts of peft, which predict the first token; smoothed labels of tokens and classes",
+                "unit/hf/test_language.py::test_a_learned_prompt_predicts_the_first_token_as_in_transformers",
+                "unit/hf/test_language.py::test_label_smoothing_spreads_a_part_of_the_target_evenly",
+                "unit/hf/test_classification.py::test_label_smoothing_is_that_of_transformers",
+            ),
+            works(
+                "seventy families of transformers have the parameters of a plain loop in float64, whole and cut",
+                "unit/hf/test_families.py::test_a_family_has_the_parameters_of_a_plain_loop_whole_and_cut",
+            ),
+            works(
                 "the losses of transformers' Trainer to 1e-6 under every cut (recipe `sft`)",
                 "unit/recipes/test_sft.py::test_some_updates_have_the_losses_of_transformers",
                 "unit/recipes/test_sft.py::test_each_cut_has_the_curve_of_transformers",
@@ -73,6 +85,12 @@ AREAS = (
             refused(
                 "`chunked` for a model that does more with its head's scores than to give them",
                 "unit/hf/test_language.py::test_what_can_not_be_made_in_chunks_is_refused",
+            ),
+            refused(
+                "columns of tokens that a model, or packing, would ignore: masks of other libraries, misspelt names",
+                "unit/hf/test_columns.py::test_a_mask_that_the_model_would_ignore_is_refused_by_its_name",
+                "unit/hf/test_columns.py::test_a_column_of_tokens_that_packing_would_drop_is_refused_by_its_name",
+                "unit/hf/test_columns.py::test_the_advice_trains_what_the_mask_is_meant_to_say",
             ),
             limit(
                 "a checkpoint of adapters holds the frozen weights as well; the export does not",

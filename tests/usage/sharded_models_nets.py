@@ -149,6 +149,20 @@ class Albert(Net):
         return x
 
 
+class AlbertInARow(Net):
+    """Each call takes what the call before gave, with nothing in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(*linears(1), nn.Tanh()) for _ in range(2))
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for block in self.blocks:
+            for _ in range(3):
+                x = block(x)
+        return x
+
+
 class Inner(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -28,9 +28,12 @@ from evenstep.events import MemoryUse, Statistics, Timer
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "coming-from.md"
-SYSTEMS = ("Lightning", "ignite", "torchtnt", "fairseq", "LiBai", "HAT", "Megatron-LM")
+SYSTEMS = (
+    *("Lightning", "ignite", "torchtnt", "fairseq", "LiBai", "HAT", "Megatron-LM"),
+    *("Trainer of transformers and TRL", "Accelerate", "Composer"),
+)
 PACKAGES = ("", ".checkpoint", ".data", ".errors", ".events", ".optim", ".optim.schedules", ".parallel", ".pipeline")
-PACKAGES += (".precision", ".train", ".extras.planning.simulate", ".extras.quantization")
+PACKAGES += (".precision", ".train", ".hf", ".extras.planning.simulate", ".extras.quantization")
 TABLE = re.compile(r"^\|(.*)\|$", re.MULTILINE)
 
 

@@ -7,12 +7,11 @@ find faults.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, cast, final
 
 from pydantic import ValidationError
 
-from evenstep.arguments import as_spelt_here
+from evenstep.arguments import meant
 from evenstep.config.keys import advice_for, kind_of, locate, meant_by
 from evenstep.config.schema import Config
 from evenstep.devices import why_not
@@ -88,10 +87,8 @@ def did_you_mean(given: object, options: Sequence[str]) -> str:
     >>> did_you_mean("fp16", ["bf16-mixed", "16-mixed"])
     '; did you mean "16-mixed"?'
     """
-    text = as_spelt_here(str(given))
-    begins = [option for option in options if text and option.startswith(text)]
-    close = get_close_matches(text, options, n=1) or begins
-    return f'; did you mean "{close[0]}"?' if close else "."
+    close = meant(str(given), options)
+    return f'; did you mean "{close}"?' if close else "."
 
 
 _TYPES = {

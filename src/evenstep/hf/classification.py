@@ -2,12 +2,14 @@
 
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from evenstep.arguments import require_word
-from evenstep.errors import TaskError
-from evenstep.hf.outputs import batch_of, check_whole, logits_of, tensor_of
+from evenstep.errors import ArgumentError, TaskError
+from evenstep.hf.columns import Columns
+from evenstep.hf.outputs import batch_of, check_whole, logits_of, require_smoothing, tensor_of, weights_of
 from evenstep.train import Loss, Task
 
 Problem = Literal["single_label", "multi_label", "regression"]
@@ -24,13 +26,15 @@ class Classification(Task):
     | regression | numbers `[rows]` or `[rows, outputs]` | Σ (output − label)² |
 
     The weight of a batch is how many labels are counted, so that an update has their mean. Batches are mappings; all
-    but `labels` is given to the model by its name.
+    but `labels` and, if there are some, their `weights` is given to the model by its name. Weights, of the labels'
+    shape, count a label more or less, in the loss and in the batch's weight.
 
     Args:
         problem: which of them; the model's `config.problem_type` is not asked.
+        label_smoothing: ε: the target of a single label is (1 − ε) on it and ε spread evenly over the classes.
 
     Raises:
-        ArgumentError: another word.
+        ArgumentError: another word, or choices that do not go together.
 
     >>> import torch
     >>> task = Classification()
@@ -39,25 +43,35 @@ class Classification(Task):
     2
     """
 
-    def __init__(self, *, problem: Problem = "single_label") -> None:
+    def __init__(self, *, problem: Problem = "single_label", label_smoothing: float = 0.0) -> None:
         require_word("problem", problem, get_args(Problem))
-        self._problem = problem
+        require_smoothing(label_smoothing)
+        if label_smoothing and problem != "single_label":
+            raise ArgumentError(
+                f"`label_smoothing` is for single labels, but `problem` is {problem!r}; leave it out, or write the "
+                f"smoothed numbers into `labels`."
+            )
+        self._problem, self._label_smoothing = problem, float(label_smoothing)
+        self._columns = Columns()
 
     def prepare(self, model: nn.Module) -> None:
         check_whole(self, model)
+        self._columns.look_at(model)
 
     def inputs(self, batch: Any) -> dict[str, Any]:
-        """All of the batch but its labels, by name."""
-        return {name: one for name, one in batch_of(self, batch).items() if name != "labels"}
+        """All of the batch but labels and weights, by name."""
+        return {name: one for name, one in batch_of(self, batch).items() if name not in ("labels", "weights")}
 
     def weight(self, batch: Any) -> int | Tensor:
-        """How many labels are counted."""
-        labels = self._labels(batch)
-        return (labels != IGNORED).sum() if self._problem == "single_label" else labels.numel()
+        """How many labels are counted, or the sum of their weights."""
+        self._columns.check(batch_of(self, batch))
+        labels, weights = self._labels(batch)
+        counts = labels != IGNORED if self._problem == "single_label" else torch.ones_like(labels, dtype=torch.bool)
+        return counts.sum() if weights is None else weights.double().mul(counts).sum()
 
     def loss(self, output: Any, batch: Any) -> Loss:
         """The summed loss, and of single labels the share of those that are right."""
-        logits, labels = logits_of(self, output), self._labels(batch)
+        logits, (labels, weights) = logits_of(self, output), self._labels(batch)
         if self._problem == "regression" and logits.shape == (*labels.shape, 1):
             labels = labels.unsqueeze(-1)
         wanted = logits.shape[:-1] if self._problem == "single_label" else logits.shape
@@ -66,24 +80,35 @@ class Classification(Task):
                 f"the model gives scores of shape {list(logits.shape)} for `labels` of shape {list(labels.shape)}, but "
                 f"`{self._problem}` needs labels of shape {list(wanted)}; choose another `problem`, or another head."
             )
+        reduction = "sum" if weights is None else "none"
         if self._problem == "multi_label":
-            return Loss(functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="sum"))
-        if self._problem == "regression":
-            return Loss(functional.mse_loss(logits, labels.to(logits.dtype), reduction="sum"))
+            losses = functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction=reduction)
+        elif self._problem == "regression":
+            losses = functional.mse_loss(logits, labels.to(logits.dtype), reduction=reduction)
+        else:
+            losses = functional.cross_entropy(
+                logits.flatten(0, -2),
+                labels.flatten(),
+                ignore_index=IGNORED,
+                label_smoothing=self._label_smoothing,
+                reduction=reduction,
+            )
+        total = losses if weights is None else losses.flatten().mul(weights.flatten()).sum()
+        if self._problem != "single_label":
+            return Loss(total)
         counts = labels != IGNORED
         right = (logits.argmax(-1) == labels) & counts
-        nats = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="sum")
-        return Loss(nats, metrics={"accuracy": (right.sum(), counts.sum())})
+        return Loss(total, metrics={"accuracy": (right.sum(), counts.sum())})
 
     def predict(self, output: Any, batch: Any) -> Tensor:
         """The scores."""
         return logits_of(self, output)
 
-    def _labels(self, batch: Any) -> Tensor:
+    def _labels(self, batch: Any) -> tuple[Tensor, Tensor | None]:
         labels = tensor_of(self, batch_of(self, batch), "labels", "give what is to be learned.")
         if self._problem == "single_label" and labels.is_floating_point():
             raise TaskError(
                 "`labels` must be whole numbers for `single_label`, but are floating; convert them, or choose "
                 "`problem='multi_label'` or `'regression'`."
             )
-        return labels
+        return labels, weights_of(self, batch, labels)

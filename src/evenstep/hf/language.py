@@ -16,12 +16,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evenstep.arguments import require_flag, require_number
+from evenstep.arguments import require_flag
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.hf.causal import check_causal
+from evenstep.hf.columns import Columns
 from evenstep.hf.documents import check_documents, halves_of_row, restarts
 from evenstep.hf.head import ChunkedHead
-from evenstep.hf.outputs import batch_of, check_whole, logits_of, tensor_of
+from evenstep.hf.outputs import (
+    batch_of,
+    check_whole,
+    logits_of,
+    prompt_tokens,
+    require_smoothing,
+    tensor_of,
+    weights_of,
+)
 from evenstep.train import Loss, Task
 
 IGNORED = -100
@@ -39,10 +48,8 @@ class _Tokens(Task):
     unit = "tokens"
 
     def __init__(self, *, label_smoothing: float, chunked: bool) -> None:
-        require_number("label_smoothing", label_smoothing)
+        require_smoothing(label_smoothing)
         require_flag("chunked", chunked)
-        if not 0 <= label_smoothing < 1:
-            raise ArgumentError(f"`label_smoothing` must be from 0 to below 1, but is {label_smoothing}.")
         if chunked and label_smoothing:
             raise ArgumentError(
                 "`label_smoothing` needs all scores of a token at once, so it does not go with `chunked`; leave one of "
@@ -50,9 +57,11 @@ class _Tokens(Task):
             )
         self._label_smoothing = float(label_smoothing)
         self._head = ChunkedHead() if chunked else None
+        self._columns = Columns()
 
     def prepare(self, model: nn.Module) -> None:
         check_whole(self, model)
+        self._columns.look_at(model)
         if self._head is not None:
             self._head.attach(model)
 
@@ -65,7 +74,9 @@ class _Tokens(Task):
 
     def weight(self, batch: Any) -> Tensor:
         """The number of tokens that are to be given, or the sum of their weights."""
-        targets, weights = self._counted(batch_of(self, batch))
+        given = batch_of(self, batch)
+        self._columns.check(given)
+        targets, weights = self._counted(given)
         counts = targets != IGNORED
         return counts.sum() if weights is None else weights.double().mul(counts).sum()
 
@@ -101,15 +112,7 @@ class _Tokens(Task):
         labels = tensor_of(self, batch, "labels", advice)
         if labels.ndim != 2:
             raise TaskError(f"`labels` must be of shape [rows, length], but are of shape {list(labels.shape)}.")
-        if batch.get("weights") is None:
-            return labels, None
-        weights = tensor_of(self, batch, "weights", "give one for each label, or none at all.")
-        if weights.shape != labels.shape:
-            raise TaskError(
-                f"`weights` must be of the shape of `labels`, {list(labels.shape)}, but are of shape "
-                f"{list(weights.shape)}; give one for each label."
-            )
-        return labels, weights
+        return labels, weights_of(self, batch, labels)
 
 
 class CausalLM(_Tokens):
@@ -141,8 +144,10 @@ class CausalLM(_Tokens):
         super().__init__(label_smoothing=label_smoothing, chunked=chunked)
         require_flag("packed", packed)
         self._packed = packed
+        self._prompt = 0
 
     def prepare(self, model: nn.Module) -> None:
+        self._prompt = prompt_tokens(model)
         super().prepare(model)
         check_causal(model)
         if self._packed:
@@ -152,6 +157,10 @@ class CausalLM(_Tokens):
         self._check_row(batch_of(self, batch))
         return super().weight(batch)
 
+    def predict(self, output: Any, batch: Any) -> Tensor:
+        """The scores, without those of a learned prompt."""
+        return super().predict(output, batch)[:, self._prompt :]
+
     def split(self, batch: Any) -> list[Any]:
         """In two by rows; a row of several documents between two of them."""
         return (halves_of_row(batch) if self._packed else None) or super().split(batch)
@@ -160,11 +169,13 @@ class CausalLM(_Tokens):
         labels, weights = self._labels(batch, "give the tokens to learn, −100 where there is none: a copy of them.")
         counted = labels != IGNORED
         if (mask := _mask_of(batch)) is not None:
-            counted = counted & functional.pad(mask[:, :-1] != 0, (1, 0))
+            counted = counted & functional.pad(mask[:, :-1] != 0, (1, 0), value=self._prompt > 0)
         if (positions := batch.get("position_ids")) is not None:
             counted = counted & ~restarts(positions, mask)
-        targets = functional.pad(labels.masked_fill(~counted, IGNORED)[:, 1:], (0, 1), value=IGNORED)
-        return targets, None if weights is None else functional.pad(weights[:, 1:], (0, 1))
+        # scores are for what comes next, and a learned prompt has scores too: its last are for the first token
+        shift = (self._prompt - 1, 1)
+        targets = functional.pad(labels.masked_fill(~counted, IGNORED), shift, value=IGNORED)
+        return targets, None if weights is None else functional.pad(weights, shift)
 
     def _check_row(self, batch: Mapping[str, Any]) -> None:
         """Raise TaskError for documents that nothing keeps apart; the batch is on the CPU."""

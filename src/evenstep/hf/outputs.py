@@ -9,9 +9,11 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from evenstep.arguments import require_number
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.pipeline import PipelineModel
 
+_PROMPTS = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING")
 _OF_A_BATCH = ("aux_loss", "router_loss", "z_loss")  # how the names of such losses end
 
 
@@ -46,6 +48,23 @@ def tensor_of(task: object, batch: Mapping[str, Any], name: str, advice: str) ->
     return found
 
 
+def weights_of(task: object, batch: Mapping[str, Any], labels: Tensor) -> Tensor | None:
+    """The weights of the batch's labels, if it has some.
+
+    Raises:
+        TaskError: they are not of the labels' shape.
+    """
+    if batch.get("weights") is None:
+        return None
+    weights = tensor_of(task, batch, "weights", "give one for each label, or none at all.")
+    if weights.shape != labels.shape:
+        raise TaskError(
+            f"`weights` must be of the shape of `labels`, {list(labels.shape)}, but are of shape "
+            f"{list(weights.shape)}; give one for each label."
+        )
+    return weights
+
+
 def logits_of(task: object, output: Any) -> Tensor:
     """The scores that a model gives, in float32 at least.
 
@@ -70,6 +89,20 @@ def logits_of(task: object, output: Any) -> Tensor:
             f"with a head, such as AutoModelForCausalLM."
         )
     return output.float() if output.itemsize < 4 else output
+
+
+def prompt_tokens(model: nn.Module) -> int:
+    """How many rows of scores a model gives before those of its tokens: for a prompt of `peft` that is learned."""
+    adapter: Any = getattr(model, "active_peft_config", None)
+    kind = getattr(getattr(adapter, "peft_type", None), "value", None)
+    return int(adapter.num_virtual_tokens) if kind in _PROMPTS else 0
+
+
+def require_smoothing(value: float) -> None:
+    """Raise ArgumentError unless a share of a target can be spread over all others."""
+    require_number("label_smoothing", value)
+    if not 0 <= value < 1:
+        raise ArgumentError(f"`label_smoothing` must be from 0 to below 1, but is {value}.")
 
 
 def check_whole(task: object, model: nn.Module) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from evenstep.arguments import require_count, require_flag
 from evenstep.data.batching import pack
 from evenstep.errors import ArgumentError, DataError
+from evenstep.hf.columns import LEARNED, unused_column
 
 IGNORED = -100
 _PADDING = {"input_ids": 0, "labels": IGNORED, "weights": 0.0}
@@ -102,8 +103,8 @@ def _document(sample: Any, number: int) -> dict[str, Tensor]:
     if "input_ids" not in given:
         names = ", ".join(f"`{name}`" for name in given)
         raise DataError(f"sample {number} of the batch has no `input_ids`, but {names}; give the document's tokens.")
-    tokens = torch.as_tensor(given["input_ids"], dtype=torch.long)
-    labels = torch.as_tensor(given.get("labels", tokens), dtype=torch.long).clone()
+    tokens = _whole(given["input_ids"], "input_ids", number)
+    labels = _whole(given.get("labels", tokens), "labels", number).clone()
     document = {"input_ids": tokens, "labels": labels}
     if "weights" in given:
         document["weights"] = torch.as_tensor(given["weights"], dtype=torch.get_default_dtype())
@@ -114,6 +115,11 @@ def _document(sample: Any, number: int) -> dict[str, Tensor]:
                 f"`{name}` of sample {number} of the batch must be a list of one or more numbers, as many as "
                 f"`input_ids`, but is of shape {list(one.shape)} beside {list(tokens.shape)}; give one document each."
             )
+    if unused := unused_column(given, len(tokens), (*document, "attention_mask")):
+        raise DataError(
+            f"`{unused}` of sample {number} of the batch has a value for each token, but rows are made of "
+            f"`input_ids`, `labels` and `weights` alone; leave it out, or correct the name ({LEARNED})."
+        )
     if not bool((mask != 0).all()):
         raise DataError(
             f"sample {number} of the batch has padding (`attention_mask`), which packing is there to do without; give "
@@ -121,6 +127,16 @@ def _document(sample: Any, number: int) -> dict[str, Tensor]:
         )
     labels[0] = IGNORED
     return document
+
+
+def _whole(given: Any, name: str, number: int) -> Tensor:
+    """What must be whole numbers; fractions would be cut off unsaid. An empty list is refused by its length."""
+    found = torch.as_tensor(given)
+    if found.numel() and (found.is_floating_point() or found.is_complex()):
+        raise DataError(
+            f"`{name}` of sample {number} of the batch must be whole numbers, but are {found.dtype}; round them."
+        )
+    return found.long()
 
 
 def _joined(rows: Sequence[Sequence[Tensor]], length: int, padding: float) -> Tensor:

@@ -49,14 +49,14 @@ class LearningRates:
 
     def __init__(self, optimizer: Optimizer, schedule: LrSchedule | None, updates: int | None) -> None:
         groups = optimizer.param_groups
-        without = [number for number, group in enumerate(groups) if "lr" not in group]
+        without = [number for number, group in enumerate(groups) if group.get("lr") is None]
         self._of_groups: list[LrSchedule] = []
         if schedule is not None:
             schedule.check(updates)
             if without:
                 raise ArgumentError(
                     f"`lr_schedule` multiplies the learning rate of every group, but group {without[0]} of the "
-                    f"optimizer has no `lr`; leave `lr_schedule` out."
+                    f"optimizer has no `lr`, or None; leave `lr_schedule` out, or give the group a rate."
                 )
             self._of_groups = _schedules_of(schedule, groups)
         self._bases = [float(group["lr"]) for group in groups] if schedule is not None else []
@@ -165,7 +165,7 @@ class LearningRates:
             ArgumentError: a group has no rate, or the first one's is 0.
         """
         groups = self._optimizer.param_groups
-        rates = self._bases or [float(group["lr"]) for group in groups if "lr" in group]
+        rates = self._bases or [float(group["lr"]) for group in groups if group.get("lr") is not None]
         if len(rates) < len(groups) or not rates[0]:
             raise ArgumentError(
                 "learning rates are tried in proportion to the optimizer's own, but one of its groups has none, or the "

@@ -83,6 +83,40 @@ def test_any_cut_gives_the_same_parameters(made: Made) -> None:
     torch.testing.assert_close(run(2), run(8), rtol=0, atol=1e-12)
 
 
+def test_label_smoothing_is_that_of_transformers(made: Made) -> None:
+    from transformers.trainer_pt_utils import LabelSmoother
+
+    model = made({**BERT, "num_labels": 3}, kind="TokenClassification")
+    batch = {**padded(DOCUMENTS[:4]), "labels": padded(DOCUMENTS[:4])["labels"].clamp(max=2)}
+    wanted = float(LabelSmoother(0.1)(model(**batch), batch["labels"]).detach())
+    task = Classification(label_smoothing=0.1)
+    assert summed(model, task, batch) == pytest.approx(wanted * int(task.weight(batch)), rel=1e-6)  # it is in float32
+    with pytest.raises(ArgumentError, match="`label_smoothing` is for single labels, but `problem` is 'multi_label'"):
+        Classification(problem="multi_label", label_smoothing=0.1)
+    with pytest.raises(ArgumentError, match="from 0 to below 1, but is 1"):
+        Classification(label_smoothing=1)
+
+
+@pytest.mark.parametrize(
+    ("problem", "labels"),
+    [("single_label", torch.tensor([2, -100, 1, 1])), ("multi_label", MANY), ("regression", MANY)],
+)
+def test_weights_count_a_label_more_or_less(made: Made, problem: Any, labels: Tensor) -> None:
+    model, task = made({**BERT, "num_labels": 3}, kind="SequenceClassification"), Classification(problem=problem)
+    batch = {**padded(DOCUMENTS[:4]), "labels": labels}
+    weights = torch.tensor([0.0, 1.0, 2.0, 3.0]).double()
+    weights = weights if labels.ndim == 1 else weights[:, None].expand_as(labels)
+    wanted = 0.0
+    for row in range(4):
+        alone = {**padded(DOCUMENTS[row : row + 1]), "labels": labels[row : row + 1]}
+        wanted += row * summed(model, task, alone)
+    assert summed(model, task, {**batch, "weights": weights}) == pytest.approx(wanted, rel=1e-12)
+    assert float(task.weight({**batch, "weights": weights})) == (5 if labels.ndim == 1 else 18)
+    assert "weights" not in task.inputs({**batch, "weights": weights})
+    with pytest.raises(TaskError, match=r"`weights` must be of the shape of `labels`"):
+        task.weight({**batch, "weights": weights[:2]})
+
+
 def test_labels_that_are_not_those_of_the_problem_are_refused() -> None:
     scores, batch = {"logits": torch.zeros(4, 3)}, padded(DOCUMENTS[:4])
     with pytest.raises(TaskError, match=r"scores of shape \[4, 3\] for `labels` of shape \[4, 3\].*`single_label`"):

@@ -136,6 +136,8 @@ def test_what_is_no_document_is_said() -> None:
         ([], "must be a list of one or more numbers"),
         ({"input_ids": [1, 2], "labels": [1]}, r"`labels` of sample 0 .* \[1\] beside \[2\]"),
         ({"input_ids": [1, 0], "attention_mask": [1, 0]}, "has padding"),
+        ([0.5, 1.5], "`input_ids` of sample 0 .* must be whole numbers, but are torch.float32"),
+        ({"input_ids": [1, 2], "labels": [1.0, 2.0]}, "`labels` of sample 0 .* must be whole numbers"),
         ([1, 2, 3, 4, 5], "a document has 5 tokens, more than the 4 of a row"),
     ]:
         with pytest.raises(DataError, match=says):

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Checkpointing, Engine, Evaluate, Hook, MapData, PerGroup, Plateau, Step, Task, Trainer
+from evenstep.config.faults import did_you_mean
 from evenstep.data import Position, StreamData
 from evenstep.errors import ArgumentError, HookError
 from evenstep.events import UpdateEnd
 from evenstep.extras.multitask import Scheduled
-from evenstep.optim.schedules import Constant, Cosine, Linear, Listed, LrSchedule, Multiplicative
+from evenstep.optim.schedules import LR_SCHEDULES, Constant, Cosine, Linear, Listed, LrSchedule, Multiplicative
+from evenstep.train.resolve import lr_schedule_of
 
 POINTS = [(torch.full((2,), n / 10), torch.tensor([n % 3 / 2])) for n in range(20)]
 
@@ -163,6 +165,21 @@ def test_a_plateau_of_an_evaluation_or_metric_that_is_not_there_is_refused() -> 
     evaluations = {"valid": MapData(POINTS[:6], global_batch_size=6, shuffle=False)}
     with pytest.raises(HookError, match="did you mean `valid/loss`"):
         trainer_of(Rates(), Plateau(metric="valid/los"), evaluations=evaluations).train()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("constant_with_warmup", "constant"),
+        ("cosine_with_restarts", "cosine_restarts"),
+        ("cosine_with_min_lr", "cosine"),
+        ("reduce_lr_on_plateau", "plateau"),
+    ],
+)
+def test_a_name_of_transformers_is_answered_by_the_schedule_that_it_contains(theirs: str, ours: str) -> None:
+    with pytest.raises(ArgumentError, match=f"but is '{theirs}'; is it '{ours}'"):
+        lr_schedule_of(theirs)
+    assert did_you_mean(theirs, [*LR_SCHEDULES]) == f'; did you mean "{ours}"?'
 
 
 def test_a_plateau_belongs_to_one_run() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from evenstep import MapData, Mixture, Trainer, Training
+from evenstep import MapData, Mixture, Task, Trainer, Training
 
 
 def trunk() -> nn.Module:
@@ -87,3 +87,21 @@ def test_frozen_statistics_do_not_move_and_the_model_stays_in_training_mode(seve
     assert not model.trunk[1].training
     assert torch.equal(model.trunk[1].running_mean, torch.zeros(5, dtype=torch.float64))
     assert int(model.trunk[1].num_batches_tracked) == 0
+
+
+def test_a_sample_left_alone_is_said_beside_torchs_refusal_and_the_advice_works() -> None:
+    class Squares(Task):
+        def loss(self, output: Any, batch: Any) -> Any:
+            return output.square().sum()
+
+    def train(samples: int, **more: Any) -> None:
+        model = nn.Sequential(trunk(), nn.Linear(5, 1))
+        data = MapData(torch.randn(samples, 3), global_batch_size=4, shuffle=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        Trainer(model=model, task=Squares(), data=data, optimizer=optimizer, epochs=1, device="cpu", **more).train()
+
+    with pytest.raises(ValueError, match="more than 1 value per channel") as raised:
+        train(9)
+    assert "A micro-batch of one sample has no statistics" in raised.value.__notes__[0]
+    train(8)
+    train(9, train=Training(norm_statistics="frozen"))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Checkpointing, Hook, MapData, Task, Trainer
-from evenstep.errors import ArgumentError, CheckpointError, TaskError
+from evenstep import Checkpointing, Hook, MapData, Statistics, StopBelowLr, Task, Trainer
+from evenstep.errors import ArgumentError, CheckpointError, HookError, TaskError
 from evenstep.internals import unwrapped_step
 from evenstep.optim import MultiOptimizer
 from evenstep.optim.sharing import TORCH, Granularity, known, why_not_by
@@ -263,6 +263,81 @@ class Averaging(torch.optim.Optimizer):
                     parameter.copy_(self.state[parameter]["mean"])
                     self.state[parameter]["mean"].copy_(was)
             group["training"] = training
+
+
+class OwnRate(torch.optim.Optimizer):
+    """Finds its rate by itself, as Adafactor of transformers does with `lr=None`."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": None})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["step"] = state.get("step", 0) + 1
+                parameter.sub_(parameter.grad, alpha=0.1 / state["step"])
+
+
+def test_an_optimizer_that_finds_its_rate_trains_and_what_needs_the_rate_is_refused(tmp_path: Path) -> None:
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        return OwnRate(model.parameters())
+
+    straight = trainer(make, hooks=[Statistics(every_updates=1)])
+    metrics = straight.train().metrics
+    assert not [name for name in metrics if name.startswith("train/lr")]
+    trainer(make, folder=tmp_path / "run", updates=2).train()
+    resumed = trainer(make, folder=tmp_path / "run")
+    resumed.resume()
+    resumed.train()
+    for one, other in zip(straight.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    with pytest.raises(ArgumentError, match="group 0 of the optimizer has no `lr`, or None; leave `lr_schedule` out"):
+        trainer(make, lr_schedule="cosine")
+    with pytest.raises(HookError, match=r"`StopBelowLr` .* group 0 of the optimizer has no `lr`, or None; leave"):
+        trainer(make, hooks=[StopBelowLr(1e-6)]).train()
+    with pytest.raises(ArgumentError, match="one of its groups has none"):
+        trainer(make).find_lr()
+
+
+class InBackward(torch.optim.SGD):
+    """Steps as soon as a gradient is there, as LOMO and the layer-wise GaLore do."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.register_post_accumulate_grad_hook(self._now)
+
+    @torch.no_grad()
+    def _now(self, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            parameter.sub_(parameter.grad, alpha=0.1)
+        parameter.grad = None
+
+    def step(self, closure: Any = None) -> None: ...
+
+
+@pytest.mark.parametrize("strategy", [Single, Ordered])
+def test_what_is_done_with_a_gradient_before_it_is_complete_is_refused_when_built(strategy: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"^`0\.weight` has a hook of `.*test_optimizers` .* `before_step`"):
+        trainer(
+            lambda model: InBackward(model.parameters()), strategy=strategy(Group()) if strategy is Ordered else None
+        )
+
+
+def test_a_hook_on_the_gradients_of_each_micro_batch_as_the_error_says_is_exact() -> None:
+    def ended(micro: int) -> list[Tensor]:
+        model, points = net(), [(torch.full((4,), n / 8), torch.ones(1)) for n in range(8)]
+        model[0].weight.register_hook(lambda gradient: gradient * 0.5)
+        data = MapData(points, global_batch_size=8, micro_batch_size=micro)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        Trainer(model=model, task=Square(), optimizer=optimizer, data=data, updates=3, device="cpu").train()
+        return [one.detach() for one in model.parameters()]
+
+    for one, other in zip(ended(8), ended(2), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def averaging(model: nn.Module) -> torch.optim.Optimizer:

@@ -68,7 +68,8 @@ class Statistics(Hook):
         put, update = self.trainer.storage.put, event.update
         for index, group in enumerate(self._groups()):
             norm = self._norm_of(group)
-            put(f"train/lr/{index}", self.trainer.optimizer.param_groups[index]["lr"], update=update)
+            if (rate := self.trainer.optimizer.param_groups[index].get("lr")) is not None:
+                put(f"train/lr/{index}", rate, update=update)
             put(f"train/param_norm/{index}", norm, update=update)
             if before:
                 change = self._norm_of({name: new - before[index][name] for name, new in group.items()})

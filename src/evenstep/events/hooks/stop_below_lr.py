@@ -8,6 +8,7 @@ where the number is lower, the run longer (schedules stretch over it), the rate 
 from typing import Any, final
 
 from evenstep.arguments import require_positive
+from evenstep.errors import HookError
 from evenstep.events.event import TrainBegin, UpdateEnd
 from evenstep.events.hook import Hook
 
@@ -37,6 +38,12 @@ class StopBelowLr(Hook):
         self._updates: int | None = None
 
     def before_train(self, event: TrainBegin) -> None:
+        without = [n for n, group in enumerate(self.trainer.optimizer.param_groups) if group.get("lr") is None]
+        if without:
+            raise HookError(
+                f"hook `{self.name}` ends a run by its learning rate, but group {without[0]} of the optimizer has no "
+                f"`lr`, or None; leave the hook out, or give the group a rate."
+            )
         fallen = self._fallen_to
         same = event.updates == self._updates and fallen == self._rate()
         if fallen is not None and fallen < self._lr and same:

@@ -199,7 +199,8 @@ class InnerOptimizer:
 
     def rates(self, parameters: Sequence[nn.Parameter]) -> list[float]:
         groups = [group for each in inner(self.optimizer) for group in each.param_groups]
-        by_id = {id(one): float(group["lr"]) for group in groups for one in group["params"] if "lr" in group}
+        with_rate = [group for group in groups if group.get("lr") is not None]
+        by_id = {id(one): float(group["lr"]) for group in with_rate for one in group["params"]}
         return [by_id.get(id(one), 1.0) for one in parameters]
 
     def begin(self) -> None:

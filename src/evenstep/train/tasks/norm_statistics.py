@@ -17,6 +17,16 @@ from evenstep.parallel.buffers import NORMS
 Kind = Literal["shared", "per-task", "frozen"]
 
 
+def explain(error: Exception) -> None:
+    """Add to torch's refusal of a batch with one value per channel where such a batch comes from, and what to do."""
+    if "Expected more than 1 value per channel" in str(error):
+        error.add_note(
+            "A micro-batch of one sample has no statistics of its own: choose `global_batch_size` and "
+            "`micro_batch_size` so that no sample is left alone, leave one out (`torch.utils.data.Subset`), or "
+            "normalise by the running statistics (`Training(norm_statistics='frozen')`)."
+        )
+
+
 class Norms:
     """The normalisation layers of a model, with statistics shared by all tasks."""
 

@@ -1,0 +1,216 @@
+"""Families of transformers with random parameters: a run has those of a plain loop in float64, whole and cut.
+
+Some compute in float32 here and there, whatever the parameters are in, so that rounding shows by the cut.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from evenstep import Logging, MapData, Task, Trainer, Training
+from evenstep.hf import CausalLM, Classification, Seq2Seq
+
+from .conftest import DOCUMENTS
+
+Made = Callable[..., nn.Module]
+Settings = dict[str, Any]
+
+UPDATES = 3
+ROUNDING = 1e-14
+FLOAT32 = 1e-8  # of steps of 1e-2
+
+_KEYS: Settings = {"num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_NORMAL: Settings = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+_GPT: Settings = {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+_GPT |= {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
+_PLACES: Settings = {"max_position_embeddings": 64}
+_BERT: Settings = {**_NORMAL, **_PLACES, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_MARKED: Settings = {**_BERT, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_STILL: Settings = {"dropout": 0.0, "attention_dropout": 0.0}
+_T5: Settings = {
+    "vocab_size": 50,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 4,
+    "dropout_rate": 0.0,
+    "decoder_start_token_id": 0,
+    "pad_token_id": 0,
+}
+_BART: Settings = {
+    "vocab_size": 50,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 64,
+    "decoder_start_token_id": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    **_STILL,
+}
+_EXPERTS: Settings = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_IMAGE: Settings = {"image_size": 16, "patch_size": 4, "num_channels": 3, "num_labels": 3}
+
+
+class Family(NamedTuple):
+    """Args: its settings; what it is trained on; how far a cut may be off; whether it is in the fast suite."""
+
+    kind: str
+    settings: Settings
+    apart: float = ROUNDING
+    fast: bool = False
+
+
+def of(kind: str, model_type: str, settings: Settings, apart: float = ROUNDING, *, fast: bool = False) -> Family:
+    return Family(kind, {"model_type": model_type, **settings}, apart, fast)
+
+
+def each(kind: str, names: str, settings: Settings, apart: float = ROUNDING) -> list[Family]:
+    return [of(kind, name, settings, apart) for name in names.split()]
+
+
+LLAMAS = "llama qwen2 smollm3 phi3 olmo olmo2 starcoder2 glm stablelm granite nemotron ernie4_5 exaone4 arcee"
+FAMILIES = [
+    of("CausalLM", "gpt2", _GPT, fast=True),
+    *each("CausalLM", "openai-gpt gpt_bigcode", _GPT),
+    *each("CausalLM", "gptj codegen", {**_GPT, "rotary_dim": 4}, FLOAT32),
+    *each("CausalLM", LLAMAS, {**_NORMAL, **_KEYS}),
+    *each("CausalLM", "helium gemma gemma3_text qwen3 cohere", {**_NORMAL, **_KEYS, "head_dim": 8}, FLOAT32),
+    of("CausalLM", "mistral", {**_NORMAL, **_KEYS, "sliding_window": 4}),
+    *each("CausalLM", "gpt_neox phi", {**_NORMAL, **_PLACES}),
+    of("CausalLM", "opt", {**_NORMAL, **_STILL, "ffn_dim": 48, "word_embed_proj_dim": 32, **_PLACES}),
+    of("CausalLM", "bloom", {"vocab_size": 50, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
+    of("CausalLM", "falcon", _NORMAL),
+    of("CausalLM", "mamba", {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, FLOAT32),
+    *each("CausalLM", "mixtral", {**_NORMAL, **_KEYS, "num_local_experts": 4}),
+    of("CausalLM", "qwen3_moe", {**_NORMAL, **_KEYS, **_EXPERTS, "head_dim": 8}),
+    of("CausalLM", "olmoe", {**_NORMAL, **_KEYS, "num_experts": 4, "num_experts_per_tok": 2}),
+    *each("CausalLM", "bert roberta", {**_MARKED, "is_decoder": True}),
+    *each("Seq2SeqLM", "t5 mt5 umt5", _T5),
+    of("Seq2SeqLM", "longt5", {**_T5, "local_radius": 4}),
+    *each("Seq2SeqLM", "bart mbart pegasus marian blenderbot", _BART),
+    of("Seq2SeqLM", "m2m_100", {**_BART, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}),
+    *each("MaskedLM", "bert megatron-bert layoutlm roformer", _BERT),
+    *each("MaskedLM", "roberta xlm-roberta camembert mpnet ibert", _MARKED),
+    of("MaskedLM", "albert", {**_BERT, "embedding_size": 16}, fast=True),
+    of("MaskedLM", "electra", {**_BERT, "embedding_size": 16}),
+    of("MaskedLM", "deberta", {**_BERT, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]}, FLOAT32),
+    of("MaskedLM", "deberta-v2", {**_BERT, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]}),
+    of(
+        "MaskedLM",
+        "distilbert",
+        {"vocab_size": 50, "dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, **_STILL, **_PLACES},
+    ),
+    of("MaskedLM", "modernbert", {**_NORMAL, **_KEYS, **_PLACES, "cls_token_id": 1, "sep_token_id": 2}),
+    of("MaskedLM", "xlm", {"vocab_size": 50, "emb_dim": 32, "n_layers": 2, "n_heads": 4, **_STILL}),
+    *each("SequenceClassification", "bert electra mpnet", _MARKED),
+    of("SequenceClassification", "gpt2", {**_GPT, "pad_token_id": 0}),
+    of("SequenceClassification", "llama", {**_NORMAL, **_KEYS}),
+    *each("ImageClassification", "vit beit", {**_BERT, **_IMAGE, "drop_path_rate": 0.0}),
+    of(
+        "ImageClassification", "dinov2", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, **_IMAGE}
+    ),
+    of(
+        "ImageClassification",
+        "convnext",
+        {"num_channels": 3, "hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "patch_size": 2},
+    ),
+]
+
+
+def filled(rows: Sequence[list[int]], value: int = 0) -> Tensor:
+    return nn.utils.rnn.pad_sequence([torch.tensor(one) for one in rows], batch_first=True, padding_value=value)
+
+
+def collate(kind: str) -> Callable[[list[int]], dict[str, Tensor]]:
+    """What makes a batch of samples by their numbers, of what such models are trained on."""
+
+    def batch(numbers: list[int]) -> dict[str, Tensor]:
+        documents = [DOCUMENTS[number] for number in numbers]
+        if kind == "ImageClassification":
+            drawn = [torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(n)) for n in numbers]
+            return {"pixel_values": torch.stack(drawn).double(), "labels": torch.tensor(numbers) % 2}
+        tokens = filled(documents)
+        given = {"input_ids": tokens, "attention_mask": (tokens > 0).long()}
+        labels = {
+            "CausalLM": lambda: filled(documents, -100),
+            "Seq2SeqLM": lambda: filled([one[1::-1] for one in documents], -100),
+            "MaskedLM": lambda: filled([[t if t % 2 else -100 for t in one] for one in documents], -100),
+            "SequenceClassification": lambda: torch.tensor(numbers) % 2,
+        }
+        return {**given, "labels": labels[kind]()}
+
+    return batch
+
+
+def plain(model: Any, kind: str) -> Tensor:
+    """The parameters after a loop by hand, each update of 8 samples at once."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for update in range(UPDATES):
+        batch = collate(kind)([*range(8 * update, 8 * update + 8)])
+        labels = batch["labels"]
+        more = {"labels": labels} if kind == "Seq2SeqLM" else {}  # for the decoder's inputs
+        given = {name: one for name, one in batch.items() if name != "labels"}
+        scores = model(**given, **more)["logits"]
+        if kind == "CausalLM":
+            scores, labels = scores[:, :-1], labels[:, 1:]
+        loss = cross_entropy(scores.flatten(0, -2), labels.flatten(), reduction="sum")
+        optimizer.zero_grad()
+        (loss / (labels != -100).sum()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return torch.cat([one.detach().flatten() for one in model.parameters()])
+
+
+def trained(model: nn.Module, kind: str, micro_batch_size: int) -> Tensor:
+    task: Task = {"CausalLM": CausalLM, "Seq2SeqLM": Seq2Seq}.get(kind, Classification)()
+    numbers = [*range(8 * UPDATES)]
+    Trainer(
+        model=model,
+        task=task,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+        data=MapData(
+            numbers, global_batch_size=8, micro_batch_size=micro_batch_size, shuffle=False, collate=collate(kind)
+        ),
+        updates=UPDATES,
+        device="cpu",
+        train=Training(clip_norm=1.0),
+        log=Logging(writers=()),
+    ).train()
+    return torch.cat([one.detach().flatten() for one in model.parameters()])
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(one, id=f"{one.settings['model_type']}-{one.kind}", marks=() if one.fast else pytest.mark.slow)
+        for one in FAMILIES
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # what the libraries say of their own settings
+def test_a_family_has_the_parameters_of_a_plain_loop_whole_and_cut(made: Made, family: Family) -> None:
+    experts = {"experts_implementation": "eager"} if "experts" in str(family.settings) else {}  # else in float32 only
+
+    def model() -> nn.Module:
+        return made({**family.settings, **experts}, kind=family.kind).train()
+
+    wanted = plain(model(), family.kind)
+    for size in (8, 3):
+        apart = float((trained(model(), family.kind, size) - wanted).abs().max())
+        assert apart < (ROUNDING if size == 8 else family.apart), f"{apart:.1e} apart in micro-batches of {size}"
