@@ -12,13 +12,15 @@ from operator import itemgetter
 from typing import Any, final
 
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
+from evenstep import training_mode
 from evenstep.arguments import choose, require_flag, require_names, require_object, require_seed, require_whole
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import children_of, has_gradient_hooks, unwrapped
 from evenstep.names import named_parameters
 from evenstep.parallel.mesh import Mesh
-from evenstep.pipeline.layers import Build, Layer, Layers, built, check_covered, check_ties
+from evenstep.pipeline.layers import Build, Layer, Layers, built, check_covered, check_nothing_around, check_ties
 from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.outline import Outline
 from evenstep.pipeline.schedules import SCHEDULES, Schedule
@@ -84,6 +86,11 @@ class PipelineModel(nn.Module):
         self.schedule: Schedule = chosen if ranks > 1 else SCHEDULES["sequential"]
         self.layers = Layers.of(model)
         check_covered(model, self.layers)
+        if isinstance(model, nn.Module):
+            check_nothing_around(model, self.layers)
+            self.training = model.training
+            if model.training:  # a `train` of the model's own is not called later
+                training_mode.train(model)
         if stages_per_rank is None:
             stages_per_rank = stages_per_rank_for(split_at, ranks=ranks)
         chain = self.schedule.layout(ranks, stages_per_rank)
@@ -269,10 +276,15 @@ def _separate(modules: Iterable[nn.Module]) -> None:
 
 
 def _check_whole(modules: Iterable[nn.Module]) -> None:
-    """Refuse parameters that are cut over ranks already, and sparse gradients."""
+    """Refuse parameters that are cut over ranks already, or have no shape yet, and sparse gradients."""
     parts = [part for module in modules for part in unwrapped(module).modules()]
     for part in parts:
         for name, parameter in part.named_parameters(recurse=False):
+            if isinstance(parameter, UninitializedParameter):
+                raise ArgumentError(
+                    f"`{name}` of {part} has no shape yet: the layer is lazy and finds it in its first forward; call "
+                    f"the model once on a batch (`with torch.no_grad(): model(batch)`) before it is put in stages."
+                )
             if hasattr(parameter, "placements"):  # a DTensor, without importing what it is made of
                 raise ArgumentError(
                     f"each rank must hold the parameters of its stages whole, but `{name}` of {part} is cut over ranks "
