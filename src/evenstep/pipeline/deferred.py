@@ -8,7 +8,7 @@ whose weights are computed of others (weight norm, pruning) or have hooks of the
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 import torch.nn.functional as F
@@ -82,7 +82,7 @@ class DeferredLinear(nn.Linear):
     deferral: Deferral
 
     def forward(self, input: Tensor) -> Tensor:
-        weight, bias = self.weight, self.bias
+        weight, bias = self.weight, cast("nn.Parameter | None", self.bias)
         if not torch.is_grad_enabled() or not _may_wait(weight) or not (bias is None or _may_wait(bias)):
             return F.linear(input, weight, bias)
         return _Product.apply(input, weight, bias, self.deferral)
