@@ -5,7 +5,7 @@ does not depend on that: layers are built, seeded and named one by one. It is a 
 model, so that optimizers, averages and checkpoints need not know of stages.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from operator import itemgetter
@@ -19,6 +19,7 @@ from evenstep.arguments import choose, require_flag, require_names, require_obje
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import children_of, has_gradient_hooks, unwrapped
 from evenstep.names import named_parameters
+from evenstep.parallel.group import Group
 from evenstep.parallel.mesh import Mesh
 from evenstep.pipeline.layers import Build, Layer, Layers, built, check_covered, check_nothing_around, check_ties
 from evenstep.pipeline.layout import Layout
@@ -95,6 +96,10 @@ class PipelineModel(nn.Module):
             stages_per_rank = stages_per_rank_for(split_at, ranks=ranks)
         chain = self.schedule.layout(ranks, stages_per_rank)
         self._places = cut(self.layers, stages=chain.stages, split_at=split_at)
+        names = [layer.name for layer in self.layers.layers]
+        stages = ", ".join(names[places[0]] for places in self._places)
+        said = {"schedule": schedule, "layers": ", ".join(names), "stages at": stages, "relay_skips": relay_skips}
+        _check_alike(said, self.mesh.pipeline)
         self.carried = flows(self.layers, self._places, relayed=relay_skips)
         self.layout = Layout(rank_of=chain.rank_of, edges=tuple(self.carried))
         self.own = self.layout.stages_of(self.mesh.pipeline.rank)
@@ -229,6 +234,18 @@ class PipelineModel(nn.Module):
         held = self._held()
         groups = [group for theirs in self.mesh.pipeline.gather(list(tied)) for group in theirs]
         return tuple(Tie(tie, tuple(held[name][0] for name in tie)) for tie in _joined(groups, list(held)))
+
+
+def _check_alike(said: Mapping[str, object], group: Group) -> None:
+    """Raise ArgumentError on all ranks unless they cut the same model alike: else they would wait for each other."""
+    first, *others = group.gather(dict(said))
+    for rank, theirs in enumerate(others, start=1):
+        for name, value in first.items():
+            if theirs[name] != value:
+                raise ArgumentError(
+                    f"all ranks of a pipeline must cut one model alike, but rank 0 has {name} {value} and rank {rank} "
+                    f"{theirs[name]}; build it with the same arguments on all of them."
+                )
 
 
 def _shared(layers: Layers) -> list[tuple[str, ...]]:
