@@ -4,6 +4,8 @@ That is said in two ways: by `eval()` of single parts, or by a `train` of the mo
 call at its beginning. Both hold.
 """
 
+from collections.abc import Mapping
+
 from torch import nn
 
 
@@ -31,3 +33,15 @@ def train(model: nn.Module) -> None:
             part.train()
     for part in frozen:
         part.training = False
+
+
+def put_back(modes: Mapping[nn.Module, bool]) -> None:
+    """Put modules back into the modes that they had, by a `train` of their own where they have one.
+
+    Such a one may do more than note the mode: layers that merge their adapters for an evaluation take them apart again.
+    """
+    for part, training in modes.items():
+        if type(part).train is not nn.Module.train:
+            part.train(training)
+    for part, training in modes.items():
+        part.training = training
