@@ -28,7 +28,7 @@ from evenstep.events import MemoryUse, Statistics, Timer
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "coming-from.md"
-SYSTEMS = ("fairseq", "LiBai", "HAT", "Megatron-LM")
+SYSTEMS = ("fairseq", "LiBai", "HAT", "Megatron-LM", "torchtitan, and torch's own parts")
 PACKAGES = ("", ".checkpoint", ".data", ".errors", ".events", ".optim", ".optim.schedules", ".parallel", ".pipeline")
 PACKAGES += (".precision", ".train", ".extras.planning.simulate", ".extras.quantization")
 TABLE = re.compile(r"^\|(.*)\|$", re.MULTILINE)
