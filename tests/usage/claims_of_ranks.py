@@ -213,13 +213,13 @@ AREAS = (
                 "unit/pipeline/test_deferred.py::test_compiled_parts_keep_their_backward_in_one_piece",
             ),
             works(
-                "weights that are computed (weight norm, pruning), hooks on gradients, complex layers: with every schedule",
+                "weight norm, pruning, hooks on gradients and complex layers, with every schedule",
                 "unit/pipeline/test_deferred.py::test_weights_that_autograd_must_see_have_their_gradients_in_the_first_half",
                 "unit/pipeline/test_deferred.py::"
                 "test_two_halves_are_the_whole_in_complex_numbers_and_in_float64_under_autocast",
             ),
             refused(
-                "between stages, tensors inside values that torch does not take apart, sparse ones, and what can't be sent",
+                "tensors inside values that torch does not take apart, sparse ones, and what can't be sent",
                 "unit/pipeline/test_sendable.py::"
                 "test_a_tensor_whose_gradient_would_be_lost_and_what_can_not_be_sent_are_refused",
             ),
