@@ -205,11 +205,13 @@ def check_covered(model: object, layers: Layers) -> None:
         )
 
 
-def check_nothing_around(model: nn.Module, layers: Layers) -> None:
+def check_nothing_around(model: object, layers: Layers) -> None:
     """Raise ArgumentError for what a model has beside its layers, which stages would leave out: hooks, saved buffers.
 
     Where a layer is built by a function, or all are made anew, nobody can tell.
     """
+    if not isinstance(model, nn.Module):
+        return
     modules = [unwrapped(layer.build) for layer in layers.layers if isinstance(layer.build, nn.Module)]
     inside = {id(part) for module in modules for part in module.modules()}
     around = [(name, part) for name, part in unwrapped(model).named_modules() if id(part) not in inside]

@@ -87,8 +87,8 @@ class PipelineModel(nn.Module):
         self.schedule: Schedule = chosen if ranks > 1 else SCHEDULES["sequential"]
         self.layers = Layers.of(model)
         check_covered(model, self.layers)
+        check_nothing_around(model, self.layers)
         if isinstance(model, nn.Module):
-            check_nothing_around(model, self.layers)
             self.training = model.training
             if model.training:  # a `train` of the model's own is not called later
                 training_mode.train(model)
