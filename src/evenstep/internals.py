@@ -367,6 +367,11 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
     return cast("Any", module)._buffers
 
 
+def is_saved(module: nn.Module, buffer: str) -> bool:
+    """Whether a module's own buffer is in its `state_dict`: only the module's list of those that are not tells."""
+    return buffer not in cast("Any", module)._non_persistent_buffers_set
+
+
 def share_contents(view: nn.Module, module: nn.Module) -> None:
     """Let one module hold all that another holds, also what is put there later."""
     for name in ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"):

@@ -30,6 +30,7 @@ ROOT = {
     "signals",
     "single_use",
     "strides",
+    "training_mode",
     "version",
 }
 CORE = {"train", "pipeline", "parallel", *LEAVES}

@@ -131,6 +131,11 @@ AREAS = (
                 "usage/test_surface.py::test_a_run_in_the_midst_of_unfreezing_is_gone_on_with_exactly",
             ),
             works(
+                "norms frozen by `eval()` or by a `train` of the model's own; adapters that one merges for evaluations",
+                "unit/pipeline/test_around.py::test_a_train_of_the_models_own_is_called_and_what_is_in_evaluation_mode_stays_so",
+                "unit/train/test_engine.py::test_a_layer_that_merges_its_adapter_for_evaluations_goes_on_to_train_it",
+            ),
+            works(
                 "parameters outside the optimizer stay as they are, and are named once",
                 "usage/test_surface.py::test_parameters_that_are_not_in_the_optimizer_stay_as_they_are_and_are_named",
             ),

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "coming-from.md"
 SYSTEMS = (
     *("Lightning", "ignite", "torchtnt", "fairseq", "LiBai", "HAT", "Megatron-LM"),
-    *("Trainer of transformers and TRL", "Accelerate", "Composer"),
+    *("Trainer of transformers and TRL", "Accelerate", "Composer", "torchtitan, and torch's own parts"),
 )
 PACKAGES = ("", ".checkpoint", ".data", ".errors", ".events", ".optim", ".optim.schedules", ".parallel", ".pipeline")
 PACKAGES += (".precision", ".train", ".hf", ".extras.planning.simulate", ".extras.quantization")

@@ -15,7 +15,7 @@ from evenstep.config.translate import keys_in, said_with
 from evenstep.errors import ArgumentError, ConfigError, PlanError
 from evenstep.parallel import Group, Mesh
 from evenstep.pipeline import SCHEDULES, Layers, Layout, PipelineModel
-from evenstep.pipeline.layers import check_covered
+from evenstep.pipeline.layers import check_covered, check_nothing_around
 from evenstep.pipeline.split import cut, flows, stages_per_rank_for
 
 
@@ -53,6 +53,7 @@ def check_stages(config: Config, made: nn.Module | Layers) -> None:
     with _about_pipeline(config):
         layers = Layers.of(made)
         check_covered(made, layers)
+        check_nothing_around(made, layers)
         places = cut(layers, stages=chain.stages, split_at=parallel.split_at or None)
         edges = flows(layers, places, relayed=parallel.relay_skips)
         layout = Layout(rank_of=chain.rank_of, edges=tuple(edges))

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from evenstep.internals import pytree
+from evenstep.pipeline.sendable import check_sendable
 
 Gradients = list[Tensor | None]
 
@@ -68,10 +69,18 @@ def tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def detached(tree: Any) -> Any:
-    """The same values as leaves of a new graph."""
+def detached(tree: Any, what: object = "a tree") -> Any:
+    """The same values as leaves of a new graph.
+
+    Args:
+        what: the tree, for messages.
+
+    Raises:
+        TaskError: it can't go to another stage.
+    """
 
     def leaf(value: Any) -> Any:
+        check_sendable(value, what)
         return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
 
     return pytree.tree_map(leaf, tree)

@@ -2,18 +2,19 @@
 
 For y = x Wᵀ + b with gradient g: the first half gives g W, the second gᵀ x and Σg, by the very products that torch's
 own backward makes, so the bits are the same. Other modules give their weight gradients in the first half, which is
-right and fills less of the bubble; so do linear layers inside compiled ones, whose backward is one piece.
+right and fills less of the bubble; so do linear layers inside compiled ones, whose backward is one piece, and those
+whose weights are computed of others (weight norm, pruning) or have hooks of the user's, which autograd must call.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evenstep.internals import compiled_in_place, unwrapped
+from evenstep.internals import compiled_in_place, has_gradient_hooks, unwrapped
 from evenstep.pipeline.compiled import is_compiled
 from evenstep.strides import gradient_format
 
@@ -69,7 +70,7 @@ def _weight_gradients(
 ) -> list[tuple[nn.Parameter, Tensor]]:
     found: list[tuple[nn.Parameter, Tensor]] = []
     if weight.requires_grad:
-        found.append((weight, gradient.t().mm(x).to(gradient_format(weight))))
+        found.append((weight, gradient.t().mm(x.conj()).to(gradient_format(weight))))
     if bias is not None and bias.requires_grad:
         found.append((bias, gradient.sum(0).to(gradient_format(bias))))
     return found
@@ -81,16 +82,22 @@ class DeferredLinear(nn.Linear):
     deferral: Deferral
 
     def forward(self, input: Tensor) -> Tensor:
-        if not torch.is_grad_enabled():
-            return F.linear(input, self.weight, self.bias)
-        return _Product.apply(input, self.weight, self.bias, self.deferral)
+        weight, bias = self.weight, cast("nn.Parameter | None", self.bias)
+        if not torch.is_grad_enabled() or not _may_wait(weight) or not (bias is None or _may_wait(bias)):
+            return F.linear(input, weight, bias)
+        return _Product.apply(input, weight, bias, self.deferral)
+
+
+def _may_wait(parameter: Tensor) -> bool:
+    """Whether all that becomes of its gradient is that it is added to `.grad`."""
+    return parameter.is_leaf and not has_gradient_hooks(parameter)
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, deferral: Deferral) -> Tensor:
-        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
-        ctx.save_for_backward(x.to(dtype))
+        casts = torch.is_autocast_enabled(x.device.type) and x.is_floating_point() and x.dtype is not torch.float64
+        ctx.save_for_backward(x.to(torch.get_autocast_dtype(x.device.type)) if casts else x)
         # a checkpoint's recomputation gives back detached copies, and the gradient belongs to the parameters themselves
         ctx.weight, ctx.bias, ctx.deferral, ctx.dtype = weight, bias, deferral, x.dtype
         return F.linear(x, weight, bias)
@@ -103,7 +110,7 @@ class _Product(torch.autograd.Function):
         needs = ctx.needs_input_grad
         of_input = None
         if needs[0]:
-            of_input = rows.mm(weight.to(rows.dtype)).view(x.shape).to(ctx.dtype)
+            of_input = rows.mm(weight.to(rows.dtype).conj()).view(x.shape).to(ctx.dtype)
         product = weight, bias, x.reshape(-1, x.shape[-1]), rows
         if deferral.waiting is not None:
             deferral.waiting.append(partial(_add, *product))

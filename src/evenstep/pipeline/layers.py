@@ -16,7 +16,15 @@ from torch import Tensor, nn
 
 from evenstep.arguments import require_names, require_object, require_several, said
 from evenstep.errors import ArgumentError, clause
-from evenstep.internals import children_of, compiled_in_place, has_hooks
+from evenstep.internals import (
+    buffers_of,
+    children_of,
+    compiled_in_place,
+    has_backward_hooks,
+    has_hooks,
+    is_saved,
+    unwrapped,
+)
 from evenstep.keys import key
 from evenstep.names import named_parameters
 
@@ -197,6 +205,36 @@ def check_covered(model: object, layers: Layers) -> None:
         )
 
 
+def check_nothing_around(model: object, layers: Layers) -> None:
+    """Raise ArgumentError for what a model has beside its layers, which stages would leave out: hooks, saved buffers.
+
+    Where a layer is built by a function, or all are made anew, nobody can tell.
+    """
+    if not isinstance(model, nn.Module):
+        return
+    modules = [unwrapped(layer.build) for layer in layers.layers if isinstance(layer.build, nn.Module)]
+    inside = {id(part) for module in modules for part in module.modules()}
+    around = [(name, part) for name, part in unwrapped(model).named_modules() if id(part) not in inside]
+    if len(modules) < len(layers.layers) or len(around) == sum(1 for _ in unwrapped(model).modules()):
+        return
+    buffers = {id(buffer) for module in modules for buffer in module.buffers()}
+    for path, part in around:
+        where = f"its `{path}`" if path else "it"
+        if has_hooks(part) or has_backward_hooks(part):
+            raise ArgumentError(
+                f"stages call the layers of {type(model).__name__} and nothing around them, but {where} has hooks, "
+                f"which would not be called; register them on a layer ({layers.layers[0].name} … "
+                f"{layers.layers[-1].name}), or train without stages."
+            )
+        for name, buffer in buffers_of(part).items():
+            if buffer is not None and is_saved(part, name) and id(buffer) not in buffers:
+                raise ArgumentError(
+                    f"the layers of {type(model).__name__} must hold all that checkpoints have of it, but {where} has "
+                    f"the buffer `{name}`, which is in none; register it in the layer that uses it, or with "
+                    f"`persistent=False`."
+                )
+
+
 def is_chain(model: object) -> bool:
     """Whether a model is its children, one after the other: an `nn.Sequential` without a `forward` of its own."""
     return isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
@@ -233,6 +271,11 @@ def arguments(outputs: Sequence[Any], inputs: Any, wanted: bool | tuple[str, ...
             raise ArgumentError(
                 f"a layer asks for the inputs {', '.join(wanted)}, so the task's `inputs` must give a dict, but gave "
                 f"a {type(inputs).__name__}."
+            )
+        if missing := [name for name in wanted if name not in inputs]:
+            raise ArgumentError(
+                f"a layer asks for the input '{missing[0]}', but the task's `inputs` gives "
+                f"{', '.join(map(str, inputs))}; let it give '{missing[0]}' too, or change the layer's `inputs`."
             )
         return tuple(outputs), {name: inputs[name] for name in wanted}
     if type(inputs) is tuple:

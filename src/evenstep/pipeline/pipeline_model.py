@@ -5,20 +5,23 @@ does not depend on that: layers are built, seeded and named one by one. It is a 
 model, so that optimizers, averages and checkpoints need not know of stages.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from operator import itemgetter
 from typing import Any, final
 
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
+from evenstep import training_mode
 from evenstep.arguments import choose, require_flag, require_names, require_object, require_seed, require_whole
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import children_of, has_gradient_hooks, unwrapped
 from evenstep.names import named_parameters
+from evenstep.parallel.group import Group
 from evenstep.parallel.mesh import Mesh
-from evenstep.pipeline.layers import Build, Layer, Layers, built, check_covered, check_ties
+from evenstep.pipeline.layers import Build, Layer, Layers, built, check_covered, check_nothing_around, check_ties
 from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.outline import Outline
 from evenstep.pipeline.schedules import SCHEDULES, Schedule
@@ -84,10 +87,19 @@ class PipelineModel(nn.Module):
         self.schedule: Schedule = chosen if ranks > 1 else SCHEDULES["sequential"]
         self.layers = Layers.of(model)
         check_covered(model, self.layers)
+        check_nothing_around(model, self.layers)
+        if isinstance(model, nn.Module):
+            self.training = model.training
+            if model.training:  # a `train` of the model's own is not called later
+                training_mode.train(model)
         if stages_per_rank is None:
             stages_per_rank = stages_per_rank_for(split_at, ranks=ranks)
         chain = self.schedule.layout(ranks, stages_per_rank)
         self._places = cut(self.layers, stages=chain.stages, split_at=split_at)
+        names = [layer.name for layer in self.layers.layers]
+        stages = ", ".join(names[places[0]] for places in self._places)
+        said = {"schedule": schedule, "layers": ", ".join(names), "stages at": stages, "relay_skips": relay_skips}
+        _check_alike(said, self.mesh.pipeline)
         self.carried = flows(self.layers, self._places, relayed=relay_skips)
         self.layout = Layout(rank_of=chain.rank_of, edges=tuple(self.carried))
         self.own = self.layout.stages_of(self.mesh.pipeline.rank)
@@ -224,6 +236,18 @@ class PipelineModel(nn.Module):
         return tuple(Tie(tie, tuple(held[name][0] for name in tie)) for tie in _joined(groups, list(held)))
 
 
+def _check_alike(said: Mapping[str, object], group: Group) -> None:
+    """Raise ArgumentError on all ranks unless they cut the same model alike: else they would wait for each other."""
+    first, *others = group.gather(dict(said))
+    for rank, theirs in enumerate(others, start=1):
+        for name, value in first.items():
+            if theirs[name] != value:
+                raise ArgumentError(
+                    f"all ranks of a pipeline must cut one model alike, but rank 0 has {name} {value} and rank {rank} "
+                    f"{theirs[name]}; build it with the same arguments on all of them."
+                )
+
+
 def _shared(layers: Layers) -> list[tuple[str, ...]]:
     """The names of each parameter that several layers share as one object.
 
@@ -269,10 +293,15 @@ def _separate(modules: Iterable[nn.Module]) -> None:
 
 
 def _check_whole(modules: Iterable[nn.Module]) -> None:
-    """Refuse parameters that are cut over ranks already, and sparse gradients."""
+    """Refuse parameters that are cut over ranks already, or have no shape yet, and sparse gradients."""
     parts = [part for module in modules for part in unwrapped(module).modules()]
     for part in parts:
         for name, parameter in part.named_parameters(recurse=False):
+            if isinstance(parameter, UninitializedParameter):
+                raise ArgumentError(
+                    f"`{name}` of {part} has no shape yet: the layer is lazy and finds it in its first forward; call "
+                    f"the model once on a batch (`with torch.no_grad(): model(batch)`) before it is put in stages."
+                )
             if hasattr(parameter, "placements"):  # a DTensor, without importing what it is made of
                 raise ArgumentError(
                     f"each rank must hold the parameters of its stages whole, but `{name}` of {part} is cut over ranks "

@@ -145,7 +145,8 @@ class Stage:
             tree = {place: outputs[place] for place in places}
             if trains:
                 crossing.leave(destination, tree)
-            self._edges.leave(Address("output", self.index, destination, microbatch), detached(tree))
+            address = Address("output", self.index, destination, microbatch)
+            self._edges.leave(address, detached(tree, address))
         if trains:
             self._live[microbatch] = crossing
         elif self._is_last_here:

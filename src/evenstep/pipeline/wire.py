@@ -19,6 +19,7 @@ from torch import Tensor
 
 from evenstep.internals import pytree
 from evenstep.parallel.group import Group
+from evenstep.pipeline.sendable import check_sendable, unsendable
 
 SENDING = 4  # messages to one rank that are on their way at once
 _ALIGNED = 64  # bytes: each tensor lies where one of its own would
@@ -86,10 +87,12 @@ class Wire:
         leaves, structure = pytree.tree_flatten(tree)
         marks = [_mark(leaf) for leaf in leaves]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        for tensor in tensors:
+            check_sendable(tensor, address)
         # what is neither tensor nor None may change in place, or have an equality of its own
         plain = len(tensors) + sum(leaf is None for leaf in leaves) == len(leaves)
         known = plain and self._sent_forms.get(edge) == (marks, structure)
-        form = b"" if known else pickle.dumps(pytree.tree_unflatten(marks, structure))
+        form = b"" if known else _form(address, marks, structure)
         piece = _packed(address, form, tensors)
         self._sent_forms[edge] = marks, structure  # only now: memory may have run out before
         self._note(edge, len(piece) - _ALIGNED)
@@ -179,6 +182,14 @@ class _Tensor:
 _Form = tuple[list[Any], pytree.TreeSpec]  # for each tensor what it is, for all other leaves themselves; the structure
 
 
+def _form(address: Address, marks: Sequence[Any], structure: pytree.TreeSpec) -> bytes:
+    """A tree without the numbers of its tensors; classes in it must take what stands for these."""
+    try:
+        return pickle.dumps(pytree.tree_unflatten(marks, structure))
+    except Exception as error:
+        raise unsendable(address, error) from error
+
+
 def _packed(address: Address, form: bytes, tensors: Sequence[Tensor]) -> Tensor:
     """A header and its body in one piece: of numbers, and then the form and each tensor, aligned."""
     body_bytes = _aligned(len(form)) + sum(_aligned(tensor.nbytes) for tensor in tensors)
@@ -187,7 +198,8 @@ def _packed(address: Address, form: bytes, tensors: Sequence[Tensor]) -> Tensor:
     head += bytes(-len(head) % _ALIGNED)
     parts = [torch.frombuffer(bytearray(head), dtype=torch.uint8)]
     for tensor in tensors:
-        packed = tensor.detach().cpu().contiguous()  # a column of a matrix would be flat already, but not packed
+        packed = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        # a column of a matrix would be flat already, but not packed
         parts.append(packed.as_strided((packed.numel(),), (1,)).view(torch.uint8))
         if tensor.nbytes % _ALIGNED:
             parts.append(torch.empty(-tensor.nbytes % _ALIGNED, dtype=torch.uint8))

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from evenstep import training_mode
 from evenstep.arguments import require_state
 from evenstep.checkpoint import ALONE, RankGroup, on_all_ranks
 from evenstep.data import Data, GlobalBatch, Position
@@ -412,8 +413,7 @@ class Engine:
 
     def prepare(self) -> None:
         """Put model, optimizer and normalisation layers into training mode."""
-        if not self.model.training:
-            self.model.train()
+        training_mode.train(self.model)
         self.parts.modes.train()
         self.parts.context.norms.prepare()
 

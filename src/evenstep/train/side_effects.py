@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from evenstep import training_mode
 from evenstep.data.seeding import undisturbed
 from evenstep.internals import times_written
 from evenstep.pipeline.compiled import as_written
@@ -60,8 +61,7 @@ def evaluating(model: nn.Module, device: torch.device) -> Generator[None]:
         with torch.no_grad(), undisturbed(device):
             yield
     finally:
-        for module, training in modes.items():
-            module.training = training
+        training_mode.put_back(modes)
 
 
 def _equal(buffer: Tensor, value: Tensor) -> bool:

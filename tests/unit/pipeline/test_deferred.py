@@ -1,11 +1,13 @@
 """Linear layers whose weight gradients wait, against plain ones: the same bits."""
 
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 from evenstep.pipeline.deferred import Deferral, DeferredLinear, accumulate, prepare
@@ -70,6 +72,53 @@ def test_two_halves_are_the_whole_under_autocast() -> None:
             prepare(model, deferral)
         with torch.autocast("cpu", torch.bfloat16):
             found.append(gradients(model, x, deferral))
+    assert all_equal(*found)
+
+
+def test_two_halves_are_the_whole_in_complex_numbers_and_in_float64_under_autocast() -> None:
+    generator = torch.Generator().manual_seed(1)
+    for dtype, autocast in ((torch.complex128, False), (torch.complex64, True), (torch.float64, True)):
+        x, found = torch.randn(3, 4, 8, generator=generator, dtype=dtype), []
+        for deferral in (None, Deferral()):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(8, 5, dtype=dtype), nn.Tanh(), nn.Linear(5, 3, dtype=dtype))
+            if deferral is not None:
+                prepare(model, deferral)
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                found.append(gradients(model, x, deferral))
+        for mine, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
+
+
+def hooked(model: nn.Sequential) -> None:
+    """Gradients are masked and halved by hooks of the user's."""
+    first, second = cast("nn.Linear", model[0].first), cast("nn.Linear", model[1].second)
+    first.weight.register_hook(lambda gradient: gradient * (torch.arange(8) % 2))
+    if second.bias is not None:
+        second.bias.register_hook(lambda gradient: gradient / 2)
+
+
+def normalised(model: nn.Sequential) -> None:
+    """Weights are tensors that are computed of others, as `torch.nn.utils.weight_norm` has them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        nn.utils.weight_norm(cast("nn.Linear", model[0].first))
+
+
+def pruned(model: nn.Sequential) -> None:
+    prune.l1_unstructured(cast("nn.Linear", model[1].first), "weight", amount=0.3)
+
+
+@pytest.mark.parametrize("change", [hooked, normalised, pruned])
+@pytest.mark.parametrize("bias", [True, False])
+def test_weights_that_autograd_must_see_have_their_gradients_in_the_first_half(change: Any, bias: bool) -> None:
+    x, found = torch.randn(3, 4, 8, generator=torch.Generator().manual_seed(1)), []
+    for deferral in (None, Deferral()):
+        model = made(bias=bias)
+        if deferral is not None:
+            prepare(model, deferral)
+        change(model)
+        found.append(gradients(model, x, deferral))
     assert all_equal(*found)
 
 

@@ -30,6 +30,27 @@ def test_a_summary_counts_the_whole_models_parameters_on_each_pipeline_rank(on_r
     assert on_ranks(2, act) == [(4 * 6 - 4, 3 * 6 - 4)] * 2
 
 
+@pytest.mark.parametrize(
+    ("mine", "said"),
+    [
+        (lambda rank: {"split_at": [str(1 + rank)]}, "stages at 0, 1 and rank 1 0, 2"),
+        (lambda rank: {"schedule": ("1f1b", "gpipe")[rank]}, "schedule 1f1b and rank 1 gpipe"),
+        (lambda rank: {"relay_skips": bool(rank)}, "relay_skips False and rank 1 True"),
+        (lambda rank: {"model": linears(4 + rank)}, "layers 0, 1, 2, 3 and rank 1 0, 1, 2, 3, 4"),
+    ],
+)
+def test_ranks_that_cut_otherwise_are_refused_on_all_instead_of_waiting(
+    on_ranks: Callable[..., list[Any]], mine: Any, said: str
+) -> None:
+    def act(group: Any) -> str:
+        with pytest.raises(ArgumentError, match=said) as caught:
+            PipelineModel(**({"model": linears(), "mesh": Mesh.of(group, pipeline=2)} | mine(group.rank)))
+        return str(caught.value)
+
+    messages = on_ranks(2, act)
+    assert messages[0] == messages[1]
+
+
 def test_parameters_have_the_names_of_the_whole_model_on_any_layout(on_ranks: Callable[..., list[Any]]) -> None:
     whole = linears()
 

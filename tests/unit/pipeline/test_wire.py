@@ -29,6 +29,7 @@ TREES: list[Any] = [
     torch.ones(3, 2).t(),
     (torch.arange(12.0).view(4, 3)[:, 1:2], torch.arange(6.0).view(2, 3)[:, 0], torch.arange(3.0).expand(2, 3)),
     (torch.ones(5, dtype=torch.bfloat16), torch.ones(3, dtype=torch.float64)),
+    (torch.tensor([1 + 2j, 3j]).conj(), torch.tensor([1 + 2j, 3j]).conj().imag),
     None,
 ]
 

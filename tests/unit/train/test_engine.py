@@ -220,6 +220,41 @@ def test_an_evaluation_gives_the_metrics_of_a_batch_and_changes_nothing() -> Non
     assert outcome.metrics()["loss"] == outcome.loss  # what is pending of training was not touched
 
 
+class Adapted(nn.Linear):
+    """A frozen layer with an adapter, which its own `train` merges for evaluations and takes apart again."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1, bias=False)
+        self.weight.requires_grad_(False)
+        self.adapter, self.merged = nn.Parameter(torch.zeros(1, 3)), False
+
+    def train(self, mode: bool = True) -> "Adapted":
+        super().train(mode)
+        if mode is self.merged:
+            with torch.no_grad():
+                self.weight.add_(self.adapter, alpha=-1.0 if mode else 1.0)
+            self.merged = not mode
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if self.merged else super().forward(x) + nn.functional.linear(x, self.adapter)
+
+
+def test_a_layer_that_merges_its_adapter_for_evaluations_goes_on_to_train_it() -> None:
+    found: list[Tensor] = []
+    for evaluates in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(Adapted()).double()
+        engine = Engine(model, Squares(), torch.optim.SGD([model[0].adapter], lr=0.1), device="cpu")
+        for _ in range(3):
+            engine.update(points())
+            if evaluates:
+                assert engine.evaluate(points())["loss"] > 0
+        assert not model[0].merged
+        found.append(parameters(model))
+    assert torch.allclose(*found, rtol=1e-12, atol=1e-12)
+
+
 def test_several_tasks_are_named_by_the_micro_batches() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)

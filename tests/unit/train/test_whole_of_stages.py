@@ -435,7 +435,7 @@ class Anew(nn.Module):
 class Besides(Anew):
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("positions", torch.zeros(2))
+        self.register_buffer("positions", torch.zeros(2), persistent=False)
 
     def layers(self) -> list[Layer]:
         return [Layer("a", self.a), Layer("b", nn.ReLU())]

@@ -52,7 +52,7 @@ def compare_cuts(engine: Engine, data: Data) -> str:
     halved, odd = _halved(engine, batch)
     if odd or halved is None:
         return odd
-    engine.model.train()
+    engine.prepare()
     engine.core.begin()
     with undisturbed(engine.parts.context.device), reducers.uncompressed():
         whole = _norms(engine, batch)

@@ -50,7 +50,7 @@ def replay_failure(engine: Engine, data: Data, state: Tree, failure: Tree) -> st
         engine.precision.state = own.get("precision", state["precision"])
     data.follow(state["data"]["fingerprint"])
     batch = failed_batch(failure, data, seed=engine.seed)
-    engine.model.train()
+    engine.prepare()
     engine.core.begin()
     with undisturbed(engine.parts.context.device), closing(data):
         return replay(engine.model, lambda: engine.core.rerun(batch, failure["update"]))

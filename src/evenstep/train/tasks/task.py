@@ -244,7 +244,8 @@ class Task(ABC):
     def loss(self, output: Any, batch: Any) -> Loss | Tensor | None:
         """The loss of the model's output, SUMMED over the batch's units, on the model's device.
 
-        None, or a tensor without elements, is a loss of 0: the batch's weight counts, and so does that it had none.
+        None, or a tensor without elements, is a loss of 0: the batch's weight counts, and so does that it had none. The
+        only task of a run says `Loss(None)` for that, as None would more likely be a forgotten `return`.
         """
 
 

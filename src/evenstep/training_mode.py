@@ -1,0 +1,47 @@
+"""Puts a model into training mode, but for what is meant to stay in evaluation mode, such as frozen norms.
+
+That is said in two ways: by `eval()` of single parts, or by a `train` of the model's own, which a loop is expected to
+call at its beginning. Both hold.
+"""
+
+from collections.abc import Mapping
+
+from torch import nn
+
+
+def train(model: nn.Module) -> None:
+    """Put `model` into training mode, all of it if it is in evaluation mode as a whole.
+
+    Parts that are in evaluation mode by themselves stay there, and so does what a `train` of a part's own puts there.
+
+    >>> class Net(nn.Sequential):
+    ...     def train(self, mode=True):
+    ...         super().train(mode)
+    ...         self[1].eval()
+    ...         return self
+    >>> net = Net(nn.Linear(1, 1), nn.BatchNorm1d(1), nn.Dropout())
+    >>> _ = net[2].eval()
+    >>> train(net); net.training, net[1].training, net[2].training
+    (True, False, False)
+    """
+    if not model.training:
+        model.train()
+        return
+    frozen = [part for part in model.modules() if not part.training]
+    for part in [*model.modules()]:
+        if part.training and type(part).train is not nn.Module.train:
+            part.train()
+    for part in frozen:
+        part.training = False
+
+
+def put_back(modes: Mapping[nn.Module, bool]) -> None:
+    """Put modules back into the modes that they had, by a `train` of their own where they have one.
+
+    Such a one may do more than note the mode: layers that merge their adapters for an evaluation take them apart again.
+    """
+    for part, training in modes.items():
+        if type(part).train is not nn.Module.train:
+            part.train(training)
+    for part, training in modes.items():
+        part.training = training

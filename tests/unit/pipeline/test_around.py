@@ -1,0 +1,155 @@
+"""What a model has around its layers, and what a layer is called with: refused by name where stages would go wrong."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evenstep import Engine, Task
+from evenstep.errors import ArgumentError, EvenstepError, TaskError
+from evenstep.parallel import Mesh, Single
+from evenstep.pipeline import Layer, PipelineModel
+from evenstep.pipeline.layers import arguments
+
+
+class Around(nn.Module):
+    """Two layers, and whatever a test puts around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Module()
+        self.body.first, self.body.last = nn.Linear(2, 2), nn.Linear(2, 1)
+
+    def layers(self) -> list[Layer]:
+        return [Layer("body.first", self.body.first), Layer("body.last", self.body.last)]
+
+
+@pytest.mark.parametrize("part", ["", "body"])
+@pytest.mark.parametrize(
+    "register",
+    [
+        lambda module: module.register_forward_hook(lambda *_: None),
+        lambda module: module.register_forward_pre_hook(lambda *_: None),
+        lambda module: module.register_full_backward_hook(lambda *_: None),
+    ],
+)
+def test_hooks_around_the_layers_are_refused_and_on_a_layer_they_are_called(part: str, register: Any) -> None:
+    model = Around()
+    handle = register(model.get_submodule(part))
+    with pytest.raises(ArgumentError, match=r"nothing around them, .* has hooks, .* \(body.first … body.last\)"):
+        PipelineModel(model, stages_per_rank=2)
+    handle.remove()
+    called: list[int] = []
+    model.body.first.register_forward_hook(lambda *_: called.append(1))
+    PipelineModel(model, stages_per_rank=2)(torch.ones(1, 2))
+    assert called == [1]
+
+
+def test_hooks_of_a_chain_are_refused_too() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    model.register_forward_hook(lambda module, given, output: output * 2)
+    with pytest.raises(ArgumentError, match="it has hooks"):
+        PipelineModel(model, stages_per_rank=2)
+
+
+def test_a_saved_buffer_that_no_layer_holds_is_refused_and_the_advice_works() -> None:
+    model = Around()
+    model.body.register_buffer("scale", torch.ones(1))
+    with pytest.raises(ArgumentError, match=r"its `body` has the buffer `scale`, .*persistent=False"):
+        PipelineModel(model, stages_per_rank=2)
+    model.body.register_buffer("scale", torch.ones(1), persistent=False)
+    PipelineModel(model, stages_per_rank=2)
+    model.body.register_buffer("scale", torch.ones(1))
+    model.body.first.register_buffer("scale", model.body.scale)
+    PipelineModel(model, stages_per_rank=2)
+
+
+def test_an_input_that_the_task_does_not_give_is_named() -> None:
+    with pytest.raises(ArgumentError, match="the input 'mask', but the task's `inputs` gives x"):
+        arguments([], {"x": 1}, ("mask",))
+
+
+class Two(nn.Module):
+    """Takes two outputs."""
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return left + right
+
+
+def test_a_layer_that_does_not_take_what_it_gets_is_named_with_what_that_is() -> None:
+    layers = [nn.Linear(2, 2), Layer("sum", Two()), nn.Linear(2, 1)]
+    with pytest.raises(TaskError, match=r"layer 'sum' \(Two\) can't be called with outputs of 0: missing .* 'right'"):
+        PipelineModel(layers, stages_per_rank=2)(torch.ones(3, 2))
+    layers[1] = Layer("sum", Two(), sources=("0", "0"))
+    assert PipelineModel(layers, stages_per_rank=2)(torch.ones(3, 2)).shape == (3, 1)
+
+
+class Sum(Task):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return output.sum()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_stage_that_begins_with_a_change_in_place_is_refused_and_the_advice_works(
+    on_ranks: Callable[..., list[Any]], ranks: int
+) -> None:
+    def update(inplace: bool, begin: str) -> None:
+        def act(group: Any) -> None:
+            mesh = None if group is None else Mesh.of(group, pipeline=2)
+            chain = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=inplace), nn.Linear(2, 1))
+            model = PipelineModel(chain, mesh=mesh, split_at=[begin], stages_per_rank=3 - ranks)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            strategy = None if mesh is None else Single(mesh.data)
+            Engine(model, Sum(), optimizer, strategy=strategy, device="cpu").update(torch.ones(3, 2))
+
+        act(None) if ranks == 1 else on_ranks(ranks, act)
+
+    with pytest.raises(EvenstepError, match=r"layer '1' \(ReLU\) takes what comes from another stage, .*in place"):
+        update(True, "1")
+    update(True, "2")
+    update(False, "1")
+
+
+class Normed(nn.Module):
+    """A body whose norm stays in evaluation mode by a `train` of the model's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.0))
+        self.head = nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+    def layers(self) -> list[Layer]:
+        return [*(Layer(f"body.{place}", part) for place, part in enumerate(self.body)), Layer("head", self.head)]
+
+    def train(self, mode: bool = True) -> "Normed":
+        super().train(mode)
+        self.body[1].eval()
+        return self
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_train_of_the_models_own_is_called_and_what_is_in_evaluation_mode_stays_so(staged: bool) -> None:
+    whole = Normed()
+    whole.body[2].eval()
+    model = PipelineModel(whole, stages_per_rank=2) if staged else whole
+    engine = Engine(model, Sum(), torch.optim.SGD(model.parameters(), lr=0.1), device="cpu")
+    for _ in range(2):
+        engine.update(torch.arange(6.0).view(3, 2))
+        engine.evaluate(torch.ones(3, 2))
+    assert [part.training for part in whole.body] == [True, False, False]
+    assert model.training
+    assert torch.equal(whole.body[1].running_mean, torch.zeros(2))
+
+
+def test_a_model_that_is_in_evaluation_mode_as_a_whole_is_trained_in_stages_as_it_is_whole() -> None:
+    for staged in (False, True):
+        whole = nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.Linear(2, 1)).eval()
+        model = PipelineModel(whole, stages_per_rank=2) if staged else whole
+        assert not model.training
+        Engine(model, Sum(), torch.optim.SGD(model.parameters(), lr=0.1), device="cpu")
+        assert all(part.training for part in whole)

@@ -1,0 +1,146 @@
+"""What can't go from one stage to another is refused by name, on one process and between ranks; the advice works."""
+
+from collections import namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evenstep import MapData, Task, Trainer
+from evenstep.errors import EvenstepError, TaskError
+from evenstep.parallel import Mesh, Single
+from evenstep.pipeline import PipelineModel
+from evenstep.pipeline.wire import Address, Wire
+
+OnRanks = Callable[..., list[Any]]
+
+
+@dataclass
+class Hidden:
+    x: Tensor
+    mask: Tensor | None = None
+
+
+@dataclass
+class Registered:
+    x: Tensor
+    mask: Tensor | None = None
+
+
+torch.export.register_dataclass(Registered)
+
+
+class Between(nn.Module):
+    """A linear layer that takes its input out of something and puts its output into something."""
+
+    def __init__(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], width: int = 3) -> None:
+        super().__init__()
+        self.linear, self.pack, self.unpack = nn.Linear(3, width, dtype=torch.float64), pack, unpack
+        generator = torch.Generator().manual_seed(width)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+
+    def forward(self, x: Any) -> Any:
+        return self.pack(self.linear(self.unpack(x)).tanh())
+
+
+class Square(Task):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return ((output.squeeze(-1) - batch[1]) ** 2).sum()
+
+
+def same(x: Any) -> Any:
+    return x
+
+
+def x_of(packed: Any) -> Tensor:
+    return packed.x
+
+
+def model(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> nn.Sequential:
+    return nn.Sequential(Between(pack, same), Between(same, unpack, width=1))
+
+
+def trained(built: nn.Module, strategy: Any = None) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    points = [(torch.randn(3, generator=generator, dtype=torch.float64), torch.tensor(1.0)) for _ in range(8)]
+    trainer = Trainer(
+        model=built,
+        task=Square(),
+        optimizer=torch.optim.SGD(built.parameters(), lr=0.1),
+        data=MapData(points, global_batch_size=4, micro_batch_size=2, shuffle=False),
+        updates=2,
+        device="cpu",
+        strategy=strategy,
+    )
+    trainer.train()
+    return trainer.state_dict()["model"]
+
+
+def in_stages(on_ranks: OnRanks, pack: Any, unpack: Any, ranks: int) -> dict[str, Tensor]:
+    if ranks == 1:
+        return trained(PipelineModel(model(pack, unpack), stages_per_rank=2))
+
+    def act(group: Any) -> dict[str, Tensor]:
+        mesh = Mesh.of(group, pipeline=2)
+        return trained(PipelineModel(model(pack, unpack), mesh=mesh), Single(mesh.data))
+
+    return on_ranks(ranks, act)[0]
+
+
+REFUSED: dict[str, tuple[Any, Any, str]] = {
+    "dataclass": (Hidden, x_of, r"inside a Hidden, .*register_dataclass\(Hidden\)"),
+    "set": (lambda x: frozenset([x]), lambda one: next(iter(one)), "inside a frozenset, .* give tensors in tuples"),
+    "partial": (lambda x: partial(torch.add, x), lambda add: add(0), "inside a partial"),
+    "in a dict": (lambda x: {"h": Hidden(x)}, lambda one: one["h"].x, "inside a Hidden"),
+    "function": (lambda x: (x, lambda y: y), lambda one: one[1](one[0]), "can't be sent to another process"),
+    "sparse": (lambda x: x.to_sparse(), lambda x: x.to_dense(), "dense tensors, but holds a torch.sparse_coo one"),
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_tensor_whose_gradient_would_be_lost_and_what_can_not_be_sent_are_refused(
+    on_ranks: OnRanks, case: str, ranks: int
+) -> None:
+    pack, unpack, said = REFUSED[case]
+    trained(model(pack, unpack))  # whole it trains
+    with pytest.raises(EvenstepError, match=said):
+        in_stages(on_ranks, pack, unpack, ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("pack", [Registered, lambda x: Registered(x, x.detach() > 0)])
+def test_a_registered_dataclass_goes_from_stage_to_stage_as_the_refusal_says(
+    on_ranks: OnRanks, pack: Any, ranks: int
+) -> None:
+    got, wanted = in_stages(on_ranks, pack, x_of, ranks), trained(model(pack, x_of))
+    assert all(torch.equal(got[name], wanted[name]) for name in wanted)
+
+
+def test_a_class_that_only_its_function_knows_is_refused_between_ranks(on_ranks: OnRanks) -> None:
+    local = namedtuple("local", "x")
+    with pytest.raises(EvenstepError, match=r"can't be sent to another process .*classes of a module"):
+        in_stages(on_ranks, local, x_of, 2)
+
+
+def test_a_value_with_a_tensor_that_wants_no_gradient_may_be_anything(on_ranks: OnRanks) -> None:
+    def pack(x: Tensor) -> tuple[Tensor, Hidden]:
+        return x, Hidden(x.detach())
+
+    def unpack(packed: Any) -> Tensor:
+        return packed[0] + packed[1].x
+
+    got, wanted = in_stages(on_ranks, pack, unpack, 2), trained(model(pack, unpack))
+    assert all(torch.equal(got[name], wanted[name]) for name in wanted)
+
+
+def test_what_the_wire_can_not_carry_is_said_of_predictions_too(on_ranks: OnRanks) -> None:
+    with pytest.raises(TaskError, match=r"the prediction .* dense tensors"):
+        wire = Wire(Mesh().pipeline, torch.device("cpu"))
+        wire.send(Address("prediction", 0, 1, 0), torch.eye(2).to_sparse(), 1)
