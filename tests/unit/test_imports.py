@@ -31,6 +31,7 @@ ROOT = {
     "single_use",
     "strides",
     "version",
+    "writable",
 }
 CORE = {"train", "pipeline", "parallel", *LEAVES}
 OPTIONS = "options"  # names the core's classes for type checkers only, and loads none of it

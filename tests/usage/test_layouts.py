@@ -52,6 +52,42 @@ def test_buffers_that_the_output_depends_on_are_the_same_on_all_ranks_and_after_
     assert first[3]["said"] == []  # running statistics are shared
 
 
+def test_an_average_that_begins_in_the_midst_goes_on_on_other_ranks_shards_and_stages_with_its_bits(
+    tmp_path: Path,
+) -> None:
+    """Each course is stopped after updates 2 and 4, the average begins after update 1 or 3, of buffers too."""
+    sharded, shared = {"strategy": "ordered-fsdp"}, {"strategy": "ordered"}
+    owned, staged, alone = {"strategy": "ordered-zero1"}, {"pipeline": 2}, None
+    courses: dict[str, tuple[str, int, tuple[dict[str, Any] | None, ...]]] = {
+        "shards, one, stages": ("Net", 1, (sharded, alone, staged)),
+        "stages, one, shards": ("Net", 3, (staged, alone, sharded)),
+        "replicas, shards, one": ("Net", 3, (shared, sharded, alone)),
+        "one, stages, owners": ("Net", 1, (alone, staged, owned)),
+        "buffers: replicas, one, owners": ("normed", 3, (shared, alone, owned)),
+        "buffers: owners, one, replicas": ("normed", 1, (owned, alone, shared)),
+    }
+    wanted = {(model, begin): programs.train(model, ema=True, ema_from=begin) for model, begin, _ in courses.values()}
+    ended: dict[str, dict[str, Any]] = {}
+    for part, until in enumerate((2, 4, 0)):
+        on_two: list[str] = []
+        for name, (model, begin, layouts) in courses.items():
+            if layouts[part] is None:
+                ended[name] = programs.train(model, **_of_course(tmp_path, name, begin, until))
+            else:
+                on_two.append(name)
+        ways = [
+            (courses[one][0], {**(courses[one][2][part] or {}), **_of_course(tmp_path, one, courses[one][1], until)})
+            for one in on_two
+        ]
+        ended |= dict(zip(on_two, on(2, *ways)[0], strict=True))
+    for name, (model, begin, _) in courses.items():
+        assert alike(ended[name], wanted[model, begin]), name
+
+
+def _of_course(folder: Path, name: str, begin: int, until: int) -> dict[str, Any]:
+    return {"ema": True, "ema_from": begin, "folder": str(folder / name), "until": until}
+
+
 def test_a_pipeline_rank_whose_layers_are_all_frozen_or_without_parameters_trains_the_bits_of_one_process(
     tmp_path: Path,
 ) -> None:

@@ -253,6 +253,7 @@ class Trainer(TrainerAttributes):
 
         ended = End("")
         self._check_hooks()
+        self._check_followed()
         loop, checkpointer = self._loop, self._loop.checkpointer
         self._group.go_on()
         self._agree()

@@ -55,6 +55,8 @@ def test_what_depends_on_the_cut_is_named_and_gives_exit_code_1(evenstep: Run, r
         (["--updates", "0"], "`--updates` must be a whole number of at least 1"),
         (["--ranks", "1"], "`--ranks` must be a whole number of at least 2"),
         (["--train.updats", "3"], "updats"),
+        (["--model.target", "none.py:None", "--json", "."], "`--json` is ., which can't be written: it is a folder"),
+        (["--model.target", "none.py:None", "--json", "run.toml/a"], "run.toml` is no folder; give another file."),
     ],
 )
 def test_what_cannot_be_is_refused(evenstep: Run, recipe: Path, arguments: list[str], says: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Checkpointing, Engine, Evaluate, Hook, MapData, PerGroup, Plateau, Step, Task, Trainer
+from evenstep import Checkpointing, EarlyStop, Engine, Evaluate, Hook, MapData, PerGroup, Plateau, Step, Task, Trainer
 from evenstep.data import Position, StreamData
 from evenstep.errors import ArgumentError, HookError
 from evenstep.events import UpdateEnd
@@ -163,6 +163,37 @@ def test_a_plateau_of_an_evaluation_or_metric_that_is_not_there_is_refused() -> 
     evaluations = {"valid": MapData(POINTS[:6], global_batch_size=6, shuffle=False)}
     with pytest.raises(HookError, match="did you mean `valid/loss`"):
         trainer_of(Rates(), Plateau(metric="valid/los"), evaluations=evaluations).train()
+
+
+def test_who_follows_evaluations_that_nothing_asks_for_is_refused_and_the_advice_works() -> None:
+    """An evaluation at the end comes too late for both. Another's hook may ask, in ways that nobody knows."""
+    evaluations = {"valid": MapData(POINTS[:6], global_batch_size=6, shuffle=False)}
+
+    def train(schedule: LrSchedule, *hooks: Hook) -> Trainer:
+        torch.manual_seed(3)
+        model = nn.Linear(2, 1)
+        trainer = Trainer(
+            model=model,
+            task=Square(),
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
+            data=MapData(POINTS, global_batch_size=4),
+            evaluations=evaluations,
+            lr_schedule=schedule,
+            hooks=hooks,
+            updates=4,
+            device="cpu",
+        )
+        trainer.train()
+        return trainer
+
+    says = r"nothing asks for evaluations before its end; ask for them by `Evaluate\(every_updates=…\)`"
+    with pytest.raises(HookError, match=rf"hook `Plateau`: `metric` is `valid/loss`.*{says}"):
+        train(Plateau())
+    with pytest.raises(HookError, match=rf"hook `EarlyStop`: `metric` is `valid/loss`.*{says}"):
+        train(Constant(), EarlyStop(patience_evaluations=1))
+    falling = Plateau(patience_evaluations=1, min_delta=10.0)
+    assert train(falling, Evaluate(every_updates=1)).storage.latest("train/lr").value < 0.5  # type: ignore[union-attr]
+    train(Plateau(), Rates())
 
 
 def test_a_plateau_belongs_to_one_run() -> None:
