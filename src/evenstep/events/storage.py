@@ -127,10 +127,15 @@ class Storage:
         shown, self._shown = self._shown, []
         return shown
 
-    def discard_from(self, update: int) -> None:
-        """Forget what is pending for `update` and later: those updates were given up."""
-        self._pending[:] = [entry for entry in self._pending if entry[0] < update]
-        self._shown = [one for one in self._shown if one.update < update]
+    def discard_from(self, update: int, *, but: tuple[int, int] = (0, 0)) -> None:
+        """Forget what is pending for `update` and later: those updates were given up.
+
+        Args:
+            but: a mark; what was put and shown before it stays.
+        """
+        pending, shown = but
+        self._pending[pending:] = [entry for entry in self._pending[pending:] if entry[0] < update]
+        self._shown[shown:] = [one for one in self._shown[shown:] if one.update < update]
         self._meters.discard_from(update)
 
     def mark(self) -> tuple[int, int]:

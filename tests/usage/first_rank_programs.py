@@ -1,20 +1,18 @@
-"""What two real processes do where a hook of the first rank does what all must do; `test_first_rank.py` reads it."""
+"""Runs in which a hook of the first rank does what all ranks must do together."""
 
-import json
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from launched import group_of_ranks, strategy_named
 from torch import Tensor, nn
 
 from evenstep import Evaluate, Hook, Logging, MapData, Task, Trainer
 from evenstep.errors import EvenstepError
 from evenstep.events import UpdateEnd
-from evenstep.parallel import Ddp, Fsdp, Processes
 
-TIMEOUT_S = 8.0
+TIMEOUT_S = 40.0
 POINTS = [(torch.randn(4, generator=torch.Generator().manual_seed(n)), torch.tensor([n / 8])) for n in range(8)]
 
 
@@ -73,11 +71,13 @@ CASES: dict[str, tuple[str, Callable[..., Hook], Callable[[Any], object]]] = {
     "a forward of copies": ("ddp", Alone, forward),
     "a forward of shards by all": ("fsdp", Writes, forward),
     "an evaluation by all": ("fsdp", Writes, lambda trainer: trainer.evaluate("valid")),
+    "an evaluation if this is the first": ("ddp", AtSecond, if_first),
 }
 
 
-def outcome(group: Processes, kind: str, make: Callable[..., Hook], act: Callable[[Any], object]) -> list[Any]:
-    """How a run ends: its updates or its error, and whether that was known well before ranks give each other up."""
+def outcome(case: str) -> tuple[Any, bool, int]:
+    """How a run ends, by its updates or its error; whether before ranks give each other up; how much is written."""
+    kind, make, act = CASES[case]
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     trainer = Trainer(
@@ -88,7 +88,7 @@ def outcome(group: Processes, kind: str, make: Callable[..., Hook], act: Callabl
         evaluations={"valid": MapData(POINTS, global_batch_size=4)},
         updates=4,
         device="cpu",
-        strategy=Fsdp(group) if kind == "fsdp" else Ddp(group),
+        strategy=strategy_named(kind, group_of_ranks(5.0 if act is if_first else TIMEOUT_S)),
         hooks=[make(act), Evaluate(every_updates=4)],
         log=Logging(writers=()),
     )
@@ -97,24 +97,4 @@ def outcome(group: Processes, kind: str, make: Callable[..., Hook], act: Callabl
         ended: Any = trainer.train().update
     except EvenstepError as error:
         ended = f"{type(error).__name__}: {error}"
-    took = time.monotonic() - began
-    group.go_on()
-    return [ended, took < TIMEOUT_S / 2]
-
-
-def main() -> None:
-    case = sys.argv[2]
-    torch.set_num_threads(1)
-    group = Processes("cpu", timeout_s=TIMEOUT_S)
-    if case == "unknown":
-        told = outcome(group, "ddp", AtSecond, if_first)
-        sys.stdout.write(f"{json.dumps(told)}\n")
-        return
-    found = {name: outcome(group, *CASES[name]) for name in CASES}
-    everybody = group.gather(found)
-    if group.rank == 0:
-        sys.stdout.write(f"{json.dumps([everybody, len(written)])}\n")
-    group.close()
-
-
-main()
+    return ended, time.monotonic() - began < TIMEOUT_S / 2, len(written)
