@@ -203,9 +203,6 @@ def test_tasks_are_told_of_the_updates_that_are_tried_and_hooks_are_not() -> Non
         def before_update(self, event: UpdateBegin) -> None:
             heard.append(event.update)
 
-        def on_incident(self, event: Any) -> None:
-            heard.append(-1)
-
     task = Cooling()
     trainer = trainer_of(task=task, hooks=[Hears()], train=Training(check_loss=False))
     find_lr(trainer, lowest=1e-5, highest=1e-2, updates=5)
