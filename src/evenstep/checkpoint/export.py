@@ -32,7 +32,7 @@ _FORMATS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bflo
 
 @answered
 def export_weights(
-    path: Path | str,
+    path: Path | str | StoredWeights,
     to: Path | str,
     *,
     average: bool = False,

@@ -13,7 +13,7 @@ from torch import nn
 
 from evenstep.arguments import require_flag
 from evenstep.checkpoint.export import ExportFormat
-from evenstep.checkpoint.weights import open_weights
+from evenstep.checkpoint.weights import StoredWeights, open_weights
 from evenstep.errors import ArgumentError, CheckpointError, clause
 from evenstep.hf.models import library
 from evenstep.keywords import answered
@@ -39,7 +39,7 @@ def save_pretrained(
     model: nn.Module,
     to: Path | str,
     *,
-    weights: Path | str,
+    weights: Path | str | StoredWeights,
     average: bool = False,
     dtype: ExportFormat | None = None,
     max_file_bytes: int | None = None,

@@ -79,3 +79,10 @@ def test_a_run_that_fails_says_so_once(evenstep: Run, recipe: Path) -> None:
 def test_plan_keeps_its_own_option_for_ranks(evenstep: Run, recipe: Path) -> None:
     done = evenstep("plan", "--ranks", "2", "--microbatches", "4")
     assert done.code == 0 and "gpipe" in done.out.lower(), done.err
+
+
+def test_a_run_whose_rates_follow_evaluations_is_proved_as_it_is_before_the_first(evenstep: Run, recipe: Path) -> None:
+    schedule = '{kind = "plateau", warmup_updates = 2}'
+    arguments = ("--lr_schedule", schedule, "--evaluate.every_updates", "1")
+    done = evenstep("prove", "run.toml", *arguments, *QUICK)
+    assert done.code == 0 and "none fails" in done.out, done.out + done.err

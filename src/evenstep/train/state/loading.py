@@ -94,7 +94,7 @@ class LoadedWeights:
 @answered
 def load_weights(
     model: nn.Module,
-    path: Path | str,
+    path: Path | str | StoredWeights,
     *,
     only: str | Sequence[str] = ("*",),
     average: bool = False,
@@ -141,7 +141,7 @@ def load_weights(
 
 def put_weights(
     model: nn.Module,
-    path: Path | str,
+    path: Path | str | StoredWeights,
     *,
     only: str | Sequence[str] = ("*",),
     average: bool = False,
