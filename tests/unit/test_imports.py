@@ -32,6 +32,7 @@ ROOT = {
     "strides",
     "training_mode",
     "version",
+    "writable",
 }
 CORE = {"train", "pipeline", "parallel", *LEAVES}
 OPTIONS = "options"  # names the core's classes for type checkers only, and loads none of it

@@ -361,7 +361,10 @@ AREAS = (
         "Averages and weights",
         (
             works(
-                "an average in float32 of parameters and buffers, on every strategy and in stages; its decay warmed up",
+                "an average in float32 of parameters and buffers, on every strategy and in stages; decay warmed up; "
+                "resumed on others, also before it begins, with the same bits",
+                "usage/test_layouts.py::test_an_average_that_begins_in_the_midst_goes_on_on_other_ranks_shards_and_"
+                "stages_with_its_bits",
                 "unit/optim/test_ema.py::test_a_warmed_up_average_follows_its_formula_in_float64",
                 "usage/test_layouts.py::test_plain_models_are_one_run_in_every_layout",
                 "prove: average ",
@@ -447,8 +450,12 @@ AREAS = (
                 "unit/checkpoint/test_export.py::test_it_is_cut_by_size_with_the_hubs_index_and_loaded_again",
                 "unit/checkpoint/test_export.py::test_a_fault_at_any_operation_leaves_nothing",
             ),
+            works(
+                "… of the parameters that a schedule-free optimizer evaluates, made by it",
+                "unit/cli/test_export.py::test_of_an_optimizer_that_evaluates_other_parameters_those_are_exported",
+            ),
             refused(
-                "export of a run whose optimizer evaluates other parameters than it trains (schedule-free)",
+                "… without the run file of such a run",
                 "unit/checkpoint/test_export.py::"
                 "test_parameters_that_nobody_has_evaluated_are_not_exported_and_the_advice_works",
             ),

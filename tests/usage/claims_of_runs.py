@@ -242,6 +242,11 @@ AREAS = (
                 "unit/data/test_batch_sizes.py::test_a_stream_has_one_size",
             ),
             refused(
+                "a plateau, or early stopping, of evaluations that nothing asks for before the end",
+                "unit/train/test_lr_schedules.py::"
+                "test_who_follows_evaluations_that_nothing_asks_for_is_refused_and_the_advice_works",
+            ),
+            refused(
                 "epochs in an `Engine`, and all but updates for coefficients of tasks",
                 "unit/train/test_lr_schedules.py::test_an_engine_saves_what_a_plateau_remembers_and_refuses_epochs",
                 "unit/train/test_lr_schedules.py::test_a_coefficient_follows_updates_only",

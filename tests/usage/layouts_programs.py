@@ -210,6 +210,7 @@ def train(
     until: int = 0,
     groups: bool = False,
     ema: bool = False,
+    ema_from: int = 0,
     task: str = "Square",
     batch: int = 8,
     checkpoint: str = "none",
@@ -226,6 +227,7 @@ def train(
         until: the update to stop after; 0 trains to the end.
         groups: whether the optimizer has two groups, of matrices and of others.
         ema: whether an average follows.
+        ema_from: the update after which it does; then at every second one.
         task: of this module.
         batch: the global batch size.
         checkpoint: of which modules activations are computed again.
@@ -252,7 +254,15 @@ def train(
         data=evenstep.MapData(points(), global_batch_size=batch, micro_batch_size=2),
         train=evenstep.Training(
             clip_norm=0.5,
-            ema=evenstep.Ema(decay=0.9, decay_warmup=True, evaluated="both") if ema else None,
+            ema=evenstep.Ema(
+                decay=0.7,
+                decay_warmup=True,
+                evaluated="both",
+                start_update=ema_from,
+                every_updates=2 if ema_from else 1,
+            )
+            if ema
+            else None,
             memory=Memory(checkpoint=checkpoint),
         ),
         evaluations={"valid": evenstep.MapData(points(6), global_batch_size=4, micro_batch_size=2, shuffle=False)},

@@ -44,7 +44,7 @@ ALONE: dict[str, Refusal] = {
         '{metric = "valid/loss", patience_evaluations = 1}',
         "--evaluate.every_updates",
         "none",
-        says="`early_stop`",
+        says="`early_stop.metric`",
     ),
     "a warmup that is too long": _of(
         "--lr_schedule", '{kind = "cosine", warmup_updates = 9}', says="must be at most the 4 updates"

@@ -52,6 +52,41 @@ def test_buffers_that_the_output_depends_on_are_the_same_on_all_ranks_and_after_
     assert first[3]["said"] == []  # running statistics are shared
 
 
+def test_an_average_that_begins_in_the_midst_goes_on_on_other_ranks_shards_and_stages_with_its_bits(
+    tmp_path: Path,
+) -> None:
+    """Each course is stopped after updates 2 and 4, and the average begins after update 1 or 3.
+
+    Running statistics are means over ranks, so those and their average are compared with the same number of ranks.
+    """
+    sharded, shared, owned = ({"strategy": name} for name in ("ordered-fsdp", "ordered", "ordered-zero1"))
+    staged, alone = {"pipeline": 2}, None
+    courses: dict[str, tuple[str, int, tuple[dict[str, Any] | None, ...]]] = {
+        "shards, one, stages": ("Net", 1, (sharded, alone, staged)),
+        "stages, one, shards": ("Net", 3, (staged, alone, sharded)),
+        "replicas, shards, one": ("Net", 3, (shared, sharded, alone)),
+        "one, stages, owners": ("Net", 1, (alone, staged, owned)),
+        "buffers: replicas, owners, shards": ("normed", 3, (shared, owned, sharded)),
+        "buffers: shards, replicas, owners": ("normed", 1, (sharded, shared, owned)),
+    }
+    wanted = {(begin, "Net"): programs.train("Net", ema=True, ema_from=begin) for begin in (1, 3)}
+    ended: dict[str, dict[str, Any]] = {}
+    for part, until in enumerate((2, 4, 0)):
+        ways: dict[str, tuple[str, dict[str, Any]]] = {}
+        for name, (model, begin, layouts) in courses.items():
+            kept = {"ema": True, "ema_from": begin, "folder": str(tmp_path / name), "until": until}
+            if (layout := layouts[part]) is None:
+                ended[name] = programs.train(model, **kept)
+            else:
+                ways[name] = model, {**kept, **layout}
+        straight = [("normed", {"ema": True, "ema_from": begin, **shared}) for begin in (1, 3)] if part == 0 else []
+        first = on(2, *ways.values(), *straight)[0]
+        ended |= dict(zip(ways, first, strict=False))
+        wanted |= {(begin, "normed"): one for begin, one in zip((1, 3), first[len(ways) :], strict=False)}
+    for name, (model, begin, _) in courses.items():
+        assert alike(ended[name], wanted[begin, model], parts=(*SAME, "local")), name
+
+
 def test_a_pipeline_rank_whose_layers_are_all_frozen_or_without_parameters_trains_the_bits_of_one_process(
     tmp_path: Path,
 ) -> None:

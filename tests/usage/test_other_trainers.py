@@ -47,7 +47,8 @@ FOLLOWS: dict[str, Any] = {
 def test_what_follows_evaluations_is_refused_where_nothing_asks_for_any(name: str) -> None:
     """Lightning evaluates after each epoch without being asked."""
     evaluations = MapData(PAIRS, global_batch_size=4, num_epochs=1)
-    with pytest.raises(HookError, match=rf"`{name}` follows `valid/loss`, but nothing .* `Evaluate\(every_epochs=1\)`"):
+    says = rf"`{name}`: `metric` is `valid/loss`, which is followed .* nothing asks .* `Evaluate\(every_updates=…\)`"
+    with pytest.raises(HookError, match=says):
         trainer_of(evaluations=evaluations, **FOLLOWS[name]()).train()
     for asks in (Evaluate(every_epochs=1), Asks()):
         given = FOLLOWS[name]()

@@ -45,6 +45,7 @@ def several(**train: Any) -> dict[str, Any]:
 
 
 EVALUATED = {"evaluations": evenstep.MapData(DATA, global_batch_size=4)}
+ASKED = evenstep.Evaluate(every_updates=1)
 KEPT: dict[str, Callable[[], dict[str, Any]]] = {
     "`precision`": lambda: {"precision": evenstep.Fp16Mixed()},
     "`coefficients`": lambda: several(coefficients=evenstep.Uncertainty()),
@@ -53,10 +54,7 @@ KEPT: dict[str, Callable[[], dict[str, Any]]] = {
     "`non_finite`": lambda: {"failures": evenstep.Failures(non_finite=evenstep.Skip())},
     "`out_of_memory`": lambda: {"failures": evenstep.Failures(out_of_memory=evenstep.Retry())},
     "`loss_spike`": lambda: {"failures": evenstep.Failures(loss_spike=evenstep.LossSpikes())},
-    "hook `EarlyStop`": lambda: {
-        "hooks": [evenstep.EarlyStop(patience_evaluations=1), evenstep.Evaluate(every_epochs=1)],
-        **EVALUATED,
-    },
+    "hook `EarlyStop`": lambda: {"hooks": [evenstep.EarlyStop(patience_evaluations=1), ASKED], **EVALUATED},
 }
 FREE: dict[str, Callable[[], dict[str, Any]]] = {
     "data": lambda: {"data": evenstep.MapData(DATA, global_batch_size=4)},

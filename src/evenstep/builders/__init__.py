@@ -1,5 +1,6 @@
 """From a configuration to objects: the name tables, and the parts of a run that they name."""
 
+from evenstep.builders.evaluated import evaluated_weights
 from evenstep.builders.options import build_checkpointing, build_hooks
 from evenstep.builders.parts import RunParts, build_parts, make_model
 from evenstep.builders.pipeline import build_mesh, check_stages
@@ -14,6 +15,7 @@ __all__ = [
     "build_parts",
     "build_strategy",
     "check_stages",
+    "evaluated_weights",
     "joined",
     "make_model",
     "open_run",

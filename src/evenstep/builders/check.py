@@ -199,15 +199,20 @@ def _evaluations(config: Config) -> Iterator[Fault]:
     if best is not None:
         rule = partial(_follow, best.metric, [*evaluations, "train"])
         yield from faults_of(rule, keys_in("checkpoint.best", best), "data.evaluations")
+    periods = config.evaluate.every_updates, config.evaluate.every_epochs
+    asked = periods != (None, None) or bool(config.hooks)  # any of which may ask, for all that is known here
     plateaus = {key: one for key, one in schedules_of(config).items() if isinstance(one, PlateauTable)}
     for key, table in {"early_stop": early_stop, **plateaus}.items():
         if table is not None:
-            rule = partial(_follow, table.metric, evaluations)
-            yield from faults_of(rule, keys_in(key, table), "data.evaluations")
+            rule = partial(_follow, table.metric, evaluations, asked=asked)
+            asks = {"Evaluate(every_updates=…)": "evaluate.every_updates"}
+            yield from faults_of(rule, keys_in(key, table) | asks, "data.evaluations", "evaluate")
 
 
-def _follow(metric: str, evaluations: Sequence[str]) -> None:
-    MetricTarget(metric=metric, mode="min", min_delta=0.0).check_evaluation(evaluations)
+def _follow(metric: str, evaluations: Sequence[str], *, asked: bool = True) -> None:
+    target = MetricTarget(metric=metric, mode="min", min_delta=0.0)
+    target.check_evaluation(evaluations)
+    target.check_asked(asked=asked)
 
 
 def _ranks(config: Config) -> Iterator[Fault]:

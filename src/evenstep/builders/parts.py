@@ -145,13 +145,8 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
         torch.set_num_threads(config.threads)
 
     model, loaded = _model_and_weights(run, mesh, begins=begins)
-    hooks = [_make(run, f"hooks.{index}", Hook) for index in range(len(config.hooks))]
-    for hook in hooks:
-        hook.prepare(model)
-    task = {name: _make_task(run, f"tasks.{name}", one) for name, one in config.tasks.items()}
-    task = task or {"": _make_task(run, "task", cast("OneTaskTable", config.task))}
-    attach_parameters(model, task)
-    optimizer = _build_optimizer(run, model)
+    hooks, task = prepared(run, model)
+    optimizer = make_optimizer(run, model)
     data, evaluations = _build_sets(run)
     writers: list[Writer | WriterName] = [
         one if isinstance(one, str) else _make(run, f"log.writers.{index}", Writer)
@@ -171,6 +166,18 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
     )
 
 
+def prepared(run: OpenRun, model: nn.Module) -> tuple[list[Hook], dict[str, Task]]:
+    """The hooks, which may have changed layers, and the tasks by name, whose parameters are part of the model now."""
+    config = run.config
+    hooks = [_make(run, f"hooks.{index}", Hook) for index in range(len(config.hooks))]
+    for hook in hooks:
+        hook.prepare(model)
+    task = {name: _make_task(run, f"tasks.{name}", one) for name, one in config.tasks.items()}
+    task = task or {"": _make_task(run, "task", cast("OneTaskTable", config.task))}
+    attach_parameters(model, task)
+    return hooks, task
+
+
 def _make(run: OpenRun, key: str, kind: type[_Made]) -> _Made:
     """What the target of a key gives, drawn from the run's seed."""
     with seeded(run.config.seed), said_with({}, called_by=key):
@@ -186,7 +193,8 @@ def _make_task(run: OpenRun, key: str, table: OneTaskTable) -> Task:
     return task
 
 
-def _build_optimizer(run: OpenRun, model: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(run: OpenRun, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of the model's parameters, in groups where the run has some."""
     config, calls = run.config, run.calls
     fuse = config.parallel.reduction == "fast" or rank_device(config).type != "cpu"
     shards = config.parallel.strategy == "fsdp"

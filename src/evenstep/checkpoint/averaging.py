@@ -30,6 +30,7 @@ from evenstep.checkpoint.storage import LOCAL_DISK, Disk
 from evenstep.checkpoint.writer import CheckpointWrite
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.keywords import answered
+from evenstep.writable import why_not_written
 
 AVERAGES = "averages"
 WEIGHTS = ("model", "ema")  # the parts that are averaged
@@ -46,6 +47,8 @@ class AveragedCheckpoint:
         averaged: how many tensors are means.
         same: how many were the same in all.
         newest: the names of integers and flags that differ, which are those of the newest.
+        not_finite: the names of what has inf in all of them, such as a mask. Where NaN is, or inf that is not in all of
+            them, no mean is made.
     """
 
     path: Path
@@ -53,6 +56,7 @@ class AveragedCheckpoint:
     averaged: int
     same: int
     newest: tuple[str, ...]
+    not_finite: tuple[str, ...]
 
 
 @answered
@@ -106,6 +110,7 @@ def average_checkpoints(
         averaged=mean.averaged,
         same=mean.same,
         newest=tuple(sorted(set(mean.newest))),  # the model's and the average's have the same names
+        not_finite=tuple(sorted(set(mean.not_finite))),
     )
 
 
@@ -173,12 +178,14 @@ def averages_of(run: Path) -> Path:
 
 
 def _check_place(target: Path) -> None:
-    """Raise ArgumentError where writing would take the place of something that is no average."""
+    """Raise ArgumentError where nothing can be written, or in the place of something that is no average."""
     if target.exists() and not (is_complete(target) and "averaged" in CheckpointReader(target).values):
         raise ArgumentError(
             f"`{target}` exists already and is no average of checkpoints, so it would be lost; nothing in it was "
             f"touched. Give another place, or move it away."
         )
+    if why := why_not_written(target.parent, folder=True):
+        raise ArgumentError(f"`{target}` can't be written: {why}; give another place.")
 
 
 def _names(paths: Sequence[Path]) -> str:
@@ -217,6 +224,7 @@ class _Mean:
         self._known: dict[int, Tensor] = {}
         self.averaged = self.same = 0
         self.newest: list[str] = []
+        self.not_finite: list[str] = []
 
     def of(self, part: str) -> dict[str, Any]:
         return {name: self._one(part, name) for name in self._readers[-1].state[part]}
@@ -241,6 +249,8 @@ class _Mean:
                 total += value.to(total.dtype)
         if same:
             self.same += 1
+            if has_mean and not bool(torch.isfinite(total).all()):
+                self.not_finite.append(name)
             return newest
         if not has_mean:
             self._check_codebook(part, name)

@@ -24,6 +24,7 @@ from evenstep.checkpoint.weights import INDEX_SUFFIX, SUFFIX, StoredWeights, ind
 from evenstep.checkpoint.writer import write_file
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.keywords import answered
+from evenstep.writable import why_not_written
 
 ExportFormat = Literal["fp32", "bf16", "fp16"]
 _FORMATS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -31,7 +32,7 @@ _FORMATS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bflo
 
 @answered
 def export_weights(
-    path: Path | str,
+    path: Path | str | StoredWeights,
     to: Path | str,
     *,
     average: bool = False,
@@ -64,6 +65,8 @@ def export_weights(
     to = Path(to)
     require_flag("average", average)
     _check(to, dtype, max_file_bytes)
+    if why := why_not_written(to.parent, folder=True):
+        raise ArgumentError(f"`to` is `{to}`, which can't be written: {why}; give another place.")
     weights = open_weights(path, average=average)
     weights.check_evaluated()
     names = _once(weights)

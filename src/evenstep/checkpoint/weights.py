@@ -58,21 +58,25 @@ class StoredWeights:
         if self.trained_by:
             raise CheckpointError(
                 f"`{self.source}` holds the parameters that {self.trained_by} trains, and the run has evaluated "
-                f"others, which only that optimizer can make of them. In a script build the trainer as for the run, on "
+                f"others, which only that optimizer can make of them. Of a run of a run file, `evenstep export` of its "
+                f"folder makes them. In a script build the trainer as for the run, on "
                 f"one process, `trainer.resume(…)`, call `eval()` of that optimizer, and save the `state_dict()` of "
                 f"`trainer.model`."
             )
 
 
-def open_weights(path: Path | str, *, average: bool = False) -> StoredWeights:
+def open_weights(path: Path | str | StoredWeights, *, average: bool = False) -> StoredWeights:
     """The weights at `path`.
 
     Args:
+        path: weights that are open already stay as they are.
         average: whether those of a run's average are meant instead of its model's.
 
     Raises:
         CheckpointError: there are none, or none that can be read.
     """
+    if isinstance(path, StoredWeights):
+        return path
     check_here(path)
     path = named_by(Path(path))
     if is_complete(path) or (path.is_dir() and complete_checkpoints(checkpoints_folder(path))):

@@ -30,6 +30,8 @@ def run(
     print(f"weights     the mean of {made.averaged} tensors; {made.same} are the same in all")
     if made.newest:
         print(f"integers    have no mean; of {made.of[-1].name}, the newest: {', '.join(made.newest)}")
+    if made.not_finite:
+        print(f"not finite  inf in all of them: {', '.join(made.not_finite)}")
     print(f"checkpoint  {made.path}")
     return EXIT_DONE
 

@@ -39,7 +39,7 @@ from evenstep.config.named import OpenRun
 from evenstep.config.schema import Config
 from evenstep.config.sources import Setting, settings_of
 from evenstep.errors import CheckpointError, ConfigError, EvenstepError
-from evenstep.events import Bus
+from evenstep.events import Bus, Evaluate
 from evenstep.events.writers.lines import LinesWriter
 from evenstep.exits import EXIT_DONE
 from evenstep.optim.low_bit import as_plain
@@ -138,7 +138,7 @@ def _check(opened: OpenRun, folder: Path, source: str, group: Group, unmet: str)
     with closing(parts):
         one = OneUpdate()
         trainer = replace(parts, config=_staying(opened.config)).trainer(
-            hooks=[*followers(opened.config), one],
+            hooks=[*followers(opened.config), *([Evaluate(every_updates=1)] if parts.evaluations else []), one],
             evaluations={name: FirstBatch(data, name=name) for name, data in parts.evaluations.items()},
             strategy=build_strategy(opened.config, group if mesh is None else mesh.data),
             kept=opened.plain(),

@@ -8,12 +8,26 @@ from typing import Any, cast
 
 from torch import nn
 
-from evenstep.builders import make_model, open_run
+from evenstep.builders import evaluated_weights, make_model, open_run
 from evenstep.checkpoint.export import export_weights
+from evenstep.checkpoint.weights import StoredWeights, open_weights
 from evenstep.cli.folder import CONFIG, find_config
 from evenstep.cli.inspect import spell_bytes
+from evenstep.config.sources import Setting
 from evenstep.errors import ConfigError
 from evenstep.exits import EXIT_DONE
+
+_WHOLE = [
+    Setting(path=(key,), text=text, origin="evenstep export")
+    for key, text in (
+        ("parallel", "none"),
+        ("launch", "none"),
+        ("resume", "never"),
+        ("reset", "none"),
+        ("device", "cpu"),
+    )
+]
+"""What makes one process of a run on a CPU, whatever it was trained on."""
 
 
 def run(
@@ -41,23 +55,41 @@ def run(
         "dtype": cast("Any", dtype),
         "max_file_bytes": None if max_file_gb is None else _bytes(max_file_gb),
     }
-    files = export_weights(path, to, **options) if layout is None else _as_model(path, to, tokenizer, options)
+    weights = path if average else _evaluated(path)
+    files = (
+        export_weights(weights, to, **options) if layout is None else _as_model(path, weights, to, tokenizer, options)
+    )
     for file in files:
         print(f"{spell_bytes(file.stat().st_size):>10}  {file}")
     return EXIT_DONE
 
 
-def _as_model(path: str, to: str, tokenizer: str | None, options: dict[str, Any]) -> list[Path]:
+def _evaluated(path: str) -> str | StoredWeights:
+    """The weights at `path`, or those that the run's optimizer makes of them for evaluations, if it does."""
+    config = _folder_of(path) / CONFIG
+    if not config.is_file() or not open_weights(path).trained_by:
+        return path
+    with open_run(config, _WHOLE) as opened:
+        return evaluated_weights(opened, path)
+
+
+def _folder_of(path: str) -> Path:
+    """The folder of the run that a path is of, if it has a configuration."""
+    within = Path(path).absolute()
+    return next((one for one in (within, *within.parents) if (one / CONFIG).is_file()), Path(path))
+
+
+def _as_model(
+    path: str, weights: str | StoredWeights, to: str, tokenizer: str | None, options: dict[str, Any]
+) -> list[Path]:
     """Write a folder that transformers reads."""
     from evenstep.hf.saving import save_pretrained
 
-    within = Path(path).absolute()
-    folder = next((one for one in (within, *within.parents) if (one / CONFIG).is_file()), Path(path))
-    with open_run(find_config(folder)) as opened:
+    with open_run(find_config(_folder_of(path))) as opened:
         model = make_model(opened)
         if not isinstance(model, nn.Module):
             raise ConfigError(["`--layout hf` is for models of transformers, but this run's is given in layers."])
-        return save_pretrained(model, to, weights=path, tokenizer=tokenizer, **options)
+        return save_pretrained(model, to, weights=weights, tokenizer=tokenizer, **options)
 
 
 def _bytes(text: str) -> int:

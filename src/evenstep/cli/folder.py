@@ -21,7 +21,7 @@ from evenstep.config.toml import dumps
 from evenstep.errors import ArgumentError
 from evenstep.events.files import replace_text, writing
 from evenstep.events.start import describe_environment
-from evenstep.parallel.rank_info import is_restarted
+from evenstep.parallel.rank_info import is_launched, is_restarted
 from evenstep.train.state.run_folder import FILES, FOLDERS, check_folder, check_writable
 
 CONFIG = "config.toml"
@@ -65,7 +65,8 @@ def where_to_begin(resume: str, folder: Path, mirror: str | None) -> str:
 
     Raises:
         ArgumentError: the folder is used, or can't be; so for the mirror.
-        CheckpointError: the mirror can't be used.
+        CheckpointError: the mirror can't be used. Ranks that were started by a launcher only look into it: the trainer
+            tries it when it takes the folder, as it does before each run.
     """
     if is_restarted():
         return "auto" if resume == "never" or has_saved(folder, mirror) else resume
@@ -74,7 +75,8 @@ def where_to_begin(resume: str, folder: Path, mirror: str | None) -> str:
     check_usable(folder)
     if mirror is not None:
         copies = Mirror.of_run(mirror, folder)
-        copies.check()
+        if not is_launched():
+            copies.check()
         if resume != "auto":
             copies.check_unused()
     return resume

@@ -12,6 +12,7 @@ from evenstep.arguments import advice
 from evenstep.cli.recipes import recipes
 from evenstep.errors import ConfigError, clause
 from evenstep.exits import EXIT_DONE
+from evenstep.writable import why_not_written
 
 
 def run(path: str, settings: list[str], **options: str | None) -> int:
@@ -28,12 +29,14 @@ def run(path: str, settings: list[str], **options: str | None) -> int:
         )
     if folder.exists():
         raise ConfigError([f"`{path}` is there already, and nothing is overwritten; give another name."])
+    if why := why_not_written(folder, folder=True):
+        raise ConfigError([f"`{path}` can't be written: {why}; give another folder."])
     try:
         _copy(known[name], folder, name)
     except OSError as error:
         rmtree(folder, ignore_errors=True)
         raise ConfigError(
-            [f"`{path}` can't be written: {clause(error)}; give another folder, or make room."]
+            [f"`{path}` can't be written: {error.strerror or clause(error)}; give another folder, or make room."]
         ) from error
     toml = folder / "run.toml"
     print(f"{folder} is a copy of the recipe {name}: {', '.join(sorted(file.name for file in folder.iterdir()))}")

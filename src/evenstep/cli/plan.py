@@ -22,6 +22,7 @@ from evenstep.extras.planning.simulate import Simulation, simulate
 from evenstep.extras.planning.text import write_plans, written_schedule
 from evenstep.extras.planning.torch_csv import to_torch_csv
 from evenstep.pipeline import SCHEDULES, Layout, Plan, Schedule
+from evenstep.writable import why_not_written
 
 _COLOURS = {"F": "on blue", "B": "on green", "I": "on dark_orange3", "W": "on purple"}
 
@@ -48,6 +49,8 @@ def run(path: str, settings: list[str]) -> int:
     chosen = _chosen(given.get("schedule", ""))
     if given.get("draw") in ("svg", "trace") and "out" not in given:
         raise ConfigError([f"`--draw {given['draw']}` is a file's content; name the file: `--out FILE`."])
+    if given.get("out") and (why := why_not_written(Path(given["out"]))):
+        raise ConfigError([f"`--out` is {given['out']}, which can't be written: {why}; give another file."])
     layered = None
     if path and "costs" in given:
         raise ConfigError(["`--costs` can't be given with a run file, whose costs are measured; leave one out."])
@@ -255,6 +258,7 @@ def _draw(row: Row, options: Options) -> None:
         print(f"\n{text}", end="")
         return
     try:
+        Path(options.out).parent.mkdir(parents=True, exist_ok=True)
         Path(options.out).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError([f"`--out` can't be written: {options.out}: {error.strerror}."]) from error

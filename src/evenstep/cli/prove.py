@@ -26,6 +26,7 @@ from evenstep.exits import EXIT_DONE, EXIT_ERROR
 from evenstep.extras.prove.rows import ProofRow, Prover, Verdict, report
 from evenstep.extras.prove.subject import Bench, Variant
 from evenstep.version import __version__
+from evenstep.writable import why_not_written
 
 UPDATES, RANKS = 4, 2
 _IN_PROCESS, _START_S = (
@@ -47,6 +48,8 @@ def run(
     if part is not None:
         return run_part(Path(path), settings, Path(part))
     count, several = _count("updates", updates, UPDATES, least=1), _count("ranks", ranks, RANKS, least=2)
+    if json is not None and (why := why_not_written(Path(json))):
+        raise ConfigError([f"`--json` is {json}, which can't be written: {why}; give another file."])
     given = settings_of(settings)
     with open_run(Path(path), given) as opened:
         config = opened.config

@@ -24,11 +24,13 @@ def run(path: str, settings: list[str]) -> int:
             again = [*without(settings, others), *(part for key in others for part in (f"--{key}", others[key]))]
             logs = Path(config.runs) / f"{config.name}-slurm"
             return submit_run(config.launch.slurm, ["train", path, *again], name=config.name, folder=logs)
-        if not is_launched():
-            where_to_begin(config.resume, folder, config.checkpoint.mirror)  # refused before any rank is started
+        source = None
+        if not is_launched():  # refused before any rank is started
+            source = where_to_begin(config.resume, folder, config.checkpoint.mirror)
         code = start_ranks(config, ["train", path, *settings])
         if code is not None:
             return code
         with joined(config) as group:
-            source = group.first_rank_does(lambda: where_to_begin(config.resume, folder, config.checkpoint.mirror))
+            if source is None:
+                source = group.first_rank_does(lambda: where_to_begin(config.resume, folder, config.checkpoint.mirror))
             return train_in(opened, folder, source or "never", group)  # who has not met the first rank learns no more

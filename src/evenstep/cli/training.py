@@ -63,7 +63,8 @@ def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
             _begin(trainer, source, run.config.reset)
             group.first_rank_does(lambda: publish(run, folder))
             shows_end = trainer.is_first_rank and "console" not in parts.writers
-            code = _train(trainer, group, shows_end=shows_end)
+            with _told_how_to_go_on(folder, trainer):
+                code = _train(trainer, group, shows_end=shows_end)
     if trainer.is_first_rank:
         print(f"run folder  {folder}\nreport      {folder / REPORT}", flush=True)
     return code
@@ -98,16 +99,23 @@ def _begin(trainer: Trainer, source: str, reset: Collection[Reset]) -> None:
 
 @contextmanager
 def _kept_from_the_first_update_on(folder: Path, trainer: Trainer) -> Generator[None]:
-    """Take a folder away again that was made for a run in which nothing was trained; else say how to go on."""
+    """Take a folder away again that was made for a run in which nothing was trained."""
     is_new = not folder.exists() or all(path.name == LOCK for path in folder.iterdir())
     try:
         yield
-    except BaseException as error:
-        if not trainer.is_first_rank:
-            raise
-        if is_new and trainer.progress.update == 0:
+    except BaseException:
+        if trainer.is_first_rank and is_new and trainer.progress.update == 0:
             shutil.rmtree(folder, ignore_errors=True)
-        else:
+        raise
+
+
+@contextmanager
+def _told_how_to_go_on(folder: Path, trainer: Trainer) -> Generator[None]:
+    """Say how to go on with a run that has trained; of one that could not begin, that would only end so again."""
+    try:
+        yield
+    except BaseException as error:
+        if trainer.is_first_rank and trainer.progress.update:
             error.add_note(_how_to_go_on(folder))
         raise
 

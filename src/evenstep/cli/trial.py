@@ -18,7 +18,7 @@ from evenstep.events.hooks.target import MetricTarget
 
 @final
 class OneUpdate(Hook):
-    """Evaluate and stop after one update, and remember how it was cut and what was evaluated."""
+    """Stop after one update, and remember how it was cut and what was evaluated."""
 
     def __init__(self) -> None:
         self.num_microbatches = 0
@@ -31,8 +31,6 @@ class OneUpdate(Hook):
     def after_update(self, event: UpdateEnd) -> None:
         if event.committed:  # not where a loss scale was too high, or a batch was given up
             self.num_samples = event.num_samples
-            if self.trainer.evaluations:
-                self.trainer.request_evaluate()
             self.trainer.request_stop("checked")
 
     def after_evaluate(self, event: EvaluateEnd) -> None:

@@ -14,7 +14,7 @@ from evenstep.addresses import from_copies
 from evenstep.config.faults import Fault, one_of, quoted, told
 from evenstep.config.schema import CoefficientsTable, CombineTable, Config, MixtureTable
 from evenstep.config.schema_lr import ConstantTable
-from evenstep.config.tasks import data_tables, evaluations_of, largest, schedules_of
+from evenstep.config.tasks import data_tables, evaluations_of, largest
 
 ONLY_FOR: dict[str, dict[Sequence[object], tuple[str, ...]]] = {
     "parallel.strategy": {
@@ -132,13 +132,6 @@ def _evaluations(config: Config) -> Iterator[str]:
             yield (
                 f"`{key}` is {value}, but there is nothing to evaluate on, as `data.evaluations` is empty; add a table "
                 f"`[data.evaluations.valid]` with a target, or leave `evaluate` out."
-            )
-    plateau = any(one.kind == "plateau" for one in schedules_of(config).values())
-    for what, follows in (("`early_stop`", config.early_stop is not None), ('`lr_schedule` "plateau"', plateau)):
-        if follows and not periods:
-            yield (
-                f"{what} needs evaluations during the run, but `evaluate` has neither `every_updates` nor "
-                f"`every_epochs`; set one."
             )
 
 

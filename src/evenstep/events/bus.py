@@ -8,7 +8,7 @@ never refers to the trainer; it only introduces the hooks to it.
 
 import inspect
 import traceback
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from difflib import get_close_matches
 from types import TracebackType
@@ -49,6 +49,8 @@ class Bus:
         on_error: what becomes of the error of a hook that does not say so itself: "stop" lets it out, "continue" makes
             an incident of it.
         report: takes those incidents.
+        within: what a hook is called in, where ranks must know which one they are in; given what messages call it, and
+            whether it is called on the first rank alone.
 
     Attributes:
         heard: the names of the methods that some hook overrides.
@@ -77,6 +79,7 @@ class Bus:
         *,
         on_error: Literal["stop", "continue"] = "stop",
         report: Callable[[Incident], None] | None = None,
+        within: Callable[..., AbstractContextManager[None]] | None = None,
     ) -> None:
         given: list[Hook] = []
         for hook in hooks:
@@ -87,6 +90,11 @@ class Bus:
             given.append(_checked(hook))
         self.hooks: tuple[Hook, ...] = tuple(sorted(given, key=lambda hook: hook.priority))
         heard = {name: [_heard(hook, name) for hook in self.hooks] for name in _METHODS}
+        if within is not None:
+            alone = [hook.first_rank_only for hook in self.hooks]
+            for name, column in heard.items():
+                pairs = zip(column, alone, strict=True)
+                heard[name] = [None if one is None else _called_within(within, one, alone=only) for one, only in pairs]
         self.of_run: Exception | None = None
         if report is not None:
             survived = [(hook.failure_policy or on_error) == "continue" for hook in self.hooks]
@@ -96,12 +104,8 @@ class Bus:
                     self._survived(one, told) if one is not None and survives else one
                     for one, survives in zip(column, survived, strict=True)
                 ]
-        self._listeners = {name: tuple(one for one in column if one is not None) for name, column in heard.items()}
-        self._spans = {
-            name.removeprefix("before_"): _span_hooks(column, heard[name.replace("before_", "after_")])
-            for name, column in heard.items()
-            if name.startswith("before_")
-        }
+        self._columns = heard
+        self._listen(self.hooks)
         self.heard = frozenset(name for name, listeners in self._listeners.items() if listeners)
         self.hears_microbatches = not self.heard.isdisjoint(_OF_MICROBATCHES)
         self.hears_passes = not self.heard.isdisjoint(_OF_PASSES)
@@ -142,15 +146,26 @@ class Bus:
         return _HookSpan(hooks, begin, end) if hooks.pairs else NOTHING
 
     @contextmanager
-    def silent(self) -> Generator[None]:
-        """Inside the `with` no hook hears of anything: what is done there is taken back."""
-        before = self._listeners, self._spans
-        self._listeners = dict.fromkeys(self._listeners, ())
-        self._spans = dict.fromkeys(self._spans, SpanHooks(pairs=(), afters=()))
+    def silent(self, *, but: type[Hook] | None = None) -> Generator[None]:
+        """Inside the `with` no hook hears of anything, but those of one class: what is done there is taken back."""
+        self._listen([hook for hook in self.hooks if but is not None and isinstance(hook, but)])
         try:
             yield
         finally:
-            self._listeners, self._spans = before
+            self._listen(self.hooks)
+
+    def _listen(self, hooks: Collection[Hook]) -> None:
+        """Let only these hear."""
+        heard = {
+            name: [one if hook in hooks else None for one, hook in zip(column, self.hooks, strict=True)]
+            for name, column in self._columns.items()
+        }
+        self._listeners = {name: tuple(one for one in column if one is not None) for name, column in heard.items()}
+        self._spans = {
+            name.removeprefix("before_"): _span_hooks(column, heard[name.replace("before_", "after_")])
+            for name, column in heard.items()
+            if name.startswith("before_")
+        }
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """The state of every hook that has some, by its name (`Best`, `Best#2`, …)."""
@@ -327,6 +342,16 @@ def _heard(hook: Hook, name: str) -> Heard:
             f"`{name}` of hook `{hook.name}` must take one argument, the event: {clause(str(error))}."
         ) from error
     return f"`{name}` of hook `{hook.name}`", method
+
+
+def _called_within(within: Callable[..., AbstractContextManager[None]], one: Receiver, *, alone: bool) -> Receiver:
+    name, receive = one
+
+    def received(event: Event) -> None:
+        with within(name, alone=alone):
+            receive(event)
+
+    return name, received
 
 
 def _span_hooks(befores: Sequence[Heard], afters: Sequence[Heard]) -> SpanHooks:

@@ -6,6 +6,7 @@ whoever writes them. It writes nothing itself and knows no periods.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from math import inf, nan
 from operator import itemgetter
 from typing import Any, TypeAlias, final
 
@@ -84,7 +85,7 @@ class Storage:
         Args:
             name: the metric; the scope in force is put before it.
             sum: the sum over the units, a number or a detached 0-dim tensor on any device, not written to afterwards.
-            weight: how many units the sum covers, likewise; 1 for a plain value, such as a learning rate.
+            weight: how many units the sum covers, likewise, at least 0; 1 for a plain value, such as a learning rate.
             update: the update that the value belongs to.
         """
         self._append((update, name, sum, weight))
@@ -126,10 +127,15 @@ class Storage:
         shown, self._shown = self._shown, []
         return shown
 
-    def discard_from(self, update: int) -> None:
-        """Forget what is pending for `update` and later: those updates were given up."""
-        self._pending[:] = [entry for entry in self._pending if entry[0] < update]
-        self._shown = [one for one in self._shown if one.update < update]
+    def discard_from(self, update: int, *, but: tuple[int, int] = (0, 0)) -> None:
+        """Forget what is pending for `update` and later: those updates were given up.
+
+        Args:
+            but: a mark; what was put and shown before it stays.
+        """
+        pending, shown = but
+        self._pending[pending:] = [entry for entry in self._pending[pending:] if entry[0] < update]
+        self._shown[shown:] = [one for one in self._shown[shown:] if one.update < update]
         self._meters.discard_from(update)
 
     def mark(self) -> tuple[int, int]:
@@ -165,7 +171,8 @@ class Storage:
                 what another has put, and all end with the same records.
 
         Raises:
-            ArgumentError: for a tensor that is not one number, or a name that no file can hold.
+            ArgumentError: for a tensor that is not one number, a weight that is negative or not finite, or a name that
+                no file can hold.
 
         A meter's record is under the last update that any rank's has seen.
         """
@@ -175,6 +182,8 @@ class Storage:
         numbers = _read(pending)
         for (update, name, _, _), total, weight in zip(pending, numbers[::2], numbers[1::2], strict=True):
             key = update, name
+            if not 0.0 <= weight < inf:
+                weight = nan  # which no other weight hides, here or on another rank, so that all of them say so
             if key in pairs:
                 known = pairs[key]
                 pairs[key] = known[0] + total, known[1] + weight
@@ -191,6 +200,7 @@ class Storage:
                 if type(one) is not Seen:
                     total, weight = summed.get(key, (0.0, 0.0))
                     summed[key] = total + one[0], weight + one[1]
+        _check_weights(summed)
         new = tuple.__new__  # what a named tuple calls by way of Python code: here are as many as updates and metrics
         records = [
             new(Record, (update, name, pair[0] / pair[1], pair[1]))
@@ -315,6 +325,16 @@ def _read(pending: list[Entry]) -> list[float]:
         for index, number in zip(indices, pack([numbers[index] for index in indices]).tolist(), strict=True):
             numbers[index] = number
     return numbers
+
+
+def _check_weights(summed: Pairs) -> None:
+    """Raise ArgumentError for a weight that can be none."""
+    for (update, name), pair in summed.items():
+        if type(pair) is not Seen and pair[1] != pair[1]:
+            raise ArgumentError(
+                f"metric `{name}` of update {update} has a weight that is negative or not finite; a weight is how many "
+                f"units the sum covers, such as tokens: give 0 where there are none, and a sign to the sum."
+            )
 
 
 def pack(scalars: Sequence[Tensor]) -> Tensor:

@@ -13,11 +13,12 @@ from torch import nn
 
 from evenstep.arguments import require_flag
 from evenstep.checkpoint.export import ExportFormat
-from evenstep.checkpoint.weights import open_weights
+from evenstep.checkpoint.weights import StoredWeights, open_weights
 from evenstep.errors import ArgumentError, CheckpointError, clause
 from evenstep.hf.models import library
 from evenstep.keywords import answered
 from evenstep.train import load_weights
+from evenstep.writable import why_not_written
 
 _FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _STAGED = ".saving-"
@@ -38,7 +39,7 @@ def save_pretrained(
     model: nn.Module,
     to: Path | str,
     *,
-    weights: Path | str,
+    weights: Path | str | StoredWeights,
     average: bool = False,
     dtype: ExportFormat | None = None,
     max_file_bytes: int | None = None,
@@ -70,6 +71,8 @@ def save_pretrained(
     check_options(dtype, tokenizer)
     if to.exists():
         raise ArgumentError(f"`{to}` exists already, and nothing in it was touched; give another name.")
+    if why := why_not_written(to.parent, folder=True):
+        raise ArgumentError(f"`to` is `{to}`, which can't be written: {why}; give another place.")
     open_weights(weights, average=average).check_evaluated()
     load_weights(cast(nn.Module, model), weights, average=average)
     if dtype is not None:

@@ -26,6 +26,7 @@ from evenstep.errors import ArgumentError, EvenstepError, LostRankError, clause
 from evenstep.internals import PrefixStore, Store
 from evenstep.parallel.flight import Entry, Flight
 from evenstep.parallel.group import Group, Interrupted
+from evenstep.parallel.inside import where_inside
 from evenstep.parallel.notices import ANSWER_S, Notices
 from evenstep.parallel.rank_info import RankInfo, rank_info_of
 from evenstep.parallel.rendezvous import meet
@@ -158,7 +159,8 @@ class Processes(Group):
         self._flight.update = update
 
     def where(self) -> str:
-        return f" in update {self._flight.update}" if self._flight.update else " before the first update"
+        update = f" in update {self._flight.update}" if self._flight.update else " before the first update"
+        return update + where_inside()
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
         total = torch.tensor(values, dtype=torch.float64)

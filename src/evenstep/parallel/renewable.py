@@ -28,6 +28,7 @@ from evenstep.internals import (
     nccl_around,
     set_timeout,
 )
+from evenstep.parallel.inside import check_others_come
 
 GLOO, NCCL = "renewable_gloo", "renewable_nccl"  # names of backends for torch
 _UNUSED_TAG = 2**30  # of a message that nobody sends
@@ -186,6 +187,7 @@ class RenewableNccl(Renewable):
 
 def _forwarded(name: str) -> Callable[..., Any]:
     def call(self: Renewable, *args: Any, **kwargs: Any) -> Any:
+        check_others_come()
         return getattr(self.inner, name)(*args, **kwargs)
 
     call.__name__ = name

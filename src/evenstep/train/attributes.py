@@ -14,6 +14,7 @@ from torch import Tensor
 from evenstep.checkpoint import ended_on_all
 from evenstep.errors import ArgumentError, HookError
 from evenstep.events import Hook, Json
+from evenstep.events.hooks.target import MetricTarget
 from evenstep.parallel import Group
 from evenstep.pipeline import PipelineModel
 from evenstep.renamed import warn
@@ -252,6 +253,13 @@ class TrainerAttributes:
                     f"hook `{hook.name}` has been given to another trainer since, and would act on that one; make one "
                     f"for each."
                 )
+
+    def _check_followed(self) -> None:
+        """Raise HookError where a hook follows evaluations and would hear of none in time to act on it."""
+        for hook in self._loop.engine.bus.hooks:
+            target = getattr(hook, "follows", None)
+            if isinstance(target, MetricTarget):
+                target.check(hook, asked=self._loop.reporter.asks)
 
     def _refuse(self, name: str) -> None:
         if name in signature(type(self).__init__).parameters or hasattr(self, name):

@@ -311,7 +311,10 @@ class Engine:
 
     def dispatch(self, batch: GlobalBatch) -> PendingUpdate:
         """Compute one update, and apply it where its gradient is finite; the device may be at it still on return."""
-        return self._dispatched(self._compute(batch, self.progress))
+        if not self.reducers.is_alone:
+            return self._dispatched(self._compute(batch, self.progress))
+        began = self.storage.mark()
+        return self._dispatched(replace(self._compute(batch, self.progress), began=began))
 
     def carry_out(self) -> None:
         """Apply what was computed when a rank was lost, since another has applied its own: see `Update.is_in_doubt`."""
@@ -333,7 +336,7 @@ class Engine:
         while self.reducers.is_alone and (overflow := self._causes.own_overflow(pending)):
             self._report(overflow)
             self.lower_scale()
-            pending = self._compute(pending.batch, pending.before)
+            pending = replace(self._compute(pending.batch, pending.before), began=pending.began)
         return pending
 
     @property

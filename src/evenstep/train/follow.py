@@ -6,7 +6,7 @@ remembers is in the checkpoint.
 
 from typing import final
 
-from evenstep.events import EvaluateEnd, Hook, TrainBegin
+from evenstep.events import EvaluateEnd, Hook
 from evenstep.events.hooks.target import MetricTarget
 from evenstep.optim.schedules import Plateau
 
@@ -15,23 +15,23 @@ from evenstep.optim.schedules import Plateau
 class Follow(Hook):
     """Tells `plateau` of the evaluations that it follows; every evaluation counts, whoever has asked for it.
 
+    Attributes:
+        follows: the metric, of which a trainer sees to it that it is evaluated.
+
     Raises:
-        HookError: when training begins, if there is no such evaluation; when it is made, if it has no such metric.
+        HookError: when an evaluation is made that has no such metric.
     """
 
     def __init__(self, plateau: Plateau) -> None:
-        self._plateau, self.metric = plateau, plateau.metric
-        self._target = MetricTarget(metric=plateau.metric, mode=plateau.mode, min_delta=0.0)
+        self._plateau = plateau
+        self.follows = MetricTarget(metric=plateau.metric, mode=plateau.mode, min_delta=0.0)
 
     @property
     def name(self) -> str:
         """Whose behalf it is on."""
         return "Plateau"
 
-    def before_train(self, event: TrainBegin) -> None:
-        self._target.check(self)
-
     def after_evaluate(self, event: EvaluateEnd) -> None:
-        value = self._target.value(self, event)
+        value = self.follows.value(self, event)
         if value is not None:
             self._plateau.evaluated(value, update=event.update)

@@ -276,6 +276,8 @@ class Loop:
                 leave = self.settle()
             lap("apply")  # or what is left of it, where the update is one graph
         self.in_progress = None
+        if engine.progress.update < number and not engine.num_pending:
+            engine.storage.discard_from(number)  # what hooks have put after it: it is made again, or another is
         engine.after_update(number)
         self.reporter.busy(lap("hooks") - began - (engine.reducers.group.waited_s - waited_s))
         return leave

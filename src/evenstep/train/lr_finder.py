@@ -20,6 +20,7 @@ from evenstep.keywords import answered
 from evenstep.parallel import mapped
 from evenstep.pipeline import PipelineModel
 from evenstep.train.outcome import Committed
+from evenstep.train.tasks.listening import TaskListener
 
 if TYPE_CHECKING:
     from evenstep.train.loop import Loop
@@ -65,7 +66,8 @@ def find_lr(
     """Try learning rates from `lowest` to `highest`, and put everything back as it was; all ranks call it together.
 
     Update k of n has the rate lowest · (highest / lowest)^((k - 1) / (n - 1)) in the optimizer's first group, and the
-    others in proportion. Hooks and writers hear nothing of it; a second copy of the state is in memory meanwhile.
+    others in proportion. Tasks are told of these updates, and get their states back. Hooks and writers hear nothing, so
+    what a hook does to updates (freezes, quantises, clips) is not in them. A second copy of the state is in memory.
 
     Args:
         trainer: one that is not training. It may have trained before.
@@ -109,7 +111,7 @@ def search(loop: "Loop", *, lowest: float, highest: float, updates: int, diverge
     engine.group.go_on()
     engine.prepare()
     try:
-        with undisturbed(engine.parts.context.device), engine.bus.silent():
+        with undisturbed(engine.parts.context.device), engine.bus.silent(but=TaskListener):
             with engine.core.learning_rates.swept(rate_of):
                 losses = [*_losses(loop, updates, divergence)]
             loop.checkpointer.load(state)

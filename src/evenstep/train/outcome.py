@@ -34,6 +34,8 @@ class PendingUpdate:
         norm: ‖g‖₂ before clipping; None where there is no gradient.
         skipped_samples: how many samples all ranks had to leave out.
         gathered: what is known of this rank's micro-batches.
+        began: of a rank that steps alone, the mark of its metrics as it began: it does not hear of the update again, so
+            what hooks had put by then stays where its own step is left out or made again.
     """
 
     batch: GlobalBatch
@@ -44,6 +46,7 @@ class PendingUpdate:
     norm: float | Tensor | None = None
     skipped_samples: int = 0
     gathered: MicrobatchResults = field(default_factory=MicrobatchResults)
+    began: tuple[int, int] = (0, 0)
 
     @property
     def number(self) -> int:

@@ -34,8 +34,10 @@ from evenstep.events import (
     Writer,
     is_watched,
 )
+from evenstep.events.hooks.evaluate import may_be_asked_for
 from evenstep.options import STANDARD_WRITERS, Checkpointing, Logging
 from evenstep.parallel import Group
+from evenstep.parallel.inside import inside
 from evenstep.plugins import REPORT, load
 from evenstep.train.reporter import Reporter
 
@@ -63,7 +65,9 @@ def build_reporter(
     reporter = Reporter(files=IncidentFiles(folder, makes_folder=first), group=group, writers=writers)
     every = [*followers, *hooks_of(hooks, writers, folder=folder, every_updates=every_updates, checkpoint=checkpoint)]
     heard = [hook for hook in every if first or not getattr(hook, "first_rank_only", False)]
-    reporter.bus = Bus(heard, trainer, on_error=on_hook_error, report=reporter.report)
+    reporter.asks = may_be_asked_for(every)
+    within = inside if group.ranks > 1 or group.can_change else None
+    reporter.bus = Bus(heard, trainer, on_error=on_hook_error, report=reporter.report, within=within)
     return reporter
 
 

@@ -248,13 +248,12 @@ class Trainer(TrainerAttributes):
             self._is_training = False
 
     def _train(self) -> Result:
-        from evenstep.train.checks.followed import check_followed
         from evenstep.train.failures.emergency import emergency_save
         from evenstep.train.requests import End
 
         ended = End("")
         self._check_hooks()
-        check_followed(self.hooks)
+        self._check_followed()
         loop, checkpointer = self._loop, self._loop.checkpointer
         self._group.go_on()
         self._agree()

@@ -1,5 +1,6 @@
 """`evenstep export`, on a run that the command line has trained."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from evenstep.builders import build_parts, open_run
 from evenstep.checkpoint import read_checkpoint
 
 Run = Callable[..., Any]
@@ -24,6 +26,31 @@ def test_a_run_is_exported_and_begun_with(evenstep: Run, recipe: Path) -> None:
     assert all(torch.equal(value, average[name]) for file in files for name, value in file.items())
     begun = evenstep("train", "run.toml", "--name", "second", "--init_from.path", "out")
     assert begun.code == 0, begun.err
+
+
+def test_of_an_optimizer_that_evaluates_other_parameters_those_are_exported(evenstep: Run, recipe: Path) -> None:
+    """To the bits that the documented way in a script gives, also of a run that two ranks have shared."""
+    pytest.importorskip("schedulefree")
+    free = ("--optimizer.name", "none", "--optimizer.target", "schedulefree:AdamWScheduleFree")
+    free = (*free, "--optimizer.args", "{warmup_steps = 2}", "--lr_schedule", "none")
+    assert evenstep("train", "run.toml", *free).code == 0
+    done = evenstep("export", "runs/tiny", "--to", "model.safetensors")
+    assert done.code == 0, done.err
+    exported = load_file("model.safetensors")
+    with open_run(Path("runs/tiny/config.toml")) as opened:
+        parts = build_parts(opened)
+        trainer = parts.trainer(evaluations=parts.evaluations)
+        trainer.resume("runs/tiny")
+        trained = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+        parts.optimizer.eval()  # type: ignore[attr-defined]
+        evaluated = trainer.model.state_dict()
+        assert exported.keys() == evaluated.keys()
+        assert all(torch.equal(value, exported[name]) for name, value in evaluated.items())
+        assert not all(torch.equal(value, exported[name]) for name, value in trained.items())
+        parts.close()
+    alone = shutil.copytree("runs/tiny/checkpoints", "elsewhere")
+    refused = evenstep("export", str(alone), "--to", "other.safetensors")
+    assert refused.code == 1 and "Of a run of a run file, `evenstep export` of its folder makes them" in refused.err
 
 
 @pytest.mark.parametrize(

@@ -62,10 +62,10 @@ def test_layers_of_a_file_are_cut_into_balanced_stages(evenstep: Run, recipe: Pa
 
 @pytest.mark.parametrize("form", ["svg", "trace", "plan", "torch", "text"])
 def test_pictures_go_into_files(evenstep: Run, recipe: Path, form: str) -> None:
-    done = evenstep("plan", *SIZE, "--schedule", "zb_h1", "--draw", form, "--out", "picture")
+    done = evenstep("plan", *SIZE, "--schedule", "zb_h1", "--draw", form, "--out", "new/picture")
     assert done.code == 0, done.err
-    assert done.out.splitlines()[-1] == "picture"
-    text = (recipe / "picture").read_text()
+    assert done.out.splitlines()[-1] == "new/picture"
+    text = (recipe / "new/picture").read_text()
     layout = SCHEDULES["zb_h1"].layout(4)
     order = SCHEDULES["zb_h1"].order(layout, range(8))
     if form == "svg":
@@ -121,7 +121,8 @@ def test_the_layers_of_a_run_are_measured(evenstep: Run, recipe: Path) -> None:
         ([*SIZE, "--draw", "svgs"], "but is svgs; did you mean svg?"),
         ([*SIZE, "--costs", "none.toml"], "there is no file none.toml"),
         ([*SIZE, "--train.updates", "3"], "`--train.updates` sets a key of a run file, but none is given"),
-        ([*SIZE, "--out", "no/such/folder.svg"], "`--out` can't be written: no/such/folder.svg"),
+        (["none.toml", "--out", "run.toml/plan.svg"], "`--out` is run.toml/plan.svg, which can't be written: `/"),
+        (["none.toml", "--out", "."], "`--out` is ., which can't be written: it is a folder; give another file."),
         ([*SIZE, "--draw", "svg"], "`--draw svg` is a file's content; name the file: `--out FILE`."),
         ([*SIZE, "--costs", "layers.toml", "--forward-ms", "3"], "`--forward-ms` can't be given with the costs of la"),
         ([*SIZE, "--width"], "`--width` has no value"),

@@ -55,6 +55,8 @@ def test_what_depends_on_the_cut_is_named_and_gives_exit_code_1(evenstep: Run, r
         (["--updates", "0"], "`--updates` must be a whole number of at least 1"),
         (["--ranks", "1"], "`--ranks` must be a whole number of at least 2"),
         (["--train.updats", "3"], "updats"),
+        (["--model.target", "none.py:None", "--json", "."], "`--json` is ., which can't be written: it is a folder"),
+        (["--model.target", "none.py:None", "--json", "run.toml/a"], "run.toml` is no folder; give another file."),
     ],
 )
 def test_what_cannot_be_is_refused(evenstep: Run, recipe: Path, arguments: list[str], says: str) -> None:
@@ -77,3 +79,10 @@ def test_a_run_that_fails_says_so_once(evenstep: Run, recipe: Path) -> None:
 def test_plan_keeps_its_own_option_for_ranks(evenstep: Run, recipe: Path) -> None:
     done = evenstep("plan", "--ranks", "2", "--microbatches", "4")
     assert done.code == 0 and "gpipe" in done.out.lower(), done.err
+
+
+def test_a_run_whose_rates_follow_evaluations_is_proved_as_it_is_before_the_first(evenstep: Run, recipe: Path) -> None:
+    schedule = '{kind = "plateau", warmup_updates = 2}'
+    arguments = ("--lr_schedule", schedule, "--evaluate.every_updates", "1")
+    done = evenstep("prove", "run.toml", *arguments, *QUICK)
+    assert done.code == 0 and "none fails" in done.out, done.out + done.err

@@ -38,6 +38,8 @@ def test_several_runs_share_a_page_beside_their_folders(runs: Path, capsys: pyte
     assert "optimizer.lr" in text  # in which they differ
     assert main(["report", "runs/a", "runs/b", "runs/report.html", "--to", "both.html"]) == 0
     assert Path("both.html").exists()
+    assert main(["report", "runs/a", "--to", "new/one.html"]) == 0
+    assert Path("new/one.html").exists()
 
 
 @pytest.mark.parametrize(
@@ -47,7 +49,8 @@ def test_several_runs_share_a_page_beside_their_folders(runs: Path, capsys: pyte
         (["runs", "."], "none of the 2 paths is a run folder"),
         (["runs/none"], "`runs/none` must be a run folder, with `config.toml`"),
         (["runs/a", "--follow", "--to", "x.html"], "`--to` can't be given with `--follow`"),
-        (["runs/a", "--to", "nowhere/x.html"], "the report cannot be written to `nowhere/x.html`"),
+        (["runs/a", "--to", "runs/a/config.toml/x.html"], "/runs/a/config.toml` is no folder; give another file"),
+        (["runs/none", "--to", "runs"], "`--to` is runs, which can't be written: it is a folder; give another file"),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -250,3 +250,15 @@ def test_a_run_that_has_come_to_its_end_stops_again_at_once_until_the_number_is_
     assert read_checkpoint(recipe / "runs" / "tiny").update == update
     assert evenstep("resume", "runs/tiny", less, "none").code == 0
     assert read_checkpoint(recipe / "runs" / "tiny").update > update
+
+
+def test_a_run_that_can_not_be_resumed_is_not_advised_to_be_resumed(evenstep: Run, recipe: Path) -> None:
+    assert evenstep("train", "run.toml", "--train.updates", "2", "--seed", "7", "--lr_schedule", "none").code == 0
+    config = Path("runs/tiny/config.toml")
+    was = config.read_text()
+    config.write_text(was.replace("seed = 7", "seed = 1"))
+    refused = evenstep("resume", "runs/tiny", "--train.updates", "6")
+    assert refused.code == 1 and "`seed` was 7 and is now 1" in refused.err, refused.err
+    assert "goes on from there" not in refused.err
+    config.write_text(was)
+    assert evenstep("resume", "runs/tiny", "--train.updates", "6").code == 0

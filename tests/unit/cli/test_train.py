@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from scripts import Script
 
-from evenstep.checkpoint import read_checkpoint
+from evenstep.checkpoint import Mirror, read_checkpoint
 
 Run = Callable[..., Any]
 
@@ -105,6 +105,24 @@ def test_to_resume_from_an_address_is_refused_and_what_is_advised_goes_on_from_i
     done = evenstep("train", "run.toml", "--runs", "other", *advised.split(), *constant)
     assert done.code == 0, done
     assert "resume      other/tiny/checkpoints/step-00000004" in done.out
+
+
+def test_a_mirror_is_tried_before_anything_is_built_and_when_the_folder_is_taken_and_not_more_often(
+    evenstep: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[bool] = []
+    check = Mirror.check
+
+    def counted(mirror: Mirror) -> None:
+        tried.append((recipe / "runs" / "tiny").exists())
+        check(mirror)
+
+    monkeypatch.setattr(Mirror, "check", counted)
+    given = "--checkpoint.mirror", f"file://{tmp_path / 'copies'}", "--lr_schedule.kind", "constant"
+    assert evenstep("train", "run.toml", *given, "--train.updates", "2").code == 0
+    assert len(tried) == 2, tried
+    assert evenstep("train", "run.toml", *given, "--train.updates", "4", "--resume", "auto").code == 0
+    assert len(tried) == 4
 
 
 def test_a_saved_configuration_trains_the_same_run_again(evenstep: Run, recipe: Path) -> None:

@@ -83,7 +83,11 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
             "`checkpoint.best.metric` is `vald/loss`, but there is no evaluation `vald`; did you mean `valid/loss`?",
         ),
         (["--evaluate.from_update", "4"], VALID, "`evaluate.from_update` is 4, but `evaluate` has neither"),
-        (["--early_stop.metric", "valid/loss"], VALID, "`early_stop` needs evaluations during the run"),
+        (
+            ["--early_stop.metric", "valid/loss"],
+            VALID,
+            "`early_stop.metric` is `valid/loss`, which is followed during the run, but nothing asks for evaluations",
+        ),
         (
             ["--optimizer.groups.head", '{patterns = ["*"], lr = 0.1, lr_factor = 2.0}'],
             "",
@@ -119,7 +123,7 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
             "",
             "`lr_schedule.rates` must begin within the 10 updates of the run, but one begins at 20",
         ),
-        (["--lr_schedule.kind", "plateau"], VALID, '`lr_schedule` "plateau" needs evaluations during the run'),
+        (["--lr_schedule.kind", "plateau"], VALID, "`lr_schedule.metric` is `valid/loss`, which is followed during"),
         (
             ["--lr_schedule", '{kind = "plateau", metric = "vald/loss"}', "--evaluate.every_updates", "1"],
             VALID,

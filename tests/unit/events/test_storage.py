@@ -126,6 +126,21 @@ def test_a_tensor_that_is_not_one_number_is_an_error_that_names_the_metric() -> 
         storage.settle()
 
 
+@pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf, torch.tensor(-0.5), torch.tensor(math.nan)])
+def test_a_weight_that_can_be_none_is_an_error_on_all_ranks_whatever_else_is_put(weight: Any) -> None:
+    """Weights of other micro-batches, and of other ranks, would hide it in their sum."""
+    sent: list[Any] = []
+    storage = Storage()
+    storage.put("fine", 1.0, update=7)
+    storage.put("share", 1.0, 5, update=7)
+    storage.put("share", 1.0, weight, update=7)
+    says = "metric `share` of update 7 has a weight that is negative or not finite"
+    with pytest.raises(ArgumentError, match=says):
+        storage.settle(lambda pairs: sent.append(pairs) or [pairs, {(7, "share"): (2.0, 9.0)}])
+    with pytest.raises(ArgumentError, match=says):
+        Storage().settle(lambda pairs: [{(7, "share"): (2.0, 9.0)}, sent[0]])
+
+
 @pytest.mark.parametrize("name", ["", "a\nb", "update"])
 def test_a_name_that_no_file_can_hold_is_an_error(name: str) -> None:
     storage = Storage()

@@ -210,6 +210,25 @@ def test_numbers_that_mean_something_else_are_refused_and_the_advice_works(
     assert same(model, Net(1), "encoder.")
 
 
+def test_values_that_are_not_finite_are_loaded_with_a_warning_that_names_them_and_the_advice_works(
+    tmp_path: Path,
+) -> None:
+    """A mask in a buffer is -inf on purpose, and is not spoken of."""
+    given = Net(2).state_dict()
+    given["head.weight"][0, 1] = float("nan")
+    given["encoder.0.bias"][0] = float("inf")
+    given["encoder.1.running_mean"][0] = -float("inf")
+    given["encoder.1.running_var"][1] = float("nan")
+    torch.save(given, tmp_path / "net.pt")
+    bad = ("encoder.0.bias", "encoder.1.running_var", "head.weight")
+    with pytest.warns(UserWarning, match=r"net.pt` holds NaN or inf in encoder.0.bias, .*they were loaded as they are"):
+        report = load_weights(model := Net(1), tmp_path / "net.pt")
+    assert report.not_finite == bad
+    assert "not finite  encoder.0.bias, encoder.1.running_var, head.weight: as in the file" in report.described()
+    assert torch.equal(model.head.weight, given["head.weight"]) or model.head.weight[0, 1].isnan()
+    assert load_weights(Net(1), tmp_path / "net.pt", only="encoder.2.*").not_finite == ()
+
+
 def test_a_file_with_two_values_of_a_tied_parameter_is_refused_and_the_advice_works(tmp_path: Path) -> None:
     path = as_pt(Net(1), tmp_path)
     model, before = Net(2, tied=True), Net(2, tied=True)

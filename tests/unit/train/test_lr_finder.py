@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from evenstep import Cosine, Ema, Hook, MapData, StreamData, Task, Trainer, Training, find_lr
 from evenstep.errors import ArgumentError
-from evenstep.events import StepEnd
+from evenstep.events import StepEnd, UpdateBegin
 from evenstep.train.lr_finder import _steepest  # pyright: ignore[reportPrivateUsage]
 
 POINTS = [(torch.randn(3, generator=torch.Generator().manual_seed(n)), torch.tensor([n % 3 / 2])) for n in range(24)]
@@ -170,3 +170,44 @@ def test_nothing_is_suggested_where_losses_only_differ_by_chance() -> None:
     assert _steepest(tuple(10.0**-number for number in range(10, 0, -1)), losses) is None
     falling = [2.3 + 0.02 * (-1) ** number - max(0.0, 0.05 * (number - 20)) for number in range(40)]
     assert _steepest(tuple(map(float, range(40))), falling) is not None
+
+
+class Cooling(Square):
+    """Is told how warm an update is, and counts what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+        self.warmth = 0.0
+        self.seen = 0
+
+    def before_update(self, event: UpdateBegin) -> None:
+        self.told.append(event.update)
+        self.seen += 1
+        self.warmth = 1.0 / event.update
+
+    def loss(self, output: Tensor, batch: Any) -> Tensor:
+        assert self.warmth > 0, "a batch before any update was told of"
+        return self.warmth * super().loss(output, batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = state["seen"]
+
+
+def test_tasks_are_told_of_the_updates_that_are_tried_and_hooks_are_not() -> None:
+    heard: list[int] = []
+
+    class Hears(Hook):
+        def before_update(self, event: UpdateBegin) -> None:
+            heard.append(event.update)
+
+    task = Cooling()
+    trainer = trainer_of(task=task, hooks=[Hears()], train=Training(check_loss=False))
+    find_lr(trainer, lowest=1e-5, highest=1e-2, updates=5)
+    assert task.told == [1, 2, 3, 4, 5] and task.seen == 0
+    assert heard == []
+    trainer.train()
+    assert task.told[5:] == [*range(1, 10)] and task.seen == 9
+    assert heard == [*range(1, 10)]

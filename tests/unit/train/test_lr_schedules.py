@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Checkpointing, Engine, Evaluate, Hook, MapData, PerGroup, Plateau, Step, Task, Trainer
+from evenstep import Checkpointing, EarlyStop, Engine, Evaluate, Hook, MapData, PerGroup, Plateau, Step, Task, Trainer
 from evenstep.config.faults import did_you_mean
 from evenstep.data import Position, StreamData
 from evenstep.errors import ArgumentError, HookError
@@ -180,6 +180,37 @@ def test_a_name_of_transformers_is_answered_by_the_schedule_that_it_contains(the
     with pytest.raises(ArgumentError, match=f"but is '{theirs}'; is it '{ours}'"):
         lr_schedule_of(theirs)
     assert did_you_mean(theirs, [*LR_SCHEDULES]) == f'; did you mean "{ours}"?'
+
+
+def test_who_follows_evaluations_that_nothing_asks_for_is_refused_and_the_advice_works() -> None:
+    """An evaluation at the end comes too late for both. Another's hook may ask, in ways that nobody knows."""
+    evaluations = {"valid": MapData(POINTS[:6], global_batch_size=6, shuffle=False)}
+
+    def train(schedule: LrSchedule, *hooks: Hook) -> Trainer:
+        torch.manual_seed(3)
+        model = nn.Linear(2, 1)
+        trainer = Trainer(
+            model=model,
+            task=Square(),
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
+            data=MapData(POINTS, global_batch_size=4),
+            evaluations=evaluations,
+            lr_schedule=schedule,
+            hooks=hooks,
+            updates=4,
+            device="cpu",
+        )
+        trainer.train()
+        return trainer
+
+    says = r"nothing asks for evaluations before its end; ask for them by `Evaluate\(every_updates=…\)`"
+    with pytest.raises(HookError, match=rf"hook `Plateau`: `metric` is `valid/loss`.*{says}"):
+        train(Plateau())
+    with pytest.raises(HookError, match=rf"hook `EarlyStop`: `metric` is `valid/loss`.*{says}"):
+        train(Constant(), EarlyStop(patience_evaluations=1))
+    falling = Plateau(patience_evaluations=1, min_delta=10.0)
+    assert train(falling, Evaluate(every_updates=1)).storage.latest("train/lr").value < 0.5  # type: ignore[union-attr]
+    train(Plateau(), Rates())
 
 
 def test_a_plateau_belongs_to_one_run() -> None:

@@ -22,6 +22,9 @@ class EarlyStop(Hook):
         patience_evaluations: how many evaluations to wait for a better one.
         min_delta: how much better it must be, more than this, in units of the metric.
 
+    Attributes:
+        follows: the metric, of which a trainer sees to it that it is evaluated during the run.
+
     Raises:
         ArgumentError: for an argument that cannot be.
 
@@ -38,38 +41,36 @@ class EarlyStop(Hook):
         min_delta: float = 0.0,
     ) -> None:
         require_whole("patience_evaluations", patience_evaluations)
-        self._target = MetricTarget(metric=metric, mode=mode, min_delta=min_delta)
-        self.metric = metric
+        self.follows = MetricTarget(metric=metric, mode=mode, min_delta=min_delta)
         self._patience = patience_evaluations
         self.best_value: float | None = None
         self.evaluations_since_best = 0
 
     def before_train(self, event: TrainBegin) -> None:
-        self._target.check(self)
         if self.evaluations_since_best >= self._patience:
             self.evaluations_since_best = 0
 
     def after_evaluate(self, event: EvaluateEnd) -> None:
-        value = self._target.value(self, event)
+        value = self.follows.value(self, event)
         if value is None:
             return
-        if self._target.better(value, than=self.best_value):
+        if self.follows.better(value, than=self.best_value):
             self.best_value, self.evaluations_since_best = value, 0
             return
         self.evaluations_since_best += 1
         if self.evaluations_since_best >= self._patience:
             best = "no finite value yet" if self.best_value is None else f"the best is {self.best_value:.6g}"
             self.trainer.request_stop(
-                f"`{self._target.metric}` did not get better in {self.evaluations_since_best} evaluations ({best})"
+                f"`{self.follows.metric}` did not get better in {self.evaluations_since_best} evaluations ({best})"
             )
 
     def state_dict(self) -> dict[str, Any]:
         since = self.evaluations_since_best
-        return {**self._target.state_dict(), "best_value": self.best_value, "evaluations_since_best": since}
+        return {**self.follows.state_dict(), "best_value": self.best_value, "evaluations_since_best": since}
 
     def load_state_dict(self, state: dict[str, Any]) -> str | None:
         self.best_value, self.evaluations_since_best = None, 0
-        if said := self._target.differs(state):
+        if said := self.follows.differs(state):
             return said
         self.best_value = state["best_value"]
         self.evaluations_since_best = since = state["evaluations_since_best"]

@@ -4,6 +4,7 @@ The trainer evaluates, at the end of the update, all that it was given as evalua
 training is the trainer's own.
 """
 
+from collections.abc import Iterable
 from typing import final
 
 from evenstep.arguments import require_whole
@@ -62,3 +63,13 @@ class Evaluate(Hook):
 
     def after_evaluate(self, event: EvaluateEnd) -> None:
         self._evaluated_at = event.update
+
+
+def may_be_asked_for(hooks: Iterable[Hook | None]) -> bool:
+    """Whether any of these hooks asks for evaluations during a run; one that evenstep has not made may.
+
+    >>> may_be_asked_for([Evaluate(every_epochs=1)]), may_be_asked_for([None])
+    (True, False)
+    """
+    given = [one for one in hooks if one is not None]
+    return any(isinstance(one, Evaluate) or not type(one).__module__.startswith("evenstep.") for one in given)

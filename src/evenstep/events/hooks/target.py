@@ -51,14 +51,18 @@ class MetricTarget:
         """The evaluation that the metric belongs to."""
         return self.metric.partition("/")[0]
 
-    def check(self, hook: Hook) -> None:
+    def check(self, hook: Hook, *, asked: bool = True) -> None:
         """Check that the trainer of `hook` has the evaluation that this is about.
 
+        Args:
+            asked: whether evaluations are asked for during the run, where that matters.
+
         Raises:
-            HookError: it has not, so `hook` would wait in vain.
+            HookError: it has not, or nobody asks for it, so `hook` would wait in vain.
         """
         try:
             self.check_evaluation(list(hook.trainer.evaluations))
+            self.check_asked(asked=asked)
         except ArgumentError as error:
             raise HookError(f"hook `{hook.name}`: {error}") from None
 
@@ -71,6 +75,14 @@ class MetricTarget:
         if close:
             advice = f"did you mean `{close[0]}/{self.metric.partition('/')[2]}`?"
         raise ArgumentError(f"`metric` is `{self.metric}`, but there is no evaluation `{self.evaluation}`; {advice}")
+
+    def check_asked(self, *, asked: bool) -> None:
+        """Raise ArgumentError unless evaluations are asked for during the run: who follows them acts on no others."""
+        if not asked:
+            raise ArgumentError(
+                f"`metric` is `{self.metric}`, which is followed during the run, but nothing asks for evaluations "
+                f"before its end; ask for them by `Evaluate(every_updates=…)`."
+            )
 
     def check_training(self, hook: Hook) -> None:
         """Check that training has put this metric, which is one of its own, if it has put any beside it.

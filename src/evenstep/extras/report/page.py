@@ -100,6 +100,7 @@ def write_page(folders: Sequence[Path], path: Path) -> Path:
     text = render([read_run(folder) for folder in folders])
     half = path.with_name(f".{path.name}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         half.write_text(text, encoding="utf-8", errors="backslashreplace")
         half.replace(path)
     except OSError as error:

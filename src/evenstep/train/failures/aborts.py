@@ -75,7 +75,7 @@ class AbortCauses:
 
     def own_incident(self, pending: PendingUpdate) -> Incident:
         """Why an update was aborted on this rank, which steps alone and is then as before its try."""
-        self.storage.discard_from(pending.number)
+        self.storage.discard_from(pending.number, but=pending.began)
         self.precision.state = pending.precision
         self.core.resume()
         found, rank = self.incident(pending), self.execution.group.rank
@@ -107,7 +107,7 @@ class AbortCauses:
             overflowed = self.precision.retries_overflow and self.core.is_finite(batch, number)
             if not overflowed:
                 causes = self.core.find_causes(batch, pending.gathered, number)
-        self.storage.discard_from(number)  # looking for it may have put metrics again
+        self.storage.discard_from(number, but=pending.began)  # looking for it may have put metrics again
         if overflowed:
             self._overflowing, self._scale_before = place, self.precision.state
         return overflowed, causes

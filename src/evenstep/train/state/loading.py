@@ -6,8 +6,9 @@ Where anything is missing, unexpected or of another shape, nothing is loaded, un
 are taken: no optimizer, no counters. To go on with a run is `Trainer.resume`.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import cast, final
@@ -42,6 +43,7 @@ class LoadedWeights:
         other_format: what was converted to the model's number format: the file's.
         frozen: the parameters among the loaded that are not to be trained.
         trained_by: the optimizer for which these are parameters to train; the run that it is of has evaluated others.
+        not_finite: parameters among the loaded that hold NaN or inf, and buffers that hold NaN (inf may be a mask).
     """
 
     source: str
@@ -52,6 +54,7 @@ class LoadedWeights:
     other_format: Mapping[str, str]
     frozen: tuple[str, ...] = ()
     trained_by: str = ""
+    not_finite: tuple[str, ...] = ()
 
     def described(self) -> list[str]:
         """The report, a line for each kind."""
@@ -64,6 +67,7 @@ class LoadedWeights:
         lines += [f"unexpected  {_some(self.unexpected)}: not taken"] if self.unexpected else []
         lines += [f"other shape {_some(self._shapes())}: as initialised"] if self.other_shape else []
         lines += [f"trained by  {self.trained_by}, which evaluates others"] if self.trained_by else []
+        lines += [f"not finite  {_some(self.not_finite)}: as in the file"] if self.not_finite else []
         lines += [f"frozen      {len(self.frozen)} of the loaded parameters"] if self.frozen else []
         return lines
 
@@ -90,7 +94,7 @@ class LoadedWeights:
 @answered
 def load_weights(
     model: nn.Module,
-    path: Path | str,
+    path: Path | str | StoredWeights,
     *,
     only: str | Sequence[str] = ("*",),
     average: bool = False,
@@ -126,12 +130,18 @@ def load_weights(
     """
     report = put_weights(model, path, only=only, average=average, partial=partial, freeze=freeze)
     report.freeze(model)
+    if report.not_finite:
+        warnings.warn(
+            f"`{report.source}` holds NaN or inf in {_some(report.not_finite)}, and they were loaded as they are: "
+            f"updates can't be made with such parameters. Take an earlier checkpoint, or name others by `only`.",
+            stacklevel=3,  # through the wrapper that answers calls which do not fit
+        )
     return report
 
 
 def put_weights(
     model: nn.Module,
-    path: Path | str,
+    path: Path | str | StoredWeights,
     *,
     only: str | Sequence[str] = ("*",),
     average: bool = False,
@@ -182,9 +192,20 @@ def put_weights(
         return values
 
     values = on_all_ranks(ranks, read)
+    parameters = named_parameters(unwrapped(model))
+    bad = [name for name, value in values.items() if _is_not_finite(value, is_parameter=name in parameters)]
+    report = replace(report, not_finite=tuple(bad))
     own = {plain(name): name for name in unwrapped(model).state_dict()}
     unwrapped(model).load_state_dict({own[name]: value for name, value in values.items()}, strict=False)
     return report
+
+
+def _is_not_finite(value: Tensor, *, is_parameter: bool) -> bool:
+    """Whether there is NaN in a tensor or, of a parameter, inf."""
+    if not (value.is_floating_point() or value.is_complex()):
+        return False
+    known = value if value.itemsize > 1 else value.float()  # kernels know little of formats of 8 bits
+    return bool((~known.isfinite() if is_parameter else known.isnan()).any())
 
 
 def _check_whole(model: nn.Module) -> None:

@@ -35,6 +35,7 @@ from evenstep.checkpoint.lock import LOCK
 from evenstep.errors import ArgumentError
 from evenstep.events import Incident
 from evenstep.parallel import Group
+from evenstep.writable import nearest
 
 _METRICS = ("metrics.jsonl", "metrics.csv")
 FOLDERS = (CHECKPOINTS, EMERGENCY, FAILURES, "incidents", "shown", "profile", "events", "wandb", "mlruns")
@@ -62,7 +63,7 @@ def check_folder(folder: Path, *, folders: Sequence[str] = FOLDERS, files: Seque
 
     >>> check_folder(Path("runs/none"))
     """
-    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(place))
+    existing = nearest(folder)
     if not existing.is_dir():
         raise ArgumentError(
             f"the run folder {folder} can't be made, because {existing} is no folder; put the run elsewhere."
@@ -77,7 +78,7 @@ def check_folder(folder: Path, *, folders: Sequence[str] = FOLDERS, files: Seque
 
 def check_writable(folder: Path, *, folders: Sequence[str] = FOLDERS, files: Sequence[str] = FILES) -> None:
     """Raise ArgumentError if a run may not write what it must into `folder`, or make it."""
-    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(place))
+    existing = nearest(folder)
     for path in (existing, *(folder / name for name in (*folders, *files))):
         if path.exists() and not os.access(path, os.W_OK | os.X_OK if path.is_dir() else os.W_OK):
             raise ArgumentError(

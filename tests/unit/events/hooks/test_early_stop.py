@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from evenstep.errors import ArgumentError, HookError
-from evenstep.events import Bus, EarlyStop, EvaluateEnd, TrainBegin
+from evenstep.errors import ArgumentError
+from evenstep.events import Bus, EarlyStop, EvaluateEnd
 
 
 def attached(trainer: Any, **arguments: Any) -> EarlyStop:
@@ -53,12 +53,6 @@ def test_other_evaluations_do_not_count(trainer: Any) -> None:
     for _ in range(3):
         hook.after_evaluate(EvaluateEnd(update=1, name="test", metrics={"test/loss": 1.0}))
     assert trainer.asked == []
-
-
-def test_an_evaluation_that_never_comes_is_an_error_when_training_begins(trainer: Any) -> None:
-    hook = attached(trainer, metric="test/loss", patience_evaluations=1)
-    with pytest.raises(HookError, match="there is no evaluation `test`"):
-        hook.before_train(TrainBegin(update=0, updates=1, resumed=False))
 
 
 def test_no_patience_is_an_error() -> None:

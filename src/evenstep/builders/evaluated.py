@@ -1,0 +1,60 @@
+"""The weights that a run has evaluated, where its optimizer trains others (schedule-free ones), out of a checkpoint.
+
+Only the optimizer can make them of the trained ones and of its state; so the run's model and optimizer are built as for
+the run, get what was saved, and are put into the mode of evaluations. No data are needed, and nothing is trained.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.builders.parts import make_model, make_optimizer, prepared
+from evenstep.checkpoint import read_checkpoint
+from evenstep.checkpoint.weights import StoredWeights
+from evenstep.config.named import OpenRun
+from evenstep.errors import CheckpointError
+from evenstep.names import LEARNED, TASK_PARAMETERS, by_plain_name, load_state, named_parameters, plain
+from evenstep.optim.modes import has_modes
+from evenstep.optim.multi import inner
+from evenstep.train.state.optimizer_state import check_optimizer, load_optimizer, options_of
+
+
+def evaluated_weights(run: OpenRun, path: Path | str) -> StoredWeights:
+    """The weights at `path` as the run's optimizer evaluates them, on the CPU.
+
+    Args:
+        path: a checkpoint of the run, or its folder, whose newest is taken.
+
+    Raises:
+        CheckpointError: what was saved is not that of this model and optimizer, or can't be read.
+    """
+    reader = read_checkpoint(path)
+    model = make_model(run)
+    if not isinstance(model, nn.Module):
+        raise CheckpointError("the run's model is given in layers, and is only made in its stages.")
+    prepared(run, model)
+    optimizer = make_optimizer(run, model)
+    names = {id(one): name for name, one in named_parameters(model).items()}
+    groups = [[names[id(one)] for one in group["params"]] for group in optimizer.param_groups]
+    saved = reader.state["optimizer"]
+    check_optimizer(saved, optimizer, groups)
+    load_state(model, by_plain_name(reader.state["model"]))
+    load_optimizer(saved, optimizer, groups, options_of(optimizer))
+    with torch.no_grad():
+        for one in inner(optimizer):
+            if has_modes(one):
+                one.eval()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType] - looked for
+    of_tasks = (*LEARNED, TASK_PARAMETERS)
+    state = {plain(name): value for name, value in model.state_dict(keep_vars=True).items()}
+    held = {
+        name: value
+        for name, value in state.items()
+        if isinstance(value, Tensor) and not name.startswith(of_tasks)  # pyright: ignore[reportUnnecessaryIsInstance] - extra state
+    }
+    return StoredWeights(
+        source=f"{reader.path}, as evaluated",
+        outlines=held,
+        read=lambda name: held[name].detach(),
+        verify=lambda: None,
+    )
