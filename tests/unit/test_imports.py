@@ -21,6 +21,7 @@ ROOT = {
     "internals",
     "keys",
     "keywords",
+    "other_trainers",
     "lazy",
     "memory",
     "names",

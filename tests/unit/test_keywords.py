@@ -11,7 +11,8 @@ import torch
 
 import evenstep
 from evenstep.errors import ArgumentError
-from evenstep.keywords import _ELSEWHERE, _MADE_IN_UPDATES, _MEANT  # pyright: ignore[reportPrivateUsage]
+from evenstep.keywords import _MADE_IN_UPDATES  # pyright: ignore[reportPrivateUsage]
+from evenstep.other_trainers import MEANT, WRITE
 
 PACKAGES = ("", ".checkpoint", ".data", ".events", ".optim", ".parallel", ".pipeline", ".precision", ".train")
 
@@ -67,7 +68,7 @@ def test_a_slip_of_the_pen_is_answered_by_the_name(constructor: Any) -> None:
             assert "there are" not in str(raised.value)
 
 
-@pytest.mark.parametrize("word", sorted(_MEANT))
+@pytest.mark.parametrize("word", sorted(MEANT))
 def test_another_trainers_name_is_answered_by_ours(word: str) -> None:
     for constructor in (evenstep.Trainer, evenstep.Engine):
         if word not in inspect.signature(constructor).parameters:
@@ -76,7 +77,7 @@ def test_another_trainers_name_is_answered_by_ours(word: str) -> None:
             assert "there are" not in str(raised.value)
 
 
-@pytest.mark.parametrize("word", sorted(_ELSEWHERE))
+@pytest.mark.parametrize("word", sorted(WRITE))
 def test_a_name_without_a_counterpart_is_answered_by_what_to_do(word: str) -> None:
     for constructor in (evenstep.Trainer, evenstep.Engine):
         if word not in inspect.signature(constructor).parameters:
@@ -135,7 +136,10 @@ def test_a_name_without_a_counterpart_is_answered_by_what_to_do(word: str) -> No
         (
             evenstep.Training,
             "clip_value",
-            "clip by the norm of the whole update, `train=Training(clip_norm=…)`; nothing clips by value.",
+            (
+                "leave it out: gradients are clipped by the norm of the whole update, "
+                "`train=Training(clip_norm=…)`, and not by value."
+            ),
         ),
     ],
 )

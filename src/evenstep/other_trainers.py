@@ -1,0 +1,297 @@
+"""What other trainers call their arguments: by which of ours they are answered, and what to write instead of others.
+
+Looked up only where a call has failed or a run file has an unknown key. A word may stand for several of ours, the
+likeliest first.
+"""
+
+_LOGS = "log_every_n_steps logging_steps log_interval log_every logging_interval"
+_SAVES = "save_steps save_every save_every_updates save_interval_updates every_n_train_steps save_every_n_train_steps"
+_EVALUATES = (
+    "eval_steps eval_every evaluate_every val_check_interval validate_interval_updates eval_interval "
+    "evaluate_every_n_steps"
+)
+_EVALUATES_BY_EPOCH = "check_val_every_n_epoch evaluate_every_n_epochs"
+OURS = {
+    "updates": "max_steps max_step max_update max_updates max_train_steps num_steps num_training_steps n_steps steps "
+    "total_steps train_steps num_updates total_updates iterations max_iters",
+    "epochs": "max_epochs max_epoch num_train_epochs num_epochs n_epochs train_epochs epoch",
+    "clip_norm": "gradient_clip_val gradient_clip max_grad_norm clip_grad clip_grad_norm grad_clip grad_norm_clip "
+    "max_norm clip gradient_clipping",
+    "precision": "mixed_precision fp16 bf16 amp amp_mode scaler grad_scaler dtype use_amp half float16 bfloat16 "
+    "torch_dtype autocast "
+    "fp8 float8 use_fp8 float8_recipe_name",
+    "strategy": "devices num_devices num_nodes gpus num_gpus n_gpus tpu_cores num_processes world_size ddp fsdp "
+    "deepspeed distributed plugins distributed_backend backend ddp_backend fsdp_config fsdp_plugin deepspeed_config "
+    "deepspeed_plugin parallelism_config megatron_lm_plugin",
+    "device": "accelerator cpu use_cpu no_cuda cuda",
+    "data": "train_dataloader train_dataloaders train_dataset dataloader dataloaders train_loader loader train_data "
+    "datamodule dataset train_set",
+    "evaluations": "val_dataloader val_dataloaders valid_dataloader eval_dataset eval_datasets eval_dataloader "
+    "val_dataset valid_dataset val_loader valid_loader val_data valid_data evaluation eval_data valid_set "
+    "validation_data",
+    "hooks": "callbacks callback hook",
+    "writers": "logger loggers report_to log_with writer tensorboard wandb enable_progress_bar disable_tqdm "
+    "progress_bar",
+    "every_updates": f"{_LOGS} {_SAVES} {_EVALUATES} every_n_steps every_steps "
+    "global_sync_iter localsgd_frequency sync_every update_every_n_steps",
+    "every_epochs": f"every_n_epochs {_EVALUATES_BY_EPOCH} save_every_n_epochs save_interval validate_interval",
+    "every_minutes": "train_time_interval",
+    "keep": "save_top_k n_saved",
+    "keep_last": "save_total_limit total_limit keep_last_epochs keep_interval_updates keep_last_n_checkpoints n_saved "
+    "save_num_checkpoints_to_keep",
+    "folder": "default_root_dir output_dir project_dir save_dir run_dir logging_dir log_dir root_dir checkpoint_dir "
+    "dirpath out_dir path run_name save_folder",
+    "lr_schedule": "scheduler schedulers lr_scheduler lr_schedulers lr_scheduler_type warmup warmup_steps "
+    "warmup_ratio num_warmup_steps schedule lr_scheduler_kwargs scale_schedule_ratio step_schedulers_every_batch "
+    "step_scheduler_with_optimizer",
+    "warmup_updates": "num_warmup_steps warmup_steps warmup num_warmup_updates",
+    "optimizer": "optimizers optim opt lr learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon betas momentum "
+    "optim_args",
+    "model": "module net network lightning_module",
+    "task": "criterion loss loss_fn loss_function loss_func compute_loss compute_metrics metrics tasks "
+    "compute_loss_func",
+    "seed": "random_seed random_state manual_seed data_seed",
+    "global_batch_size": "batch_size train_batch_size total_batch_size batch samples_per_update",
+    "micro_batch_size": "per_device_train_batch_size per_device_batch_size accumulate_grad_batches micro_batch "
+    "gradient_accumulation_steps update_freq grad_accumulation_steps accumulation_steps grad_accum microbatch_size "
+    "per_gpu_train_batch_size auto_find_batch_size num_microbatches_per_update device_train_microbatch_size",
+    "global_batch_tokens": "max_tokens batch_tokens tokens_per_batch tokens_per_update",
+    "collate": "collate_fn data_collator collator",
+    "num_workers": "dataloader_num_workers workers n_workers",
+    "ema": "ema_decay averaging use_ema",
+    "compile": "torch_compile torch_compile_params enable_compile use_compile",
+    "fit_memory": "auto_scale_batch_size",
+    "start_update": "ema_start_update update_after_step update_starting_at_step",
+    "decay_warmup": "use_ema_warmup ema_warmup",
+    "metric": "monitor metric_for_best_model best_checkpoint_metric",
+    "patience_evaluations": "patience early_stopping_patience",
+    "max_minutes": "max_time",
+    "decay": "smoothing",
+    "end_factor": "min_lr lr_end min_lr_rate eta_min",
+    "outer_lr": "block_lr outer_learning_rate slowmo_lr",
+    "outer_momentum": "block_momentum slowmo_momentum",
+    "nesterov": "use_nbm",
+    "synchronous_updates": "warmup_iterations",
+}
+"""The names of other trainers, by ours."""
+
+MEANT: dict[str, list[str]] = {}
+for _ours, _theirs in OURS.items():
+    for _word in _theirs.split():
+        MEANT.setdefault(_word, []).append(_ours)
+
+_WRITE = (
+    ("learning_rate lr", "give it to the optimizer: `torch.optim.AdamW(parameters, lr=…)`"),
+    ("weight_decay betas momentum", "give it to the optimizer: `torch.optim.AdamW(…)`"),
+    ("resume_from_checkpoint ckpt_path resume autoresume load_path", "call `trainer.resume(…)` before `train`"),
+    (
+        "init_from finetune_from_model pretrained init_checkpoint load_weights_from",
+        "call `evenstep.load_weights(model, …)` before the optimizer is built",
+    ),
+    ("args", "give what it holds as arguments of their own, such as `epochs=…`"),
+    (
+        (
+            "log_every_n_steps logging_steps log_interval log_every logging_interval every_n_steps every_steps "
+            "logging_strategy logging_first_step console_log_interval"
+        ),
+        "write `log=Logging(every_updates=…)`",
+    ),
+    (
+        "save_steps save_every save_every_updates save_interval_updates every_n_train_steps save_every_n_train_steps",
+        "write `checkpoint=Checkpointing(every_updates=…)`",
+    ),
+    (
+        (
+            "eval_steps eval_every evaluate_every val_check_interval validate_interval_updates eval_interval "
+            "evaluate_every_n_steps evaluate"
+        ),
+        "write `hooks=[Evaluate(every_updates=…)]`",
+    ),
+    ("check_val_every_n_epoch evaluate_every_n_epochs", "write `hooks=[Evaluate(every_epochs=…)]`"),
+    ("every_epochs", "write `checkpoint=Checkpointing(every_epochs=…)` or `hooks=[Evaluate(every_epochs=…)]`"),
+    ("max_minutes", "write `hooks=[TimeBudget(max_minutes=…)]`"),
+    ("max_total_minutes", "write `hooks=[TimeBudget(max_total_minutes=…)]`"),
+    ("stop_below_lr", "write `hooks=[StopBelowLr(…)]`"),
+    ("early_stop", "write `hooks=[EarlyStop(metric=…, patience_evaluations=…)]`"),
+    ("profile profiler", "write `hooks=[Profile(first=…, last=…)]`"),
+    (
+        "limit_train_batches max_steps_per_epoch max_train_steps_per_epoch epoch_length",
+        "write `data=FirstBatches(data, n)` of `evenstep.data`: so many updates of each epoch",
+    ),
+    (
+        "limit_val_batches limit_test_batches max_eval_steps_per_epoch",
+        "write `evaluations=FirstBatches(data, n)` of `evenstep.data`",
+    ),
+    ("limit_predict_batches", "call `trainer.predict(FirstBatches(data, n))`, with `FirstBatches` of `evenstep.data`"),
+    ("num_sanity_val_steps eval_on_start", "call `trainer.evaluate()` before `train`"),
+    ("fast_dev_run", "write `updates=1` and no `folder`; a run file is tried by `evenstep check`"),
+    ("min_steps min_epochs", "leave it out: only a hook that asks for it ends a run before its end"),
+    (
+        "gradient_clip_algorithm clip_grad_value clip_value gradient_clip_value",
+        (
+            "leave it out: gradients are clipped by the norm of the whole update, `train=Training(clip_norm=…)`, and not "
+            "by value"
+        ),
+    ),
+    ("deterministic", "call `torch.use_deterministic_algorithms(True)`; random numbers follow from `seed` always"),
+    ("benchmark", "set `torch.backends.cudnn.benchmark` before the trainer is built"),
+    (
+        "detect_anomaly",
+        (
+            "leave it out: what is not finite is never applied, and its module named; torch's own is `with "
+            "torch.autograd.detect_anomaly(): trainer.train()`"
+        ),
+    ),
+    ("inference_mode", "leave it out: evaluations and predictions take no gradients"),
+    ("use_distributed_sampler replace_sampler_ddp", "leave it out: ranks divide the samples of any `MapData`"),
+    (
+        "sync_batchnorm sync_bn",
+        "leave it out: batches are normalised micro-batch by micro-batch; GroupNorm does not depend on the cut",
+    ),
+    ("reload_dataloaders_every_n_epochs", "give the dataset a `set_epoch(epoch)`, which is called before each epoch"),
+    ("enable_checkpointing", "write `checkpoint=Checkpointing(keep_last=0)` for none, or give no `folder`"),
+    ("enable_model_summary barebones verbose", "leave it out: nothing is shown or kept that is not asked for"),
+    ("auto_lr_find lr_find", "call `evenstep.find_lr(trainer)` before `train`"),
+    (
+        "swa swa_params swa_lrs swa_epoch_start",
+        "write `train=Training(ema=Ema(decay=…))`, or the mean of checkpoints by `evenstep average`",
+    ),
+    ("track_grad_norm", "leave it out: `train/grad_norm` is a metric of every run"),
+    ("prepare_batch", "do it in `Task.transform`, which gets the batch on its device, or in `Task.inputs`"),
+    ("output_transform", "do it in `Task.postprocess`, which gets the model's output"),
+    (
+        "activation_checkpoint_params activation_checkpointing gradient_checkpointing gradient_checkpointing_kwargs",
+        "write `train=Training(memory=Memory(checkpoint='blocks'))`",
+    ),
+    ("save_last", "leave it out: the newest `keep_last` are kept, and the state at the end is one"),
+    (
+        "save_on_exception save_on_train_epoch_end",
+        "leave it out: the last committed update is saved after an error as well, and evaluations come before saves",
+    ),
+    (
+        "save_weights_only save_only_model save_filename save_overwrite",
+        "leave it out: a checkpoint is all of the run, and `evenstep export` writes its weights alone",
+    ),
+    (
+        "check_finite strict",
+        "leave it out: what is not finite is no better than anything, and a metric that is not there is an error",
+    ),
+    (
+        "stopping_threshold divergence_threshold",
+        "write a `Hook` whose `after_evaluate` calls `self.trainer.request_stop(…)`",
+    ),
+    ("check_on_train_epoch_end", "leave it out: evaluations are what is followed, whenever `Evaluate` asks for them"),
+    ("every_minutes", "give a `Trainer` `checkpoint=Checkpointing(every_minutes=…)`"),
+    ("keep", "write `checkpoint=Checkpointing(best=Best(metric=…, keep=…))`"),
+    ("compile", "write `train=Training(compile='model')`"),
+    (
+        "limit overfit overfit_batches train_subset_num_batches eval_subset_num_batches",
+        "give `MapData` fewer samples: `torch.utils.data.Subset(dataset, range(n))`",
+    ),
+    ("patience_evaluations", "write `hooks=[EarlyStop(patience_evaluations=…)]`"),
+    ("keep_last", "give a `Trainer` `checkpoint=Checkpointing(keep_last=…)`"),
+    ("every_updates", "give it to a `Trainer`: `log=Logging(every_updates=…)`"),
+    ("warmup_updates", "write `lr_schedule={'kind': 'cosine', 'warmup_updates': 100}`"),
+    ("metric", "write `checkpoint=Checkpointing(best=Best(metric=…))`"),
+    ("global_batch_size", "write `data=MapData(dataset, global_batch_size=…)`, which counts the samples of an update"),
+    (
+        "micro_batch_size",
+        (
+            "write `data=MapData(dataset, global_batch_size=…, micro_batch_size=…)`: the samples of an update, and of "
+            "one forward"
+        ),
+    ),
+    ("global_batch_tokens", "write `data=MapData(dataset, global_batch_tokens=…, lengths=…)`"),
+    ("epochs updates folder checkpoint failures log hooks", "give it to a `Trainer`"),
+    ("data", "give it to a `Trainer`, or an engine's `update(batch)` the batches"),
+    ("evaluations", "give it to a `Trainer`, or an engine's `evaluate(batch)` the batches"),
+    ("writers", "write `log=Logging(writers=…)` for a `Trainer`"),
+    ("num_workers", "write `data=MapData(dataset, num_workers=…)`"),
+    ("collate", "write `data=MapData(dataset, collate=…)`"),
+    ("shuffle", "write `data=MapData(dataset, shuffle=…)`"),
+    ("clip_norm", "write `train=Training(clip_norm=…)`"),
+    (
+        "outer_lr outer_momentum nesterov synchronous_updates",
+        "give it to the strategy whose ranks step alone: `Local(Ddp(Processes(device)), outer_momentum=…)`",
+    ),
+    ("drop_last dataloader_drop_last", "leave it out: every sample is taken, in an update of its own weight"),
+    ("sampler batch_sampler", "give the samples in an order of your own to `StreamData(loader)`"),
+    ("pin_memory dataloader_pin_memory", "leave it out: batches for an accelerator are pinned"),
+    ("start_update decay_warmup", "write `train=Training(ema=Ema(start_update=…, decay_warmup=…))`"),
+    ("max_duration", "write `epochs=…` or `updates=…`; for a time, `hooks=[TimeBudget(max_minutes=…)]`"),
+    ("end_factor", "write `lr_schedule={'kind': 'cosine', 'end_factor': …}`, a share of the full rate"),
+    ("decay", "write `train=Training(ema=Ema(decay=…))`"),
+    ("half_life", "write `decay=0.5 ** (1 / updates)`, after so many of which half is left"),
+    (
+        "load_best_model_at_end greater_is_better",
+        (
+            "write `checkpoint=Checkpointing(best=Best(metric=…, mode=…))`, and load what it keeps by "
+            "`evenstep.load_weights`"
+        ),
+    ),
+    (
+        "eval_strategy evaluation_strategy eval_delay",
+        "write `hooks=[Evaluate(every_updates=…, every_epochs=…, from_update=…)]`",
+    ),
+    ("save_strategy", "write `checkpoint=Checkpointing(every_updates=…, every_epochs=…)`"),
+    ("torch_empty_cache_steps", "write `train=Training(memory=Memory(empty_cache_every_updates=…))`"),
+    (
+        "load_weights_only load_strict_model_weights load_ignore_keys",
+        "call `evenstep.load_weights(model, …, partial=…)` before the optimizer is built",
+    ),
+    (
+        "logging_nan_inf_filter",
+        "leave it out: what is not finite is never applied; `failures=Failures(non_finite=…)` says what then",
+    ),
+    (
+        (
+            "even_batches split_batches dispatch_batches average_tokens_across_devices ddp_find_unused_parameters "
+            "find_unused_parameters ddp_sync_strategy"
+        ),
+        "leave it out: an update is that of all ranks' samples, whatever each of them has or uses",
+    ),
+    ("ddp_timeout dist_timeout", "give it to the ranks: `Ddp(Processes(device, timeout_s=…))`"),
+    (
+        "group_by_length length_column_name",
+        "write `data=MapData(dataset, global_batch_tokens=…, lengths=…)`, which sorts by length",
+    ),
+    (
+        "neftune_noise_alpha noise_alpha",
+        "add the noise in a forward hook of the embedding: what it draws is keyed by micro-batch",
+    ),
+    (
+        "label_smoothing label_smoothing_factor",
+        "give it to the task, as those of `evenstep.hf` take it: `CausalLM(label_smoothing=…)`",
+    ),
+    ("algorithms", "write them as a task's `transform`, as hooks, or as `train=Training(ema=…)`"),
+    (
+        "full_determinism deterministic_mode rng_types use_seedable_sampler ignore_data_skip",
+        "leave it out: a run has the same bits again, resumed or not; on several ranks too with `Ordered`",
+    ),
+    ("remove_unused_columns", "leave it out: a task's `inputs` says what the model is called with"),
+    (
+        "preprocess_logits_for_metrics batch_eval_metrics label_names eval_accumulation_steps",
+        "let the task say it: `Loss(sum, metrics=…)`, `Task.metrics` or `Task.evaluate`",
+    ),
+    ("processing_class tokenizer", "tokenize in the dataset, or in `MapData(…, collate=…)`"),
+    ("push_to_hub", "write `hooks=SavePretrained()` of `evenstep.hf`, and push the folder that it leaves"),
+    ("use_liger_kernel", "leave it out; `CausalLM(chunked=True)` never has all scores in memory"),
+    ("optim_target_modules", "write `optimizer=grouped_optimizer(…)`, whose groups are patterns of names"),
+    ("include_num_input_tokens_seen", 'let the task\'s `unit` be "tokens": `progress/tokens`'),
+    ("enable_jit_checkpoint", "leave it out: SIGTERM saves in any run with a `folder`"),
+    ("strategy precision lr_schedule optimizer task seed", "give it to the trainer or engine"),
+)
+"""Names, ours or another trainer's, and what to do where the constructor has nothing of the kind."""
+
+WRITE = {word: write for words, write in _WRITE for word in words.split()}
+
+BY_NAME = {
+    "precision": '`precision="bf16-mixed"`, `"16-mixed"` or `"float8-mixed"`',
+    "strategy": '`strategy="ddp"`, `"zero1"` or `"fsdp"`, and start the ranks with torchrun',
+    "device": '`device="cpu"`; "auto" takes the accelerator that is there',
+    "lr_schedule": '`lr_schedule={"kind": "cosine", "warmup_updates": 100}`',
+    "task": "`task=…`, an object of a class of `evenstep.Task`, whose `loss` gives the loss and its metrics",
+    "optimizer": "`optimizer=torch.optim.AdamW(model.parameters(), lr=…)`",
+    "end_factor": "`end_factor=…`, a share of the full rate",
+}
+"""How some of ours are written, where a name and dots say too little."""
