@@ -129,8 +129,8 @@ _WRITE = (
     (
         "gradient_clip_algorithm clip_grad_value clip_value gradient_clip_value",
         (
-            "leave it out: gradients are clipped by the norm of the whole update, `train=Training(clip_norm=…)`, and not "
-            "by value"
+            "leave it out: gradients are clipped by the norm of the whole update, `train=Training(clip_norm=…)`, and "
+            "not by value"
         ),
     ),
     ("deterministic", "call `torch.use_deterministic_algorithms(True)`; random numbers follow from `seed` always"),
