@@ -58,6 +58,7 @@ def test_each_format_has_the_bits_of_one_process_in_stages_with_tied_weights() -
     has_the_bits_of_one_process(programs.FORMATS, 2, [{"pipeline": 2}, {"pipeline": 2, "schedule": "zb_h1"}])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [("bf16-true", "16-true-no-master"), pytest.param(("16-true", "bf16-true-no-master"), marks=pytest.mark.slow)],
@@ -100,6 +101,7 @@ def test_what_ranks_save_by_themselves_when_one_fails_holds_all_masters(tmp_path
         assert alike(resumed, programs.train(name)), name
 
 
+@pytest.mark.slow
 def test_each_format_is_stopped_and_resumed_on_other_layouts_with_the_same_bits(tmp_path: Path) -> None:
     for name in programs.FORMATS:
         programs.train(name, folder=str(tmp_path / name), until=1)

@@ -52,6 +52,7 @@ def test_buffers_that_the_output_depends_on_are_the_same_on_all_ranks_and_after_
     assert first[3]["said"] == []  # running statistics are shared
 
 
+@pytest.mark.slow
 def test_an_average_that_begins_in_the_midst_goes_on_on_other_ranks_shards_and_stages_with_its_bits(
     tmp_path: Path,
 ) -> None:
