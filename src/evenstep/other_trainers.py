@@ -90,24 +90,18 @@ _WRITE = (
     ),
     ("args", "give what it holds as arguments of their own, such as `epochs=…`"),
     (
-        (
-            "log_every_n_steps logging_steps log_interval log_every logging_interval every_n_steps every_steps "
-            "logging_strategy logging_first_step console_log_interval"
-        ),
+        f"{_LOGS} every_n_steps every_steps logging_strategy logging_first_step console_log_interval",
         "write `log=Logging(every_updates=…)`",
     ),
     (
-        "save_steps save_every save_every_updates save_interval_updates every_n_train_steps save_every_n_train_steps",
+        _SAVES,
         "write `checkpoint=Checkpointing(every_updates=…)`",
     ),
     (
-        (
-            "eval_steps eval_every evaluate_every val_check_interval validate_interval_updates eval_interval "
-            "evaluate_every_n_steps evaluate"
-        ),
+        f"{_EVALUATES} evaluate",
         "write `hooks=[Evaluate(every_updates=…)]`",
     ),
-    ("check_val_every_n_epoch evaluate_every_n_epochs", "write `hooks=[Evaluate(every_epochs=…)]`"),
+    (_EVALUATES_BY_EPOCH, "write `hooks=[Evaluate(every_epochs=…)]`"),
     ("every_epochs", "write `checkpoint=Checkpointing(every_epochs=…)` or `hooks=[Evaluate(every_epochs=…)]`"),
     ("max_minutes", "write `hooks=[TimeBudget(max_minutes=…)]`"),
     ("max_total_minutes", "write `hooks=[TimeBudget(max_total_minutes=…)]`"),

@@ -6,18 +6,17 @@ the run, get what was saved, and are put into the mode of evaluations. No data a
 
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from evenstep.builders.parts import make_model, make_optimizer, prepared
 from evenstep.checkpoint import read_checkpoint
-from evenstep.checkpoint.weights import StoredWeights
+from evenstep.checkpoint.weights import StoredWeights, own_weights
 from evenstep.config.named import OpenRun
 from evenstep.errors import CheckpointError
-from evenstep.names import LEARNED, TASK_PARAMETERS, by_plain_name, load_state, named_parameters, plain
-from evenstep.optim.modes import has_modes
-from evenstep.optim.multi import inner
+from evenstep.names import by_plain_name, load_state
+from evenstep.optim.modes import Modes
 from evenstep.train.state.optimizer_state import check_optimizer, load_optimizer, options_of
+from evenstep.train.state.train_state import parameter_names
 
 
 def evaluated_weights(run: OpenRun, path: Path | str) -> StoredWeights:
@@ -35,23 +34,13 @@ def evaluated_weights(run: OpenRun, path: Path | str) -> StoredWeights:
         raise CheckpointError("the run's model is given in layers, and is only made in its stages.")
     prepared(run, model)
     optimizer = make_optimizer(run, model)
-    names = {id(one): name for name, one in named_parameters(model).items()}
-    groups = [[names[id(one)] for one in group["params"]] for group in optimizer.param_groups]
+    groups = parameter_names(model, optimizer)
     saved = reader.state["optimizer"]
     check_optimizer(saved, optimizer, groups)
     load_state(model, by_plain_name(reader.state["model"]))
     load_optimizer(saved, optimizer, groups, options_of(optimizer))
-    with torch.no_grad():
-        for one in inner(optimizer):
-            if has_modes(one):
-                one.eval()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType] - looked for
-    of_tasks = (*LEARNED, TASK_PARAMETERS)
-    state = {plain(name): value for name, value in model.state_dict(keep_vars=True).items()}
-    held = {
-        name: value
-        for name, value in state.items()
-        if isinstance(value, Tensor) and not name.startswith(of_tasks)  # pyright: ignore[reportUnnecessaryIsInstance] - extra state
-    }
+    Modes(optimizer, (), fetch=lambda: None).evaluate()
+    held = own_weights(model.state_dict(keep_vars=True))  # the tensors themselves: tied ones are one object
     return StoredWeights(
         source=f"{reader.path}, as evaluated",
         outlines=held,

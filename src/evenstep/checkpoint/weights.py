@@ -95,14 +95,20 @@ def open_weights(path: Path | str | StoredWeights, *, average: bool = False) -> 
         raise CheckpointError(f"`{error.filename or path}` cannot be read: {error.strerror}.") from error
 
 
+def own_weights(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Of a model's state its own tensors, by plain names: without what its tasks have learned."""
+    of_tasks = (*LEARNED, TASK_PARAMETERS)
+    named = by_plain_name(state).items()
+    return {name: one for name, one in named if isinstance(one, Tensor) and not name.startswith(of_tasks)}
+
+
 def _of_checkpoint(path: Path, *, average: bool) -> StoredWeights:
     reader = CheckpointReader(path)
     reader.load(lambda _: True)
-    model: dict[str, Any] = by_plain_name(reader.state.get("model") or {})
+    model: dict[str, Any] = reader.state.get("model") or {}
     if not model:
         raise CheckpointError(f"`{reader.path}` has no weights of a model; give a checkpoint of a run.")
-    of_tasks = (*LEARNED, TASK_PARAMETERS)
-    held = {name: one for name, one in model.items() if isinstance(one, Tensor) and not name.startswith(of_tasks)}
+    held = own_weights(model)
     if average:
         held = _averages(reader, held)
 

@@ -39,6 +39,10 @@ class Modes:
         """Let the parameters be those that are trained."""
         self._all("train")
 
+    def evaluate(self) -> None:
+        """Let the parameters be those to evaluate, for good: `evaluating` goes back."""
+        self._all("eval")
+
     @contextmanager
     def evaluating(self) -> Generator[None]:
         """Inside, the parameters are those to evaluate; afterwards they are as they were, and training goes on."""
@@ -46,11 +50,11 @@ class Modes:
             yield
             return
         kept = [parameter.detach().clone() for parameter in self._parameters]
-        self._all("eval")
+        self.evaluate()
         try:
             yield
         finally:
-            self._all("train")
+            self.train()
             with torch.no_grad():
                 for parameter, value in zip(self._parameters, kept, strict=True):
                     parameter.copy_(value)

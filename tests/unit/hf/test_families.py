@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from evenstep import Logging, MapData, Task, Trainer, Training
 from evenstep.hf import CausalLM, Classification, Seq2Seq
 
-from .conftest import DOCUMENTS
+from .conftest import DOCUMENTS, T5
 
 Made = Callable[..., nn.Module]
 Settings = dict[str, Any]
@@ -37,17 +37,7 @@ _PLACES: Settings = {"max_position_embeddings": 64}
 _BERT: Settings = {**_NORMAL, **_PLACES, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 _MARKED: Settings = {**_BERT, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _STILL: Settings = {"dropout": 0.0, "attention_dropout": 0.0}
-_T5: Settings = {
-    "vocab_size": 50,
-    "d_model": 32,
-    "d_kv": 8,
-    "d_ff": 48,
-    "num_layers": 2,
-    "num_heads": 4,
-    "dropout_rate": 0.0,
-    "decoder_start_token_id": 0,
-    "pad_token_id": 0,
-}
+_T5: Settings = {name: value for name, value in T5.items() if name != "model_type"}
 _BART: Settings = {
     "vocab_size": 50,
     "d_model": 32,
