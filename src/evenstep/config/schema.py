@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from evenstep import options
 from evenstep.config.schema_data import DataTable, TargetTable
-from evenstep.config.schema_lr import ConstantTable, LrScheduleTable
+from evenstep.config.schema_lr import TABLES, LrScheduleTable
 from evenstep.config.schema_ranks import LaunchTable, ParallelTable
 from evenstep.config.section import (
     NAME_OR_TABLE,
@@ -447,7 +447,7 @@ class Config(Section):
     """Which layers compute in float8, with precision float8-mixed only."""
     optimizer: OptimizerTable
     """What turns a gradient into a step."""
-    lr_schedule: LrScheduleTable = ConstantTable()
+    lr_schedule: LrScheduleTable = TABLES["constant"]()
     """How the learning rate changes over the run."""
     parallel: ParallelTable = ParallelTable()
     """How the ranks of a run share the model and its gradients."""
