@@ -27,8 +27,8 @@ from evenstep.data import Data, GlobalBatch, Position
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError, clause
 from evenstep.events import Bus, Incident, Record
 from evenstep.internals import unwrapped
-from evenstep.optim.late_parameters import let_begin_late
 from evenstep.optim.schedules import LrSchedule
+from evenstep.optim.step import let_begin_late
 from evenstep.options import Training, check_length
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
@@ -160,7 +160,7 @@ class Engine:
         return engine
 
     def _build(self, setup: "Setup", *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> None:
-        from evenstep.train.checks.ties import check_ties
+        from evenstep.train.checks.model import check_ties
         from evenstep.train.engine_parts import build_parts
         from evenstep.train.failures.aborts import AbortCauses
 
