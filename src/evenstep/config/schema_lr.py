@@ -15,12 +15,13 @@ from pydantic import BeforeValidator, Field, create_model
 
 from evenstep.config.section import Count, Natural, NonNegative, NumberedFactors, Positive, Section, Share
 from evenstep.optim.schedules import LR_SCHEDULES
+from evenstep.optim.schedules.schedule import Unit
+from evenstep.optim.schedules.wsd import DecayShape
 
 _WARMUP = (Natural, "Length of the linear rise to the full learning rate, in updates; 0 and 1 both mean none.")
 _END = (Share, "Multiplier of the learning rate at the last update; with 0 that update changes nothing.")
 _MIN = (Share, "The multiplier does not fall below this.")
 _OF_EACH = "What the {} of each {} is multiplied by, compared with the one before it; at most 1."
-_UNIT = Literal["updates", "epochs"]
 _MaybeCount: TypeAlias = Count | None
 _Pairs: TypeAlias = NumberedFactors | None
 _KEYS: dict[str, tuple[str, dict[str, tuple[Any, str]]]] = {
@@ -43,7 +44,7 @@ _KEYS: dict[str, tuple[str, dict[str, tuple[Any, str]]]] = {
         "Warm-up, stable, decay: the full learning rate until the decay at the end of the run.",
         {
             "decay_updates": (Natural, "Length of the decay at the end of the run, in updates."),
-            "shape": (Literal["linear", "cosine", "sqrt"], "Shape of the decay."),
+            "shape": (DecayShape, "Shape of the decay."),
             "end_factor": _END,
         },
     ),
@@ -78,7 +79,7 @@ _KEYS: dict[str, tuple[str, dict[str, tuple[Any, str]]]] = {
             "every": (Count, "Updates, or epochs, between two steps."),
             "factor": (Positive, "What each step multiplies by; at most 1."),
             "min_factor": _MIN,
-            "unit": (_UNIT, "What `every` counts: updates since the warm-up, or epochs."),
+            "unit": (Unit, "What `every` counts: updates since the warm-up, or epochs."),
         },
     ),
     "multiplicative": (
@@ -89,7 +90,7 @@ _KEYS: dict[str, tuple[str, dict[str, tuple[Any, str]]]] = {
                 "One factor for each epoch that has ended, such as [1.0, 1.0, 0.5]; one alone is for all.",
             ),
             "min_factor": _MIN,
-            "unit": (_UNIT, "What is counted: epochs, or updates since the warm-up."),
+            "unit": (Unit, "What is counted: epochs, or updates since the warm-up."),
         },
     ),
     "listed": (
@@ -103,7 +104,7 @@ _KEYS: dict[str, tuple[str, dict[str, tuple[Any, str]]]] = {
                 _Pairs,
                 "Pairs of a begin, from 1, and a learning rate; groups with a rate of their own keep their proportion.",
             ),
-            "unit": (_UNIT, "What the begins are numbers of: updates or epochs."),
+            "unit": (Unit, "What the begins are numbers of: updates or epochs."),
         },
     ),
     "plateau": (

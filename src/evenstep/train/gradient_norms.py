@@ -6,7 +6,7 @@ number format. It does not clip.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Protocol, final
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -19,22 +19,6 @@ from evenstep.names import named_parameters
 from evenstep.optim.apply import norms
 from evenstep.parallel import ParameterLayout, each_norm, squared_norm
 from evenstep.pipeline import PipelineModel
-
-
-class GradientNorms(Protocol):
-    """Norms over all ranks, alike on each of them."""
-
-    def squared(self, gradients: list[Tensor]) -> Tensor | None:
-        """‖g‖₂² over all that is trained; None where no rank has a gradient, as no task gave a loss."""
-        ...
-
-    def each(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """‖v‖₂ of tensors that ranks hold as they hold the parameters of these names: whole, and alike on all ranks.
-
-        Args:
-            values: of this rank, by the name of a parameter; of one that stages share, one of them counts.
-        """
-        ...
 
 
 @final
@@ -50,9 +34,15 @@ class NormsOfWhole:
         self._norms = partial(norms, dtype=_norm_dtype({parameter.dtype for parameter in parameters}))
 
     def squared(self, gradients: list[Tensor]) -> Tensor | None:
+        """‖g‖₂² of all that is trained, alike on all ranks; None where none has a gradient: no task gave a loss."""
         return squared_norm(self._layout, gradients, self._norms) if gradients else None
 
     def each(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """‖v‖₂ of tensors that ranks hold as they hold the parameters of these names: whole, and alike on all ranks.
+
+        Args:
+            values: of this rank, by the name of a parameter; of one that stages share, one of them counts.
+        """
         each = each_norm(self._layout, [_dense(value) for value in values.values()], self._norms)
         return dict(zip(values, each.unbind(), strict=True))
 
@@ -75,7 +65,7 @@ class NormsOfStages:
         self._zeros = torch.zeros(len(slots), dtype=self._dtype or next(iter(dtypes), torch.float32), device=device)
 
     def squared(self, gradients: list[Tensor]) -> Tensor | None:
-        """The same sum in the same order on all ranks.
+        """See `NormsOfWhole.squared`: the same sum in the same order on all ranks.
 
         Parameters without a gradient on any rank are left out, so that the sum is that of a model that is whole.
         """
@@ -85,6 +75,7 @@ class NormsOfStages:
         return each.dot(each) if anywhere else None
 
     def each(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `NormsOfWhole.each`."""
         known = [(self._slots[name], _dense(value)) for name, value in values.items() if name in self._slots]
         anywhere, each = self._each(known)
         names = list(self._slots)
@@ -108,6 +99,9 @@ class NormsOfStages:
             places = torch.tensor(slots, dtype=torch.long)
             self._known_places[slots] = places.to(self._zeros.device, non_blocking=True)
         return self._known_places[slots]
+
+
+GradientNorms: TypeAlias = NormsOfWhole | NormsOfStages
 
 
 def trained_by(optimizer: Optimizer) -> list[Tensor]:

@@ -17,12 +17,12 @@ from evenstep.arguments import said
 from evenstep.errors import ArgumentError, CheckpointError, TaskError
 from evenstep.internals import unwrapped
 from evenstep.names import LEARNED
-from evenstep.options import check_task_names
+from evenstep.options import NormStatistics, check_task_names
 from evenstep.parallel import Strategy
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.tasks.coefficients import Coefficients, Fixed
 from evenstep.train.tasks.combine import Combine, Separate
-from evenstep.train.tasks.norm_statistics import Kind, Norms, build_norms
+from evenstep.train.tasks.norm_statistics import Norms, build_norms
 from evenstep.train.tasks.task import Task
 
 
@@ -41,7 +41,7 @@ class Tasks:
     by_name: dict[str, Task]
     coefficients: Coefficients
     combine: Combine | None
-    norm_statistics: Kind
+    norm_statistics: NormStatistics
     distinguished: bool
 
     @classmethod
@@ -50,7 +50,7 @@ class Tasks:
         task: Task | Mapping[str, Task],
         coefficients: Coefficients | Mapping[str, float] | None,
         combine: Combine | None,
-        norm_statistics: Kind,
+        norm_statistics: NormStatistics,
     ) -> Self:
         """The tasks from a trainer's arguments.
 
