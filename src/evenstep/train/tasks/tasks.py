@@ -6,8 +6,7 @@ clipping and ranks treat it as they treat all parameters and buffers. It runs no
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Self, cast, final
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +25,7 @@ from evenstep.train.tasks.norm_statistics import Norms, build_norms
 from evenstep.train.tasks.task import Task
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tasks:
+class Tasks(NamedTuple):
     """The tasks of a run, and what is said about them together.
 
     Args:
