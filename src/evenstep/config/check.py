@@ -74,7 +74,11 @@ def _value(config: Config, key: str) -> tuple[Any, Any]:
     return getattr(table, last), type(table).model_fields[last].default
 
 
-_LEFT_OUT = {"mixture": MixtureTable(), "coefficients": CoefficientsTable(), "combine": CombineTable()}
+_LEFT_OUT = {
+    "mixture": MixtureTable.empty(),
+    "coefficients": CoefficientsTable.empty(),
+    "combine": CombineTable.empty(),
+}
 
 
 def _tasks(config: Config) -> Iterator[str]:
