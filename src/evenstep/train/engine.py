@@ -42,8 +42,7 @@ from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted, left_out
 from evenstep.train.progress import Progress
 from evenstep.train.state import Tree
-from evenstep.train.state.same_run import check_parts, check_same_run
-from evenstep.train.state.settings import changed_settings
+from evenstep.train.state.settings import changed_settings, check_parts, check_same_run
 from evenstep.train.tasks.listening import check_told_by_engine, let_ask, listeners
 from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.task import Task
