@@ -1,7 +1,7 @@
 """`evenstep demo`: trains the recipe gpt_bytes, which needs no data but Python itself."""
 
 from evenstep.cli import train
-from evenstep.cli.recipes import recipes
+from evenstep.cli.new import recipes
 
 
 def run(path: str, settings: list[str]) -> int:

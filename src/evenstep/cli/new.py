@@ -9,10 +9,11 @@ from pathlib import Path
 from shutil import copyfile, copytree, ignore_patterns, rmtree
 
 from evenstep.arguments import advice
-from evenstep.cli.recipes import recipes
-from evenstep.errors import ConfigError, clause
+from evenstep.errors import ConfigError, EvenstepError, clause
 from evenstep.exits import EXIT_DONE
 from evenstep.writable import why_not_written
+
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def run(path: str, settings: list[str], **options: str | None) -> int:
@@ -54,3 +55,18 @@ def _copy(recipe: Path, folder: Path, name: str) -> None:
             if file.name == "run.toml":
                 text = re.sub(r'^name = ".*"$', f'name = "{folder.name}"', text, count=1, flags=re.M)
             file.write_text(text, encoding="utf-8")
+
+
+def recipes() -> dict[str, Path]:
+    """The folders of the recipes that come with evenstep, installed or in the source tree around it, by name.
+
+    Raises:
+        EvenstepError: there are none.
+    """
+    places = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")
+    found = next((sorted(place.glob("*/run.toml")) for place in places if place.is_dir()), [])
+    if not found:
+        raise EvenstepError(
+            f"recipes are neither in {places[0]} nor in {places[1]}; install evenstep again, or from its sources."
+        )
+    return {run.parent.name: run.parent for run in found}

@@ -20,8 +20,8 @@ import torch
 
 from evenstep.builders import joined, open_run
 from evenstep.cli.launch import launch
-from evenstep.cli.orphans import end_with_parent
 from evenstep.cli.prove_bench import RunFileBench
+from evenstep.cli.starting import end_with_parent
 from evenstep.config.sources import settings_of
 from evenstep.errors import EvenstepError, LostRankError, MissingExtraError
 from evenstep.events import Hook, UpdateBegin

@@ -3,17 +3,22 @@
 How they are started and watched is in `launch` and `extras.elastic`; it decides only whether, and which of the two.
 """
 
+import ctypes
+import os
+import signal
+import sys
 from functools import partial
 from pathlib import Path
 
 from evenstep.cli.launch import launch
-from evenstep.cli.orphans import end_with_parent
 from evenstep.config.schema import Config
 from evenstep.config.schema_ranks import SlurmTable
 from evenstep.exits import EXIT_DONE
 from evenstep.extras.elastic.launch import launch_elastic
 from evenstep.extras.slurm import Job, submit
 from evenstep.parallel.rank_info import is_launched
+
+_PR_SET_PDEATHSIG = 1
 
 
 def start_ranks(config: Config, arguments: list[str], *, ranks: int = 0, restarts: bool = True) -> int | None:
@@ -40,3 +45,16 @@ def submit_run(slurm: SlurmTable, arguments: list[str], *, name: str, folder: Pa
     number = submit(Job(**slurm.model_dump()), arguments, name=name, folder=folder)
     print(f"job         {number}: {slurm.nodes} × {slurm.ranks_per_node} ranks; what they say is in {folder}")
     return EXIT_DONE
+
+
+def end_with_parent() -> None:
+    """Have the kernel send SIGTERM to this process when its parent ends, on Linux, which alone tells.
+
+    A rank whose launcher is gone saves and stops then, as if a scheduler had asked: nobody else would stop it.
+    """
+    if sys.platform != "linux":
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it ended before the kernel was asked
+        signal.raise_signal(signal.SIGTERM)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from evenstep.cli.recipes import recipes
+from evenstep.cli.new import recipes
 
 Run = Callable[..., Any]
 
