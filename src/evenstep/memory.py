@@ -9,8 +9,13 @@ known. It does not decide what is done about it; that is `evenstep.train`'s.
 
 import gc
 import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from evenstep.errors import EvenstepError
+from evenstep.errors import ArgumentError, EvenstepError
+
+if TYPE_CHECKING:
+    import torch
 
 # in lower case; of "out of memory" by itself anybody may speak, for whom cutting is no answer
 WORDS = (
@@ -65,3 +70,35 @@ def give_back() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.accelerator.is_available():
         torch.accelerator.empty_cache()
+
+
+def build_emptying(every_updates: int | None, device: "torch.device") -> Callable[[int], None] | None:
+    """What is called with the number of each update that has ended; None where there is nothing to do.
+
+    It gives back what the allocator keeps for later, which another process on the device, or an allocator in pieces,
+    may need; by itself it makes updates slower. It frees nothing that is in use.
+
+    Args:
+        every_updates: how often it empties the cache; None for never.
+
+    Raises:
+        ArgumentError: the device's allocator keeps nothing.
+
+    >>> import torch
+    >>> build_emptying(None, torch.device("cpu"))
+    """
+    if every_updates is None:
+        return None
+    if device.type == "cpu":
+        raise ArgumentError(
+            f"`memory.empty_cache_every_updates` is {every_updates}, but the run is on a CPU, where freed memory is "
+            f"not kept for later; leave it out, or compute on an accelerator (`device`)."
+        )
+
+    import torch
+
+    def empty(update: int) -> None:
+        if update % every_updates == 0:
+            torch.accelerator.empty_cache()
+
+    return empty

@@ -796,7 +796,7 @@ AREAS = (
             ),
             refused(
                 "emptying the cache of a CPU",
-                "unit/train/test_cache.py::test_a_device_that_keeps_nothing_is_refused",
+                "unit/test_memory.py::test_a_device_that_keeps_nothing_is_refused",
             ),
         ),
     ),

@@ -6,6 +6,7 @@ said with the keys of the run file. There is no rule here: each stands with the 
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any, cast
 
 from evenstep.arguments import check_one_of_two
 from evenstep.builders.options import (
@@ -21,7 +22,7 @@ from evenstep.builders.schedule import build_schedule
 from evenstep.builders.tasks import build_coefficients, build_combine, build_mixing, windows_of
 from evenstep.config.faults import Fault, told
 from evenstep.config.schema import Config, ProfileTable
-from evenstep.config.schema_lr import AnySchedule, ListedTable, PlateauTable
+from evenstep.config.schema_lr import AnySchedule
 from evenstep.config.tasks import data_tables, evaluations_of, schedules_of
 from evenstep.config.translate import faults_of, keys_in
 from evenstep.data.batch_sizes import batch_sizes
@@ -97,7 +98,7 @@ def _updates(config: Config) -> Iterator[Fault]:
         if table is not None:
             rule = partial(_follow_schedule, table, config.optimizer.lr, train.updates)
             keys = keys_in(key, table)
-            if isinstance(table, ListedTable) and table.rates is not None:  # of which factors are made
+            if getattr(table, "rates", None) is not None:  # of which factors are made
                 keys = {**keys, "factors": f"{key}.rates"}
             yield from faults_of(rule, keys, "train.updates")
     if config.ema is not None and train.updates is not None:
@@ -201,10 +202,10 @@ def _evaluations(config: Config) -> Iterator[Fault]:
         yield from faults_of(rule, keys_in("checkpoint.best", best), "data.evaluations")
     periods = config.evaluate.every_updates, config.evaluate.every_epochs
     asked = periods != (None, None) or bool(config.hooks)  # any of which may ask, for all that is known here
-    plateaus = {key: one for key, one in schedules_of(config).items() if isinstance(one, PlateauTable)}
+    plateaus = {key: one for key, one in schedules_of(config).items() if one.kind == "plateau"}
     for key, table in {"early_stop": early_stop, **plateaus}.items():
         if table is not None:
-            rule = partial(_follow, table.metric, evaluations, asked=asked)
+            rule = partial(_follow, cast("Any", table).metric, evaluations, asked=asked)
             asks = {"Evaluate(every_updates=…)": "evaluate.every_updates"}
             yield from faults_of(rule, keys_in(key, table) | asks, "data.evaluations", "evaluate")
 

@@ -2,7 +2,7 @@
 
 from evenstep.arguments import check_one_of_two
 from evenstep.config.schema import Config
-from evenstep.config.schema_lr import AnySchedule, ListedTable
+from evenstep.config.schema_lr import AnySchedule
 from evenstep.optim.schedules import LR_SCHEDULES, Constant, Listed, LrSchedule, PerGroup
 
 
@@ -26,9 +26,11 @@ def build_schedule(table: AnySchedule, lr: float = 1.0) -> LrSchedule:
     Args:
         lr: the optimizer's learning rate, which listed ones are compared with.
     """
-    if isinstance(table, ListedTable):
-        check_one_of_two("factors", "rates", table.factors, table.rates)
-        if table.rates is not None:
-            return Listed.of_rates(table.rates, lr=lr, unit=table.unit, warmup_updates=table.warmup_updates)
-        return Listed(**table.model_dump(exclude={"kind", "rates"}))
-    return LR_SCHEDULES[table.kind](**table.model_dump(exclude={"kind"}))
+    given = table.model_dump(exclude={"kind"})
+    if table.kind == "listed":
+        rates = given.pop("rates")
+        check_one_of_two("factors", "rates", given["factors"], rates)
+        if rates is not None:
+            del given["factors"]
+            return Listed.of_rates(rates, lr=lr, **given)
+    return LR_SCHEDULES[table.kind](**given)

@@ -12,7 +12,7 @@ from evenstep.train import Coefficients, Combine, Fixed
 
 def build_mixture(config: Config, data: dict[str, Data]) -> Mixture:
     """The training data of all tasks, mixed."""
-    end = (config.mixture or MixtureTable()).end
+    end = (config.mixture or MixtureTable.empty()).end
     return Mixture(data, mixing=build_mixing(config), end=end, windows=windows_of(config))
 
 
@@ -24,7 +24,7 @@ def windows_of(config: Config) -> dict[str, tuple[int, int | None]]:
 
 def build_mixing(config: Config) -> Mixing:
     """Which tasks' batches make an update."""
-    mixture = config.mixture or MixtureTable()
+    mixture = config.mixture or MixtureTable.empty()
     if mixture.kind == "sampled":
         given = {name: task.sampling_weight for name, task in config.tasks.items()}
         weights = {name: weight for name, weight in given.items() if weight is not None}

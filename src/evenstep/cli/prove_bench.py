@@ -21,7 +21,6 @@ from evenstep.cli.trial import FirstBatch
 from evenstep.config.named import OpenRun
 from evenstep.config.schema import Config
 from evenstep.config.schema_data import DataTable
-from evenstep.config.schema_lr import PlateauTable
 from evenstep.config.sources import Setting
 from evenstep.config.target import loaded_from
 from evenstep.config.tasks import data_tables, largest, schedules_of
@@ -134,8 +133,8 @@ def _shrunk(config: Config) -> list[Setting]:
     for key in data_tables(config):
         changed[f"{key}.num_workers"] = 0
     for key, table in schedules_of(config).items():
-        if isinstance(table, PlateauTable):  # as it is as long as it has heard of no evaluation
-            changed[key] = f'{{kind = "constant", warmup_updates = {table.warmup_updates}}}'
+        if table.kind == "plateau":  # as it is as long as it has heard of no evaluation
+            changed[key] = f'{{kind = "constant", warmup_updates = {table.model_dump()["warmup_updates"]}}}'
     return [_set(key, value) for key, value in changed.items()]
 
 

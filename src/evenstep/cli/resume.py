@@ -89,10 +89,10 @@ def changed_keys(before: dict[str, Any], after: dict[str, Any], outer: str = "")
 def _values(config: Config) -> dict[str, Any]:
     """All values; a table that is left out has its defaults."""
     left_out = {
-        "mixture": MixtureTable(),
-        "coefficients": CoefficientsTable(),
-        "loss_scale": LossScaleTable(),
-        "float8": Float8Table(),
+        "mixture": MixtureTable.empty(),
+        "coefficients": CoefficientsTable.empty(),
+        "loss_scale": LossScaleTable.empty(),
+        "float8": Float8Table.empty(),
     }
     values = config.model_dump()
     return values | {key: table.model_dump() for key, table in left_out.items() if values[key] is None}

@@ -13,7 +13,7 @@ from typing import Any
 from evenstep.addresses import from_copies
 from evenstep.config.faults import Fault, one_of, quoted, told
 from evenstep.config.schema import CoefficientsTable, CombineTable, Config, MixtureTable
-from evenstep.config.schema_lr import ConstantTable
+from evenstep.config.schema_lr import TABLES
 from evenstep.config.tasks import data_tables, evaluations_of, largest
 
 ONLY_FOR: dict[str, dict[Sequence[object], tuple[str, ...]]] = {
@@ -74,7 +74,11 @@ def _value(config: Config, key: str) -> tuple[Any, Any]:
     return getattr(table, last), type(table).model_fields[last].default
 
 
-_LEFT_OUT = {"mixture": MixtureTable(), "coefficients": CoefficientsTable(), "combine": CombineTable()}
+_LEFT_OUT = {
+    "mixture": MixtureTable.empty(),
+    "coefficients": CoefficientsTable.empty(),
+    "combine": CombineTable.empty(),
+}
 
 
 def _tasks(config: Config) -> Iterator[str]:
@@ -166,7 +170,7 @@ def _reset(config: Config) -> Iterator[str]:
             f'`reset` is {", ".join(config.reset)}, but `resume` is "{config.resume}"; name the checkpoint to begin '
             f"from, `resume = PATH`, or leave `reset` out."
         )
-    if "lr_schedule" in config.reset and config.lr_schedule == ConstantTable():
+    if "lr_schedule" in config.reset and config.lr_schedule == TABLES["constant"]():
         yield "`reset` has lr_schedule, but `lr_schedule` is constant; give the run one, or leave that out."
 
 

@@ -5,19 +5,12 @@ find faults.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast, final
-
-from pydantic import ValidationError
+from typing import Any, final
 
 from evenstep.arguments import meant
-from evenstep.config.keys import advice_for, kind_of, locate, meant_by
 from evenstep.config.schema import Config
-from evenstep.devices import why_not
-
-Location = tuple[str | int, ...]
-"""Where in the configuration pydantic found a fault: keys, numbers of list elements, and the tags of unions."""
 
 
 @final
@@ -136,45 +129,3 @@ def allowed(kind: str, context: Mapping[str, Any], message: str, given: object) 
     if kind == "finite_number":
         return f"must be finite, but is {quoted(given)}."
     return f"is wrong: {message[:1].lower()}{message[1:]}, but is {quoted(given)}."
-
-
-_PATTERNS = {
-    "target": "must be FILE.py:NAME or package.module:NAME",
-    "collate": "must be FILE.py:NAME or package.module:NAME",
-    "name": "must begin with a letter or digit and have only letters, digits, `.`, `_` and `-`, being a folder's name",
-    "device": "must be auto, cpu, mps, cuda or cuda:N",
-}
-
-
-def from_validation(error: ValidationError, origin: Callable[[Sequence[str]], str]) -> list[tuple[Location, Fault]]:
-    """The faults that pydantic found, each with pydantic's location of it.
-
-    Args:
-        error: of the validation of `Config`.
-        origin: what to add about where the value of a key came from.
-    """
-    found: list[tuple[Location, Fault]] = []
-    for detail in error.errors(include_url=False):
-        location = detail["loc"]
-        path, inside = locate(location)
-        key = ".".join(path)
-        kind, given, meant = detail["type"], cast("object", detail["input"]), None
-        if kind == "extra_forbidden":
-            siblings = list(dict.fromkeys(name for table in inside for name in table.model_fields))
-            meant = meant_by(path, siblings)
-            kinds = [kind for table in inside if (kind := kind_of(table))]
-            of_kind = f' of kind "{kinds[0]}"' if kinds else ""
-            text = f"is not a key{of_kind}; {advice_for(path, siblings)}"
-        elif kind == "missing":
-            descriptions = [field.description for table in inside if (field := table.model_fields.get(path[-1]))]
-            text = f"is missing; set it: {descriptions[0]}"
-        elif path == ("device",) and (reason := why_not(str(given))):
-            text = f"can't be {quoted(given)}: {reason}"
-        elif kind == "string_pattern_mismatch":
-            text = f"{_PATTERNS[path[-1]]}, but is {quoted(given)}."
-        else:
-            text = allowed(kind, detail.get("ctx", {}), detail["msg"], given)
-        text = f"`{key}`{'' if kind == 'missing' else origin(path)} {text}"
-        fault = Fault(about=(key,), text=text, meant=meant, missing=kind == "missing")
-        found.append((location, fault))
-    return found

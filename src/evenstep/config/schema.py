@@ -1,7 +1,7 @@
 """What a run file may say: every key with its type, its unit in its name, and a sentence of documentation.
 
-One class per table. What an option object or a constructor has a default for, a table takes from there; only what the
-run file alone has is written here. It holds what each value must be by itself; what values must be to each other is in
+One class per table. What is made of a table (`of`) has its defaults; only those that the run file alone has are written
+here. It holds what each value must be by itself; what values must be to each other is in
 constructors, what keys must be to each other in `check`, and the targets are in `target`.
 """
 
@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from evenstep import options
 from evenstep.config.schema_data import DataTable, TargetTable
-from evenstep.config.schema_lr import ConstantTable, LrScheduleTable
+from evenstep.config.schema_lr import TABLES, LrScheduleTable
 from evenstep.config.schema_ranks import LaunchTable, ParallelTable
 from evenstep.config.section import (
     NAME_OR_TABLE,
@@ -37,23 +37,23 @@ from evenstep.precision.float8_mixed import Recipe
 from evenstep.train import Trainer, load_weights
 
 
-class InitFromTable(Section):
+class InitFromTable(Section, of=load_weights):
     """Weights that something else has trained, which the run begins with; to go on with a run is `resume`."""
 
     path: str
     """A run, a checkpoint or an average of several; a `.safetensors` file, an index of several or a folder with one, as
     the hub has them; or a file of `torch.save`, of which only tensors are read."""
-    only: Annotated[tuple[str, ...], Field(strict=False)] = default_of(load_weights, "only")
+    only: Annotated[tuple[str, ...], Field(strict=False)]
     """Patterns of the names to load, such as `encoder.*`; what fits none stays as it is initialised."""
-    average: bool = default_of(load_weights, "average")
+    average: bool
     """Whether to take the average that a run has kept of its parameters."""
-    partial: bool = default_of(load_weights, "partial")
+    partial: bool
     """Whether weights that lack something, have more, or have other shapes may be loaded in part; it is said which."""
-    freeze: bool = default_of(load_weights, "freeze")
+    freeze: bool
     """Whether what was loaded is not trained; a hook may unfreeze it."""
 
 
-class TrainTable(Section):
+class TrainTable(Section, of=(Bf16True, options.Training)):
     """How long to train, and how an update is made."""
 
     updates: Count | None = None
@@ -71,22 +71,22 @@ class TrainTable(Section):
         "16-true-no-master",
     ] = "32-true"
     """In which number formats the model computes, and in which it is kept."""
-    cast_inputs: Literal["after-transfer", "before-transfer"] = default_of(Bf16True, "cast_inputs")
+    cast_inputs: Literal["after-transfer", "before-transfer"]
     """Where floating inputs of a model of 16 bits are cast: on the device, or before they are moved there."""
-    float32_outputs: bool = default_of(Bf16True, "float32_outputs")
+    float32_outputs: bool
     """Whether the outputs of a model of 16 bits are cast to float32 for the loss."""
-    clip_norm: Positive | None = default_of(options.Training, "clip_norm")
+    clip_norm: Positive | None
     """Gradients with a larger global 2-norm are scaled down to it; not clipped by default."""
-    norm_statistics: options.NormStatistics = default_of(options.Training, "norm_statistics")
+    norm_statistics: options.NormStatistics
     """Whose running statistics normalisation layers keep: those of all tasks, of each its own, or as they are."""
-    channels_last: bool = default_of(options.Training, "channels_last")
+    channels_last: bool
     """Whether model and images are in channels-last order."""
-    check_loss: bool = default_of(options.Training, "check_loss")
+    check_loss: bool
     """Whether to find out at the start that losses are sums over the units that their weights count, by comparing a
     micro-batch with its halves; false for a loss that is meant over a micro-batch as a whole."""
-    settle_every_updates: Count | None = default_of(options.Training, "settle_every_updates")
+    settle_every_updates: Count | None
     """How often, in updates, the host waits for the device's verdicts; decided by the device by default."""
-    compile: options.Compile = default_of(options.Training, "compile")
+    compile: options.Compile
     """Whether `torch.compile` compiles the model, its blocks one by one where it has any, or an update as one graph."""
     max_minutes: Positive | None = None
     """Save and stop with exit code 75 after so many minutes, to be run again; never by default."""
@@ -123,69 +123,69 @@ class NamedTaskTable(OneTaskTable):
     """The last update that this task takes part in; the run's by default."""
 
 
-class MixtureTable(Section):
+class MixtureTable(Section, of=(Mixture, Sampled)):
     """Which tasks' batches make an update."""
 
     kind: Literal["all", "round_robin", "sampled"] = "all"
     """`all` takes a batch of each task, `round_robin` one task after the other, `sampled` draws tasks at random."""
-    end: Literal["min", "max", "cycle"] = default_of(Mixture, "end")
+    end: Literal["min", "max", "cycle"]
     """When an epoch ends: with the first task that is through its data (`min`), or with the last, while the others wait
     (`max`) or begin again (`cycle`)."""
-    temperature: Positive = default_of(Sampled, "temperature")
+    temperature: Positive
     """Of `sampled`: 1 draws in proportion, more draws flatter."""
-    draws: Count = default_of(Sampled, "draws")
+    draws: Count
     """Of `sampled`: how many batches an update takes."""
 
 
-class CoefficientsTable(Section):
+class CoefficientsTable(Section, of=Uncertainty):
     """How much each task's loss counts."""
 
     kind: Literal["fixed", "uncertainty"] = "fixed"
     """`fixed` takes the tasks' own numbers and their schedules, `uncertainty` learns them with the model."""
-    regression: Annotated[tuple[str, ...], Field(strict=False)] = default_of(Uncertainty, "regression")
+    regression: Annotated[tuple[str, ...], Field(strict=False)]
     """Of `uncertainty`: the tasks whose loss is a squared error; others are taken for likelihoods."""
 
 
-class CombineTable(Section):
+class CombineTable(Section, of=GradNorm):
     """What is made of the tasks' separate gradients. It costs a set of gradients and a reduction per task."""
 
     kind: Literal["separate", "pc_grad", "aligned_mtl", "grad_norm"] = "separate"
     """Which method; `separate` adds them up, as without this table, which tasks with late weights need."""
-    alpha: NonNegative = default_of(GradNorm, "alpha")
+    alpha: NonNegative
     """Of `grad_norm`: how strongly tasks that learn slowly are favoured."""
-    coefficient_lr: Positive = default_of(GradNorm, "coefficient_lr")
+    coefficient_lr: Positive
     """Of `grad_norm`: how fast the coefficients move."""
-    parameters: Annotated[tuple[str, ...], Field(strict=False)] = default_of(GradNorm, "parameters")
+    parameters: Annotated[tuple[str, ...], Field(strict=False)]
     """Of `grad_norm`: patterns of the shared parameters whose gradients are measured; all by default."""
 
 
-class LossScaleTable(Section):
+class LossScaleTable(Section, of=Fp16Mixed):
     """The dynamic loss scale of precisions 16-mixed, 16-true and 16-true-no-master."""
 
-    initial: Positive = default_of(Fp16Mixed, "initial")
+    initial: Positive
     """The first scale."""
-    growth_updates: Count = default_of(Fp16Mixed, "growth_updates")
+    growth_updates: Count
     """The scale is doubled after this many committed updates without an overflow."""
-    tolerance: Annotated[float, Field(ge=0, lt=1)] = default_of(Fp16Mixed, "tolerance")
+    tolerance: Annotated[float, Field(ge=0, lt=1)]
     """Share of tries since the last change of the scale that may overflow without lowering it for good."""
-    floor: Positive = default_of(Fp16Mixed, "floor")
+    floor: Positive
     """The smallest scale: an overflow that would take it lower stops the run."""
 
 
-class ParameterGroupTable(Section):
+class ParameterGroupTable(Section, of=ParameterGroup):
     """What some of the model's parameters have of their own."""
 
     patterns: Annotated[tuple[str, ...], Field(strict=False)]
     """Of their names, where `*` is any text: ["head.*", "*.bias"]."""
-    dims: Natural | None = default_of(ParameterGroup, "dims")
+    dims: Natural | None
     """Only those with so many dimensions, 2 for matrices; any by default."""
-    lr: Positive | None = default_of(ParameterGroup, "lr")
+    lr: Positive | None
     """Learning rate; `optimizer.lr` by default."""
-    lr_factor: Positive | None = default_of(ParameterGroup, "lr_factor")
+    lr_factor: Positive | None
     """What `optimizer.lr` is multiplied by instead."""
-    weight_decay: NonNegative | None = default_of(ParameterGroup, "weight_decay")
+    weight_decay: NonNegative | None
     """Weight decay; that of `optimizer.args` by default."""
-    frozen: bool = default_of(ParameterGroup, "frozen")
+    frozen: bool
     """Whether they are not trained."""
     name: str | None = None
     """A class of `torch.optim` for them alone, such as `Muon`; the optimizer's own by default."""
@@ -197,19 +197,19 @@ class ParameterGroupTable(Section):
     """An LR schedule of their own; `lr_schedule` by default."""
 
 
-class Float8Table(Section):
+class Float8Table(Section, of=Float8Mixed):
     """Which layers compute in float8, and how, with precision float8-mixed (extra `float8`)."""
 
-    recipe: Recipe = default_of(Float8Mixed, "recipe")
+    recipe: Recipe
     """How values are scaled into the range of float8: by tensor, by row, or by row with weight gradients in
     bfloat16."""
-    layers: str = default_of(Float8Mixed, "layers")
+    layers: str
     """Whose linear layers: `blocks` for the model's repeated blocks, or a pattern of module names."""
-    emulate: bool = default_of(Float8Mixed, "emulate")
+    emulate: bool
     """Whether the same roundings are made in wider numbers, slowly, on any device."""
 
 
-class OptimizerTable(Section):
+class OptimizerTable(Section, of=Grouping):
     """What turns a gradient into a step."""
 
     name: str | None = None
@@ -222,11 +222,11 @@ class OptimizerTable(Section):
     """Further keyword arguments, such as `weight_decay`."""
     groups: dict[str, ParameterGroupTable] = Field(default_factory=dict)
     """Parameters with something of their own, by a name for each group; those of no group are `others`."""
-    weight_decay_on: Literal["all", "matrices"] = default_of(Grouping, "weight_decay_on")
+    weight_decay_on: Literal["all", "matrices"]
     """`matrices` leaves biases, norms and vectors without weight decay."""
-    layer_decay: Annotated[float, Field(gt=0, le=1)] | None = default_of(Grouping, "layer_decay")
+    layer_decay: Annotated[float, Field(gt=0, le=1)] | None
     """What the learning rate of each layer is multiplied by, compared with the layer behind it; 1 by default."""
-    layers: str | None = default_of(Grouping, "layers")
+    layers: str | None
     """The name of the list of layers that `layer_decay` counts, such as "encoder.blocks"."""
 
     @property
@@ -235,43 +235,43 @@ class OptimizerTable(Section):
         return bool(self.groups) or self.weight_decay_on != "all" or self.layer_decay is not None
 
 
-class FailuresTable(Section):
+class FailuresTable(Section, of=options.Failures):
     """What to do about what goes wrong; `docs/failures.md` says what each does exactly."""
 
-    non_finite: options.NonFinite = default_of(options.Failures, "non_finite")
+    non_finite: options.NonFinite
     """A loss or gradient that is inf or NaN; it is never applied. skip gives the global batch up, retry tries it once
     more, rewind goes back to the last checkpoint, rewind_past also leaves out the data from there to here, drop_task
     applies the update without the tasks that are to blame, also for those that raise an error."""
-    out_of_memory: options.OutOfMemory = default_of(options.Failures, "out_of_memory")
+    out_of_memory: options.OutOfMemory
     """A micro-batch that does not fit into memory: retry cuts it in two, which gives the same gradient."""
-    loss_spike: options.LossSpike = default_of(options.Failures, "loss_spike")
+    loss_spike: options.LossSpike
     """A loss far above those before."""
-    spike_window_updates: Annotated[int, Field(ge=8)] = default_of(options.Failures, "spike_window_updates")
+    spike_window_updates: Annotated[int, Field(ge=8)]
     """A loss is compared with those of so many updates before."""
-    spike_threshold: Positive = default_of(options.Failures, "spike_threshold")
+    spike_threshold: Positive
     """How many robust standard deviations above their median is a spike."""
-    max_rewinds: Count = default_of(options.Failures, "max_rewinds")
+    max_rewinds: Count
     """How many times a run may go back before it stops."""
     loader: Literal["stop", "skip"] = "stop"
     """A sample that still can't be read after `loader_retries`: skip leaves it out, with its weight."""
     loader_retries: Natural = 2
     """How many times a sample is read again, and data workers that die or hang are started anew."""
-    max_skipped_samples: Natural = default_of(options.Failures, "max_skipped_samples")
+    max_skipped_samples: Natural
     """How many samples may be left out before the run stops."""
-    hook: options.HookFailure = default_of(options.Failures, "hook")
+    hook: options.HookFailure
     """A hook that raises: continue goes on without what it was about to do."""
     lost_rank: Literal["stop", "continue"] = "stop"
     """A rank of several that is lost: continue deals the update anew over those that are left, and takes the lost one
     in again when it comes back; on CPUs, with ddp or local, and the extra `torchft`."""
 
 
-class MemoryTable(Section):
+class MemoryTable(Section, of=options.Memory):
     """What is done to need less of the device's memory; parameters do not depend on it."""
 
-    checkpoint: str = default_of(options.Memory, "checkpoint")
+    checkpoint: str
     """Of which modules activations are computed again in the backward instead of kept: `none`, `blocks` for the
     repeated blocks of the model, or a pattern of module names such as `encoder.layers.*`."""
-    empty_cache_every_updates: Count | None = default_of(options.Memory, "empty_cache_every_updates")
+    empty_cache_every_updates: Count | None
     """How often memory that the device's allocator keeps for later is given back to the device; never by default."""
 
 
@@ -291,59 +291,59 @@ class EmaTable(Section):
     `valid/parameters/loss`."""
 
 
-class EvaluateTable(Section):
+class EvaluateTable(Section, of=Evaluate):
     """When to evaluate on `data.evaluations`; always at the end of the run as well."""
 
     every_updates: Count | None = None
     """Evaluate after every so many updates."""
     every_epochs: Count | None = None
     """Evaluate after every so many epochs."""
-    from_update: Natural = default_of(Evaluate, "from_update")
+    from_update: Natural
     """Evaluate after no update before this one, so that `checkpoint.best` and `early_stop` count from there too."""
 
 
-class BestTable(Section):
+class BestTable(Section, of=Best):
     """Which checkpoints to keep as the best."""
 
-    metric: str
+    metric: str = Field()  # to be named in a run file
     """A metric, of an evaluation, such as `valid/loss`, or of training, such as `train/loss`."""
-    mode: Literal["min", "max"] = default_of(Best, "mode")
+    mode: Literal["min", "max"]
     """Whether smaller or larger is better."""
-    keep: Count = default_of(Best, "keep")
+    keep: Count
     """How many of the best to keep."""
 
 
-class CheckpointTable(Section):
+class CheckpointTable(Section, of=options.Checkpointing):
     """When to save, and what to keep; always saved at the end of the run as well."""
 
-    every_updates: Count | None = default_of(options.Checkpointing, "every_updates")
+    every_updates: Count | None
     """Save after every so many updates."""
-    every_epochs: Count | None = default_of(options.Checkpointing, "every_epochs")
+    every_epochs: Count | None
     """Save after every so many epochs."""
-    every_minutes: Positive = default_of(options.Checkpointing, "every_minutes")
+    every_minutes: Positive
     """Save when this many minutes have gone by since the last save."""
-    keep_last: Count = default_of(options.Checkpointing, "keep_last")
+    keep_last: Count
     """How many of the newest checkpoints to keep."""
-    keep_every_updates: Count | None = default_of(options.Checkpointing, "keep_every_updates")
+    keep_every_updates: Count | None
     """Also keep, for good, the checkpoints of every so many updates."""
     best: BestTable | None = None
     """Also keep the checkpoints with the best values of a metric."""
-    asynchronous: bool = default_of(options.Checkpointing, "asynchronous")
+    asynchronous: bool
     """Whether training waits only until its state is copied in memory, which is then written in the background."""
-    mirror: str | None = default_of(options.Checkpointing, "mirror")
+    mirror: str | None
     """Where each checkpoint is copied to as well, below the name of the run, such as `s3://BUCKET/FOLDER`."""
 
 
-class EarlyStopTable(Section):
+class EarlyStopTable(Section, of=EarlyStop):
     """When to stop before the end of the run."""
 
-    metric: str
+    metric: str = Field()  # to be named in a run file
     """A metric of an evaluation, such as `valid/loss`."""
-    mode: Literal["min", "max"] = default_of(EarlyStop, "mode")
+    mode: Literal["min", "max"]
     """Whether smaller or larger is better."""
     patience_evaluations: Count = 3
     """Stop after this many evaluations in a row without an improvement."""
-    min_delta: NonNegative = default_of(EarlyStop, "min_delta")
+    min_delta: NonNegative
     """A change of at most this much is no improvement."""
 
 
@@ -358,14 +358,14 @@ WriterNameOrTarget = Annotated[
 ]
 
 
-class ProfileTable(Section):
+class ProfileTable(Section, of=Profile):
     """Updates that are profiled into the run folder; `"10:13"` is short for the table."""
 
     first: Count
     """The first of them."""
     last: Count
     """The last of them."""
-    memory: bool = default_of(Profile, "memory")
+    memory: bool
     """Whether allocations on a CUDA device are recorded as well."""
 
 
@@ -389,16 +389,16 @@ class LimitTable(Section):
     default."""
 
 
-class LogTable(Section):
+class LogTable(Section, of=options.Logging):
     """What is shown and written of the metrics."""
 
-    every_updates: Count = default_of(options.Logging, "every_updates")
+    every_updates: Count
     """Metrics are read from the device, and written, every so many updates; each update's values are kept."""
     writers: Annotated[tuple[WriterNameOrTarget, ...], Field(strict=False)] = options.STANDARD_WRITERS
     """Where metrics go: names, and tables with `target`, callables that give an `evenstep.Writer`, and `args`."""
-    flops: bool = default_of(options.Logging, "flops")
+    flops: bool
     """Whether the floating-point operations of a micro-batch are counted, for perf/flops_per_s and perf/mfu."""
-    peak_tflops: Positive | None = default_of(options.Logging, "peak_tflops")
+    peak_tflops: Positive | None
     """What one device can do, in 10¹² operations a second; what is known of it by default."""
 
 
@@ -447,25 +447,25 @@ class Config(Section):
     """Which layers compute in float8, with precision float8-mixed only."""
     optimizer: OptimizerTable
     """What turns a gradient into a step."""
-    lr_schedule: LrScheduleTable = ConstantTable()
+    lr_schedule: LrScheduleTable = TABLES["constant"]()
     """How the learning rate changes over the run."""
-    parallel: ParallelTable = ParallelTable()
+    parallel: ParallelTable = ParallelTable.empty()
     """How the ranks of a run share the model and its gradients."""
     launch: LaunchTable = LaunchTable()
     """How many processes to start."""
-    failures: FailuresTable = FailuresTable()
+    failures: FailuresTable = FailuresTable.empty()
     """What to do about what goes wrong."""
-    memory: MemoryTable = MemoryTable()
+    memory: MemoryTable = MemoryTable.empty()
     """What is done to need less of the device's memory."""
     ema: EmaTable | None = None
     """An exponential moving average of the parameters; none by default."""
-    evaluate: EvaluateTable = EvaluateTable()
+    evaluate: EvaluateTable = EvaluateTable.empty()
     """When to evaluate."""
-    checkpoint: CheckpointTable = CheckpointTable()
+    checkpoint: CheckpointTable = CheckpointTable.empty()
     """When to save, and what to keep."""
     early_stop: EarlyStopTable | None = None
     """When to stop before the end of the run; never by default."""
-    log: LogTable = LogTable()
+    log: LogTable = LogTable.empty()
     """What is shown and written of the metrics."""
     limit: LimitTable = LimitTable()
     """How much of the data is taken, for trying out; all by default."""

@@ -6,7 +6,6 @@ from pydantic import Field
 
 from evenstep.config.section import Args, Count, CountOrAuto, CountOrPairs, Natural, Positive, Section, TargetName
 from evenstep.data import MapData, StreamData
-from evenstep.options import default_of
 
 
 class TargetTable(Section):
@@ -27,7 +26,7 @@ class EvaluationTable(TargetTable):
     """Evaluate on the first so many batches only, each of `micro_batch_size` samples; on all by default."""
 
 
-class DataTable(Section):
+class DataTable(Section, of=(MapData, StreamData)):
     """What is trained and evaluated on, and how samples become batches."""
 
     train: TargetTable
@@ -39,35 +38,35 @@ class DataTable(Section):
     or `global_batch_tokens`."""
     global_batch_tokens: CountOrPairs | None = None
     """Token budget of one update: its longest sample's tokens times its samples stay within it; or pairs, by epochs."""
-    batch_size_unit: Literal["updates", "epochs"] = default_of(MapData, "batch_size_unit")
+    batch_size_unit: Literal["updates", "epochs"]
     """What pairs begin with: the number of an update, or of an epoch, from 1."""
     micro_batch_size: CountOrAuto | None = None
     """Samples that go through forward and backward at once; the whole global batch by default. auto finds at the
     start, by trying, how many fit into memory; a pipeline begins with four micro-batches for each of its ranks."""
     micro_batch_tokens: Count | None = None
     """Token budget of a micro-batch: its longest sample's tokens times its samples stay within it."""
-    batch_size_multiple: Count = default_of(MapData, "batch_size_multiple")
+    batch_size_multiple: Count
     """Batches by tokens have a multiple of this many samples, where that leaves none out."""
-    packed: bool = default_of(MapData, "packed")
+    packed: bool
     """Whether the tokens of a batch are the sum of its samples', as where `collate` packs them into rows, instead of
     its longest sample's times its samples."""
-    oversized: Literal["error", "skip"] = default_of(MapData, "oversized")
+    oversized: Literal["error", "skip"]
     """What becomes of a sample that is longer than the token budget."""
-    length_window: Count | None = default_of(MapData, "length_window")
+    length_window: Count | None
     """So many shuffled samples at a time are sorted by length before being cut by tokens; 8192 by default."""
-    shuffle: bool = default_of(MapData, "shuffle")
+    shuffle: bool
     """Whether each epoch has an order of its own, a function of seed and epoch."""
-    curriculum_epochs: Natural = default_of(MapData, "curriculum_epochs")
+    curriculum_epochs: Natural
     """The first so many epochs keep the dataset's own order."""
-    num_workers: Natural = default_of(MapData, "num_workers")
+    num_workers: Natural
     """Processes that load batches; 0 loads in the training process."""
-    prefetch_batches: Count = default_of(MapData, "prefetch_batches")
+    prefetch_batches: Count
     """Global batches that the workers load ahead, all together."""
-    timeout_s: Positive = default_of(MapData, "timeout_s")
+    timeout_s: Positive
     """Longest wait for a worker, in seconds."""
     collate: TargetName | None = None
     """A function (`FILE.py:NAME` or `package.module:NAME`) that makes a batch of a list of samples."""
-    shared: bool = default_of(StreamData, "shared")
+    shared: bool
     """Whether all ranks read the same stream, whole, instead of each a stream of its own; for streams only."""
-    exact_resume: bool = default_of(StreamData, "exact_resume")
+    exact_resume: bool
     """false for a stream whose state is known not to say all: a resumed run takes other samples; for streams only."""

@@ -1,187 +1,157 @@
-"""The LR schedules of the run file: one class per `kind`, with the fields of its namesake in `evenstep.optim`.
+"""The LR schedules of the run file: a table for each `kind`, made of its namesake in `evenstep.optim`.
 
-The default `kind` is constant. What each does to the learning rate is told there.
+Which keys must be given, and what the others are by default, is said there; here, what a run file may say of each. The
+default `kind` is constant.
 """
 
-from typing import Annotated, Literal, cast
+from collections.abc import Mapping
+from functools import reduce
+from inspect import Parameter, signature
+from operator import or_
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast, get_args
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, create_model
 
 from evenstep.config.section import Count, Natural, NonNegative, NumberedFactors, Positive, Section, Share
-from evenstep.optim import schedules
-from evenstep.options import default_of
+from evenstep.optim.schedules import LR_SCHEDULES
+from evenstep.optim.schedules.schedule import Unit
+from evenstep.optim.schedules.wsd import DecayShape
 
-Unit = Literal["updates", "epochs"]
+_WARMUP = (Natural, "Length of the linear rise to the full learning rate, in updates; 0 and 1 both mean none.")
+_END = (Share, "Multiplier of the learning rate at the last update; with 0 that update changes nothing.")
+_MIN = (Share, "The multiplier does not fall below this.")
+_OF_EACH = "What the {} of each {} is multiplied by, compared with the one before it; at most 1."
+_MaybeCount: TypeAlias = Count | None
+_Pairs: TypeAlias = NumberedFactors | None
+_KEYS: dict[str, tuple[str, dict[str, tuple[Any, str]]]] = {
+    "constant": ("The full learning rate after the warm-up.", {}),
+    "linear": ("A straight line down to a share of the learning rate at the end of the run.", {"end_factor": _END}),
+    "cosine": ("Half a cosine down to a share of the learning rate at the end of the run.", {"end_factor": _END}),
+    "cosine_restarts": (
+        "Half cosines one after the other, each begun at the top again.",
+        {
+            "period_updates": (Count, "Length of the first period, in updates."),
+            "period_factor": (
+                Annotated[float, Field(ge=1)],
+                "How many times longer each period is than the one before it.",
+            ),
+            "shrink": (Positive, _OF_EACH.format("learning rate", "period")),
+            "end_factor": (Share, "Which each period falls towards, as a share of where it began."),
+        },
+    ),
+    "wsd": (
+        "Warm-up, stable, decay: the full learning rate until the decay at the end of the run.",
+        {
+            "decay_updates": (Natural, "Length of the decay at the end of the run, in updates."),
+            "shape": (DecayShape, "Shape of the decay."),
+            "end_factor": _END,
+        },
+    ),
+    "inverse_sqrt": ("Falls with one over the square root of the update number after the warm-up.", {}),
+    "polynomial": (
+        "A power of the share of the run that is left.",
+        {"power": (Positive, "The power; 1 is a straight line, more falls sooner."), "end_factor": _END},
+    ),
+    "tri_stage": (
+        "Warm-up, hold, exponential decay.",
+        {
+            "hold_updates": (Natural, "Updates at the full learning rate after the warm-up."),
+            "decay_updates": (
+                _MaybeCount,
+                "Length of the decay, in updates; all that are left of the run by default.",
+            ),
+            "start_factor": (Share, "Multiplier that the warm-up rises from."),
+            "end_factor": (Share, "Multiplier after the decay; above 0, which an exponential never reaches."),
+        },
+    ),
+    "triangular": (
+        "A straight line up and one down again, over and over; it begins at the bottom.",
+        {
+            "period_updates": (Count, "Length of a cycle, in updates; the full learning rate is in its middle."),
+            "low_factor": (Positive, "Multiplier between cycles; below 1."),
+            "shrink": (Positive, _OF_EACH.format("height", "cycle")),
+        },
+    ),
+    "step": (
+        "Multiplied by a factor after every so many updates or epochs.",
+        {
+            "every": (Count, "Updates, or epochs, between two steps."),
+            "factor": (Positive, "What each step multiplies by; at most 1."),
+            "min_factor": _MIN,
+            "unit": (Unit, "What `every` counts: updates since the warm-up, or epochs."),
+        },
+    ),
+    "multiplicative": (
+        "Multiplied by the next of some factors after every epoch, or update; the last one goes on.",
+        {
+            "factors": (
+                Annotated[tuple[Positive, ...], Field(strict=False)],
+                "One factor for each epoch that has ended, such as [1.0, 1.0, 0.5]; one alone is for all.",
+            ),
+            "min_factor": _MIN,
+            "unit": (Unit, "What is counted: epochs, or updates since the warm-up."),
+        },
+    ),
+    "listed": (
+        "Learning rates, or multipliers, written down one by one with the update or epoch that each begins at.",
+        {
+            "factors": (
+                _Pairs,
+                "Pairs of a begin, from 1, and a multiplier: [[1, 1.0], [1000, 0.1]]. Give either this or `rates`.",
+            ),
+            "rates": (
+                _Pairs,
+                "Pairs of a begin, from 1, and a learning rate; groups with a rate of their own keep their proportion.",
+            ),
+            "unit": (Unit, "What the begins are numbers of: updates or epochs."),
+        },
+    ),
+    "plateau": (
+        "Multiplied by a factor after every so many evaluations in a row without an improvement.",
+        {
+            "metric": (str, "A metric of an evaluation, such as `valid/loss`."),
+            "mode": (Literal["min", "max"], "Whether smaller or larger is better."),
+            "factor": (Annotated[float, Field(gt=0, lt=1)], "What the learning rate is multiplied by."),
+            "patience_evaluations": (Count, "After this many evaluations in a row without an improvement."),
+            "min_delta": (NonNegative, "A change of at most this much is no improvement."),
+            "relative": (
+                bool,
+                "Whether `min_delta` is a share of the best value instead of a number in units of the metric.",
+            ),
+            "cooldown_evaluations": (Natural, "So many evaluations after each fall do not count."),
+            "min_factor": _MIN,
+        },
+    ),
+}
 
 
 class ScheduleTable(Section):
-    """What all LR schedules have."""
+    """An LR schedule, of any kind."""
 
-    warmup_updates: Natural = default_of(schedules.Constant, "warmup_updates")
-    """Length of the linear rise to the full learning rate, in updates; 0 and 1 both mean none."""
-
-
-class ConstantTable(ScheduleTable):
-    """The full learning rate after the warm-up."""
-
-    kind: Literal["constant"] = "constant"
-    """Which LR schedule."""
+    if TYPE_CHECKING:
+        kind: str = "constant"
 
 
-class LinearTable(ScheduleTable):
-    """A straight line down to a share of the learning rate at the end of the run."""
+def _table(kind: str, about: str, keys: Mapping[str, tuple[Any, str]]) -> type[ScheduleTable]:
+    """The table of a kind of LR schedule.
 
-    kind: Literal["linear"] = "linear"
-    """Which LR schedule."""
-    end_factor: Share = default_of(schedules.Linear, "end_factor")
-    """Multiplier of the learning rate at the last update; with 0 that update changes nothing."""
-
-
-class CosineTable(ScheduleTable):
-    """Half a cosine down to a share of the learning rate at the end of the run."""
-
-    kind: Literal["cosine"] = "cosine"
-    """Which LR schedule."""
-    end_factor: Share = default_of(schedules.Cosine, "end_factor")
-    """Multiplier of the learning rate at the last update; with 0 that update changes nothing."""
-
-
-class WsdTable(ScheduleTable):
-    """Warm-up, stable, decay: the full learning rate until the decay at the end of the run."""
-
-    kind: Literal["wsd"] = "wsd"
-    """Which LR schedule."""
-    decay_updates: Natural
-    """Length of the decay at the end of the run, in updates."""
-    shape: Literal["linear", "cosine", "sqrt"] = default_of(schedules.Wsd, "shape")
-    """Shape of the decay."""
-    end_factor: Share = default_of(schedules.Wsd, "end_factor")
-    """Multiplier of the learning rate at the last update; with 0 that update changes nothing."""
+    A key has the default of its namesake's argument; where that has none it is None, or else the key must be given.
+    """
+    namesake = LR_SCHEDULES[kind]
+    arguments = signature(namesake).parameters
+    warmup = {"warmup_updates": _WARMUP} if "warmup_updates" in arguments else {}
+    fields: dict[str, Any] = {}
+    for name, (may_be, says) in {**warmup, "kind": (Literal[kind], "Which LR schedule."), **keys}.items():
+        default = kind if name == "kind" else arguments[name].default if name in arguments else Parameter.empty
+        if default is Parameter.empty:
+            default = None if NoneType in get_args(may_be) else ...
+        fields[name] = (may_be, Field(default, description=says))
+    named = f"{kind.title().replace('_', '')}Table"
+    return create_model(named, __base__=ScheduleTable, __module__=__name__, __doc__=about, **fields)
 
 
-class InverseSqrtTable(ScheduleTable):
-    """Falls with one over the square root of the update number after the warm-up."""
-
-    kind: Literal["inverse_sqrt"] = "inverse_sqrt"
-    """Which LR schedule."""
-
-
-class PolynomialTable(ScheduleTable):
-    """A power of the share of the run that is left."""
-
-    kind: Literal["polynomial"] = "polynomial"
-    """Which LR schedule."""
-    power: Positive = default_of(schedules.Polynomial, "power")
-    """The power; 1 is a straight line, more falls sooner."""
-    end_factor: Share = default_of(schedules.Polynomial, "end_factor")
-    """Multiplier of the learning rate at the last update; with 0 that update changes nothing."""
-
-
-class CosineRestartsTable(ScheduleTable):
-    """Half cosines one after the other, each begun at the top again."""
-
-    kind: Literal["cosine_restarts"] = "cosine_restarts"
-    """Which LR schedule."""
-    period_updates: Count
-    """Length of the first period, in updates."""
-    period_factor: Annotated[float, Field(ge=1)] = default_of(schedules.CosineRestarts, "period_factor")
-    """How many times longer each period is than the one before it."""
-    shrink: Positive = default_of(schedules.CosineRestarts, "shrink")
-    """What the learning rate of each period is multiplied by, compared with the one before it; at most 1."""
-    end_factor: Share = default_of(schedules.CosineRestarts, "end_factor")
-    """Which each period falls towards, as a share of where it began."""
-
-
-class TriStageTable(ScheduleTable):
-    """Warm-up, hold, exponential decay."""
-
-    kind: Literal["tri_stage"] = "tri_stage"
-    """Which LR schedule."""
-    hold_updates: Natural = default_of(schedules.TriStage, "hold_updates")
-    """Updates at the full learning rate after the warm-up."""
-    decay_updates: Count | None = default_of(schedules.TriStage, "decay_updates")
-    """Length of the decay, in updates; all that are left of the run by default."""
-    start_factor: Share = default_of(schedules.TriStage, "start_factor")
-    """Multiplier that the warm-up rises from."""
-    end_factor: Share = default_of(schedules.TriStage, "end_factor")
-    """Multiplier after the decay; above 0, which an exponential never reaches."""
-
-
-class TriangularTable(Section):
-    """A straight line up and one down again, over and over; it begins at the bottom."""
-
-    kind: Literal["triangular"] = "triangular"
-    """Which LR schedule."""
-    period_updates: Count
-    """Length of a cycle, in updates; the full learning rate is in its middle."""
-    low_factor: Positive = default_of(schedules.Triangular, "low_factor")
-    """Multiplier between cycles; below 1."""
-    shrink: Positive = default_of(schedules.Triangular, "shrink")
-    """What the height of each cycle is multiplied by, compared with the one before it; at most 1."""
-
-
-class StepTable(ScheduleTable):
-    """Multiplied by a factor after every so many updates or epochs."""
-
-    kind: Literal["step"] = "step"
-    """Which LR schedule."""
-    every: Count
-    """Updates, or epochs, between two steps."""
-    factor: Positive = default_of(schedules.Step, "factor")
-    """What each step multiplies by; at most 1."""
-    min_factor: Share = default_of(schedules.Step, "min_factor")
-    """The multiplier does not fall below this."""
-    unit: Unit = default_of(schedules.Step, "unit")
-    """What `every` counts: updates since the warm-up, or epochs."""
-
-
-class MultiplicativeTable(ScheduleTable):
-    """Multiplied by the next of some factors after every epoch, or update; the last one goes on."""
-
-    kind: Literal["multiplicative"] = "multiplicative"
-    """Which LR schedule."""
-    factors: Annotated[tuple[Positive, ...], Field(strict=False)]
-    """One factor for each epoch that has ended, such as [1.0, 1.0, 0.5]; one alone is for all."""
-    min_factor: Share = default_of(schedules.Multiplicative, "min_factor")
-    """The multiplier does not fall below this."""
-    unit: Unit = default_of(schedules.Multiplicative, "unit")
-    """What is counted: epochs, or updates since the warm-up."""
-
-
-class ListedTable(ScheduleTable):
-    """Learning rates, or multipliers, written down one by one with the update or epoch that each begins at."""
-
-    kind: Literal["listed"] = "listed"
-    """Which LR schedule."""
-    factors: NumberedFactors | None = None
-    """Pairs of a begin, from 1, and a multiplier: [[1, 1.0], [1000, 0.1]]. Give either this or `rates`."""
-    rates: NumberedFactors | None = None
-    """Pairs of a begin, from 1, and a learning rate; groups with a rate of their own keep their proportion."""
-    unit: Unit = default_of(schedules.Listed, "unit")
-    """What the begins are numbers of: updates or epochs."""
-
-
-class PlateauTable(ScheduleTable):
-    """Multiplied by a factor after every so many evaluations in a row without an improvement."""
-
-    kind: Literal["plateau"] = "plateau"
-    """Which LR schedule."""
-    metric: str = default_of(schedules.Plateau, "metric")
-    """A metric of an evaluation, such as `valid/loss`."""
-    mode: Literal["min", "max"] = default_of(schedules.Plateau, "mode")
-    """Whether smaller or larger is better."""
-    factor: Annotated[float, Field(gt=0, lt=1)] = default_of(schedules.Plateau, "factor")
-    """What the learning rate is multiplied by."""
-    patience_evaluations: Count = default_of(schedules.Plateau, "patience_evaluations")
-    """After this many evaluations in a row without an improvement."""
-    min_delta: NonNegative = default_of(schedules.Plateau, "min_delta")
-    """A change of at most this much is no improvement."""
-    relative: bool = default_of(schedules.Plateau, "relative")
-    """Whether `min_delta` is a share of the best value instead of a number in units of the metric."""
-    cooldown_evaluations: Natural = default_of(schedules.Plateau, "cooldown_evaluations")
-    """So many evaluations after each fall do not count."""
-    min_factor: Share = default_of(schedules.Plateau, "min_factor")
-    """The multiplier does not fall below this."""
+TABLES = {kind: _table(kind, about, keys) for kind, (about, keys) in _KEYS.items()}
 
 
 def _constant_unless_said(value: object) -> object:
@@ -190,19 +160,8 @@ def _constant_unless_said(value: object) -> object:
     return cast("object", value)
 
 
-AnySchedule = (
-    ConstantTable
-    | LinearTable
-    | CosineTable
-    | CosineRestartsTable
-    | WsdTable
-    | InverseSqrtTable
-    | PolynomialTable
-    | TriStageTable
-    | TriangularTable
-    | StepTable
-    | MultiplicativeTable
-    | ListedTable
-    | PlateauTable
-)
+if TYPE_CHECKING:
+    AnySchedule = ScheduleTable
+else:
+    AnySchedule = reduce(or_, TABLES.values())
 LrScheduleTable = Annotated[Annotated[AnySchedule, Field(discriminator="kind")], BeforeValidator(_constant_unless_said)]

@@ -10,45 +10,45 @@ from evenstep.parallel import Fsdp, Local, Processes
 from evenstep.pipeline import PipelineModel
 
 
-class LocalTable(Section):
+class LocalTable(Section, of=Local):
     """How ranks that step alone share their parameters."""
 
-    every_updates: Count = default_of(Local, "every_updates")
+    every_updates: Count
     """Share after every so many updates."""
-    outer_lr: Positive = default_of(Local, "outer_lr")
+    outer_lr: Positive
     """How far the shared parameters go towards the mean of the ranks' own; 1.0 takes the mean."""
-    outer_momentum: NonNegative = default_of(Local, "outer_momentum")
+    outer_momentum: NonNegative
     """Momentum of what is shared, below 1."""
-    nesterov: bool = default_of(Local, "nesterov")
+    nesterov: bool
     """Whether that momentum looks ahead, as in DiLoCo and Nesterov's BMUF."""
-    by_inner_rate: bool = default_of(Local, "by_inner_rate")
+    by_inner_rate: bool
     """Whether the momentum is kept in units of the learning rate, as in SlowMo."""
-    synchronous_updates: Natural = default_of(Local, "synchronous_updates")
+    synchronous_updates: Natural
     """So many updates at the beginning are made together, as with ddp."""
-    inner_state: Literal["keep", "reset"] = default_of(Local, "inner_state")
+    inner_state: Literal["keep", "reset"]
     """What a share does to each rank's optimizer state."""
-    fragments: Count = default_of(Local, "fragments")
+    fragments: Count
     """Into how many parts the parameters are cut, which are shared in turn."""
-    overlap_updates: Natural = default_of(Local, "overlap_updates")
+    overlap_updates: Natural
     """For how many updates the ranks go on while a mean is on its way."""
-    own_share: NonNegative = default_of(Local, "own_share")
+    own_share: NonNegative
     """How much of its own parameters each rank keeps in a share, below 1."""
 
 
-class ParallelTable(Section):
+class ParallelTable(Section, of=(Fsdp, Processes, PipelineModel)):
     """How the ranks of a run share the model and its gradients."""
 
     strategy: Literal["auto", "single", "ddp", "fsdp", "zero1", "local"] = "auto"
     """Who holds what: `single` is one process, `ddp` a replica on each rank, `fsdp` a shard of everything on each,
     `zero1` a replica whose optimizer state is shared out, `local` a model of its own that is shared now and then; auto
     takes ddp if there are several ranks."""
-    local: LocalTable = LocalTable()
+    local: LocalTable = LocalTable.empty()
     """With local, when and how ranks share."""
     shard_ranks: Count | None = None
     """With fsdp, how many neighbouring ranks share one copy of the parameters (hybrid sharding); all by default."""
     gather_dtype: Literal["bf16"] | None = None
     """With fsdp, the number format in which parameters are gathered and used; their own by default."""
-    offload: bool = default_of(Fsdp, "offload")
+    offload: bool
     """With fsdp, whether shards wait in the CPU's memory while they are not used; needs an accelerator."""
     reduction: Literal["fast", "ordered"] = "fast"
     """How gradients are summed: `fast` overlaps with the backward; `ordered` gives the same bits on any number of
@@ -56,7 +56,7 @@ class ParallelTable(Section):
     compression: Literal["none", "bf16", "fp16"] = "none"
     """How gradients travel between the ranks of ddp: cast to 16 bits, half as many bytes with rounding of 0.4 % (bf16)
     or 0.05 % and a largest value of 65504 (fp16)."""
-    timeout_s: Positive = default_of(Processes, "timeout_s")
+    timeout_s: Positive
     """Longest wait for another rank, in seconds."""
     pipeline: Count = 1
     """Ranks that share one model between them, each holding some of its stages; 1 is no pipeline."""
@@ -66,7 +66,7 @@ class ParallelTable(Section):
     """Stages that each pipeline rank holds; as few as the pipeline schedule allows by default."""
     split_at: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Names of the layers that begin the second and later stages; equal numbers of layers by default."""
-    relay_skips: bool = default_of(PipelineModel, "relay_skips")
+    relay_skips: bool
     """Whether an output that several or distant stages take goes from each stage to the next, and its gradients are
     summed on the way back; by default it goes directly to each of them."""
 

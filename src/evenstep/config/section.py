@@ -3,7 +3,9 @@
 A table knows its keys, their types and their documentation; it has no behaviour.
 """
 
-from typing import Annotated, Any, Literal, cast, get_args
+from collections.abc import Callable
+from inspect import signature
+from typing import Annotated, Any, Literal, Self, Unpack, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic.json_schema import GenerateJsonSchema
@@ -90,7 +92,10 @@ ResetWords = Annotated[
 
 
 class Section(BaseModel):
-    """A table of the run file: unknown keys fail, nothing is converted, nothing changes later."""
+    """A table of the run file: unknown keys fail, nothing is converted, nothing changes later.
+
+    A subclass says what is made of it (`of`): a key that has no default here has that of the argument of its name.
+    """
 
     model_config = ConfigDict(
         extra="forbid",
@@ -100,6 +105,20 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         model_title_generator=lambda table: table.__name__.removesuffix("Table"),
     )
+
+    def __init_subclass__(
+        cls, of: Callable[..., object] | tuple[Callable[..., object], ...] = (), **config: Unpack[ConfigDict]
+    ) -> None:
+        for made in of if isinstance(of, tuple) else (of,):
+            for name, argument in signature(made).parameters.items():
+                if name in cls.__annotations__ and name not in vars(cls) and argument.default is not argument.empty:
+                    setattr(cls, name, argument.default)
+        super().__init_subclass__(**config)
+
+    @classmethod
+    def empty(cls) -> Self:
+        """The table with no key in it: all are what they are by default."""
+        return cls.model_validate({})
 
     @classmethod
     def model_json_schema(cls, *_: Any, **__: Any) -> dict[str, Any]:

@@ -6,9 +6,8 @@ with one size, only the places where it is cut are others. So nothing is saved, 
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal, cast, final
+from typing import Any, Literal, NamedTuple, cast
 
 from evenstep.arguments import require_word, said
 from evenstep.data.batch import JSON
@@ -19,9 +18,7 @@ __all__ = ["BatchSizes", "Unit", "batch_sizes"]
 Unit = Literal["updates", "epochs"]
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSizes:
+class BatchSizes(NamedTuple):
     """Sizes of the global batches of a run.
 
     Args:

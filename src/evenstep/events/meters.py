@@ -8,7 +8,7 @@ and set back; ranks that have seen nothing are left out. It knows torchmetrics' 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast, final
+from typing import Any, NamedTuple, TypeAlias, cast, final
 
 import torch
 from torch import Tensor
@@ -33,9 +33,7 @@ class Seen:
     state: State
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
+class _Snapshot(NamedTuple):
     """A meter as it was before the first observation of a try of an update."""
 
     update: int

@@ -8,10 +8,9 @@ no step.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
-from typing import cast, final
+from typing import NamedTuple, cast
 
 import torch
 from torch.optim import Optimizer
@@ -27,9 +26,7 @@ class Granularity(IntEnum):
     MODEL = 2
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class Known(NamedTuple):
     """What is known of an optimizer.
 
     Args:
@@ -40,7 +37,7 @@ class Known:
 
     steps: Granularity
     why: str = ""
-    unless: Mapping[str, str] = field(default_factory=dict)
+    unless: Mapping[str, str] = MappingProxyType({})
 
 
 _ELEMENTWISE = Known(steps=Granularity.ELEMENT)

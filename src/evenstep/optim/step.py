@@ -8,12 +8,15 @@ again. A step that broke off half-way can't be repeated, and is an error. It nei
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.optim import SGD, Optimizer
 
-from evenstep.errors import OutOfMemoryError
+from evenstep.errors import ArgumentError, OutOfMemoryError
 from evenstep.internals import takes_scale, times_written
 from evenstep.memory import give_back, is_out_of_memory
 from evenstep.optim.fused import take_step
+from evenstep.optim.multi import inner
 
 
 def step(optimizer: Any) -> None:
@@ -79,3 +82,33 @@ def _versions(optimizer: Any) -> dict[int, int]:
 def _untouched(optimizer: Any, before: dict[int, int]) -> bool:
     """Whether all tensors are as they were, and new ones as they were made."""
     return all(times_written(tensor) == before.get(id(tensor), 0) for tensor in _tensors(optimizer))
+
+
+def let_begin_late(optimizer: Optimizer) -> None:
+    """Have momentum made for the parameters of fused SGDs that get their first gradient after others.
+
+    As experts and unfrozen ones do. The kernel takes no parameter without momentum beside one that has some. A momentum
+    of 0 is the same: what it makes of it is the gradient, as of a first one. Other optimizers are left as they are.
+    """
+    for one in inner(optimizer):
+        if isinstance(one, SGD) and any(group.get("fused") for group in one.param_groups):
+            one.register_step_pre_hook(_begin_momentum)
+
+
+def _begin_momentum(optimizer: Optimizer, *_: Any) -> None:
+    if len(optimizer.state) == sum(len(group["params"]) for group in optimizer.param_groups):
+        return
+    for group in optimizer.param_groups:
+        if not group["fused"] or not group["momentum"]:
+            continue
+        moving = [one for one in group["params"] if one.grad is not None]
+        late = [one for one in moving if optimizer.state.get(one, {}).get("momentum_buffer") is None]
+        if not late or len(late) == len(moving):
+            continue
+        if group["dampening"]:
+            raise ArgumentError(
+                f"a parameter of shape {list(late[0].shape)} has its first gradient later than others, which torch's "
+                f"fused SGD can't step with a `dampening`; build it with `fused=False`."
+            )
+        for one in late:
+            optimizer.state[one]["momentum_buffer"] = torch.zeros_like(one)

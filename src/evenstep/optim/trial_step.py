@@ -5,8 +5,7 @@ all of them say so in their first step. Nothing of the run is touched: neither p
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, cast, final
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +14,7 @@ from torch.optim import Optimizer
 from evenstep.optim.sharing import TORCH
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class Refusal(NamedTuple):
     """A parameter that an optimizer can't step.
 
     Args:

@@ -59,9 +59,7 @@ class _Sequence:
     ended: bool = False
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Part:
+class _Part(NamedTuple):
     name: str
     module: Any
     record: Any

@@ -6,8 +6,7 @@ knows durations only as numbers that the caller gives, and communication only as
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple
 
 from evenstep.errors import PlanError
 from evenstep.pipeline.action import Action, Op, Plan
@@ -16,9 +15,7 @@ from evenstep.pipeline.layout import Layout
 COMPUTES = (Op.FORWARD, Op.BACKWARD, Op.INPUT_BACKWARD, Op.WEIGHT_BACKWARD)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """One compute action, when it ran.
 
     Args:

@@ -6,8 +6,7 @@ its optimizer state; in return owners may live on any ranks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +17,7 @@ from evenstep.parallel.group import Group
 from evenstep.strides import gradient_format
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Tie:
+class Tie(NamedTuple):
     """One tied parameter.
 
     Args:

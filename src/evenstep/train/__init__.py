@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     from evenstep.train.grouped import described_groups, grouped_optimizer
     from evenstep.train.lr_finder import FoundLr, find_lr
     from evenstep.train.outcome import Aborted, Committed
-    from evenstep.train.prediction import Prediction
     from evenstep.train.progress import Progress
-    from evenstep.train.result import Result
+    from evenstep.train.result import Prediction, Result
     from evenstep.train.state.loading import LoadedWeights, load_weights
     from evenstep.train.tasks.coefficients import Coefficients, Fixed
     from evenstep.train.tasks.collect import Collected, Trained
@@ -75,9 +74,8 @@ __getattr__, __dir__ = lazy_names(
         ".failures": "Answer DropTask FailurePolicy Retry Rewind Skip Stop",
         ".state.loading": "LoadedWeights load_weights",
         ".outcome": "Aborted Committed",
-        ".prediction": "Prediction",
         ".progress": "Progress",
-        ".result": "Result",
+        ".result": "Prediction Result",
         ".failures.spikes": "LossSpikes",
         ".tasks.task": "Loss Task",
         ".trainer": "Trainer",

@@ -19,7 +19,7 @@ from evenstep.parallel import Group
 from evenstep.pipeline import PipelineModel
 from evenstep.renamed import warn
 from evenstep.single_use import not_copied
-from evenstep.train.checks.values import check_like_parameters
+from evenstep.train.gradient_norms import check_like_parameters
 from evenstep.train.phases import Phases
 from evenstep.train.progress import Progress
 

@@ -27,8 +27,8 @@ from evenstep.data import Data, GlobalBatch, Position
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError, clause
 from evenstep.events import Bus, Incident, Record
 from evenstep.internals import unwrapped
-from evenstep.optim.late_parameters import let_begin_late
 from evenstep.optim.schedules import LrSchedule
+from evenstep.optim.step import let_begin_late
 from evenstep.options import Training, check_length
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
@@ -42,8 +42,7 @@ from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted, left_out
 from evenstep.train.progress import Progress
 from evenstep.train.state import Tree
-from evenstep.train.state.same_run import check_parts, check_same_run
-from evenstep.train.state.settings import changed_settings
+from evenstep.train.state.settings import changed_settings, check_parts, check_same_run
 from evenstep.train.tasks.listening import check_told_by_engine, let_ask, listeners
 from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.task import Task
@@ -160,7 +159,7 @@ class Engine:
         return engine
 
     def _build(self, setup: "Setup", *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> None:
-        from evenstep.train.checks.ties import check_ties
+        from evenstep.train.checks.model import check_ties
         from evenstep.train.engine_parts import build_parts
         from evenstep.train.failures.aborts import AbortCauses
 

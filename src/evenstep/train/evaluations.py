@@ -14,8 +14,8 @@ from evenstep.errors import ArgumentError
 from evenstep.events import EvaluateBegin, EvaluateEnd
 from evenstep.train.engine import Engine
 from evenstep.train.predict import predict
-from evenstep.train.prediction import Prediction
 from evenstep.train.reporter import Reporter
+from evenstep.train.result import Prediction
 
 
 @final

@@ -6,32 +6,19 @@ number format. It does not clip.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Protocol, final
+from typing import TypeAlias, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from evenstep.arguments import advice, require_table, said
+from evenstep.errors import ArgumentError
+from evenstep.internals import local_tensor, unwrapped
 from evenstep.names import named_parameters
 from evenstep.optim.apply import norms
 from evenstep.parallel import ParameterLayout, each_norm, squared_norm
 from evenstep.pipeline import PipelineModel
-
-
-class GradientNorms(Protocol):
-    """Norms over all ranks, alike on each of them."""
-
-    def squared(self, gradients: list[Tensor]) -> Tensor | None:
-        """‖g‖₂² over all that is trained; None where no rank has a gradient, as no task gave a loss."""
-        ...
-
-    def each(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """‖v‖₂ of tensors that ranks hold as they hold the parameters of these names: whole, and alike on all ranks.
-
-        Args:
-            values: of this rank, by the name of a parameter; of one that stages share, one of them counts.
-        """
-        ...
 
 
 @final
@@ -47,9 +34,15 @@ class NormsOfWhole:
         self._norms = partial(norms, dtype=_norm_dtype({parameter.dtype for parameter in parameters}))
 
     def squared(self, gradients: list[Tensor]) -> Tensor | None:
+        """‖g‖₂² of all that is trained, alike on all ranks; None where none has a gradient: no task gave a loss."""
         return squared_norm(self._layout, gradients, self._norms) if gradients else None
 
     def each(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """‖v‖₂ of tensors that ranks hold as they hold the parameters of these names: whole, and alike on all ranks.
+
+        Args:
+            values: of this rank, by the name of a parameter; of one that stages share, one of them counts.
+        """
         each = each_norm(self._layout, [_dense(value) for value in values.values()], self._norms)
         return dict(zip(values, each.unbind(), strict=True))
 
@@ -72,7 +65,7 @@ class NormsOfStages:
         self._zeros = torch.zeros(len(slots), dtype=self._dtype or next(iter(dtypes), torch.float32), device=device)
 
     def squared(self, gradients: list[Tensor]) -> Tensor | None:
-        """The same sum in the same order on all ranks.
+        """See `NormsOfWhole.squared`: the same sum in the same order on all ranks.
 
         Parameters without a gradient on any rank are left out, so that the sum is that of a model that is whole.
         """
@@ -82,6 +75,7 @@ class NormsOfStages:
         return each.dot(each) if anywhere else None
 
     def each(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `NormsOfWhole.each`."""
         known = [(self._slots[name], _dense(value)) for name, value in values.items() if name in self._slots]
         anywhere, each = self._each(known)
         names = list(self._slots)
@@ -107,6 +101,9 @@ class NormsOfStages:
         return self._known_places[slots]
 
 
+GradientNorms: TypeAlias = NormsOfWhole | NormsOfStages
+
+
 def trained_by(optimizer: Optimizer) -> list[Tensor]:
     """The parameters of an optimizer."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -122,3 +119,19 @@ def _norm_dtype(dtypes: set[torch.dtype]) -> torch.dtype | None:
     if len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64}:
         return None
     return torch.float64 if dtypes & {torch.float64, torch.complex128} else torch.float32
+
+
+def check_like_parameters(values: object, model: nn.Module) -> None:
+    """Raise ArgumentError unless `values` are tensors like the parameters of their names."""
+    given = require_table("values", values, "`trainer.norms({name: tensor})`")
+    parameters = named_parameters(unwrapped(model))
+    for name, value in given.items():
+        if name not in parameters:
+            raise ArgumentError(f"`values` has `{name}`, which no parameter is called; {advice(name, parameters)}")
+        one = parameters[name]
+        if not isinstance(value, Tensor) or value.shape not in (one.shape, local_tensor(one).shape):
+            what = f"of shape {list(value.shape)}" if isinstance(value, Tensor) else said(value)
+            raise ArgumentError(
+                f"`values['{name}']` must be a tensor of shape {list(one.shape)}, as the parameter is, but is {what}; "
+                f"give such a tensor."
+            )

@@ -17,6 +17,7 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
+from torch.utils.checkpoint import CheckpointError
 
 from evenstep.data import Microbatch
 from evenstep.events import (
@@ -27,16 +28,15 @@ from evenstep.events import (
     MicrobatchBegin,
     MicrobatchEnd,
 )
-from evenstep.internals import profiler_runs
+from evenstep.internals import profiler_runs, run_backward, unwrapped
 from evenstep.keys import branch
 from evenstep.memory import is_out_of_memory
 from evenstep.nothing import NOTHING
 from evenstep.pipeline import Stage
-from evenstep.train.backward import backward_of
+from evenstep.pipeline.compiled import as_written
 from evenstep.train.context import MicrobatchResults, TrainContext
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.memory.sub_batch import SubBatch
-from evenstep.train.own_evaluation import lent
 from evenstep.train.randomness import LOSS, branch_of
 from evenstep.train.recording import Recording
 from evenstep.train.tasks.norm_statistics import explain
@@ -304,3 +304,65 @@ class MicrobatchStep:
         self._context.randomness.end_passage()
         for microbatch in list(self._open):
             self._open.pop(microbatch).__exit__(kind, error, traceback)
+
+
+def backward_of(loss: Tensor, gradient: Tensor) -> None:
+    """Add to every parameter's `.grad` the gradient of `loss` times `gradient`; the graph is freed.
+
+    `torch.autograd.backward` first looks at the gradient it is given: its shape with symbolic sizes, its dtype, whether
+    it is complex. Here that was made like the loss, and looking at it costs as much as three small kernels, so the
+    engine is called where `backward` itself, and torch's pipelining runtime, call it.
+
+    Args:
+        loss: 0-dim, with a graph.
+        gradient: what the way back begins with, made like the loss.
+
+    >>> import torch
+    >>> w = torch.tensor(3.0, requires_grad=True)
+    >>> backward_of(w * w, torch.tensor(0.5))
+    >>> w.grad
+    tensor(3.)
+    """
+    try:
+        run_backward(loss, gradient)
+    except RuntimeError as error:
+        if "backward through the graph a second time" in str(error):
+            error.add_note(
+                "evenstep goes back from the loss itself: `Task.loss` must not call `backward`, and what it computes "
+                "from must be of this micro-batch's forward, not kept from an earlier one."
+            )
+        if isinstance(error, CheckpointError):
+            error.add_note(
+                "A module's forward has computed something else when it was computed again in the backward: it may "
+                "depend on what it keeps in attributes, or in a cache that it is given, as models of transformers do "
+                "unless `Task.inputs` gives them `use_cache=False`. Let `memory.checkpoint`, or a checkpoint of the "
+                "model's own, leave it out, or let it keep nothing."
+            )
+        raise
+
+
+@contextmanager
+def lent(model: nn.Module, context: TrainContext) -> Generator[nn.Module]:
+    """Inside, a task may call the model, to generate with it instead of only applying it.
+
+    It is called as an evaluation calls it: in the number formats of the run, on the device, without gradients, as it is
+    written where it is compiled; autocast is the caller's. It takes part in no sum over ranks, so each rank may call it
+    as often as its batches need.
+    """
+    whole, randomness = unwrapped(model), context.randomness
+    cast_inputs, cast_outputs = context.cast_inputs, context.cast_outputs
+    handles: list[Any] = []
+    if cast_inputs is not None:
+        handles.append(
+            whole.register_forward_pre_hook(lambda _, args, named: cast_inputs((args, named)), with_kwargs=True)
+        )
+    if cast_outputs is not None:
+        handles.append(whole.register_forward_hook(lambda _, args, output: cast_outputs(output)))
+    under_way, randomness.under_way = randomness.under_way, False  # layers are called in no order that has keys
+    try:
+        with as_written():
+            yield whole
+    finally:
+        randomness.under_way = under_way
+        for handle in handles:
+            handle.remove()

@@ -22,8 +22,8 @@ from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.microbatch import MicrobatchStep
-from evenstep.train.prediction import Prediction
 from evenstep.train.recovery import Recovery
+from evenstep.train.result import Prediction
 from evenstep.train.side_effects import evaluating
 from evenstep.train.tasks.observed import ObservedTask
 from evenstep.train.tasks.task import Task

@@ -1,7 +1,8 @@
-"""How a call of `train` ended, as a value."""
+"""What the methods of a trainer give, as values: how a call of `train` ended, and what `predict` keeps."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Any, Literal, final
 
 
 @final
@@ -22,3 +23,19 @@ class Result:
     reason: str
     metrics: dict[str, float]
     requeue: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What is kept of one micro-batch.
+
+    Args:
+        output: what `Task.predict` gave, any tree; its tensors are copies on the CPU.
+        samples: their numbers in the dataset, in the order of the output; empty where they have none.
+        task: the name of the task; "" where a run has one task without a name.
+    """
+
+    output: Any
+    samples: Sequence[int] = ()
+    task: str = ""

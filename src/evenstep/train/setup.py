@@ -16,16 +16,15 @@ from torch.optim import Optimizer
 
 from evenstep.data import Data
 from evenstep.events import Storage
+from evenstep.memory import build_emptying
 from evenstep.optim.schedules import LrSchedule, plateaus_of
 from evenstep.options import Training
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
 from evenstep.single_use import check_unused
-from evenstep.train.cache import build_emptying
 from evenstep.train.checks.launch import check_launched
-from evenstep.train.checks.layers import check_layers
 from evenstep.train.checks.local import check_local
-from evenstep.train.checks.model import check_model, check_parameters, check_trains
+from evenstep.train.checks.model import check_layers, check_model, check_parameters, check_trains
 from evenstep.train.checks.optimizer import check_optimizer
 from evenstep.train.checks.tasks import check_evaluates, check_tasks, check_teachers
 from evenstep.train.checks.whole_update import check_whole_update

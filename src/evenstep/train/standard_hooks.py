@@ -10,7 +10,7 @@ Whoever gives `writers` gets exactly those, and a hook that is given takes the p
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, final
 
 from torch import Tensor
 
@@ -22,6 +22,7 @@ from evenstep.events import (
     Bus,
     Console,
     ConsoleWriter,
+    EvaluateEnd,
     Hook,
     HookTrainer,
     Incident,
@@ -35,6 +36,8 @@ from evenstep.events import (
     is_watched,
 )
 from evenstep.events.hooks.evaluate import may_be_asked_for
+from evenstep.events.hooks.target import MetricTarget
+from evenstep.optim.schedules import Plateau
 from evenstep.options import STANDARD_WRITERS, Checkpointing, Logging
 from evenstep.parallel import Group
 from evenstep.parallel.inside import inside
@@ -149,3 +152,32 @@ def write_page(folder: Path, update: int, report: Callable[[Incident], None]) ->
         load(REPORT)(folder)
     except Exception as error:  # noqa: BLE001 - not lost: it is an incident
         report(Incident(kind="report", update=update, message=str(error), traceback=traceback.format_exc()))
+
+
+@final
+class Follow(Hook):
+    """Tells `plateau` of the evaluations that it follows; every evaluation counts, whoever has asked for it.
+
+    An evaluation comes after all updates before it have been committed, so going back needs nothing here: what the
+    schedule remembers is in the checkpoint.
+
+    Attributes:
+        follows: the metric, of which a trainer sees to it that it is evaluated.
+
+    Raises:
+        HookError: when an evaluation is made that has no such metric.
+    """
+
+    def __init__(self, plateau: Plateau) -> None:
+        self._plateau = plateau
+        self.follows = MetricTarget(metric=plateau.metric, mode=plateau.mode, min_delta=0.0)
+
+    @property
+    def name(self) -> str:
+        """Whose behalf it is on."""
+        return "Plateau"
+
+    def after_evaluate(self, event: EvaluateEnd) -> None:
+        value = self.follows.value(self, event)
+        if value is not None:
+            self._plateau.evaluated(value, update=event.update)

@@ -32,8 +32,7 @@ from evenstep.train.checks.optimizer import watch_first_step
 from evenstep.train.engine import Engine
 from evenstep.train.lr_finder import FoundLr, search
 from evenstep.train.old_arguments import takes_old_arguments
-from evenstep.train.prediction import Prediction
-from evenstep.train.result import Result
+from evenstep.train.result import Prediction, Result
 from evenstep.train.state import Tree
 from evenstep.train.state.afresh import resets_of
 from evenstep.train.tasks.listening import listeners
@@ -115,10 +114,9 @@ class Trainer(TrainerAttributes):
         from evenstep.train.checks.agreement import check_agreement
         from evenstep.train.checks.arguments import check_engine_arguments, check_trainer_arguments
         from evenstep.train.checks.resume import check_keeping, check_rewinding, try_resume
-        from evenstep.train.follow import Follow
         from evenstep.train.resolve import evaluations_of, policies_of
         from evenstep.train.setup import set_up
-        from evenstep.train.standard_hooks import build_reporter
+        from evenstep.train.standard_hooks import Follow, build_reporter
         from evenstep.train.state.run_state import updates_of
 
         check_length(updates, epochs)

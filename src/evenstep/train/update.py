@@ -276,7 +276,7 @@ class Update:
             look(update)
 
     def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `GradientNorms.each`."""
+        """See `NormsOfWhole.each`."""
         return self._execution.norms.each(values)
 
     def begin(self) -> None:

@@ -6,9 +6,9 @@ from typing import Any, get_args
 import pytest
 
 import evenstep
-from evenstep.config import schema, schema_lr, schema_ranks
+from evenstep.config import schema, schema_ranks
 from evenstep.config.schema import Config, EmaTable, LossScaleTable
-from evenstep.config.schema_lr import AnySchedule, ScheduleTable
+from evenstep.config.schema_lr import TABLES, ScheduleTable
 from evenstep.config.section import Section
 from evenstep.optim import ema, schedules
 from evenstep.options import OPTIONS
@@ -174,15 +174,15 @@ PUBLIC_KEYS = {
 
 def test_a_configuration_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        setattr(schema_lr.CosineTable(), "end_factor", 0.5)  # noqa: B010 - the point is that it fails at run time
+        setattr(TABLES["cosine"](), "end_factor", 0.5)  # noqa: B010 - the point is that it fails at run time
 
 
-@pytest.mark.parametrize("section", get_args(AnySchedule))
+@pytest.mark.parametrize("section", TABLES.values())
 def test_an_lr_schedule_has_the_fields_and_defaults_of_its_namesake(section: type[ScheduleTable]) -> None:
     namesake = getattr(schedules, section.__name__.removesuffix("Table"))
     there = {name: p.default for name, p in inspect.signature(namesake).parameters.items()}
     here = {name: field.default for name, field in section.model_fields.items() if name != "kind"}
-    if section is schema_lr.ListedTable:  # where rates stand for factors of the optimizer's
+    if section is TABLES["listed"]:  # where rates stand for factors of the optimizer's
         assert here.pop("rates") is here.pop("factors") is None
         del there["factors"]
     assert here.keys() == there.keys()

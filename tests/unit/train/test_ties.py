@@ -11,7 +11,7 @@ from evenstep.errors import ArgumentError
 from evenstep.parallel import Mesh
 from evenstep.pipeline import PipelineModel
 from evenstep.train import Engine, Task
-from evenstep.train.checks.ties import check_ties
+from evenstep.train.checks.model import check_ties
 from evenstep.train.state.train_state import parameter_names
 
 

@@ -17,8 +17,7 @@ from evenstep.errors import EvenstepError, MissingExtraError, clause
 from evenstep.events.event import Event, Json, TrainBegin, TrainEnd
 from evenstep.events.series import Record
 from evenstep.events.shown import Image, Shown, Text
-from evenstep.events.writers.flat import flat
-from evenstep.events.writers.writer import Writer, run_file
+from evenstep.events.writers.writer import Writer, flat, run_file
 
 _MOST_AT_ONCE = 1000  # metrics in one call, by MLflow's own limit
 _LONGEST = 500  # characters of a parameter that every store takes

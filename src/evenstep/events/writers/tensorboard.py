@@ -16,8 +16,7 @@ from evenstep.errors import MissingExtraError
 from evenstep.events.event import Event, TrainBegin, TrainEnd
 from evenstep.events.series import Record
 from evenstep.events.shown import Image, Shown, Text
-from evenstep.events.writers.flat import flat
-from evenstep.events.writers.writer import Writer, run_file
+from evenstep.events.writers.writer import Writer, flat, run_file
 
 
 @final

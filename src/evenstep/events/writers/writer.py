@@ -5,11 +5,12 @@ is closed when training ends, however it ends. It has no say in what is measured
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from evenstep.errors import ArgumentError
-from evenstep.events.event import Event
+from evenstep.events.event import Event, Json
 from evenstep.events.series import Record
 
 
@@ -73,3 +74,18 @@ def run_file(writer: Writer, folder: Path | None, name: str) -> Path:
         )
     folder.mkdir(parents=True, exist_ok=True)
     return folder / name
+
+
+def flat(config: Mapping[str, Json], outer: str = "") -> dict[str, str | int | float | bool]:
+    """The values of `config`, as services take them, by dotted keys; a list is text, and what is None is left out.
+
+    >>> flat({"train": {"updates": 100, "ema": None}, "betas": [0.9, 0.95], "seed": 1})
+    {'train.updates': 100, 'betas': '[0.9, 0.95]', 'seed': 1}
+    """
+    values: dict[str, str | int | float | bool] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            values |= flat(cast("Mapping[str, Json]", value), f"{outer}{name}.")
+        elif value is not None:
+            values[f"{outer}{name}"] = value if isinstance(value, bool | int | float | str) else str(value)
+    return values

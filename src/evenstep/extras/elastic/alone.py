@@ -17,8 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
+import torch
+
+from evenstep.checkpoint import pack, unpack
 from evenstep.errors import ArgumentError, EvenstepError
-from evenstep.extras.elastic.sending import shared
+from evenstep.parallel import Group
 from evenstep.parallel.reducer.local import LocalReducer
 from evenstep.train.state import Tree
 from evenstep.train.state.local_state import NEW
@@ -188,3 +191,21 @@ class Reunion:
         if "local" in state:
             state = {**state, "local": {**state["local"], "ranks": group.ranks, "own": {str(group.rank): own}}}
         self._take(state)
+
+
+def shared(group: Group, tree: Any, source: int) -> Any:
+    """The tree of tensors that `source` has, on every rank: they are sent one by one.
+
+    >>> shared(Group(), {"a": [torch.ones(2), "b"]}, 0)
+    {'a': [tensor([1., 1.]), 'b']}
+    """
+    tensors, skeleton = pack(tree, "state") if group.rank == source else ({}, None)
+    forms = [(name, one.shape, one.dtype) for name, one in tensors.items()]
+    skeleton, forms = group.gather((skeleton, forms))[source]
+    for name, shape, dtype in forms:
+        whole = tensors[name] if group.rank == source else torch.empty(shape, dtype=dtype)
+        flat = whole.contiguous().reshape(-1)
+        if flat.numel():
+            group.broadcast([flat.view(torch.uint8)], source)
+        tensors[name] = flat.view(shape)
+    return unpack(skeleton, tensors, "state")

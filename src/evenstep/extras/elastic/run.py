@@ -18,8 +18,7 @@ from torch import Tensor
 
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError
 from evenstep.events import Incident, Json
-from evenstep.extras.elastic.alone import Reunion
-from evenstep.extras.elastic.sending import shared
+from evenstep.extras.elastic.alone import Reunion, shared
 from evenstep.internals import unwrapped
 from evenstep.parallel.reducer.local import LocalReducer
 from evenstep.parallel.replicas import bits

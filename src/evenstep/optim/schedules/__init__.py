@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from evenstep.optim.schedules.constant import Constant
 from evenstep.optim.schedules.cosine import Cosine
 from evenstep.optim.schedules.cosine_restarts import CosineRestarts
-from evenstep.optim.schedules.counted import CountedSchedule
 from evenstep.optim.schedules.inverse_sqrt import InverseSqrt
 from evenstep.optim.schedules.linear import Linear
 from evenstep.optim.schedules.listed import Listed
@@ -13,7 +12,7 @@ from evenstep.optim.schedules.multiplicative import Multiplicative
 from evenstep.optim.schedules.per_group import PerGroup
 from evenstep.optim.schedules.plateau import Plateau
 from evenstep.optim.schedules.polynomial import Polynomial
-from evenstep.optim.schedules.schedule import LrSchedule
+from evenstep.optim.schedules.schedule import CountedSchedule, LrSchedule
 from evenstep.optim.schedules.step import Step
 from evenstep.optim.schedules.tri_stage import TriStage
 from evenstep.optim.schedules.triangular import Triangular

@@ -8,7 +8,7 @@ from typing import Any, Self, cast, final
 
 from evenstep.arguments import require_number, require_several, said
 from evenstep.errors import ArgumentError
-from evenstep.optim.schedules.counted import CountedSchedule, Unit
+from evenstep.optim.schedules.schedule import CountedSchedule, Unit
 
 
 @final

@@ -6,8 +6,7 @@ from typing import final
 
 from evenstep.arguments import require_number, require_several
 from evenstep.errors import ArgumentError
-from evenstep.optim.schedules.counted import CountedSchedule, Unit
-from evenstep.optim.schedules.schedule import check_min_factor
+from evenstep.optim.schedules.schedule import CountedSchedule, Unit, check_min_factor
 
 
 @final

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import final
 
-from evenstep.optim.schedules.counted import CountedSchedule
-from evenstep.optim.schedules.schedule import check_count, check_min_factor, check_shrink
+from evenstep.optim.schedules.schedule import CountedSchedule, check_count, check_min_factor, check_shrink
 
 
 @final

@@ -15,7 +15,7 @@ from evenstep.errors import ReplicaError
 from evenstep.internals import unwrapped
 from evenstep.names import named_parameters, state_of
 from evenstep.parallel import Group
-from evenstep.train.checks.ties import check_ties
+from evenstep.train.checks.model import check_ties
 from evenstep.version import __version__
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ A parameter is stepped once, and gradients can be taken of it; nothing else shar
 of the parameters while the run goes on is `trained`'s to watch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,11 @@ from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import accumulation_hook, unwrapped
+from evenstep.names import named_parameters
+from evenstep.options import Training
+from evenstep.parallel import Local, Strategy
 from evenstep.pipeline import PipelineModel
-from evenstep.precision import Precision
+from evenstep.precision import Precision, SixteenBits
 from evenstep.strides import shares_memory
 from evenstep.train.state.train_state import parameter_names
 
@@ -173,3 +176,54 @@ def _check_once(names: list[list[str]], model: nn.Module) -> None:
                     f"would be stepped twice in each update; give each parameter once, as `model.parameters()` does."
                 )
             places[name] = number
+
+
+def check_layers(model: nn.Module, *, strategy: Strategy, precision: Precision, train: Training) -> None:
+    """Raise ArgumentError for a layer that is not for a run of this kind, such as one that a hook changes meanwhile.
+
+    It says so itself by `evenstep_not_for`: why it can't be in a run of a kind, by the kind. The core knows the kinds,
+    not the layers.
+
+    The kinds are "local", "changing ranks", "16 bits" (of the parameters themselves) and "compile"; and "whole of
+    stages", where tasks ask for the whole of a model in stages (`checks.tasks`).
+    """
+    holds_float32 = precision.keeps_masters and strategy.layout.divides == "elements"  # and rounds what it gathers
+    kinds = {
+        "local": isinstance(strategy, Local),
+        "changing ranks": strategy.group.can_change,
+        "16 bits": isinstance(precision, SixteenBits) and not holds_float32,
+        "compile": train.compile != "off",
+    }
+    for name, module in model.named_modules():
+        not_for: Mapping[str, str] = getattr(module, "evenstep_not_for", {})
+        for kind in (kind for kind, is_so in kinds.items() if is_so and kind in not_for):
+            raise ArgumentError(f"`{name}` is a {type(module).__name__}, {not_for[kind]}.")
+
+
+def check_ties(model: nn.Module, groups: Sequence[Sequence[str]]) -> None:
+    """Raise ArgumentError where stages would step their copies of one parameter otherwise; all pipeline ranks ask.
+
+    Copies that are not stepped alike become different parameters.
+
+    Args:
+        groups: the names of the parameters of this rank's optimizer, by group.
+    """
+    if not isinstance(model, PipelineModel):
+        return
+    group_of = {name: number for number, names in enumerate(groups) for name in names}
+    firsts, held = model.aliases, named_parameters(model)
+    tied = {*firsts, *firsts.values()} & held.keys()
+    everybody = model.mesh.pipeline.gather({name: group_of.get(name) for name in sorted(tied)})
+    places: dict[str, tuple[str, int | None]] = {}
+    for name, number in [each for theirs in everybody for each in theirs.items()]:
+        other, before = places.setdefault(firsts.get(name, name), (name, number))
+        if before != number:
+            raise ArgumentError(
+                f"`{other}` and `{name}` are one parameter, of which two stages have a copy, but the optimizers hold "
+                f"them in {_group(before)} and in {_group(number)}, so the copies would become different; give them "
+                f"the same group on all ranks, by their names rather than by their places."
+            )
+
+
+def _group(number: int | None) -> str:
+    return "no group" if number is None else f"group {number}"

@@ -22,8 +22,7 @@ from evenstep.train.engine import Engine
 from evenstep.train.reporter import Reporter
 from evenstep.train.state import Tree
 from evenstep.train.state.afresh import begun_afresh
-from evenstep.train.state.same_run import check_same_run
-from evenstep.train.state.settings import MAY_CHANGE
+from evenstep.train.state.settings import MAY_CHANGE, check_same_run
 from evenstep.train.tasks.tasks import states_of
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What updates are made with beside model, data and seed, as plain values, to be compared when a run goes on.
+"""Whether a run can go on from a state: what updates are made with, as plain values, and in what two runs differ.
 
 A run that goes on with other ones is another run from there on: `resume` refuses that unless it is meant, and then it
 is said. Options of the optimizer are kept with its state, everything else is here. It does not know what a checkpoint
@@ -12,10 +12,11 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from evenstep.errors import CheckpointError
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training
 from evenstep.precision import Precision
-from evenstep.train.state.same_run import differences
+from evenstep.train.state import Tree
 
 LEAVE_NO_TRACE = ("check_loss", "settle_every_updates", "fit_memory", "memory")
 """Fields of `Training` that the parameters do not depend on."""
@@ -103,3 +104,43 @@ def _arguments(kind: type) -> list[str]:
         return [*signature(kind).parameters]
     except (TypeError, ValueError):  # one of C
         return []
+
+
+def check_parts(state: Tree) -> None:
+    """Raise CheckpointError unless `state` has the parts that an engine's has."""
+    lacking = [part for part in ("model", "optimizer", "ema", "precision", "progress", "run") if part not in state]
+    if lacking:
+        raise CheckpointError(
+            f"a state to load must be what an engine's `state_dict` gave, but this one has no {lacking[0]!r}; to "
+            f"begin with a model's weights only, `evenstep.load_weights(model, PATH)` before the engine is built."
+        )
+
+
+def check_same_run(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise CheckpointError unless the saved run has the same seed, precision and data as this one."""
+    different = [said for name in own for said in differences(name, saved[name], own[name])]
+    if different:
+        raise CheckpointError(
+            f"the checkpoint is of another run, so going on from it would not be exact: {'; '.join(different)}. Build "
+            f"the run as it was saved, or start a new one."
+        )
+
+
+def differences(name: str, saved: object, now: object) -> list[str]:
+    """In what two plain values differ; of tables with the same keys only those that do.
+
+    >>> differences("data", {"size": 4, "shuffle": True}, {"size": 8, "shuffle": True})
+    ['`data.size` was 4 and is now 8']
+    """
+    if isinstance(saved, Mapping) and isinstance(now, Mapping):
+        before, after = cast("Mapping[str, object]", saved), cast("Mapping[str, object]", now)
+        if before.keys() == after.keys() and before.get("kind") == after.get("kind"):
+            return [said for key in after for said in differences(f"{name}.{key}", before[key], after[key])]
+    return [] if saved == now else [f"`{name}` was {_described(saved)} and is now {_described(now)}"]
+
+
+def _described(value: object) -> str:
+    if isinstance(value, dict) and "kind" in value:
+        told = cast("dict[str, Any]", value)
+        return f"{told['kind']}({', '.join(f'{name}={one}' for name, one in told.items() if name != 'kind')})"
+    return str(value)

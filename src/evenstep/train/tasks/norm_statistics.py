@@ -5,16 +5,17 @@ the layer's usual buffers are those of the first task. "frozen": nothing moves t
 in evaluation, while scale and shift go on being trained. It does not change layers whose statistics are not running.
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
-from typing import Literal, final
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TypeAlias, final
 
 from torch import nn
 
+from evenstep.nothing import NOTHING
+from evenstep.options import NormStatistics
 from evenstep.parallel.buffers import NORMS
 
-Kind = Literal["shared", "per-task", "frozen"]
+Place: TypeAlias = tuple[nn.Module, str, str]
 
 
 def explain(error: Exception) -> None:
@@ -27,95 +28,68 @@ def explain(error: Exception) -> None:
         )
 
 
+@final
 class Norms:
-    """The normalisation layers of a model, with statistics shared by all tasks."""
+    """The normalisation layers of a model, by default with statistics that all tasks share.
 
-    by_task: bool = False
+    Args:
+        frozen: those whose statistics do not move.
+        own: where statistics stand that are of one task: layers, with the names of two buffers that change places.
+
+    Attributes:
+        by_task: whether each task has its own.
+    """
+
+    def __init__(self, frozen: Sequence[nn.Module] = (), own: Mapping[str, Sequence[Place]] | None = None) -> None:
+        self._frozen, self._own = frozen, own or {}
+        self.by_task = own is not None
 
     def prepare(self) -> None:
         """Put the layers into the mode that they are trained in; the model is in training mode."""
+        for layer in self._frozen:
+            layer.eval()
 
     def of(self, task: str) -> AbstractContextManager[None]:
         """The layers have the statistics of `task` inside the `with`."""
-        return nullcontext()
+        return _exchanged(self._own[task]) if task in self._own else NOTHING
 
 
-@final
-class FrozenNorms(Norms):
-    """Statistics that do not move.
-
-    >>> model = nn.Sequential(nn.BatchNorm1d(2), nn.ReLU()).train()
-    >>> FrozenNorms(model).prepare()
-    >>> model.training, model[0].training
-    (True, False)
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._layers = _layers(model)
-
-    def prepare(self) -> None:
-        for layer in self._layers:
-            layer.eval()
+@contextmanager
+def _exchanged(places: Sequence[Place]) -> Generator[None]:
+    _exchange(places)
+    try:
+        yield
+    finally:
+        _exchange(places)
 
 
-@final
-class TaskNorms(Norms):
-    """Statistics of each task's own, in buffers of the layer called `running_mean_<task>` and so on.
+def _exchange(places: Sequence[Place]) -> None:
+    for layer, one, other in places:
+        kept = layer.get_buffer(one)
+        setattr(layer, one, layer.get_buffer(other))
+        setattr(layer, other, kept)
+
+
+def build_norms(model: nn.Module, tasks: Sequence[str], kind: NormStatistics) -> Norms:
+    """The normalisation layers of `model` with the statistics asked for.
+
+    A task's own are in buffers of the layer called `running_mean_<task>` and so on.
 
     >>> import torch
-    >>> layer = nn.BatchNorm1d(1); norms = TaskNorms(layer, ("class", "box"))
+    >>> layer = nn.BatchNorm1d(1); norms = build_norms(layer, ("class", "box"), "per-task")
     >>> with norms.of("box"): _ = layer(torch.tensor([[1.0], [3.0]]))
     >>> layer.running_mean.item(), round(layer.running_mean_box.item(), 2)
     (0.0, 0.2)
+    >>> build_norms(layer, (), "frozen").prepare(); layer.training
+    False
     """
-
-    by_task = True
-
-    def __init__(self, model: nn.Module, tasks: Sequence[str]) -> None:
-        self._swaps: dict[str, _Swap] = {}
-        layers = _layers(model)
-        usual = [(layer, name, buffer) for layer in layers for name, buffer in layer.named_buffers(recurse=False)]
-        for task in tasks[1:]:
-            places: list[tuple[nn.Module, str, str]] = []
-            for layer, name, buffer in usual:
-                layer.register_buffer(f"{name}_{task}", buffer.detach().clone())
-                places.append((layer, name, f"{name}_{task}"))
-            self._swaps[task] = _Swap(places)
-
-    def of(self, task: str) -> AbstractContextManager[None]:
-        return self._swaps.get(task) or nullcontext()
-
-
-@final
-class _Swap(AbstractContextManager[None]):
-    """Exchanges two buffers of layers, and back at the end."""
-
-    __slots__ = ("_places",)
-
-    def __init__(self, places: list[tuple[nn.Module, str, str]]) -> None:
-        self._places = places
-
-    def __enter__(self) -> None:
-        self._exchange()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._exchange()
-
-    def _exchange(self) -> None:
-        for layer, one, other in self._places:
-            kept = layer.get_buffer(one)
-            setattr(layer, one, layer.get_buffer(other))
-            setattr(layer, other, kept)
-
-
-def build_norms(model: nn.Module, tasks: Sequence[str], kind: Kind) -> Norms:
-    """The normalisation layers of `model` with the statistics asked for."""
+    layers = [layer for layer in model.modules() if isinstance(layer, NORMS) and layer.running_mean is not None]
     if kind == "frozen":
-        return FrozenNorms(model)
-    return TaskNorms(model, tasks) if kind == "per-task" else Norms()
-
-
-def _layers(model: nn.Module) -> list[nn.Module]:
-    return [layer for layer in model.modules() if isinstance(layer, NORMS) and layer.running_mean is not None]
+        return Norms(layers)
+    if kind == "shared":
+        return Norms()
+    usual = [(layer, name, buffer) for layer in layers for name, buffer in layer.named_buffers(recurse=False)]
+    for task in tasks[1:]:
+        for layer, name, buffer in usual:
+            layer.register_buffer(f"{name}_{task}", buffer.detach().clone())
+    return Norms(own={task: [(layer, name, f"{name}_{task}") for layer, name, _ in usual] for task in tasks[1:]})

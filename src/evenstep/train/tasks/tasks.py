@@ -6,8 +6,7 @@ clipping and ranks treat it as they treat all parameters and buffers. It runs no
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Self, cast, final
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,18 +16,16 @@ from evenstep.arguments import said
 from evenstep.errors import ArgumentError, CheckpointError, TaskError
 from evenstep.internals import unwrapped
 from evenstep.names import LEARNED
-from evenstep.options import check_task_names
+from evenstep.options import NormStatistics, check_task_names
 from evenstep.parallel import Strategy
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.tasks.coefficients import Coefficients, Fixed
 from evenstep.train.tasks.combine import Combine, Separate
-from evenstep.train.tasks.norm_statistics import Kind, Norms, build_norms
+from evenstep.train.tasks.norm_statistics import Norms, build_norms
 from evenstep.train.tasks.task import Task
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tasks:
+class Tasks(NamedTuple):
     """The tasks of a run, and what is said about them together.
 
     Args:
@@ -41,7 +38,7 @@ class Tasks:
     by_name: dict[str, Task]
     coefficients: Coefficients
     combine: Combine | None
-    norm_statistics: Kind
+    norm_statistics: NormStatistics
     distinguished: bool
 
     @classmethod
@@ -50,7 +47,7 @@ class Tasks:
         task: Task | Mapping[str, Task],
         coefficients: Coefficients | Mapping[str, float] | None,
         combine: Combine | None,
-        norm_statistics: Kind,
+        norm_statistics: NormStatistics,
     ) -> Self:
         """The tasks from a trainer's arguments.
 
