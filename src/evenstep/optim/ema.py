@@ -1,7 +1,7 @@
 """An exponential moving average of the parameters, for evaluation.
 
     e ← e + (1 - d) · (θ - e)        after every `every_updates`-th committed update
-    e ← θ                            up to `start_update`
+    e ← θ                            up to `start_update`, and at it whatever `every_updates` is
 
 with d = decay, or d = min(decay, (1 + n) / (10 + n)) at the n-th move where it is warmed up. Floating-point buffers
 (BatchNorm statistics) are averaged as well, others copied. The average is kept in float32 at least. It is not
@@ -31,7 +31,8 @@ class Ema:
 
     Args:
         decay: share of the old average that stays at each move, in [0, 1).
-        start_update: up to this committed update the average is a copy.
+        start_update: up to this committed update the average is a copy, made anew at it. The decay begins with the next
+            move: the first multiple of `every_updates` after it.
         every_updates: the average moves at every so many updates only; choose `decay` for that interval.
         decay_warmup: whether the decay of the n-th move is at most (1 + n) / (10 + n), so that a short run is not still
             averaged with its beginning. n is counted from `start_update`, also by an average that is added later.
@@ -159,12 +160,11 @@ class Ema:
     def share(self, update: int) -> float:
         """How far the average moves after committed update `update`, of its way to the parameters: 0 to 1.
 
-        >>> Ema(decay=0.75, start_update=2, every_updates=2).share(2), Ema(decay=0.75, every_updates=2).share(3)
-        (1.0, 0.0)
+        >>> late = Ema(decay=0.75, start_update=3, every_updates=2)
+        >>> [late.share(update) for update in range(1, 7)]
+        [0.0, 1.0, 1.0, 0.25, 0.0, 0.25]
         """
-        if update % self._every_updates:
-            return 0.0
-        return 1.0 - self.decay_at(update)
+        return 1.0 - self.decay_at(update) if self._moves_at(update) else 0.0
 
     def after_update(self, update: int, aborted: Tensor | float = 0.0) -> None:
         """Move the average after committed update `update`.
@@ -173,7 +173,7 @@ class Ema:
             update: number of the update.
             aborted: 1.0 when the device has skipped the update and the host does not know yet: nothing moves.
         """
-        if update % self._every_updates:
+        if not self._moves_at(update):
             return
         weight = self.share(update)
         average = [local_tensor(self._average[name]) for name in self._moving]
@@ -200,6 +200,9 @@ class Ema:
             return self._decay
         moves = update // self._every_updates - self._start_update // self._every_updates
         return min(self._decay, (1 + moves) / (10 + moves))
+
+    def _moves_at(self, update: int) -> bool:
+        return update % self._every_updates == 0 or update == self._start_update
 
     def _values(self, names: Sequence[str]) -> list[Tensor]:
         """What this rank holds of what is followed, as the model computes with it."""
