@@ -108,6 +108,7 @@ class Ema:
                 f"average would never begin; lower it."
             )
 
+    @torch.no_grad()
     def attach(
         self,
         model: nn.Module,
@@ -134,7 +135,7 @@ class Ema:
                     f"strides {tensor.stride()}, as `expand` gives), so no average can be put in its place; make it "
                     f"from `tensor.expand(…).clone()`."
                 )
-        self._live = {name: tensor.detach() for name, tensor in live.items()}
+        self._live = live  # themselves: `parameter.data` may become another tensor
         if self._average.keys() != self._live.keys():
             self._average = {
                 name: tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor.clone()
@@ -146,6 +147,7 @@ class Ema:
         self._moving = [name for name, one in self._average.items() if one.is_floating_point() or one.is_complex()]
         self._copied = [name for name in self._average if name not in self._moving]
 
+    @torch.no_grad()
     def restart(self, names: Collection[str] | None = None) -> None:
         """Begin again as a copy of what the model holds now: all, or parameters and buffers of these names."""
         begun = [name for name in self._average if names is None or name in names]
@@ -155,7 +157,7 @@ class Ema:
     @property
     def followed(self) -> list[tuple[str, Tensor, Tensor]]:
         """The name of each tensor that is followed, that tensor, and its average."""
-        return [(name, self._live[name], average) for name, average in self._average.items()]
+        return [(name, self._live[name].detach(), average) for name, average in self._average.items()]
 
     def share(self, update: int) -> float:
         """How far the average moves after committed update `update`, of its way to the parameters: 0 to 1.
@@ -166,6 +168,7 @@ class Ema:
         """
         return 1.0 - self.decay_at(update) if self._moves_at(update) else 0.0
 
+    @torch.no_grad()
     def after_update(self, update: int, aborted: Tensor | float = 0.0) -> None:
         """Move the average after committed update `update`.
 
@@ -216,13 +219,14 @@ class Ema:
     @contextmanager
     def swapped(self) -> Generator[None]:
         """Exchange the model's values for the average's inside the `with`."""
-        kept = {name: tensor.clone() for name, tensor in self._live.items()}
-        for name, tensor in self._live.items():
+        live = {name: tensor.detach() for name, tensor in self._live.items()}
+        kept = {name: tensor.clone() for name, tensor in live.items()}
+        for name, tensor in live.items():
             tensor.copy_(self._average[name])
         try:
             yield
         finally:
-            for name, tensor in self._live.items():
+            for name, tensor in live.items():
                 tensor.copy_(kept[name])
 
     def state_dict(self) -> dict[str, Tensor]:
