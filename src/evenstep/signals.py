@@ -50,6 +50,31 @@ def ending(*, leaves: bool = False) -> Generator[None]:
             signal.signal(number, signal.SIG_IGN if leaves else handler)
 
 
+@contextmanager
+def not_swallowed() -> Generator[None]:
+    """Let a signal that ends the command do so also where it comes in the midst of an import that catches its error.
+
+    torch's does, here and there: the error is gone, or has become another one. Then it is raised again at the end.
+    """
+    came: list[int] = []
+    numbers = (signal.SIGINT, *REQUEUE) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        before[signal.Signals(number)](number, frame)
+
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            before[signal.Signals(number)](number, None)
+
+
 def leave_with(code: int) -> None:
     """Let a process that only has to tidy up itself end with `code`, whatever signals are still sent to it.
 

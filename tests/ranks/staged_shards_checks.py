@@ -415,6 +415,29 @@ def the_teacher_of_the_first_update_gives_what_the_model_gives() -> object:
     return sorted(len(one) for one in everybody), all(all(one) for one in everybody)
 
 
+def a_model_without_stages_is_refused_the_ranks_of_one_column() -> object:
+    """They would train it apart from the other column; and a column can't be split."""
+    model = nn.Linear(3, 1)
+    said = []
+    for build in (
+        lambda: Trainer(
+            model=model,
+            task=Square(),
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data=MapData(points(), global_batch_size=10),
+            updates=1,
+            device="cpu",
+            strategy=Ddp(MESH.data),
+        ),
+        lambda: MESH.data.split([[0], [1]]),
+    ):
+        try:
+            build()
+        except ArgumentError as error:
+            said.append("2 of the run's 4 ranks" in str(error) or "these are 2 of 4" in str(error))
+    return said
+
+
 def main() -> None:
     global FOLDER, MESH
     torch.set_num_threads(1)

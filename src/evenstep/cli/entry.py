@@ -19,7 +19,7 @@ from evenstep.cli.arguments import split
 from evenstep.cli.messages import paragraphs
 from evenstep.errors import ConfigError
 from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
-from evenstep.signals import Terminated, ending, ignore_at_the_end, leave_with
+from evenstep.signals import Terminated, ending, ignore_at_the_end, leave_with, not_swallowed
 from evenstep.version import __version__
 
 
@@ -250,7 +250,8 @@ def _dispatch(arguments: list[str], *, leaves: bool) -> int:
     for path in [paths] if isinstance(paths, str) else paths:
         check_here(path)
     with ending(leaves=leaves) if command.trains else nullcontext():
-        run = cast("Callable[..., int]", import_module(f"evenstep.cli.{command.module}").run)
+        with not_swallowed():
+            run = cast("Callable[..., int]", import_module(f"evenstep.cli.{command.module}").run)
         own_options = {option.name: getattr(options, option.name) for option in command.options}
         return run(getattr(options, "path", ""), settings, **own_options)
 

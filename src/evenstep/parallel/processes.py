@@ -208,6 +208,11 @@ class Processes(Group):
             self._through(tensor, begin, comes_back=True)()
 
     def split(self, parts: Sequence[Sequence[int]]) -> Group:
+        if self.part_of:
+            raise ArgumentError(
+                f"only all ranks together can be split, but these are {self.ranks} of {self.part_of}; split "
+                f"`Processes(device)`, once for all parts."
+            )
         mine = copy(self)
         mine._meshes = {}
         self._parts.append(mine)
@@ -218,6 +223,7 @@ class Processes(Group):
                 devices = self._connections.add(dist.new_group(list(part), timeout=self._timeout, backend=NCCL))
             if self.rank in part:
                 mine.rank, mine.ranks = part.index(self.rank), len(part)
+                mine.part_of = self.ranks if len(part) < self.ranks else 0
                 mine._hosts, mine._devices = hosts, devices
         return mine
 

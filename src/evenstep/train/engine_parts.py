@@ -26,6 +26,7 @@ from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.compiled import release
 from evenstep.pipeline.whole_model import WholeModel
 from evenstep.precision import Precision
+from evenstep.train.checks.first_step import FirstStep
 from evenstep.train.checks.loss import Guard
 from evenstep.train.checks.loss_runner import LossRunner
 from evenstep.train.checks.whole_update import check_listeners
@@ -128,7 +129,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     layout = execution.reducers.layout
     steps = build_steps(precision, model=model, optimizer=optimizer, rounded=rounded, layout=layout, seed=setup.seed)
     local = build_local_state(execution.reducers, optimizer, steps, train.ema)
-    apply = _apply(setup, execution, steps)
+    apply = _apply(setup, execution, FirstStep(steps, model, layout, report))
     trained = TrainedParameters(model, optimizer, names, share=execution.reducers.share, check=precision.check_trained)
     core = Update(
         model=model,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from evenstep.cli import main
 from evenstep.cli.entry import COMMANDS
 from evenstep.config.schema import Config
 from evenstep.version import __version__
@@ -100,6 +101,18 @@ def test_help_imports_nothing_that_a_command_needs() -> None:
     code = f"import sys; from evenstep.cli import main; main([]); print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_ctrl_c_while_the_command_is_imported_and_after_its_end_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        def __getattr__(self, name: str) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "evenstep.cli.entry", Interrupted())
+    assert main([]) == 130
+    assert capsys.readouterr().err == "evenstep: interrupted.\n"
 
 
 def test_a_reader_that_goes_away_is_no_traceback() -> None:
