@@ -251,7 +251,7 @@ def _end_all(process: int) -> None:
             workers.close()
 
 
-_OUTLIVED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+_OUTLIVED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from typing import Any, final
 from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.extras.elastic.lighthouse import SILENT_S, coordination
 from evenstep.parallel.rank_info import ADDRESS, ATTEMPT, COUNT, NUMBER
-from evenstep.signals import REQUEUE
+from evenstep.signals import REQUEUE, heeded
 
 _FINAL = (EXIT_DONE, EXIT_CONFIG, EXIT_REQUEUE, EXIT_INTERRUPTED)
 _LOOK_EVERY_S = 0.1
@@ -132,7 +132,7 @@ class _Ranks:
                 if process.poll() is None:
                     process.send_signal(number)
 
-        before = {number: signal.signal(number, handle) for number in (*REQUEUE, signal.SIGINT)}
+        before = {number: signal.signal(number, handle) for number in heeded((*REQUEUE, signal.SIGINT))}
         try:
             yield
         finally:
