@@ -1,10 +1,10 @@
 """What signals do: before a run trains they end the command; then they stop the run where it can be saved.
 
 SIGTERM, SIGUSR1 and SIGUSR2 (which schedulers send before they end a job) and SIGHUP (a terminal that closes, unless
-`nohup` has it ignored) ask for the end and for another run, Ctrl-C for the end alone. A second one leaves at once; not a second one are copies of the first, which reach a process by way
-of its launcher and of its process group, and a scheduler's SIGTERM after its warning. Handlers are the process's only
-inside the `with`, and are given back as they were. Trainer and command line use the same, so this imports nothing of
-theirs. How a run stops is not known here.
+`nohup` has it ignored) ask for the end and for another run, Ctrl-C for the end alone. A second one leaves at once; not
+a second one are copies of the first, which reach a process by way of its launcher and of its process group, and a
+scheduler's SIGTERM after its warning. Handlers are the process's only inside the `with`, and are given back as they
+were. Trainer and command line use the same, so this imports nothing of theirs. How a run stops is not known here.
 """
 
 import atexit

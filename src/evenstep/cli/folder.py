@@ -18,7 +18,7 @@ from evenstep.config.defaults import defaults_of
 from evenstep.config.named import OpenRun
 from evenstep.config.target import loaded_from
 from evenstep.config.toml import dumps
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, ConfigError
 from evenstep.events.files import replace_text, writing
 from evenstep.events.start import describe_environment
 from evenstep.parallel.rank_info import is_launched, is_restarted
@@ -86,7 +86,7 @@ def find_config(folder: Path) -> Path:
     """The configuration of the run in `folder`.
 
     Raises:
-        ArgumentError: there is no run.
+        ArgumentError: there is no run, or its file is empty (a ConfigError).
     """
     if not (folder / CONFIG).is_file():
         what = f"has no {CONFIG}" if folder.is_dir() else "is a file" if folder.exists() else "is not there"
@@ -94,6 +94,12 @@ def find_config(folder: Path) -> Path:
             f"{folder} must be the folder of a run, but {what}; give the folder that `evenstep train` has printed, "
             f"such as runs/gpt_bytes."
         )
+    if not (folder / CONFIG).read_bytes().strip(b"\0\n "):
+        fault = (
+            f"{folder / CONFIG} is empty, as a loss of power may leave it; go on from the run file, which writes it "
+            f"anew: `evenstep train RUN.toml --resume auto`."
+        )
+        raise ConfigError([fault])
     return folder / CONFIG
 
 

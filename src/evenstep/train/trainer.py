@@ -435,7 +435,8 @@ class Trainer(TrainerAttributes):
 
         All ranks call it together. Of a model in stages the first rank gets the whole, the others what they hold.
         """
-        return self._loop.checkpointer.state.state_dict(whole=True)
+        with self._together():
+            return self._loop.checkpointer.state.state_dict(whole=True)
 
     def load_state_dict(self, state: Tree) -> None:
         """Restore what `state_dict` gave. What begins afresh, or is another than it was, such as a rate, is said.
