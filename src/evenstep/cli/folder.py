@@ -10,6 +10,7 @@ The rest of the folder (metrics, checkpoints, status, report) is written by thos
 """
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -35,9 +36,9 @@ OWN = ("name", "runs", "resume", "reset")  # where a run is and that it goes on:
 
 def check_free(folder: Path) -> None:
     """Raise ArgumentError if there is something in `folder` already."""
-    if folder.is_dir() and not any(folder.iterdir()):
+    if not os.path.lexists(folder):  # as of a name that cannot be, which is told later
         return
-    if folder.exists() or folder.is_symlink():
+    if not folder.is_dir() or any(folder.iterdir()):
         raise ArgumentError(
             f"the run folder {folder} exists already, and nothing in it was touched. To go on with that run: `evenstep "
             f"resume {folder}`; to keep it and train another: `--name ANOTHER`; to start over: delete the folder first."
