@@ -8,7 +8,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
@@ -214,6 +214,7 @@ def _run(given: list[str], *, leaves: bool) -> int:
             what = "terminated" if code == EXIT_REQUEUE else "interrupted"
             print(" ".join([f"evenstep: {what}.", *getattr(error, "__notes__", [])]), file=sys.stderr)
         except Exception as error:  # noqa: BLE001 - the outermost place: everything becomes a message and a code
+            _tell_launcher(error)
             if traceback:
                 sys.excepthook(type(error), error, error.__traceback__)
             print(paragraphs(error, hint=not traceback), file=sys.stderr)
@@ -224,6 +225,15 @@ def _run(given: list[str], *, leaves: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_ERROR
     return code
+
+
+def _tell_launcher(error: Exception) -> None:
+    """Leave the error where torchrun, if it has started this process, looks for what to show of it."""
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+        with suppress(OSError):  # it is shown below as well
+            get_error_handler().record_exception(error)
 
 
 def _dispatch(arguments: list[str], *, leaves: bool) -> int:

@@ -388,10 +388,17 @@ class Processes(Group):
             return Interrupted(f"rank {self.rank} of {self.ranks} could not {what}{self.where()}: {clause(reason)}.")
         timed_out = any(word in str(error).lower() for word in ("timed out", "timeout"))
         failure = self._notices.failure()
-        missing = None if failure else self._notices.missing(late=timed_out)
+        left = [] if failure else self._notices.ended()
+        missing = None if failure or left else self._notices.missing(late=timed_out)
         failure = failure or self._notices.failure()
         if failure:
             cause = f"{clause(failure)}."
+        elif left:
+            cause = (
+                f"the program of rank {', '.join(map(str, left))} has ended; look at what it said last. If it did not "
+                f"fail: `train`, `evaluate`, `save`, `update` and the like are for all ranks together, also for one "
+                f"that has no data."
+            )
         elif missing is None:
             cause = f"{self._meeting_place}, through which ranks find each other, is gone or frozen."
         elif missing:

@@ -36,7 +36,7 @@ from evenstep.pipeline import Stage
 from evenstep.pipeline.compiled import as_written
 from evenstep.train.context import MicrobatchResults, TrainContext
 from evenstep.train.memory.split_limit import SplitLimit
-from evenstep.train.memory.sub_batch import SubBatch
+from evenstep.train.memory.sub_batch import SubBatch, whole_of
 from evenstep.train.randomness import LOSS, branch_of
 from evenstep.train.recording import Recording
 from evenstep.train.tasks.norm_statistics import explain
@@ -132,9 +132,9 @@ class MicrobatchStep:
         """
         tasks, cuts = self._context.tasks, self._cuts
         if cuts.limit is None:
-            self._parts = {one.index: (one, SubBatch(one.data, (), one.known_samples)) for one in work}
+            self._parts = {one.index: (one, whole_of(one)) for one in work}
         else:
-            pieces = [(one, cuts.pieces(tasks[one.task], one.data, one.known_samples)) for one in work]
+            pieces = [(one, cuts.pieces(tasks[one.task], whole_of(one))) for one in work]
             if all(len(of_one) == 1 for _, of_one in pieces):
                 self._parts = {one.index: (one, of_one[0]) for one, of_one in pieces}
             else:

@@ -34,7 +34,7 @@ from evenstep.train.failures.causes import FailureCause, find_causes
 from evenstep.train.layout_dependence import Dependence
 from evenstep.train.memory.fit import fitting, state_allocated
 from evenstep.train.memory.split_limit import SplitLimit
-from evenstep.train.memory.sub_batch import part_of
+from evenstep.train.memory.sub_batch import part_of, whole_of
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.outcome import PendingUpdate
 from evenstep.train.progress import Progress
@@ -296,7 +296,7 @@ class Update:
             first = batch.microbatches[0]
             task, fits = self._context.tasks[first.task], partial(self._fits, first.task)
             device = self._context.device
-            self._cuts.limit = fitting(task, first.data, fits, device=device, num_samples=first.known_samples)
+            self._cuts.limit = fitting(task, whole_of(first), fits, device=device)
         self._discard(self._context.storage.mark())
 
     def _fits(self, task: str, data: object) -> bool:
@@ -428,7 +428,7 @@ class Update:
     def _dummy(self, microbatch: Microbatch) -> Generator[MicrobatchStep]:
         """A micro-batch that counts nowhere, after which buffers are as before."""
         task = self._context.tasks[microbatch.task]
-        first = part_of(microbatch, self._cuts.pieces(task, microbatch.data, microbatch.known_samples)[0])
+        first = part_of(microbatch, self._cuts.pieces(task, whole_of(microbatch))[0])
         with self._buffers.unchanged(), MicrobatchStep.dummy(self._context, first) as step:
             self._recovery.runs(step)
             yield step

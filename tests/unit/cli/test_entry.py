@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,6 +91,16 @@ def test_all_faults_of_a_configuration_are_printed_and_it_ends_with_2(evenstep: 
         "  `train.updats` (set by --train.updats) is not a key; did you mean `train.updates`?",
         '  `optimizer.name` must be a class of torch.optim, but is "Adamm"; did you mean Adam?',
     ]
+
+
+def test_torchrun_finds_the_error_of_a_rank_where_it_looks_for_it(
+    evenstep: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    assert evenstep("train", "none.toml").code == 2
+    assert "there is no file none.toml" in json.loads((tmp_path / "error.json").read_text())["message"]["message"]
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "no" / "error.json"))
+    assert "there is no file none.toml" in evenstep("train", "none.toml").err
 
 
 def test_the_json_schema_is_printed(evenstep: Run) -> None:

@@ -70,6 +70,18 @@ def test_before_training_a_schedulers_signal_ends_the_command(number: signal.Sig
     assert signal.getsignal(number) == before
 
 
+def test_sighup_stays_ignored_where_nohup_has_it_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    reasons: list[str] = []
+    try:
+        with ending(), stopping(reasons.append):
+            signal.raise_signal(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert not reasons
+
+
 @contextmanager
 def training(recipe: Path, *settings: str) -> Generator[subprocess.Popen[str]]:
     """A process that trains for long, given when its first metrics are out."""

@@ -35,7 +35,7 @@ from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
 from evenstep.train.memory.split import num_samples
 from evenstep.train.memory.split_limit import SplitLimit
-from evenstep.train.memory.sub_batch import SubBatch, parts_of, reason_not_cut
+from evenstep.train.memory.sub_batch import SubBatch, parts_of, reason_not_cut, whole_of
 from evenstep.train.side_effects import evaluating, without_side_effects
 from evenstep.train.tasks.now import checking_losses
 from evenstep.train.tasks.task import Task
@@ -143,7 +143,7 @@ class Guard:
         why = ""
         try:
             for one in microbatches:
-                whole = self.cuts.pieces(task, one.data, one.known_samples)[0]
+                whole = self.cuts.pieces(task, whole_of(one))[0]
                 why = why or reason_not_cut(task, whole)
                 try:
                     parts = parts_of(task, whole)

@@ -8,12 +8,12 @@ kept for the rest of the run. It decides how batches are cut, not when, and runs
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 from evenstep.data import Microbatch
 from evenstep.errors import TaskError
 from evenstep.train.memory.split import num_elements
-from evenstep.train.memory.sub_batch import SubBatch, part_of, parts_of, reason_not_cut
+from evenstep.train.memory.sub_batch import SubBatch, part_of, parts_of, reason_not_cut, whole_of
 from evenstep.train.tasks.task import Task
 from evenstep.train.weigh import weight_of
 
@@ -31,13 +31,12 @@ class SplitLimit:
     limit: int | None = None
     uncut: list[tuple[Task, str]] = field(default_factory=list[tuple[Task, str]])
 
-    def pieces(self, task: Task, data: Any, num_samples: int | None = None) -> list[SubBatch]:
-        """`data`, of so many samples where that is known, in pieces within the limit, or of one sample.
+    def pieces(self, task: Task, whole: SubBatch) -> list[SubBatch]:
+        """A micro-batch in pieces within the limit, or of one sample.
 
         Raises:
             TaskError: the weights of the pieces are not the whole's.
         """
-        whole = SubBatch(data, num_samples=num_samples)
         if self.limit is None or self._why_uncut(task):
             return [whole]
         pieces = self._within(task, whole, self.limit)
@@ -49,9 +48,7 @@ class SplitLimit:
         """The micro-batches as they go through the model, one after the other."""
         if self.limit is None:
             return work
-        return [
-            part_of(one, piece) for one in work for piece in self.pieces(tasks[one.task], one.data, one.known_samples)
-        ]
+        return [part_of(one, piece) for one in work for piece in self.pieces(tasks[one.task], whole_of(one))]
 
     def finer(self, task: Task, piece: SubBatch) -> bool:
         """Remember that `piece` does not fit; False if it can't be cut."""
