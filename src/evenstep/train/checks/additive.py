@@ -144,12 +144,13 @@ def kind_of(
 def _is_far_from_sum(
     whole: LossValue, parts: Sequence[LossValue], each: float, deeper: Sequence[float], tolerance: Tolerance
 ) -> bool:
-    """Whether the whole and all of its parts, cut in turn, are further from sums than rounding goes, up or down."""
-    levels = [(whole, each), *zip(parts, deeper, strict=False)]
-    return len(deeper) == len(parts) and all(
-        abs(one) > max(tolerance.relative * abs(value.loss), FAR * tolerance.per_unit * max(value.weight, 1.0))
-        for value, one in levels
-    )
+    """Whether the whole, and one of its parts, are further from the sums of their parts than rounding goes."""
+
+    def is_far(value: LossValue, excess: float) -> bool:
+        least = max(tolerance.relative * abs(value.loss), FAR * tolerance.per_unit * max(value.weight, 1.0))
+        return abs(excess) > least
+
+    return is_far(whole, each) and any(map(is_far, parts, deeper))
 
 
 def _is_mean(

@@ -107,8 +107,8 @@ def unchecked_note(task: Task, error: str) -> str:
     loss = f"{type(task).__name__}.loss"
     return (
         f"`{loss}` could not be compared with the losses of halves: in evaluation mode, in which that is done, it "
-        f"raised {error}. So nobody has seen whether it is a sum; `{loss}` and the model must be such that it can be "
-        f"had there too (`self.now.is_training` is True), or write a test of it as docs/faq.md shows."
+        f"raised {error}. So nobody has seen whether it is a sum. Compare one update of a batch with one of its halves "
+        f"by hand, as docs/faq.md shows, and say `{AS_IT_IS.split('`')[1]}`."
     )
 
 
