@@ -10,7 +10,8 @@ import torch
 def takes_derivatives(error: Exception) -> bool:
     """Whether torch has raised `error` because a derivative was asked for where no graph is made.
 
-    >>> takes_derivatives(RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn"))
+    >>> error = RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")
+    >>> with torch.no_grad(): takes_derivatives(error)
     True
     """
     return not torch.is_grad_enabled() and isinstance(error, RuntimeError) and "not require grad" in str(error)
