@@ -122,7 +122,8 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     recompute(model, {}, context.randomness)  # what an earlier engine has chosen is not to be compiled
     compiled = compile_model(model, report, _rank_of(model, strategy)) if train.compile == "model" else None
     convert_linear_layers(model, precision, setup.linear_layers.here)
-    execution, cuts = build_execution(model, strategy, optimizer, device), SplitLimit()
+    execution = build_execution(model, strategy, optimizer, device)
+    cuts = SplitLimit(sums=setup.train.check_loss)
     teacher = _teacher(setup, execution)
     context = context if teacher is None else replace(context, teaching=teacher.held)
     recompute(model, setup.recomputed.here, context.randomness)

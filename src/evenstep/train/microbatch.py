@@ -39,6 +39,7 @@ from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.memory.sub_batch import SubBatch, whole_of
 from evenstep.train.randomness import LOSS, branch_of
 from evenstep.train.recording import Recording
+from evenstep.train.tasks.derivatives import explain_derivatives
 from evenstep.train.tasks.norm_statistics import explain
 from evenstep.train.tasks.task import evaluates_itself
 from evenstep.train.weigh import Weights
@@ -198,6 +199,7 @@ class MicrobatchStep:
             total = self._recording.take(task, one, piece, loss)
         except Exception as error:
             explain(error)
+            explain_derivatives(error)
             if context.poison is None or not stage.is_whole or not torch.is_grad_enabled() or is_out_of_memory(error):
                 raise
             self.gathered.failures[one.index] = one.task, error

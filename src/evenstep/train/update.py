@@ -192,8 +192,10 @@ class Update:
         gathered = self._gather(weights, update)
         for buffers in self._changing:
             buffers.settle()
+            buffers.find()
         self.look(update)
         self._execution.reducers.share_buffers(self._buffers)
+        self._buffers.find_received()
         grads = gradients(self._parameters, sparse=self._sparse)
         return Computed(weights, gathered, grads, self._execution.norms.squared(grads))
 
@@ -282,7 +284,7 @@ class Update:
     def begin(self) -> None:
         """Take the buffers as they are: whatever the user did to them since the last update stays."""
         for buffers in self._changing:
-            buffers.restore(0.0)
+            buffers.begin()
 
     def fit(self, batch: GlobalBatch) -> None:
         """Find out how much fits: try ever larger parts of this rank's first micro-batch, forward and backward.

@@ -30,7 +30,15 @@ from evenstep.train.checks.additive import (
     kind_of,
     means_among,
 )
-from evenstep.train.checks.loss_faults import batch_norms, loss_fault, metric_note, norm_note, uncut_note, weight_fault
+from evenstep.train.checks.loss_faults import (
+    batch_norms,
+    loss_fault,
+    metric_note,
+    norm_note,
+    unchecked_note,
+    uncut_note,
+    weight_fault,
+)
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
 from evenstep.train.memory.split import num_samples
@@ -130,6 +138,8 @@ class Guard:
             uncut = f"its first part raised {values.error}"
             self.cuts.uncut.append((task, uncut))
         notes = [note] if note else [uncut_note(task, uncut)] if uncut and not given else []
+        if values.error and not values.done and self.tries[name] > 1:  # an update has raised nothing since
+            notes = [unchecked_note(task, values.error)]
         everybody = gather((fault, notes, bool(given)))
         if any(looked for _, _, looked in everybody):
             self.pending.discard(name)

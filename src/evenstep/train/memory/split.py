@@ -75,10 +75,18 @@ def contents(batch: Any) -> str:
     >>> import torch
     >>> contents({"x": torch.zeros(6, 8), "y": torch.zeros(8)})
     '`x` [6, 8], `y` [8]'
+    >>> contents((torch.zeros(4, 1, 8), torch.zeros(4, 1, 9)))
+    '`[0]` [4, 1, 8], `[1]` [4, 1, 9] (columns of 4 samples, or 2 samples of unequal shapes?)'
     """
     found = [f"`{path}` {shape}" if path else shape for path, shape, _ in lengths_in(batch)]
+    if not found:
+        return f"a {type(batch).__name__} " + ("that holds tensors" if _numbers_in(batch) else "without tensors")
     more = f" and {len(found) - 4} more" if len(found) > 4 else ""
-    return ", ".join(found[:4]) + more or f"a {type(batch).__name__} without tensors"
+    lengths = {length for _, _, length in lengths_in(batch)}
+    if len(lengths) > 1 or not _ragged(batch):
+        return ", ".join(found[:4]) + more
+    unsure = f" (columns of {lengths.pop()} samples, or {len(found)} samples of unequal shapes?)"
+    return ", ".join(found[:4]) + more + unsure
 
 
 def num_elements(batch: Any) -> int:

@@ -17,6 +17,8 @@ from evenstep.train.memory.sub_batch import SubBatch, part_of, parts_of, reason_
 from evenstep.train.tasks.task import Task
 from evenstep.train.weigh import weight_of
 
+_MEANT_WHOLE = "`check_loss` is False, so its loss may be meant over a micro-batch as a whole"
+
 
 @final
 @dataclass(slots=True)
@@ -25,10 +27,13 @@ class SplitLimit:
 
     Args:
         limit: the most numbers, in all its tensors, that a piece of several samples may hold; None for no limit.
+        sums: whether losses are known to be sums over samples, or are looked at before the first update. Where they
+            are not, one may be meant over its micro-batch as a whole, which only a `split` of the task's own may cut.
         uncut: the tasks whose batches must not be cut, because their halves have failed, and why.
     """
 
     limit: int | None = None
+    sums: bool = True
     uncut: list[tuple[Task, str]] = field(default_factory=list[tuple[Task, str]])
 
     def pieces(self, task: Task, whole: SubBatch) -> list[SubBatch]:
@@ -67,6 +72,8 @@ class SplitLimit:
         return f" The engine can't cut this batch: {why}; say how in `{kind}.split`." if why else ""
 
     def _why_uncut(self, task: Task) -> str:
+        if not self.sums and type(task).split is Task.split:
+            return _MEANT_WHOLE
         return next((why for one, why in self.uncut if one is task), "")
 
     def _within(self, task: Task, piece: SubBatch, limit: int) -> list[SubBatch]:
