@@ -7,7 +7,7 @@ variant needs beside that are settings over those of the user.
 
 import math
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -122,8 +122,9 @@ def _of_few_samples(opened: OpenRun, shares: dict[str, float]) -> OpenRun:
             places = [place * len(dataset) // count for place in range(count)]  # also of one that is sorted
             some: Any = Subset(dataset, places)
             if hasattr(dataset, "lengths"):
-                lengths = dataset.lengths
-                some.lengths = [int(lengths(one) if callable(lengths) else lengths[one]) for one in places]
+                held: Any = dataset.lengths
+                of_sample: Callable[[int], Any] = held if callable(held) else held.__getitem__
+                some.lengths = [int(of_sample(one)) for one in places]
             return some
 
         return replace(call, function=made)
@@ -248,7 +249,10 @@ def _subject(opened: OpenRun, parts: RunParts, strategy: Any) -> Subject:
         lr_schedule=build_lr_schedule(config),
         clip_norm=config.train.clip_norm,
         others={
-            f"file {name}": _held_by(sys.modules[name]) for name in loaded_from(opened.recipe) if name in sys.modules
+            f"global {name}.{held}": value
+            for name in loaded_from(opened.recipe)
+            if name in sys.modules
+            for held, value in _held_by(sys.modules[name]).items()
         },
     )
 

@@ -26,13 +26,13 @@ Open = Callable[[Variant], AbstractContextManager[Subject]]
 _EXACT = ("runs", "resume", "processes")  # of which the same bits are asked
 _MOST = 5
 _BY: Mapping[Across, str] = {
-    "runs": "it goes by time, a file, a generator that nobody seeds, or what an earlier run has left in this process "
-    "(a global, an attribute of a class)",
-    "resume": "it goes by something that no checkpoint holds",
-    "processes": "it goes by what each process has of its own (`hash` and the order of a set of strings, `id`, "
+    "runs": "goes by time, a file, a generator that nobody seeds, or what an earlier run has left in this process (a "
+    "global, an attribute of a class)",
+    "resume": "goes by something that no checkpoint holds",
+    "processes": "goes by what each process has of its own (`hash` and the order of a set of strings, `id`, "
     "`os.getpid`, time), or by a file",
-    "ranks": "it goes by the rank, or by how many there are (`RANK`, `WORLD_SIZE`, `torch.distributed`), or draws from "
-    "what nobody keys for the micro-batch",
+    "ranks": "goes by the rank, or by how many there are (`RANK`, `WORLD_SIZE`, `torch.distributed`), or draws what "
+    "nobody keys for the micro-batch",
 }
 _OF_MICROBATCHES = tuple(name for name in vars(Hook) if name.endswith(("_microbatch", "_forward", "_backward")))
 _OF_AFTER = ("before_step", "after_step", "after_update", "before_update", "before_epoch", "after_epoch")
@@ -79,7 +79,7 @@ def causes_of_cut(open_subject: Open, one: Variant, other: Variant, *, updates: 
         across: Across = "runs" if one.cut == other.cut else "cuts"
         found = first_difference(whole.made, cut.made, about, across=across, update=update)
         if found:
-            own = _unlike(whole.made.states, cut.made.states, across) if across == "runs" else _kept(cut)
+            own = _unlike(whole.made.states, cut.made.states, "run") if across == "runs" else _kept(cut)
             return [found, *own, *_new(said, found)]
         kept = kept or [
             way for way in cut.moved if way.startswith("model.") and cut.states[1][way] != whole.states[1].get(way)
@@ -101,7 +101,7 @@ def causes_elsewhere(
     for update in range(1, updates + 1):
         (trace, _, about), there = traced(open_subject, variant, update), elsewhere(update)
         if found := first_difference(trace.made, there, about, across=across, update=update):
-            return [found, *(_unlike(trace.made.states, there.states, across) if across == "processes" else ())]
+            return [found, *(_unlike(trace.made.states, there.states, "process") if across == "processes" else ())]
     return []
 
 
@@ -137,10 +137,10 @@ def _lost(whole: Trace, resumed: Trace, found: str) -> list[str]:
     return [f"these are other after a resume than they were, since no checkpoint holds them: {listed(own)}; {instead}"]
 
 
-def _unlike(one: Mapping[str, str], other: Mapping[str, str], across: Across) -> list[str]:
+def _unlike(one: Mapping[str, str], other: Mapping[str, str], across: str) -> list[str]:
     """What two runs hold differently as the same update begins."""
-    ways = [way for way, state in one.items() if other.get(way) != state and not way.startswith("optimizer")]
-    return [f"as that update begins these are other in each of them: {listed(ways)}; {_BY[across]}"] if ways else []
+    ways = [way for way in {**one, **other} if one.get(way) != other.get(way) and not way.startswith("optimizer")]
+    return [f"as that update begins these are other in each {across}: {listed(ways)}"] if ways else []
 
 
 def _new(said: Sequence[str], found: str) -> list[str]:
@@ -157,6 +157,10 @@ def _kept(trace: Trace) -> list[str]:
 
 def listed(names: Sequence[str]) -> str:
     """Names in a sentence; the first few of many."""
+    if len(names) > _MOST:  # a container is said once
+        names = list(
+            dict.fromkeys(f"{stem}[…]" if inner else stem for stem, inner, _ in (n.partition("[") for n in names))
+        )
     more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
     return f"{', '.join(f'`{name}`' for name in names[:_MOST])}{more}"
 
@@ -197,12 +201,12 @@ def first_difference(one: Traced, other: Traced, about: Mapping[str, str], *, ac
     is_exact = across in _EXACT
     start = worst(one.begin, other.begin, exact=is_exact)
     if start and across == "resume":
-        return f"parameter `{start}` is another when the run goes on: {_BY['resume']}, or the run is another each time"
+        return f"parameter `{start}` is another when the run goes on: what sets it {_BY['resume']}"
     if start and update > 1:
+        by = _BY.get(across) or "draws numbers after the last micro-batch, or counts them"
         return (
-            f"parameter `{start}` is another as update {update} begins, though update {update - 1} was the same: a hook"
-            f"{about.get('after', '')} writes to it beside the step, by numbers that are not the same "
-            f"({_BY.get(across) or 'random ones, a count of micro-batches'})"
+            f"parameter `{start}` is another as update {update} begins, though update {update - 1} was the same when "
+            f"it was looked at: what writes to it beside the step{about.get('after', '')} {by}"
         )
     if start:
         return (
@@ -283,9 +287,8 @@ def _in_passages(one: Sequence[Passage], other: Sequence[Passage], about: Mappin
 
     way = differs(lambda each: each.batch)
     if way is not None:
-        why = " draws random numbers for a micro-batch, looks at all samples of one, or keeps something for the next"
-        by = f": {_BY[across]}" if across in _BY else why
-        return f"{_OF_BATCH}{_at(way)}: the dataset or its `collate`{by}"
+        why = "draws random numbers for a micro-batch, looks at all samples of one, or keeps something for the next"
+        return f"{_OF_BATCH}{_at(way)}: the dataset or its `collate` {_BY.get(across) or why}"
     way = differs(lambda each: each.transformed)
     if way is not None:
         by = _BY.get(across) or drawn("transform").strip()
@@ -313,7 +316,7 @@ def _in_passages(one: Sequence[Passage], other: Sequence[Passage], about: Mappin
         there = {"ranks": "of all ranks", "resume": "of the resumed run"}.get(across, "of the other run")
         return (
             f"the losses {there} add up to {sum(losses[1]):.6g}, but those of the first one to {sum(losses[0]):.6g}, "
-            f"though all outputs are the same: look at `{kind}.loss`; {_BY[across]}"
+            f"though all outputs are the same: `{kind}.loss` {_BY[across]}"
         )
     if is_other:
         widths = "counts padding or divides by the padded length, " if padded_otherwise(*batches) else ""
@@ -376,7 +379,7 @@ def _of_module(name: str, kind: str, calls: Sequence[ModuleCall], moved: Sequenc
         return f"{place} goes by {listed(moved)}, which its forwards change from one micro-batch to the next"
     if across in _BY:
         by = f" draws from {' and '.join(drew)}, which it seeds by itself, and" if drew else ""
-        return f"{place}{by} gives other outputs for the same inputs: {_BY[across]}"
+        return f"{place}{by} gives other outputs for the same inputs: it {_BY[across]}"
     return (
         f"{place} gives a sample another output in other company: it looks at the micro-batch as a whole (a mean over "
         f"samples, negatives of the same batch, padding that counts)"

@@ -149,11 +149,11 @@ def _inside(value: Any) -> Iterable[tuple[str, Any]]:
         return _of_function(value)
     if _is_cached(value):
         return [(".cache_info().currsize", value.cache_info().currsize), ("", value.__wrapped__)]
+    if isinstance(value, Optimizer):
+        return [(f".{name}", one) for name, one in vars(value).items() if name not in ("state", "param_groups")]
     home = type(value).__module__
     if isinstance(value, type) or (home.partition(".")[0] == "torch" and not home.startswith("torch.utils.data.")):
         return ()
-    if isinstance(value, Optimizer):
-        return [(f".{name}", one) for name, one in vars(value).items() if name not in ("state", "param_groups")]
     attributes = vars(value) if hasattr(value, "__dict__") else {}
     slots = [name for name in getattr(type(value), "__slots__", ()) if isinstance(name, str) and hasattr(value, name)]
     inner = {**{name: getattr(value, name) for name in slots}, **attributes}
@@ -187,7 +187,7 @@ def _of_function(function: FunctionType) -> _Inside:
     found += [(f"({name}=…)", one) for name, one in zip(names[count - len(defaults) : count], defaults, strict=True)]
     held, file = function.__globals__, function.__module__
     named = [name for name in sorted(_named_in(function.__code__)) if name in held]
-    return found + [(f"@file {file}[{name!r}]", held[name]) for name in named if not isinstance(held[name], _NO_STATE)]
+    return found + [(f"@global {file}.{name}", held[name]) for name in named if not isinstance(held[name], _NO_STATE)]
 
 
 @cache

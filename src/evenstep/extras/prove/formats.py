@@ -56,6 +56,7 @@ class _Mode(TorchDispatchMode):
     def __init__(self, *, wide: bool, still: bool) -> None:
         super().__init__()
         self._wide, self._still = wide, still
+        self._left = _MOST
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -64,7 +65,8 @@ class _Mode(TorchDispatchMode):
         if self._wide and given.get("dtype") in _NARROW:
             given["dtype"] = torch.float64
         name = str(func.overloadpacket.__name__) if self._still and given.get("generator") is None else ""
-        if name in _MEANS and not any(isinstance(one, torch.Generator) for one in args):
+        if name in _MEANS and self._left and not any(isinstance(one, torch.Generator) for one in args):
+            self._left -= 1
             out = given.pop("out", None)
             made = _MEANS[name](func, args, given)
             return made if out is None else out.resize_(made.shape).copy_(made)
@@ -72,6 +74,7 @@ class _Mode(TorchDispatchMode):
 
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
+_MOST = 200_000  # of an update: what draws until a number pleases it would never end
 _NORMAL = 0.5  # and not its mean, which would hide whatever it is multiplied by
 
 
@@ -125,20 +128,21 @@ def _reversed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
 
 def _normal(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
     """Of a mean and a deviation, either of which may be a tensor."""
-    mean, deviation = [*args[:2], kwargs.get("std", 1.0)][:2]
-    if isinstance(mean, Tensor) or isinstance(deviation, Tensor):
-        return torch.as_tensor(mean + _NORMAL * deviation)
-    return torch.full(args[2], mean + _NORMAL * deviation, dtype=kwargs.get("dtype") or torch.get_default_dtype())
+    given: list[Any] = [*args[:2], kwargs.get("std", 1.0)]
+    made = given[0] + _NORMAL * given[1]
+    if isinstance(made, Tensor):
+        return made
+    return torch.full(args[2], made, dtype=kwargs.get("dtype") or torch.get_default_dtype())
 
 
 def _rectified(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
     """A leaky rectifier whose slope is that between its bounds; `noise` is what goes back multiplies by."""
-    own, noise, low, high, is_training = [*args, *(1 / 8, 1 / 3, False)[max(0, len(args) - 2) :]][:5]
-    if not is_training:
+    given: list[Any] = [*args, *(1 / 8, 1 / 3, False)[max(0, len(args) - 2) :]]
+    own, noise, low, high = given[:4]
+    if not given[4]:
         return func(*args, **kwargs)
     noise.copy_(torch.where(own <= 0, (low + high) / 2, 1.0))
-    made = own * noise
-    return own.copy_(made) if str(func.overloadpacket.__name__).endswith("_") else made
+    return own.mul_(noise) if str(func.overloadpacket.__name__).endswith("_") else own * noise
 
 
 def _middle(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
@@ -150,8 +154,19 @@ def _first(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
     return args[0].clone()
 
 
+def _shares(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+    return args[0] / args[0].sum(-1, keepdim=True)
+
+
+def _expected(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+    return args[0] * args[1]
+
+
 def _likeliest(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-    return args[0].topk(args[1] if len(args) > 1 else kwargs["num_samples"], dim=-1).indices
+    """The likeliest first; all over again where more are drawn than there are."""
+    count: int = args[1] if len(args) > 1 else kwargs["num_samples"]
+    order = args[0].sort(dim=-1, descending=True, stable=True).indices
+    return order[..., torch.arange(count) % order.shape[-1]]
 
 
 def _kept(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -180,9 +195,8 @@ _MEANS: Mapping[str, Callable[..., Any]] = {
     "random_": _middle,
     "poisson": _first,
     "_standard_gamma": _first,
-    "_sample_dirichlet": lambda func, args, kwargs: args[0] / args[0].sum(-1, keepdim=True),
-    "binomial": lambda func, args, kwargs: args[0] * args[1],
+    "_sample_dirichlet": _shares,
+    "binomial": _expected,
     "rrelu_with_noise": _rectified,
     "rrelu_with_noise_": _rectified,
-    "rrelu_with_noise_functional": lambda func, args, kwargs: (_rectified(func, args, kwargs), args[1]),
 }

@@ -212,7 +212,14 @@ class Prover:
         if self._bench.uncut:
             return Verdict(measure="parameters", note=self._bench.uncut)
         run = self._four if cut == "4" else self._run(replace(self._still, cut=cut))
-        return self._near(run, self._whole, lambda: self._blame(cut))
+        return self._near(run, self._whole, lambda: [*self._if_not_again(), *self._blame(cut)])
+
+    def _if_not_again(self) -> list[str]:
+        return (
+            []
+            if self._is_again.holds
+            else ["the run is another each time that it is made, whatever is done to it: see row `again`"]
+        )
 
     def _optimizer(self) -> Verdict:
         measure = "plain PyTorch loop"
@@ -273,8 +280,8 @@ class Prover:
 
     def _of_resume(self, elsewhere: InProcesses | None) -> list[str]:
         """The causes of a failure of a run that was resumed, `elsewhere` or here."""
-        if not self._is_again.holds:
-            return ["the run is another each time that it is made, also without a stop: see row `again`"]
+        if found := self._if_not_again():
+            return found
         found = self._blame("resume")
         if not found and elsewhere is not None:
             trace = partial(elsewhere.traced, Variant())

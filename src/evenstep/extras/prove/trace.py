@@ -236,8 +236,9 @@ def _custom_functions(output: Any) -> list[str]:
         if node in seen:
             continue
         seen.add(node)
-        if hasattr(node, "_forward_cls") and not type(node).__module__.startswith("torch."):
-            found.add(node._forward_cls.__name__)
+        written = getattr(node, "_forward_cls", None)
+        if written is not None and not written.__module__.startswith("torch."):
+            found.add(written.__name__)
         open_nodes += [inner for inner, _ in node.next_functions if inner is not None]
     return sorted(found)
 
