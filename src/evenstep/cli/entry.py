@@ -12,6 +12,8 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import cast, final
 
 from evenstep.addresses import check_here
@@ -289,6 +291,13 @@ def _options_beside(command: str) -> list[Option]:
     return [option for each in COMMANDS.values() for option in each.options]
 
 
+def _filled(text: str, indent: str = "") -> str:
+    """Lines as wide as the terminal, each broken with `indent` before its further ones."""
+    width = get_terminal_size().columns - 2
+    lines = (fill(line, width, subsequent_indent=indent, break_on_hyphens=False) for line in text.splitlines())
+    return "\n".join(lines)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="evenstep",
@@ -302,7 +311,7 @@ def _parser() -> argparse.ArgumentParser:
         sub = commands.add_parser(
             name,
             help=command.summary,
-            description=f"{command.summary.capitalize()}.",
+            description=_filled(f"{command.summary[0].upper()}{command.summary[1:]}."),
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -311,11 +320,13 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("path", metavar=command.path[0], help=command.path[1], nargs=nargs, default="")
         if command.settings is not None:
             path = command.path[0] if command.path else ""
-            sub.usage = f"evenstep {name} {f'[{path}]' if command.path_may_lack else path} [--section.key value ...]"
-            sub.epilog = f"--section.key value: {command.settings}."
+            given = [f"[{path}]" if command.path_may_lack else path] if path else []
+            sub.usage = " ".join(["evenstep", name, *given, "[--section.key value ...]"])
+            sub.epilog = _filled(f"--section.key value: {command.settings}.")
         if command.options_of is not None:
             sub.usage = str(sub.usage).replace("[--section.key", "[--option value ...] [--section.key")
-            sub.epilog = f"{sub.epilog}\n\noptions of a plan:\n{import_module(command.options_of).help_text()}"
+            options = _filled(import_module(command.options_of).help_text(), " " * 24)
+            sub.epilog = f"{sub.epilog}\n\noptions of a plan:\n{options}"
         for option in command.options:
             if option.value is None:
                 sub.add_argument(f"--{option.name}", action="store_true", help=option.help)
