@@ -1,6 +1,8 @@
 """What holds for all tests."""
 
 import gc
+import os
+import signal
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -18,6 +20,10 @@ settings.load_profile("evenstep")
 sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("usage", "faults", "ranks", "gpu", "dist")]
 
 collect_ignore = ["usage/given"]  # what pages take for granted: run before their blocks, and nothing by itself
+
+# also where whoever started pytest leaves out Ctrl-C, as a shell does for what it runs in the background
+signal.signal(signal.SIGINT, signal.default_int_handler)
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process that tests start compiles the package anew
 
 torch.set_num_threads(1)  # the tests' tensors are tiny, and other workers and ranks need the other cores
 

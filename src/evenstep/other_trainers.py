@@ -4,17 +4,20 @@ Looked up only where a call has failed or a run file has an unknown key. A word 
 likeliest first.
 """
 
-_LOGS = "log_every_n_steps logging_steps log_interval log_every logging_interval"
-_SAVES = "save_steps save_every save_every_updates save_interval_updates every_n_train_steps save_every_n_train_steps"
+_LOGS = "log_every_n_steps logging_steps log_interval log_every logging_interval log_period print_freq steps_per_print"
+_SAVES = (
+    "save_steps save_every save_every_updates save_interval_updates every_n_train_steps save_every_n_train_steps "
+    "checkpoint_period save_interval_steps"
+)
 _EVALUATES = (
     "eval_steps eval_every evaluate_every val_check_interval validate_interval_updates eval_interval "
-    "evaluate_every_n_steps"
+    "evaluate_every_n_steps eval_period val_interval"
 )
 _EVALUATES_BY_EPOCH = "check_val_every_n_epoch evaluate_every_n_epochs"
 OURS = {
     "updates": "max_steps max_step max_update max_updates max_train_steps num_steps num_training_steps n_steps steps "
-    "total_steps train_steps num_updates total_updates iterations max_iters",
-    "epochs": "max_epochs max_epoch num_train_epochs num_epochs n_epochs train_epochs epoch",
+    "total_steps train_steps num_updates total_updates iterations max_iters train_iter train_iters num_train_steps",
+    "epochs": "max_epochs max_epoch num_train_epochs num_epochs n_epochs train_epochs epoch train_epoch",
     "clip_norm": "gradient_clip_val gradient_clip max_grad_norm clip_grad clip_grad_norm grad_clip grad_norm_clip "
     "max_norm clip gradient_clipping",
     "precision": "mixed_precision fp16 bf16 amp amp_mode scaler grad_scaler dtype use_amp half float16 bfloat16 "
@@ -22,47 +25,52 @@ OURS = {
     "fp8 float8 use_fp8 float8_recipe_name",
     "strategy": "devices num_devices num_nodes gpus num_gpus n_gpus tpu_cores num_processes world_size ddp fsdp "
     "deepspeed distributed plugins distributed_backend backend ddp_backend fsdp_config fsdp_plugin deepspeed_config "
-    "deepspeed_plugin parallelism_config megatron_lm_plugin",
+    "deepspeed_plugin parallelism_config megatron_lm_plugin launcher env_cfg zero_optimization zero_stage "
+    "zero_config mpu offload_optimizer prescale_gradients",
     "device": "accelerator cpu use_cpu no_cuda cuda",
     "data": "train_dataloader train_dataloaders train_dataset dataloader dataloaders train_loader loader train_data "
     "datamodule dataset train_set",
     "evaluations": "val_dataloader val_dataloaders valid_dataloader eval_dataset eval_datasets eval_dataloader "
     "val_dataset valid_dataset val_loader valid_loader val_data valid_data evaluation eval_data valid_set "
-    "validation_data",
-    "hooks": "callbacks callback hook",
+    "validation_data val_evaluator test_evaluator test_dataloader eval_loader val_dataloader_cfg",
+    "hooks": "callbacks callback hook default_hooks custom_hooks",
     "writers": "logger loggers report_to log_with writer tensorboard wandb enable_progress_bar disable_tqdm "
-    "progress_bar",
+    "progress_bar visualizer vis_backends",
     "every_updates": f"{_LOGS} {_SAVES} {_EVALUATES} every_n_steps every_steps "
     "global_sync_iter localsgd_frequency sync_every update_every_n_steps",
-    "every_epochs": f"every_n_epochs {_EVALUATES_BY_EPOCH} save_every_n_epochs save_interval validate_interval",
+    "every_epochs": f"every_n_epochs {_EVALUATES_BY_EPOCH} save_every_n_epochs save_interval validate_interval "
+    f"save_period",
     "every_minutes": "train_time_interval",
     "keep": "save_top_k n_saved",
     "keep_last": "save_total_limit total_limit keep_last_epochs keep_interval_updates keep_last_n_checkpoints n_saved "
-    "save_num_checkpoints_to_keep",
+    "save_num_checkpoints_to_keep max_keep_ckpts max_to_keep checkpoint_hist",
     "folder": "default_root_dir output_dir project_dir save_dir run_dir logging_dir log_dir root_dir checkpoint_dir "
-    "dirpath out_dir path run_name save_folder",
+    "dirpath out_dir path run_name save_folder work_dir project exp_name experiment_name out_folder",
     "lr_schedule": "scheduler schedulers lr_scheduler lr_schedulers lr_scheduler_type warmup warmup_steps "
     "warmup_ratio num_warmup_steps schedule lr_scheduler_kwargs scale_schedule_ratio step_schedulers_every_batch "
-    "step_scheduler_with_optimizer",
-    "warmup_updates": "num_warmup_steps warmup_steps warmup num_warmup_updates",
+    "step_scheduler_with_optimizer param_scheduler sched sched_kwargs sched_on_updates lr_config cos_lr lrf "
+    "warmup_epochs warmup_iters warmup_lr warmup_lr_init warmup_factor decay_epochs decay_rate cooldown_epochs",
+    "warmup_updates": "num_warmup_steps warmup_steps warmup num_warmup_updates warmup_iters",
     "optimizer": "optimizers optim opt lr learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon betas momentum "
-    "optim_args",
+    "optim_args optim_wrapper opt_kwargs optimizer_config optimizer_name lr0 base_lr model_parameters",
     "model": "module net network lightning_module",
     "task": "criterion loss loss_fn loss_function loss_func compute_loss compute_metrics metrics tasks "
-    "compute_loss_func",
-    "seed": "random_seed random_state manual_seed data_seed",
-    "global_batch_size": "batch_size train_batch_size total_batch_size batch samples_per_update",
+    "compute_loss_func batch_processor data_preprocessor train_step train_metrics val_metrics",
+    "seed": "random_seed random_state manual_seed data_seed randomness",
+    "global_batch_size": "batch_size train_batch_size total_batch_size batch samples_per_update ims_per_batch nbs",
     "micro_batch_size": "per_device_train_batch_size per_device_batch_size accumulate_grad_batches micro_batch "
     "gradient_accumulation_steps update_freq grad_accumulation_steps accumulation_steps grad_accum microbatch_size "
-    "per_gpu_train_batch_size auto_find_batch_size num_microbatches_per_update device_train_microbatch_size",
+    "per_gpu_train_batch_size auto_find_batch_size num_microbatches_per_update device_train_microbatch_size "
+    "samples_per_gpu train_micro_batch_size_per_gpu train_micro_batch_size test_micro_batch_size "
+    "accumulative_counts num_accumulation_steps grad_accum_steps",
     "global_batch_tokens": "max_tokens batch_tokens tokens_per_batch tokens_per_update",
     "collate": "collate_fn data_collator collator",
-    "num_workers": "dataloader_num_workers workers n_workers",
-    "ema": "ema_decay averaging use_ema",
+    "num_workers": "dataloader_num_workers workers n_workers workers_per_gpu",
+    "ema": "ema_decay averaging use_ema model_ema model_ema_decay ema_model",
     "compile": "torch_compile torch_compile_params enable_compile use_compile",
     "fit_memory": "auto_scale_batch_size",
-    "start_update": "ema_start_update update_after_step update_starting_at_step",
-    "decay_warmup": "use_ema_warmup ema_warmup",
+    "start_update": "ema_start_update update_after_step update_starting_at_step begin_iter",
+    "decay_warmup": "use_ema_warmup ema_warmup model_ema_warmup",
     "metric": "monitor metric_for_best_model best_checkpoint_metric",
     "patience_evaluations": "patience early_stopping_patience",
     "max_minutes": "max_time",
@@ -72,6 +80,16 @@ OURS = {
     "outer_momentum": "block_momentum slowmo_momentum",
     "nesterov": "use_nbm",
     "synchronous_updates": "warmup_iterations",
+    "keep_every_updates": "keep_period",
+    "best": "save_best best_fn",
+    "mode": "rule",
+    "from_update": "val_begin begin",
+    "asynchronous": "async_save async_checkpointing enable_async_checkpointing",
+    "initial": "init_scale initial_scale",
+    "growth_updates": "growth_interval loss_scale_window scale_window",
+    "floor": "min_loss_scale min_scale",
+    "overlap_updates": "fragment_sync_delay",
+    "own_share": "fragment_update_alpha",
 }
 """The names of other trainers, by ours."""
 
@@ -82,13 +100,23 @@ for _ours, _theirs in OURS.items():
 
 _WRITE = (
     ("learning_rate lr", "give it to the optimizer: `torch.optim.AdamW(parameters, lr=…)`"),
-    ("weight_decay betas momentum", "give it to the optimizer: `torch.optim.AdamW(…)`"),
-    ("resume_from_checkpoint ckpt_path resume autoresume load_path", "call `trainer.resume(…)` before `train`"),
+    ("weight_decay betas", "give it to the optimizer: `torch.optim.AdamW(…)`"),
+    ("momentum", "give it to the optimizer: `torch.optim.SGD(…, momentum=…)`; an average has `decay`, 1 - momentum"),
     (
-        "init_from finetune_from_model pretrained init_checkpoint load_weights_from",
+        (
+            "resume_from_checkpoint ckpt_path resume autoresume load_path start_epoch start_iter resume_epoch_or_step "
+            "consumed_samples"
+        ),
+        "call `trainer.resume(…)` before `train`",
+    ),
+    (
+        "init_from finetune_from_model pretrained init_checkpoint load_weights_from load_from load_weight",
         "call `evenstep.load_weights(model, …)` before the optimizer is built",
     ),
-    ("args", "give what it holds as arguments of their own, such as `epochs=…`"),
+    (
+        "args cfg config_params ds_config train_cfg val_cfg test_cfg",
+        "give what it holds as arguments of their own, such as `epochs=…`",
+    ),
     (
         f"{_LOGS} every_n_steps every_steps logging_strategy logging_first_step console_log_interval",
         "write `log=Logging(every_updates=…)`",
@@ -103,7 +131,7 @@ _WRITE = (
     ),
     (_EVALUATES_BY_EPOCH, "write `hooks=[Evaluate(every_epochs=…)]`"),
     ("every_epochs", "write `checkpoint=Checkpointing(every_epochs=…)` or `hooks=[Evaluate(every_epochs=…)]`"),
-    ("max_minutes", "write `hooks=[TimeBudget(max_minutes=…)]`"),
+    ("max_minutes time", "write `hooks=[TimeBudget(max_minutes=…)]`"),
     ("max_total_minutes", "write `hooks=[TimeBudget(max_total_minutes=…)]`"),
     ("stop_below_lr", "write `hooks=[StopBelowLr(…)]`"),
     ("early_stop", "write `hooks=[EarlyStop(metric=…, patience_evaluations=…)]`"),
@@ -121,7 +149,7 @@ _WRITE = (
     ("fast_dev_run", "write `updates=1` and no `folder`; a run file is tried by `evenstep check`"),
     ("min_steps min_epochs", "leave it out: only a hook that asks for it ends a run before its end"),
     (
-        "gradient_clip_algorithm clip_grad_value clip_value gradient_clip_value",
+        "gradient_clip_algorithm clip_grad_value clip_value gradient_clip_value clip_mode norm_type clip_grad_type",
         (
             "leave it out: gradients are clipped by the norm of the whole update, `train=Training(clip_norm=…)`, and "
             "not by value"
@@ -163,7 +191,7 @@ _WRITE = (
         "leave it out: the last committed update is saved after an error as well, and evaluations come before saves",
     ),
     (
-        "save_weights_only save_only_model save_filename save_overwrite",
+        "save_weights_only save_only_model save_filename save_overwrite save_optimizer filename_tmpl tag",
         "leave it out: a checkpoint is all of the run, and `evenstep export` writes its weights alone",
     ),
     (
@@ -179,7 +207,7 @@ _WRITE = (
     ("keep", "write `checkpoint=Checkpointing(best=Best(metric=…, keep=…))`"),
     ("compile", "write `train=Training(compile='model')`"),
     (
-        "limit overfit overfit_batches train_subset_num_batches eval_subset_num_batches",
+        "fraction limit overfit overfit_batches train_subset_num_batches eval_subset_num_batches",
         "give `MapData` fewer samples: `torch.utils.data.Subset(dataset, range(n))`",
     ),
     ("patience_evaluations", "write `hooks=[EarlyStop(patience_evaluations=…)]`"),
@@ -205,14 +233,17 @@ _WRITE = (
     ("shuffle", "write `data=MapData(dataset, shuffle=…)`"),
     ("clip_norm", "write `train=Training(clip_norm=…)`"),
     (
-        "outer_lr outer_momentum nesterov synchronous_updates",
-        "give it to the strategy whose ranks step alone: `Local(Ddp(Processes(device)), outer_momentum=…)`",
+        (
+            "outer_lr outer_momentum outer_optimizer nesterov synchronous_updates sync_every localsgd_frequency "
+            "global_sync_iter overlap_updates own_share"
+        ),
+        "give it to the strategy whose ranks step alone: `Local(Ddp(Processes(device)), every_updates=…, outer_lr=…)`",
     ),
     ("drop_last dataloader_drop_last", "leave it out: every sample is taken, in an update of its own weight"),
     ("sampler batch_sampler", "give the samples in an order of your own to `StreamData(loader)`"),
     ("pin_memory dataloader_pin_memory", "leave it out: batches for an accelerator are pinned"),
     ("start_update decay_warmup", "write `train=Training(ema=Ema(start_update=…, decay_warmup=…))`"),
-    ("max_duration", "write `epochs=…` or `updates=…`; for a time, `hooks=[TimeBudget(max_minutes=…)]`"),
+    ("max_duration stop_by", "write `epochs=…` or `updates=…`; for a time, `hooks=[TimeBudget(max_minutes=…)]`"),
     ("end_factor", "write `lr_schedule={'kind': 'cosine', 'end_factor': …}`, a share of the full rate"),
     ("decay", "write `train=Training(ema=Ema(decay=…))`"),
     ("half_life", "write `decay=0.5 ** (1 / updates)`, after so many of which half is left"),
@@ -274,6 +305,63 @@ _WRITE = (
     ("include_num_input_tokens_seen", 'let the task\'s `unit` be "tokens": `progress/tokens`'),
     ("enable_jit_checkpoint", "leave it out: SIGTERM saves in any run with a `folder`"),
     ("strategy precision lr_schedule optimizer task seed", "give it to the trainer or engine"),
+    ("best", "write `checkpoint=Checkpointing(best=Best(metric=…, mode=…))`"),
+    ("rule", "write `checkpoint=Checkpointing(best=Best(metric=…, mode=…))`"),
+    ("from_update", "write `hooks=[Evaluate(every_updates=…, from_update=…)]`"),
+    ("dynamic_intervals", "write `hooks=[Evaluate(every_updates=10), Evaluate(every_updates=1, from_update=900)]`"),
+    ("asynchronous keep_every_updates", "give a `Trainer` `checkpoint=Checkpointing(…)` with it"),
+    ("checkpointer", "write `checkpoint=Checkpointing(every_updates=…, keep_last=…)`"),
+    (
+        "interval period",
+        "write `log=Logging(every_updates=…)`, `checkpoint=Checkpointing(…)` or `hooks=[Evaluate(every_updates=…)]`",
+    ),
+    ("resume_opt no_resume_opt resume_optimizer", "call `trainer.resume(path, reset='optimizer')` for all but that"),
+    ("nccl_fusion_threshold_mb nccl_fusion_max_ops bucket_cap_mb", "leave it out: gradients travel in 25 MB at a time"),
+    ("save_begin", "leave it out; a hook asks for checkpoints at other times by `self.trainer.request_save()`"),
+    (
+        "initial growth_updates floor loss_scale initial_scale_power",
+        (
+            "write `precision=Fp16Mixed(initial=…, growth_updates=…, floor=…)`; it stays with more `growth_updates` "
+            "than the run"
+        ),
+    ),
+    (
+        "growth_factor backoff_factor hysteresis consecutive_hysteresis",
+        "leave it out: the scale is doubled and halved; `tolerance` is how many overflows lower it for one update only",
+    ),
+    ("smoothing", "give it to the task's loss; an average is `train=Training(ema=Ema(decay=…))`"),
+    (
+        "mixup cutmix mixup_alpha cutmix_alpha",
+        "do it in `Task.transform`, whose random numbers are keyed by micro-batch",
+    ),
+    ("bce_loss", "let `Task.loss` give `F.binary_cross_entropy_with_logits(…, reduction='sum')`"),
+    ("layer_decay paramwise_cfg", "write `optimizer=grouped_optimizer(…)`, which takes groups and `layer_decay`"),
+    ("auto_scale_lr", "leave it out: what an update does, and so its rate, does not depend on how many ranks make it"),
+    ("communication_data_type", "give it to the strategy: `Ddp(Processes(device), compression='bf16')`"),
+    ("wall_clock_breakdown", "leave it out: a run with a `folder` logs `perf/forward_s` and its like"),
+    ("log_level", "call `logging.getLogger('evenstep').setLevel(…)`"),
+    ("freeze", "call `requires_grad_(False)` before the optimizer is built, or in a `Hook`"),
+    (
+        "imgsz multi_scale rect close_mosaic reload_dataloaders repeat",
+        "do it in the dataset, whose `set_epoch(epoch)` is called before each epoch",
+    ),
+    ("dropout drop_path", "give it to the model's layers; what they draw is keyed by micro-batch"),
+    ("plots", "leave it out: a run with a `folder` ends with a page, `report.html`"),
+    ("exist_ok", "call `trainer.resume()`, which goes on in a `folder` that is there"),
+    ("name", "write `folder='runs/NAME'`"),
+    ("warmup_momentum momentum_config", "set it in `trainer.optimizer.param_groups` in a hook's `before_update`"),
+    ("warmup_bias_lr", "write `lr_schedule=PerGroup({'biases': …}, …)` with a schedule of your own"),
+    (
+        "manager min_replica_size use_async_quorum quorum_timeout lighthouse_addr replica_id",
+        "give the strategy a group that ranks leave and join, `Elastic(…)` of `evenstep.extras.elastic`",
+    ),
+    ("should_quantize", "leave it out: parameters are shared in their own format"),
+    (
+        "max_restarts nnodes nproc_per_node rdzv_backend",
+        "give it to what starts the ranks: torchrun, or `evenstep train --launch.ranks 4 --launch.max_restarts 3`",
+    ),
+    ("persistent_workers", "leave it out: workers stay from epoch to epoch"),
+    ("worker_init_fn", "do it in the dataset, when it is first read; generators are seeded for each sample"),
 )
 """Names, ours or another trainer's, and what to do where the constructor has nothing of the kind."""
 
@@ -289,3 +377,15 @@ BY_NAME = {
     "end_factor": "`end_factor=…`, a share of the full rate",
 }
 """How some of ours are written, where a name and dots say too little."""
+
+SCHEDULES = {
+    "multistep": "listed",
+    "warmupmultistep": "listed",
+    "exponential": "multiplicative",
+    "warmup": "constant",
+    "warmupdecay": "linear",
+    "onecycle": "cosine",
+    "lambda": "listed",
+    "poly": "polynomial",
+}
+"""Ours for LR schedules of other trainers, by their names in lower case without "lr" or "scheduler" at the end."""

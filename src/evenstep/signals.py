@@ -1,36 +1,41 @@
 """What signals do: before a run trains they end the command; then they stop the run where it can be saved.
 
-SIGTERM, SIGUSR1 and SIGUSR2 (which schedulers send before they end a job) ask for the end and for another run, Ctrl-C
-for the end alone. A second one leaves at once; not a second one are copies of the first, which reach a process by way
-of its launcher and of its process group, and a scheduler's SIGTERM after its warning. Handlers are the process's only
-inside the `with`, and are given back as they were. Trainer and command line use the same, so this imports nothing of
-theirs. How a run stops is not known here.
+SIGTERM, SIGUSR1 and SIGUSR2 (which schedulers send before they end a job) and SIGHUP (a terminal that closes, unless
+`nohup` has it ignored) ask for the end and for another run, Ctrl-C for the end alone. A second one leaves at once; not
+a second one are copies of the first, which reach a process by way of its launcher and of its process group, and a
+scheduler's SIGTERM after its warning. Handlers are the process's only inside the `with`, and are given back as they
+were. Trainer and command line use the same, so this imports nothing of theirs. How a run stops is not known here.
 """
 
 import atexit
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
 from types import FrameType
 from typing import final
 
-REQUEUE = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+REQUEUE = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 COPIES_S = 2.0
 
 
 @final
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, SIGUSR1 or SIGUSR2 came while nothing was being trained, or a second one."""
+    """One of `REQUEUE` came while nothing was being trained, or a second one."""
+
+
+def heeded(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """Those of `numbers` that this process was not started to ignore, as `nohup` has it ignore SIGHUP."""
+    return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
 
 
 @contextmanager
 def ending(*, leaves: bool = False) -> Generator[None]:
-    """Let SIGTERM, SIGUSR1 and SIGUSR2 end the `with` as Ctrl-C does, so that what it has begun is tidied up.
+    """Let SIGTERM, SIGUSR1, SIGUSR2 and SIGHUP end the `with` as Ctrl-C does, so that what it has begun is tidied up.
 
     Args:
         leaves: whether the process ends after the `with`: then no handler is given back, and `leave_with` must follow.
@@ -42,12 +47,37 @@ def ending(*, leaves: bool = False) -> Generator[None]:
     def handle(_number: int, _frame: FrameType | None) -> None:
         raise Terminated
 
-    before = {number: signal.signal(number, handle) for number in REQUEUE}
+    before = {number: signal.signal(number, handle) for number in heeded(REQUEUE)}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_IGN if leaves else handler)
+
+
+@contextmanager
+def not_swallowed() -> Generator[None]:
+    """Let a signal that ends the command do so also where it comes in the midst of an import that catches its error.
+
+    torch's does, here and there: the error is gone, or has become another one. Then it is raised again at the end.
+    """
+    came: list[int] = []
+    numbers = (signal.SIGINT, *REQUEUE) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        before[signal.Signals(number)](number, frame)
+
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            before[signal.Signals(number)](number, None)
 
 
 def leave_with(code: int) -> None:
@@ -126,7 +156,8 @@ def stopping(request_stop: Callable[[str], None], *, spares_own: bool = False) -
             os.write(2, f"\nevenstep: {what}.\n".encode())
 
     is_main = threading.current_thread() is threading.main_thread()
-    taken = [number for number in (*REQUEUE, signal.SIGINT) if is_main and not (spares_own and _is_handled(number))]
+    numbers = (*heeded(REQUEUE), signal.SIGINT)
+    taken = [number for number in numbers if is_main and not (spares_own and _is_handled(number))]
     before = {number: signal.signal(number, handle) for number in taken}
     try:
         yield caught

@@ -43,6 +43,8 @@ trainer = evenstep.Trainer(
 if case == "full":
     (folder / "checkpoints").write_text("a file where a folder should be")
 result = trainer.train()
+if case == "alone" and group.rank == 0:  # the habit of those who come from DistributedDataParallel
+    trainer.save()
 total = float(sum(parameter.double().sum() for parameter in model.parameters()))
 print(result.update, result.outcome, result.reason, repr(total), repr(result.metrics.get("valid/loss")), sep="|")
 group.close()
@@ -88,6 +90,14 @@ def test_a_fault_of_one_rank_ends_the_other_within_the_timeout(tmp_path: Path) -
     assert "a fault of rank 1" in second.err
     assert first.code == second.code == 1
     assert "rank 0 of 2 could not" in first.err
+
+
+def test_what_one_rank_does_alone_that_is_for_all_is_told_as_soon_as_the_others_have_ended(tmp_path: Path) -> None:
+    began = time.monotonic()
+    first, second = run("alone", tmp_path, [0, 1], 2, timeout_s=60)
+    assert (first.code, second.code) == (1, 0)
+    assert "the program of rank 1 has ended; look at what it said last. If it did not fail: `train`," in first.err
+    assert time.monotonic() - began < 55  # and not after the timeout
 
 
 def test_a_rank_that_never_comes_is_an_error_within_the_timeout(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ class Threads(Group):
             meeting.words = self._meeting.words
             if self.rank in part:
                 mine = Threads(meeting, list(part).index(self.rank), len(part))
+                mine.part_of = self.ranks if len(part) < self.ranks else 0
         return mine
 
     def abort(self, reason: str) -> None:

@@ -88,6 +88,12 @@ def test_a_name_without_a_counterpart_is_answered_by_what_to_do(word: str) -> No
             assert "did you mean" not in str(raised.value)
 
 
+MICRO_BATCHES = (
+    "write `data=MapData(dataset, global_batch_size=…, micro_batch_size=…)`: the samples of an update, and of one "
+    "forward."
+)
+
+
 @pytest.mark.parametrize(
     ("constructor", "word", "write"),
     [
@@ -133,6 +139,25 @@ def test_a_name_without_a_counterpart_is_answered_by_what_to_do(word: str) -> No
         (evenstep.Cosine, "min_lr", "write `end_factor=…`, a share of the full rate."),
         (evenstep.Ema, "smoothing", "write `decay=…`."),
         (evenstep.Ema, "half_life", "write `decay=0.5 ** (1 / updates)`, after so many of which half is left."),
+        (
+            evenstep.Ema,
+            "momentum",
+            ("give it to the optimizer: `torch.optim.SGD(…, momentum=…)`; an average has `decay`, 1 - momentum."),
+        ),
+        (evenstep.Checkpointing, "max_keep_ckpts", "write `keep_last=…`."),
+        (evenstep.Checkpointing, "save_best", "write `best=…`."),
+        (evenstep.Fp16Mixed, "growth_interval", "write `growth_updates=…`."),
+        (evenstep.Trainer, "train_micro_batch_size_per_gpu", MICRO_BATCHES),
+        (evenstep.Trainer, "work_dir", "write `folder=…`."),
+        (evenstep.Trainer, "time", "write `hooks=[TimeBudget(max_minutes=…)]`."),
+        (
+            evenstep.Trainer,
+            "sync_every",
+            (
+                "give it to the strategy whose ranks step alone: "
+                "`Local(Ddp(Processes(device)), every_updates=…, outer_lr=…)`."
+            ),
+        ),
         (
             evenstep.Training,
             "clip_value",

@@ -30,7 +30,9 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "coming-from.md"
 SYSTEMS = (
     *("Lightning", "ignite", "torchtnt", "fairseq", "LiBai", "HAT", "Megatron-LM"),
-    *("Trainer of transformers and TRL", "Accelerate", "Composer", "torchtitan, and torch's own parts"),
+    *("Trainer of transformers and TRL", "Accelerate", "Composer"),
+    *("mmengine and detectron2", "timm and ultralytics", "DeepSpeed"),
+    *("torchft, torch's elastic launcher, DCP and orbax", "torchtitan, and torch's own parts"),
 )
 PACKAGES = ("", ".checkpoint", ".data", ".errors", ".events", ".optim", ".optim.schedules", ".parallel", ".pipeline")
 PACKAGES += (".precision", ".train", ".hf", ".extras.planning.simulate", ".extras.quantization")

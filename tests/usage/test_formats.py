@@ -116,7 +116,7 @@ def test_each_format_is_stopped_and_resumed_on_other_layouts_with_the_same_bits(
         assert alike(programs.train(name, folder=str(tmp_path / name)), programs.train(name)), name
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp"])
+@pytest.mark.parametrize("strategy", [*(pytest.param(one, marks=pytest.mark.slow) for one in ("ddp", "zero1")), "fsdp"])
 def test_each_format_trains_alike_where_sums_are_fast(strategy: str) -> None:
     found = on(2, *((name, {"strategy": strategy}) for name in programs.FORMATS))
     for name, one in zip(programs.FORMATS, found, strict=True):

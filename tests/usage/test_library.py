@@ -291,7 +291,7 @@ class Raise(Hook):
                 signal.raise_signal(number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP])
 def test_sigterm_saves_and_ends_the_script_with_the_exit_code_of_the_command_line(
     tmp_path: Path, number: signal.Signals, capfd: pytest.CaptureFixture[str]
 ) -> None:

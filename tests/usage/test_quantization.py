@@ -20,6 +20,7 @@ def test_codebooks_on_ranks_have_the_bits_of_one_process_wherever_they_are_resum
         assert "whose codebook would differ where ranks step alone" in min(results["local"])
 
 
+@pytest.mark.slow
 def test_codebooks_of_stages_in_shards_and_of_copies_of_shards_have_the_bits_of_one_process(tmp_path: Path) -> None:
     alone = quantization_programs.quantized("product", "ordered")
     strategies = ("ordered-hybrid", "stages-ordered-fsdp")

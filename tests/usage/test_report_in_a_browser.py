@@ -214,6 +214,20 @@ def test_arrow_keys_read_the_values_aloud_and_the_mouse_reads_an_incident(tab: T
     assert tab.problems == []
 
 
+def test_a_curve_of_a_single_value_is_a_dot(tab: Tab, tmp_path: Path) -> None:
+    open_page(tab, [write_run(tmp_path / "young", lr=0.01, until=199)])
+    assert legend(tab)["valid"] and pixels(tab, "--c1") > 3
+
+
+def test_paper_shows_charts_that_nobody_has_scrolled_to(tab: Tab, runs: list[Path]) -> None:
+    open_page(tab, runs[:1], width=390)
+    charts = "[...document.querySelectorAll('figure[data-chart]')]"
+    blank = f"{charts}.filter(one => one.offsetParent && !one.querySelector('canvas'))"
+    assert tab.run(f"{blank}.length") > 0
+    tab.run("dispatchEvent(new Event('beforeprint'))")
+    assert tab.run(f"{blank}.length") == 0
+
+
 def test_a_logarithmic_axis_and_the_colours_are_switched_by_a_click(tab: Tab, runs: list[Path]) -> None:
     open_page(tab, runs[:1])
     before = pixels(tab, "--c0")

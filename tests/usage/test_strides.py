@@ -11,7 +11,8 @@ from evenstep.errors import ArgumentError
 from evenstep.strides import laid_out
 
 each_model = pytest.mark.parametrize("model", ["images", "transposed"])
-each_kernel = pytest.mark.parametrize("fused", [False, True], ids=["by steps", "fused"])
+by_steps = pytest.param(False, id="by steps", marks=pytest.mark.slow)
+each_kernel = pytest.mark.parametrize("fused", [by_steps, pytest.param(True, id="fused")])
 
 
 def _found(ranks: int, *given: object) -> list[float]:

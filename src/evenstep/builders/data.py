@@ -40,7 +40,7 @@ def build_data(
     if config.micro_batch_size == "auto":
         config = config.model_copy(update={"micro_batch_size": _largest(config, pipeline_ranks)})
     with _about(f"{key}.train"):
-        if _is_stream(dataset):
+        if is_stream(dataset):
             return _stream_data(config, cast("Iterable[Any]", dataset), collate, key)
         why = (
             f"streams, but `{key}.train` gives a dataset with a length, which all ranks share and which resumes exactly"
@@ -62,7 +62,7 @@ def first_samples(dataset: object, count: int, key: str) -> object:
     Raises:
         ConfigError: it is a stream, or has fewer.
     """
-    if _is_stream(dataset):
+    if is_stream(dataset):
         raise ConfigError([f"`overfit` is for datasets with a length, but `{key}.train` gives a stream; leave it out."])
     samples = len(cast("Any", dataset))
     if count > samples:
@@ -98,7 +98,7 @@ def build_evaluation(
         size = largest(config.global_batch_size)
     tokens = None if size is not None else config.micro_batch_tokens or largest(config.global_batch_tokens)
     with _about(f"{key}.evaluations.{name}"):
-        if _is_stream(dataset):
+        if is_stream(dataset):
             if size is None:
                 raise ConfigError(
                     [f"`{key}.evaluations.{name}.micro_batch_size` must be given, because its dataset is a stream."]
@@ -152,7 +152,8 @@ def _largest(config: DataTable, pipeline_ranks: int) -> int | None:
     return -(-size // (replicas * overlapping))
 
 
-def _is_stream(dataset: object) -> bool:
+def is_stream(dataset: object) -> bool:
+    """Whether a dataset gives its samples one after the other, without a length."""
     return isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__len__")
 
 

@@ -33,7 +33,10 @@ def open_run(path: Path, settings: Sequence[Setting] = ()) -> Generator[OpenRun]
     folder = path.resolve().parent
     recipe = folder / config.recipe
     if not recipe.is_dir():
-        text = f'`recipe` must be a folder, relative to {folder}, but is "{config.recipe}"; there is no such folder.'
+        text = (
+            f'`recipe` must be a folder, relative to {folder}, but is "{config.recipe}", and there is no such folder; '
+            f"name the one with the Python files, `--recipe FOLDER`."
+        )
         found.append(Fault(about=("recipe",), text=text))
         raise ConfigError(_said(invalid, found))
     with importable(recipe):

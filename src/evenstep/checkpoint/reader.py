@@ -8,6 +8,7 @@ file, after what nobody has needed was read as well. Whoever names a checkpoint 
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from difflib import get_close_matches
 from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple, cast, final
@@ -115,10 +116,23 @@ class CheckpointReader:
         """The block of the tensor `PART/TENSOR` at `offsets`, or all of it, on the CPU in memory of its own.
 
         Raises:
-            UnreadableError: a file that cannot be read.
+            CheckpointError: there is no such tensor, or no such block of it; an UnreadableError for a file that cannot
+                be read.
         """
-        entry = self.tensors[name]
+        entry = self.tensors.get(name)
+        if entry is None:
+            near = get_close_matches(name, self.tensors, n=3) or [*self.tensors][:3]
+            raise CheckpointError(
+                f"`{self.path}` holds no tensor `{name}`; it has {', '.join(f'`{one}`' for one in near) or 'none'}: "
+                f"`CheckpointReader.tensors` has the names of all."
+            )
         sizes, offsets = (entry.shape, (0,) * len(entry.shape)) if sizes is None else (sizes, offsets)
+        fits = len(offsets) == len(sizes) == len(entry.shape)
+        if not fits or any(at < 0 or n < 0 or at + n > m for at, n, m in zip(offsets, sizes, entry.shape, strict=True)):
+            raise CheckpointError(
+                f"a block of the tensor `{name}` must lie within its shape {list(entry.shape)}, but is one of "
+                f"{list(sizes)} at {list(offsets)}; give an offset and a size for each of its {len(entry.shape)} dims."
+            )
         if len(entry.pieces) == 1 and tuple(sizes) == entry.shape == entry.pieces[0].sizes:
             return self._rows(entry.pieces[0], entry.dtype, 0, entry.shape[0] if entry.shape else 1)
         block = torch.empty(tuple(sizes), dtype=entry.dtype)

@@ -78,7 +78,7 @@ def open_weights(path: Path | str | StoredWeights, *, average: bool = False) -> 
     if isinstance(path, StoredWeights):
         return path
     check_here(path)
-    path = named_by(Path(path))
+    path = named_by(Path(path).expanduser())
     if is_complete(path) or (path.is_dir() and complete_checkpoints(checkpoints_folder(path))):
         return _of_checkpoint(path, average=average)
     if average:

@@ -336,7 +336,9 @@ def _size(num_bytes: int) -> str:
 
 
 def _advice(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if error.errno == errno.EFBIG:
+        return "Raise the limit of a file's size (`ulimit -f`), or put the run on a file system that takes larger ones."
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "Free some space, keep fewer checkpoints, or put the run on another disk."
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
         return "Make that a folder that this user may write to, or put the run elsewhere."

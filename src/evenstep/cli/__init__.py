@@ -1,5 +1,26 @@
 """The command `evenstep`: one module per subcommand, imported only when it is called."""
 
-from evenstep.cli.entry import main
+import sys
+from collections.abc import Sequence
+
+from evenstep.exits import EXIT_INTERRUPTED
 
 __all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line, also where Ctrl-C comes before it is imported or after its end.
+
+    Args:
+        arguments: without the program's name; the process's own by default.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        from evenstep.cli.entry import main as run
+
+        return run(arguments)
+    except KeyboardInterrupt:
+        print("evenstep: interrupted.", file=sys.stderr)
+        return EXIT_INTERRUPTED

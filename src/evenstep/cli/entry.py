@@ -8,10 +8,12 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import cast, final
 
 from evenstep.addresses import check_here
@@ -19,7 +21,7 @@ from evenstep.cli.arguments import split
 from evenstep.cli.messages import paragraphs
 from evenstep.errors import ConfigError
 from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
-from evenstep.signals import Terminated, ending, ignore_at_the_end, leave_with
+from evenstep.signals import Terminated, ending, ignore_at_the_end, leave_with, not_swallowed
 from evenstep.version import __version__
 
 
@@ -214,6 +216,7 @@ def _run(given: list[str], *, leaves: bool) -> int:
             what = "terminated" if code == EXIT_REQUEUE else "interrupted"
             print(" ".join([f"evenstep: {what}.", *getattr(error, "__notes__", [])]), file=sys.stderr)
         except Exception as error:  # noqa: BLE001 - the outermost place: everything becomes a message and a code
+            _tell_launcher(error)
             if traceback:
                 sys.excepthook(type(error), error, error.__traceback__)
             print(paragraphs(error, hint=not traceback), file=sys.stderr)
@@ -224,6 +227,15 @@ def _run(given: list[str], *, leaves: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_ERROR
     return code
+
+
+def _tell_launcher(error: Exception) -> None:
+    """Leave the error where torchrun, if it has started this process, looks for what to show of it."""
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+        with suppress(OSError):  # it is shown below as well
+            get_error_handler().record_exception(error)
 
 
 def _dispatch(arguments: list[str], *, leaves: bool) -> int:
@@ -250,7 +262,8 @@ def _dispatch(arguments: list[str], *, leaves: bool) -> int:
     for path in [paths] if isinstance(paths, str) else paths:
         check_here(path)
     with ending(leaves=leaves) if command.trains else nullcontext():
-        run = cast("Callable[..., int]", import_module(f"evenstep.cli.{command.module}").run)
+        with not_swallowed():
+            run = cast("Callable[..., int]", import_module(f"evenstep.cli.{command.module}").run)
         own_options = {option.name: getattr(options, option.name) for option in command.options}
         return run(getattr(options, "path", ""), settings, **own_options)
 
@@ -278,6 +291,13 @@ def _options_beside(command: str) -> list[Option]:
     return [option for each in COMMANDS.values() for option in each.options]
 
 
+def _filled(text: str, indent: str = "") -> str:
+    """Lines as wide as the terminal, each broken with `indent` before its further ones."""
+    width = get_terminal_size().columns - 2
+    lines = (fill(line, width, subsequent_indent=indent, break_on_hyphens=False) for line in text.splitlines())
+    return "\n".join(lines)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="evenstep",
@@ -291,7 +311,7 @@ def _parser() -> argparse.ArgumentParser:
         sub = commands.add_parser(
             name,
             help=command.summary,
-            description=f"{command.summary.capitalize()}.",
+            description=_filled(f"{command.summary[0].upper()}{command.summary[1:]}."),
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -300,11 +320,13 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("path", metavar=command.path[0], help=command.path[1], nargs=nargs, default="")
         if command.settings is not None:
             path = command.path[0] if command.path else ""
-            sub.usage = f"evenstep {name} {f'[{path}]' if command.path_may_lack else path} [--section.key value ...]"
-            sub.epilog = f"--section.key value: {command.settings}."
+            given = [f"[{path}]" if command.path_may_lack else path] if path else []
+            sub.usage = " ".join(["evenstep", name, *given, "[--section.key value ...]"])
+            sub.epilog = _filled(f"--section.key value: {command.settings}.")
         if command.options_of is not None:
             sub.usage = str(sub.usage).replace("[--section.key", "[--option value ...] [--section.key")
-            sub.epilog = f"{sub.epilog}\n\noptions of a plan:\n{import_module(command.options_of).help_text()}"
+            options = _filled(import_module(command.options_of).help_text(), " " * 24)
+            sub.epilog = f"{sub.epilog}\n\noptions of a plan:\n{options}"
         for option in command.options:
             if option.value is None:
                 sub.add_argument(f"--{option.name}", action="store_true", help=option.help)

@@ -10,6 +10,7 @@ The rest of the folder (metrics, checkpoints, status, report) is written by thos
 """
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from evenstep.config.defaults import defaults_of
 from evenstep.config.named import OpenRun
 from evenstep.config.target import loaded_from
 from evenstep.config.toml import dumps
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, ConfigError
 from evenstep.events.files import replace_text, writing
 from evenstep.events.start import describe_environment
 from evenstep.parallel.rank_info import is_launched, is_restarted
@@ -35,9 +36,9 @@ OWN = ("name", "runs", "resume", "reset")  # where a run is and that it goes on:
 
 def check_free(folder: Path) -> None:
     """Raise ArgumentError if there is something in `folder` already."""
-    if folder.is_dir() and not any(folder.iterdir()):
+    if not os.path.lexists(folder):  # as of a name that cannot be, which is told later
         return
-    if folder.exists() or folder.is_symlink():
+    if not folder.is_dir() or any(folder.iterdir()):
         raise ArgumentError(
             f"the run folder {folder} exists already, and nothing in it was touched. To go on with that run: `evenstep "
             f"resume {folder}`; to keep it and train another: `--name ANOTHER`; to start over: delete the folder first."
@@ -86,7 +87,7 @@ def find_config(folder: Path) -> Path:
     """The configuration of the run in `folder`.
 
     Raises:
-        ArgumentError: there is no run.
+        ArgumentError: there is no run, or its file is empty (a ConfigError).
     """
     if not (folder / CONFIG).is_file():
         what = f"has no {CONFIG}" if folder.is_dir() else "is a file" if folder.exists() else "is not there"
@@ -94,6 +95,12 @@ def find_config(folder: Path) -> Path:
             f"{folder} must be the folder of a run, but {what}; give the folder that `evenstep train` has printed, "
             f"such as runs/gpt_bytes."
         )
+    if not (folder / CONFIG).read_bytes().strip(b"\0\n "):
+        fault = (
+            f"{folder / CONFIG} is empty, as a loss of power may leave it; go on from the run file, which writes it "
+            f"anew: `evenstep train RUN.toml --resume auto`."
+        )
+        raise ConfigError([fault])
     return folder / CONFIG
 
 

@@ -12,16 +12,16 @@ import sys
 import tempfile
 from inspect import signature
 from pathlib import Path
-from signal import SIGHUP, SIGINT, SIGQUIT, getsignal, signal
+from signal import SIGINT, SIGQUIT, getsignal, signal
 from time import sleep
 from typing import Any
 
 from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.parallel.rank_info import ATTEMPT
-from evenstep.signals import REQUEUE
+from evenstep.signals import REQUEUE, heeded
 
 _LONGEST_PAUSE_S = 30.0
-_FORWARDED = (*REQUEUE, SIGINT, SIGHUP, SIGQUIT)
+_FORWARDED = (*REQUEUE, SIGINT, SIGQUIT)
 _GRACE_S = 300  # for the update and the save between a signal and the end
 
 
@@ -79,7 +79,7 @@ def _ended(ranks: int, arguments: list[str]) -> int:
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=0,
-        signals_to_handle=",".join(number.name for number in _FORWARDED),
+        signals_to_handle=",".join(number.name for number in heeded(_FORWARDED)),
         logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=others),
         **grace,
     )

@@ -5,8 +5,9 @@ counts with it. Whatever only costs time or writes (evaluations, writers, compil
 variant needs beside that are settings over those of the user.
 """
 
+import math
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +15,13 @@ from types import ModuleType
 from typing import Any, final
 
 import torch
+from torch.utils.data import Subset
 
 from evenstep.builders import RunParts, build_mesh, build_parts, build_strategy, make_model, open_run
+from evenstep.builders.data import is_stream
 from evenstep.builders.schedule import build_lr_schedule
 from evenstep.cli.trial import FirstBatch
+from evenstep.config.arguments import Call
 from evenstep.config.named import OpenRun
 from evenstep.config.schema import Config
 from evenstep.config.schema_data import DataTable
@@ -66,7 +70,9 @@ class RunFileBench:
         """Build a variant, which is closed at the end of the `with`."""
         with open_run(self._path, self.settings(variant)) as opened:
             mesh = build_mesh(opened.config, self._group)
-            parts = build_parts(opened, mesh)
+            shares = dict[str, float]()
+            parts = build_parts(_of_few_samples(opened, shares), mesh)
+            parts = replace(parts, config=_as_long(parts.config, min(shares.values(), default=1.0)))
             with closing(parts):
                 yield _subject(opened, parts, build_strategy(opened.config, mesh.data))
 
@@ -97,6 +103,44 @@ class RunFileBench:
             except DataError as error:
                 said = str(error)
         return f"its global batches can't be cut in four: {said}" if tables else ""
+
+
+def _of_few_samples(opened: OpenRun, shares: dict[str, float]) -> OpenRun:
+    """The run with so few samples that an epoch is two updates, the second a short one: more than one is seen.
+
+    Args:
+        shares: gets how many of a dataset's samples are left, by its key.
+    """
+
+    def few(key: str, call: Call, count: int) -> Call:
+        def made(*given: object, **more: object) -> object:
+            dataset: Any = call.function(*given, **more)
+            if is_stream(dataset) or len(dataset) <= count:
+                return dataset
+            shares[key] = count / len(dataset)
+            places = [place * len(dataset) // count for place in range(count)]  # also of one that is sorted
+            some: Any = Subset(dataset, places)
+            if hasattr(dataset, "lengths"):
+                held: Any = dataset.lengths
+                of_sample: Callable[[int], Any] = held if callable(held) else held.__getitem__
+                some.lengths = [int(of_sample(one)) for one in places]
+            return some
+
+        return replace(call, function=made)
+
+    calls = dict(opened.calls)
+    for key, table in data_tables(opened.config).items():
+        whole = SAMPLES if _by_tokens(table) else largest(table.global_batch_size) or SAMPLES
+        calls[f"{key}.train"] = few(key, calls[f"{key}.train"], whole + -(-whole * 2 // 3))
+    return replace(opened, calls=calls)
+
+
+def _as_long(config: Config, share: float) -> Config:
+    """The run with as many more epochs as they have fewer samples, so that it has as many updates."""
+    if config.train.epochs is None:
+        return config
+    train = config.train.model_copy(update={"epochs": math.ceil(config.train.epochs / share)})
+    return config.model_copy(update={"train": train})
 
 
 def _by_tokens(table: DataTable) -> bool:
@@ -181,7 +225,7 @@ def _varied(config: Config, variant: Variant) -> list[Setting]:
 
 
 def _subject(opened: OpenRun, parts: RunParts, strategy: Any) -> Subject:
-    config = opened.config
+    config = parts.config
     evaluations = {name: FirstBatch(data, name=name) for name, data in parts.evaluations.items()}
 
     def trainer(*, data: Data, hooks: Sequence[Hook], folder: Path | None) -> Trainer:
@@ -204,7 +248,10 @@ def _subject(opened: OpenRun, parts: RunParts, strategy: Any) -> Subject:
         lr_schedule=build_lr_schedule(config),
         clip_norm=config.train.clip_norm,
         others={
-            f"file {name}": _held_by(sys.modules[name]) for name in loaded_from(opened.recipe) if name in sys.modules
+            f"global {name}.{held}": value
+            for name in loaded_from(opened.recipe)
+            if name in sys.modules
+            for held, value in _held_by(sys.modules[name]).items()
         },
     )
 

@@ -1,10 +1,13 @@
 """Standard output that a run outlives: when whoever reads it has gone, the run goes on unseen.
 
-A run that has trained for days must not end because a pager was closed. Files are not treated so: those errors count.
+A run that has trained for days must not end because a pager or a terminal was closed. Files are not treated so: those
+errors count.
 """
 
+import errno
 import io
 import os
+import stat
 from typing import TextIO, final
 
 
@@ -18,8 +21,8 @@ class Screen(io.TextIOBase):
     def write(self, text: str, /) -> int:
         try:
             return self._stream.write(text)
-        except BrokenPipeError:
-            self._let_go()
+        except OSError as error:
+            self._let_go(error)
             return len(text)
 
     def flush(self) -> None:
@@ -27,10 +30,14 @@ class Screen(io.TextIOBase):
             return  # thrown away after its stream: a file object is flushed then, and Python 3.13 says what that raises
         try:
             self._stream.flush()
-        except BrokenPipeError:
-            self._let_go()
+        except OSError as error:
+            self._let_go(error)
 
-    def _let_go(self) -> None:
+    def _let_go(self, error: OSError) -> None:
+        """Write to nowhere from now on, if `error` says that nobody reads any more; else raise it."""
+        is_terminal = stat.S_ISCHR(os.fstat(self._stream.fileno()).st_mode)  # `isatty` is False of one that has closed
+        if error.errno != errno.EPIPE and not (error.errno == errno.EIO and is_terminal):
+            raise error
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)

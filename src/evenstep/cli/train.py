@@ -15,14 +15,14 @@ def run(path: str, settings: list[str]) -> int:
     """Train it."""
     with open_run(Path(path), settings_of(settings)) as opened:
         config = opened.config
-        folder = Path(config.runs) / config.name
+        folder = Path(config.runs).expanduser() / config.name
         if config.launch.slurm is not None and not is_launched():
             if config.resume != "auto":
                 check_free(folder)
             # a job that was stopped is queued again, and then goes on
             others = {"launch.slurm": "none"} | ({"resume": "auto"} if config.resume == "never" else {})
             again = [*without(settings, others), *(part for key in others for part in (f"--{key}", others[key]))]
-            logs = Path(config.runs) / f"{config.name}-slurm"
+            logs = Path(config.runs).expanduser() / f"{config.name}-slurm"
             return submit_run(config.launch.slurm, ["train", path, *again], name=config.name, folder=logs)
         source = None
         if not is_launched():  # refused before any rank is started

@@ -7,7 +7,8 @@ find faults.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from datetime import date
+from typing import Any, cast, final
 
 from evenstep.arguments import meant
 from evenstep.config.schema import Config
@@ -53,13 +54,24 @@ def told(text: str, *also: str) -> Fault:
 def quoted(value: object) -> str:
     """A value as a user would write it, cut where it is long.
 
-    >>> quoted("x"), quoted(True), quoted([1])
-    ('"x"', 'true', '[1]')
+    >>> quoted("x"), quoted(True), quoted([1, "a"]), quoted({"target": "a.py:b"})
+    ('"x"', 'true', '[1, "a"]', '{target = "a.py:b"}')
     """
+    text = _written(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _written(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    text = f'"{value}"' if isinstance(value, str) else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_written, cast('Sequence[object]', value)))}]"
+    if isinstance(value, dict):
+        items = cast("dict[object, object]", value).items()
+        return f"{{{', '.join(f'{name} = {_written(one)}' for name, one in items)}}}"
+    return value.isoformat() if isinstance(value, date) else repr(value)
 
 
 def one_of(options: Sequence[str]) -> str:
@@ -128,4 +140,6 @@ def allowed(kind: str, context: Mapping[str, Any], message: str, given: object) 
         return f"must be {_TYPES[name]}, but is {quoted(given)}."
     if kind == "finite_number":
         return f"must be finite, but is {quoted(given)}."
+    if message.startswith("it must "):  # a sentence of ours
+        return f"{message.removeprefix('it ')}, but is {quoted(given)}."
     return f"is wrong: {message[:1].lower()}{message[1:]}, but is {quoted(given)}."

@@ -3,21 +3,17 @@
 Whatever is wrong, it gives a whole configuration, so that the rest can be checked as well.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import cast
 
 from pydantic import ValidationError
 
-from evenstep.config.faults import Fault, allowed, quoted
-from evenstep.config.keys import advice_for, kind_of, locate, meant_by, tables
+from evenstep.config.faults import Fault
+from evenstep.config.keys import locate, tables
 from evenstep.config.schema import Config
 from evenstep.config.sources import Setting, Tree, at, merge, read_file
-from evenstep.devices import why_not
-
-Location = tuple[str | int, ...]
-"""Where in the configuration pydantic found a fault: keys, numbers of list elements, and the tags of unions."""
+from evenstep.config.validation import Location, from_validation
 
 
 def read(path: Path, settings: Sequence[Setting]) -> tuple[Config, list[Fault]]:
@@ -45,7 +41,7 @@ def _validate(tree: Tree, settings: Sequence[Setting]) -> tuple[Config, list[Fau
         errors = _errors(tree)
     if errors is None:
         return Config.model_validate(tree), []
-    found = _faults_of(errors, origin)
+    found = from_validation(errors, origin)
     meant = [fault.meant for _, fault in found]
     faults = [fault for _, fault in found if not (fault.missing and fault.about[0] in meant)]
     rest = _left_out(tree, [location for location, fault in found if not fault.missing])
@@ -60,48 +56,6 @@ def _errors(tree: Tree) -> ValidationError | None:
     except ValidationError as error:
         return error
     return None
-
-
-_PATTERNS = {
-    "target": "must be FILE.py:NAME or package.module:NAME",
-    "collate": "must be FILE.py:NAME or package.module:NAME",
-    "name": "must begin with a letter or digit and have only letters, digits, `.`, `_` and `-`, being a folder's name",
-    "device": "must be auto, cpu, mps, cuda or cuda:N",
-}
-
-
-def _faults_of(error: ValidationError, origin: Callable[[Sequence[str]], str]) -> list[tuple[Location, Fault]]:
-    """The faults that pydantic found, each with pydantic's location of it.
-
-    Args:
-        error: of the validation of `Config`.
-        origin: what to add about where the value of a key came from.
-    """
-    found: list[tuple[Location, Fault]] = []
-    for detail in error.errors(include_url=False):
-        location = detail["loc"]
-        path, inside = locate(location)
-        key = ".".join(path)
-        kind, given, meant = detail["type"], cast("object", detail["input"]), None
-        if kind == "extra_forbidden":
-            siblings = list(dict.fromkeys(name for table in inside for name in table.model_fields))
-            meant = meant_by(path, siblings)
-            kinds = [kind for table in inside if (kind := kind_of(table))]
-            of_kind = f' of kind "{kinds[0]}"' if kinds else ""
-            text = f"is not a key{of_kind}; {advice_for(path, siblings)}"
-        elif kind == "missing":
-            descriptions = [field.description for table in inside if (field := table.model_fields.get(path[-1]))]
-            text = f"is missing; set it: {descriptions[0]}"
-        elif path == ("device",) and (reason := why_not(str(given))):
-            text = f"can't be {quoted(given)}: {reason}"
-        elif kind == "string_pattern_mismatch":
-            text = f"{_PATTERNS[path[-1]]}, but is {quoted(given)}."
-        else:
-            text = allowed(kind, detail.get("ctx", {}), detail["msg"], given)
-        text = f"`{key}`{'' if kind == 'missing' else origin(path)} {text}"
-        fault = Fault(about=(key,), text=text, meant=meant, missing=kind == "missing")
-        found.append((location, fault))
-    return found
 
 
 def _retype(tree: Tree, errors: ValidationError, settings: Sequence[Setting]) -> bool:

@@ -281,7 +281,7 @@ class EmaTable(Section):
     decay: Annotated[float, Field(ge=0, lt=1)] = default_of(Ema, "decay")
     """Share of the old average that stays at each step."""
     start_update: Natural = default_of(Ema, "start_update")
-    """Up to this update the average is a copy of the parameters."""
+    """Up to this update the average is a copy of the parameters, made anew at it."""
     every_updates: Count = default_of(Ema, "every_updates")
     """The average moves at every so many updates only."""
     decay_warmup: bool = default_of(Ema, "decay_warmup")

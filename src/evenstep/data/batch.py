@@ -59,6 +59,8 @@ class Microbatch:
         samples: their numbers in the dataset, where they have some.
         task: the name of the task that it is for; "" where a run has one task without a name.
         counted: whether `num_samples` is known, and not told by the looks of a batch that came ready made.
+        in_columns: whether lists in it are known to be columns, as torch's default collate function makes them, and not
+            samples.
     """
 
     index: int
@@ -67,6 +69,7 @@ class Microbatch:
     samples: Sequence[int] = ()
     task: str = ""
     counted: bool = True
+    in_columns: bool = False
 
     @property
     def known_samples(self) -> int | None:

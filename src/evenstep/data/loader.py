@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext
+from errno import EMFILE
 from itertools import chain, islice
 from pickle import PicklingError
 from types import FrameType
@@ -220,8 +221,11 @@ class Workers:
 
     def _loss(self, error: Exception, waiting_for: str) -> DataError:
         self.lost = True
+        what = f"the {self._num_workers} data workers did not deliver {waiting_for}: {clause(str(error))}"
+        if isinstance(error, OSError) and error.errno == EMFILE:
+            return DataError(f"{what}. Raise the limit, `ulimit -n 65536`, or use fewer workers.")
         return DataError(
-            f"the {self._num_workers} data workers did not deliver {waiting_for}: {clause(str(error))}. A worker "
+            f"{what}. A worker "
             "that is killed has mostly run out of memory: use fewer workers or smaller micro-batches. One that hangs "
             "waits for a file, a lock or the network, or made a batch that cannot be pickled: look at the dataset with "
             f"`num_workers=0`. If fetching may take longer than {self._timeout_s:g} s, raise `timeout_s` "
@@ -251,7 +255,7 @@ def _end_all(process: int) -> None:
             workers.close()
 
 
-_OUTLIVED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+_OUTLIVED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
 @contextmanager

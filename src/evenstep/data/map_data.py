@@ -136,6 +136,7 @@ class MapData(Data):
         )
         self._dataset = dataset
         self._num_epochs = None if num_epochs is None else require_count("num_epochs", num_epochs)
+        self._in_columns = collate is DEFAULT_COLLATE
         self._order: Kind = "enciphered"
         self._fingerprint: dict[str, JSON] | None = None
         self._epochs: dict[tuple[int, int], EpochBatches] = {}
@@ -251,7 +252,8 @@ class MapData(Data):
             loader.start(request for planned in ahead for request in planned.requests)
             for planned in plan:
                 replies = loader.take(len(planned.requests))
-                microbatches = [_microbatch(*pair) for pair in zip(planned.requests, replies, strict=True)]
+                pairs = zip(planned.requests, replies, strict=True)
+                microbatches = [_microbatch(*pair, in_columns=self._in_columns) for pair in pairs]
                 faults = [fault for reply in replies for fault in reply.faults] + loader.take_faults()
                 yield GlobalBatch(
                     position=planned.position,
@@ -290,9 +292,15 @@ class MapData(Data):
         return batches
 
 
-def _microbatch(request: Request, reply: Reply) -> Microbatch:
+def _microbatch(request: Request, reply: Reply, *, in_columns: bool) -> Microbatch:
     if reply.failure is not None:
         raise reply.failure.error()
     left_out = {sample for fault in reply.faults if fault.num_skipped for sample in fault.samples}
     samples = [sample for sample in request.samples if sample not in left_out] if left_out else request.samples
-    return Microbatch(index=request.microbatch, data=reply.data, num_samples=len(samples), samples=samples)
+    return Microbatch(
+        index=request.microbatch,
+        data=reply.data,
+        num_samples=len(samples),
+        samples=samples,
+        in_columns=in_columns,
+    )

@@ -133,7 +133,9 @@ class StreamData(IteratedData):
         for number in share(len(edges) - 1, rank=reading.rank, ranks=reading.ranks):
             some = items[edges[number] : edges[number + 1]]
             data = self._collated(some, position)
-            microbatches.append(Microbatch(index=reading.first + number, data=data, num_samples=len(some)))
+            in_columns = self._collate is DEFAULT_COLLATE
+            one = Microbatch(index=reading.first + number, data=data, num_samples=len(some), in_columns=in_columns)
+            microbatches.append(one)
         num_microbatches = len(edges) - 1 if reading.num_microbatches is None else reading.num_microbatches
         return Cut(tuple(microbatches), len(items), num_microbatches)
 

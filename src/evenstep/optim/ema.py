@@ -1,7 +1,7 @@
 """An exponential moving average of the parameters, for evaluation.
 
     e ← e + (1 - d) · (θ - e)        after every `every_updates`-th committed update
-    e ← θ                            up to `start_update`
+    e ← θ                            up to `start_update`, and at it whatever `every_updates` is
 
 with d = decay, or d = min(decay, (1 + n) / (10 + n)) at the n-th move where it is warmed up. Floating-point buffers
 (BatchNorm statistics) are averaged as well, others copied. The average is kept in float32 at least. It is not
@@ -31,7 +31,8 @@ class Ema:
 
     Args:
         decay: share of the old average that stays at each move, in [0, 1).
-        start_update: up to this committed update the average is a copy.
+        start_update: up to this committed update the average is a copy, made anew at it. The decay begins with the next
+            move: the first multiple of `every_updates` after it.
         every_updates: the average moves at every so many updates only; choose `decay` for that interval.
         decay_warmup: whether the decay of the n-th move is at most (1 + n) / (10 + n), so that a short run is not still
             averaged with its beginning. n is counted from `start_update`, also by an average that is added later.
@@ -107,6 +108,7 @@ class Ema:
                 f"average would never begin; lower it."
             )
 
+    @torch.no_grad()
     def attach(
         self,
         model: nn.Module,
@@ -133,7 +135,7 @@ class Ema:
                     f"strides {tensor.stride()}, as `expand` gives), so no average can be put in its place; make it "
                     f"from `tensor.expand(…).clone()`."
                 )
-        self._live = {name: tensor.detach() for name, tensor in live.items()}
+        self._live = live  # themselves: `parameter.data` may become another tensor
         if self._average.keys() != self._live.keys():
             self._average = {
                 name: tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor.clone()
@@ -145,6 +147,7 @@ class Ema:
         self._moving = [name for name, one in self._average.items() if one.is_floating_point() or one.is_complex()]
         self._copied = [name for name in self._average if name not in self._moving]
 
+    @torch.no_grad()
     def restart(self, names: Collection[str] | None = None) -> None:
         """Begin again as a copy of what the model holds now: all, or parameters and buffers of these names."""
         begun = [name for name in self._average if names is None or name in names]
@@ -154,18 +157,18 @@ class Ema:
     @property
     def followed(self) -> list[tuple[str, Tensor, Tensor]]:
         """The name of each tensor that is followed, that tensor, and its average."""
-        return [(name, self._live[name], average) for name, average in self._average.items()]
+        return [(name, self._live[name].detach(), average) for name, average in self._average.items()]
 
     def share(self, update: int) -> float:
         """How far the average moves after committed update `update`, of its way to the parameters: 0 to 1.
 
-        >>> Ema(decay=0.75, start_update=2, every_updates=2).share(2), Ema(decay=0.75, every_updates=2).share(3)
-        (1.0, 0.0)
+        >>> late = Ema(decay=0.75, start_update=3, every_updates=2)
+        >>> [late.share(update) for update in range(1, 7)]
+        [0.0, 1.0, 1.0, 0.25, 0.0, 0.25]
         """
-        if update % self._every_updates:
-            return 0.0
-        return 1.0 - self.decay_at(update)
+        return 1.0 - self.decay_at(update) if self._moves_at(update) else 0.0
 
+    @torch.no_grad()
     def after_update(self, update: int, aborted: Tensor | float = 0.0) -> None:
         """Move the average after committed update `update`.
 
@@ -173,7 +176,7 @@ class Ema:
             update: number of the update.
             aborted: 1.0 when the device has skipped the update and the host does not know yet: nothing moves.
         """
-        if update % self._every_updates:
+        if not self._moves_at(update):
             return
         weight = self.share(update)
         average = [local_tensor(self._average[name]) for name in self._moving]
@@ -201,6 +204,9 @@ class Ema:
         moves = update // self._every_updates - self._start_update // self._every_updates
         return min(self._decay, (1 + moves) / (10 + moves))
 
+    def _moves_at(self, update: int) -> bool:
+        return update % self._every_updates == 0 or update == self._start_update
+
     def _values(self, names: Sequence[str]) -> list[Tensor]:
         """What this rank holds of what is followed, as the model computes with it."""
         shared, values = self._shared(), list[Tensor]()
@@ -213,13 +219,14 @@ class Ema:
     @contextmanager
     def swapped(self) -> Generator[None]:
         """Exchange the model's values for the average's inside the `with`."""
-        kept = {name: tensor.clone() for name, tensor in self._live.items()}
-        for name, tensor in self._live.items():
+        live = {name: tensor.detach() for name, tensor in self._live.items()}
+        kept = {name: tensor.clone() for name, tensor in live.items()}
+        for name, tensor in live.items():
             tensor.copy_(self._average[name])
         try:
             yield
         finally:
-            for name, tensor in self._live.items():
+            for name, tensor in live.items():
                 tensor.copy_(kept[name])
 
     def state_dict(self) -> dict[str, Tensor]:

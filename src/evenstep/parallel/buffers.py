@@ -6,6 +6,7 @@ and their counters count the micro-batches of all ranks. Of any other buffer not
 ranks take it from the first that moved it. So ranks hold the same after each update, and a checkpoint holds all.
 """
 
+from collections.abc import Sequence
 from typing import Protocol, final
 
 import torch
@@ -49,16 +50,22 @@ def running_statistics(module: nn.Module) -> list[Tensor]:
 
 @final
 class SharedBuffers:
-    """The buffers of one rank's replica of a module."""
+    """The buffers of one rank's replica of a module.
 
-    def __init__(self, module: nn.Module, group: Group) -> None:
+    Args:
+        module: the replica.
+        group: of the ranks that have one each.
+        frozen: its parameters that nothing trains, and that its forwards may move as they move buffers.
+    """
+
+    def __init__(self, module: nn.Module, group: Group, frozen: Sequence[nn.Parameter] = ()) -> None:
         self._group = group
         self._counters: list[Tensor] = []
         self._statistics: list[tuple[Tensor, int | None]] = []  # with the place of its counter, where that weighs it
         for norm in (part for part in module.modules() if isinstance(part, NORMS)):
             self._add(norm)
         known = {id(buffer) for buffer in running_statistics(module)}
-        self._others = [buffer for buffer in module.buffers() if id(buffer) not in known]
+        self._others = [*(buffer for buffer in module.buffers() if id(buffer) not in known), *frozen]
         self.look_anew()
         self._moving: list[int] = []
 

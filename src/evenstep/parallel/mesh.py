@@ -22,6 +22,9 @@ class Mesh:
         data: those that hold the same stages, which sum their gradients.
         pipeline: those that hold the stages of one replica, in the order of their stages.
 
+    Raises:
+        ArgumentError: groups that are not those of one grid, or not of all ranks.
+
     >>> Mesh().pipeline.ranks
     1
     """
@@ -33,6 +36,22 @@ class Mesh:
     def __post_init__(self) -> None:
         for name in ("world", "data", "pipeline"):
             require_object(name, getattr(self, name), Group, "`Mesh.of(Processes(device), pipeline=2)`")
+        if self.world.part_of:
+            raise ArgumentError(
+                f"`world` must be all ranks of the run, but is {self.world.ranks} of {self.world.part_of}, which can "
+                f"neither be divided further nor begin an update anew without the others; give `Processes(device)`."
+            )
+        data, pipeline = self.data, self.pipeline
+        if (self.world.ranks, self.world.rank) != (data.ranks * pipeline.ranks, self.rank_at(data.rank)):
+            raise ArgumentError(
+                f"rank = pipeline rank · replicas + data rank in a mesh, but rank {self.world.rank} of "
+                f"{self.world.ranks} is {data.rank} of {data.ranks} in `data` and {pipeline.rank} of {pipeline.ranks} "
+                f"in `pipeline`; let `Mesh.of(world, pipeline=…)` divide the ranks."
+            )
+
+    def rank_at(self, replica: int) -> int:
+        """The rank, among all, that holds the same stages as this one in so many-th a replica."""
+        return self.pipeline.rank * self.data.ranks + replica
 
     @classmethod
     def of(cls, world: Group, *, pipeline: int = 1) -> "Mesh":
@@ -52,8 +71,16 @@ class Mesh:
         replicas = world.ranks // pipeline
         columns = [range(stage * replicas, (stage + 1) * replicas) for stage in range(pipeline)]
         rows = [range(replica, world.ranks, replicas) for replica in range(replicas)]
-        data = world.split([list(column) for column in columns]) if replicas > 1 else Group()
+        data = world.split([list(column) for column in columns]) if replicas > 1 else _Alone(pipeline)
         return cls(world=world, data=data, pipeline=world.split([list(row) for row in rows]))
+
+
+@final
+class _Alone(Group):
+    """The only rank that holds its stages."""
+
+    def __init__(self, part_of: int) -> None:
+        self.part_of = part_of
 
 
 def check_pipelines(ranks: int, pipeline: int) -> None:

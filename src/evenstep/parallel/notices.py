@@ -5,7 +5,7 @@ for. A failing rank posts a notice, and stays until the others have read it: nob
 connection. A rank that waits too long asks all: one whose thread does not answer is gone, and one that answers but does
 not wait as well is late. A rank that breaks off an attempt posts a notice of that, and all `meet`: each writes a value
 under the attempt's number and reads those of the others. Only `meet` waits for long, for ranks that are alive and
-still compute.
+still compute. A rank whose program comes to its end while others still wait for it says that it leaves.
 """
 
 import threading
@@ -19,11 +19,13 @@ from torch.distributed import DistStoreError
 T = TypeVar("T")
 ANSWER_S = 3.0
 _FAILED, _MESSAGE, _QUERY, _BROKEN = "failed", "message", "query", "broken"
-_BELL, _ALIVE, _WAITS, _DONE = "bell", "alive", "waits", "done"  # of each rank; alive: how often it has answered
+# of each rank; alive: how often it has answered; done: it watches no more; left: its program has ended
+_BELL, _ALIVE, _WAITS, _DONE, _LEFT = "bell", "alive", "waits", "done", "left"
 _A_MOMENT = timedelta(seconds=0.2)
 _QUERY_EVERY_S = 1.0
 _A_DAY = timedelta(days=1)
 _LOOKED_EVERY_S = 0.05
+_RINGS_AFTER_S = 0.5
 
 
 @final
@@ -40,6 +42,7 @@ class Notices:
 
     Attributes:
         failure_message: that of the first failing rank, once this rank's thread has read it.
+        left: the ranks whose programs have ended, as far as this rank's thread has read of them.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Notices:
         self.failure_message = ""
         self._is_queried = self._answered = self._is_leaving = self._store_is_gone = False
         self._silent: list[int] = []
+        self.left: list[int] = []
         self.listen()
 
     def listen(self) -> None:
@@ -96,6 +100,13 @@ class Notices:
     def failure(self) -> str:
         """The message of the first failing rank, or ""."""
         return self.failure_message or self._briefly(lambda: _read(self._store, _MESSAGE), "")
+
+    def ended(self) -> list[int]:
+        """The ranks whose programs have ended."""
+        return self.left or self._briefly(lambda: self._having_left(self._store), [])
+
+    def _having_left(self, store: Any) -> list[int]:
+        return [rank for rank in range(self._ranks) if store.check([_of(_LEFT, rank)])]
 
     def answer(self) -> None:
         """If a rank has asked who waits, answer once that this one does."""
@@ -216,15 +227,20 @@ class Notices:
         failure = self.failure()
 
         def act() -> None:
+            if waits:
+                self._store.set(_of(_LEFT, self._rank), "1")
             self._store.set(_of(_DONE, self._rank), "1")
             self._store.set(_of(_BELL, self._rank), "1")
 
         self._briefly(act, None)
         self._listener.join(ANSWER_S if not self._store_is_gone else 0)
-        until = monotonic() + ANSWER_S
+        until, rings = monotonic() + ANSWER_S, monotonic() + _RINGS_AFTER_S
         while waits and (self._holds_store or failure) and not self._store_is_gone and monotonic() < until:
             if not set(self._lacking(_DONE)) - set(self._silent):
                 break
+            if monotonic() > rings:  # they go on, and will not be able to read it when the store is gone
+                self._briefly(self._ring, None)
+                rings = until
             sleep(_LOOKED_EVERY_S)
 
     def _listen(self, store: Any) -> None:
@@ -237,6 +253,7 @@ class Notices:
                 store.delete_key(bell)
                 store.add(_of(_ALIVE, self._rank), 1)
                 self._is_queried = store.check([_QUERY])
+                self.left = self._having_left(store)
                 if attempt := _read(store, _BROKEN):
                     self._broken(int(attempt), _broken_in(_read(store, f"{_BROKEN} {attempt}"))[0])
                 self.failure_message = _read(store, _MESSAGE)

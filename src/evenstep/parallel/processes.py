@@ -208,6 +208,11 @@ class Processes(Group):
             self._through(tensor, begin, comes_back=True)()
 
     def split(self, parts: Sequence[Sequence[int]]) -> Group:
+        if self.part_of:
+            raise ArgumentError(
+                f"only all ranks together can be split, but these are {self.ranks} of {self.part_of}; split "
+                f"`Processes(device)`, once for all parts."
+            )
         mine = copy(self)
         mine._meshes = {}
         self._parts.append(mine)
@@ -218,6 +223,7 @@ class Processes(Group):
                 devices = self._connections.add(dist.new_group(list(part), timeout=self._timeout, backend=NCCL))
             if self.rank in part:
                 mine.rank, mine.ranks = part.index(self.rank), len(part)
+                mine.part_of = self.ranks if len(part) < self.ranks else 0
                 mine._hosts, mine._devices = hosts, devices
         return mine
 
@@ -382,10 +388,17 @@ class Processes(Group):
             return Interrupted(f"rank {self.rank} of {self.ranks} could not {what}{self.where()}: {clause(reason)}.")
         timed_out = any(word in str(error).lower() for word in ("timed out", "timeout"))
         failure = self._notices.failure()
-        missing = None if failure else self._notices.missing(late=timed_out)
+        left = [] if failure else self._notices.ended()
+        missing = None if failure or left else self._notices.missing(late=timed_out)
         failure = failure or self._notices.failure()
         if failure:
             cause = f"{clause(failure)}."
+        elif left:
+            cause = (
+                f"the program of rank {', '.join(map(str, left))} has ended; look at what it said last. If it did not "
+                f"fail: `train`, `evaluate`, `save`, `update` and the like are for all ranks together, also for one "
+                f"that has no data."
+            )
         elif missing is None:
             cause = f"{self._meeting_place}, through which ranks find each other, is gone or frozen."
         elif missing:

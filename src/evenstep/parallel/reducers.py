@@ -91,7 +91,8 @@ class Reducers:
         if type(own).after_update is not Reducer.after_update:
             self._comparing.append(own)
         if self.group.ranks > 1:
-            self._buffers.append(SharedBuffers(module, self.group))
+            frozen = [one for one in module.parameters() if not one.requires_grad and not hasattr(one, "to_local")]
+            self._buffers.append(SharedBuffers(module, self.group, frozen))
         self.in_turn = self.in_turn or isinstance(own, GathersPerPass)
         self.gather_per_plan = self.gather_per_plan or isinstance(own, GathersPerPlan)
         if isinstance(own, LocalReducer):

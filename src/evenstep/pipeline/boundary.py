@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from evenstep.internals import pytree
-from evenstep.pipeline.sendable import check_sendable
+from evenstep.pipeline.sendable import check_sendable, is_one
 
 Gradients = list[Tensor | None]
 
@@ -83,4 +83,4 @@ def detached(tree: Any, what: object = "a tree") -> Any:
         check_sendable(value, what)
         return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
 
-    return pytree.tree_map(leaf, tree)
+    return pytree.tree_map(leaf, tree, is_leaf=is_one)

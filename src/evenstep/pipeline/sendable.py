@@ -12,9 +12,11 @@ from typing import Any, final
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from evenstep.errors import TaskError, clause
 
+_TENSORS = (Tensor, nn.Parameter)
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.ndarray)
 
 
@@ -37,8 +39,24 @@ def check_sendable(leaf: Any, what: object) -> None:
                 f"{what} must be made of dense tensors, but holds a {kind} one; give the dense tensors that it is made "
                 f"of, such as its indices and values, and make it anew where it is used."
             )
+        if type(leaf) not in _TENSORS:
+            raise TaskError(
+                f"{what} must be made of tensors of torch's own, but holds a {type(leaf).__name__}, of which another "
+                f"process would get the numbers alone; give `x.as_subclass(torch.Tensor)`, what else it holds beside "
+                f"it, and make it anew where it is used."
+            )
+    elif isinstance(leaf, PackedSequence):
+        raise TaskError(
+            f"{what} holds a PackedSequence, which can't be sent to another process; give the tensor and the lengths "
+            f"of `pad_packed_sequence`, and pack them again in the layer that uses them."
+        )
     elif type(leaf) not in _PLAIN:
         _check_value(leaf, what)
+
+
+def is_one(value: object) -> bool:
+    """Whether a value is looked at as one, though torch would take it apart."""
+    return isinstance(value, PackedSequence)
 
 
 def unsendable(what: object, error: Exception) -> TaskError:
@@ -50,7 +68,7 @@ def unsendable(what: object, error: Exception) -> TaskError:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    if type(tensor) not in (Tensor, nn.Parameter) and hasattr(tensor, "__tensor_flatten__"):
+    if type(tensor) not in _TENSORS and hasattr(tensor, "__tensor_flatten__"):
         return False  # it wraps other tensors, as a DTensor does
     return tensor.layout is torch.strided and not tensor.is_nested
 

@@ -440,7 +440,7 @@ class Engine:
                 model=self.model,
                 context=context or self.parts.context,
                 execution=self.parts.execution,
-                cuts=self._cuts.setdefault(name, SplitLimit()),
+                cuts=self._cuts.setdefault(name, SplitLimit(sums=self.parts.cuts.sums)),
                 report=self._report,
                 guard=self.parts.guard,
             )

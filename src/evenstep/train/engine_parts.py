@@ -26,6 +26,7 @@ from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.compiled import release
 from evenstep.pipeline.whole_model import WholeModel
 from evenstep.precision import Precision
+from evenstep.train.checks.first_step import FirstStep
 from evenstep.train.checks.loss import Guard
 from evenstep.train.checks.loss_runner import LossRunner
 from evenstep.train.checks.whole_update import check_listeners
@@ -121,14 +122,15 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     recompute(model, {}, context.randomness)  # what an earlier engine has chosen is not to be compiled
     compiled = compile_model(model, report, _rank_of(model, strategy)) if train.compile == "model" else None
     convert_linear_layers(model, precision, setup.linear_layers.here)
-    execution, cuts = build_execution(model, strategy, optimizer, device), SplitLimit()
+    execution = build_execution(model, strategy, optimizer, device)
+    cuts = SplitLimit(sums=setup.train.check_loss)
     teacher = _teacher(setup, execution)
     context = context if teacher is None else replace(context, teaching=teacher.held)
     recompute(model, setup.recomputed.here, context.randomness)
     layout = execution.reducers.layout
     steps = build_steps(precision, model=model, optimizer=optimizer, rounded=rounded, layout=layout, seed=setup.seed)
     local = build_local_state(execution.reducers, optimizer, steps, train.ema)
-    apply = _apply(setup, execution, steps)
+    apply = _apply(setup, execution, FirstStep(steps, model, layout, report))
     trained = TrainedParameters(model, optimizer, names, share=execution.reducers.share, check=precision.check_trained)
     core = Update(
         model=model,

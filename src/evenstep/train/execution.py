@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from evenstep.errors import ArgumentError
 from evenstep.names import named_parameters
 from evenstep.parallel import Group, Reducers, Single, Strategy
 from evenstep.pipeline import (
@@ -154,9 +153,6 @@ def build_execution(model: nn.Module, strategy: Strategy, optimizer: Optimizer, 
     Args:
         strategy: how its gradients are shared; the model, or each stage of it, gets a reducer of it.
         optimizer: of this rank's parameters.
-
-    Raises:
-        ArgumentError: the strategy is not for these ranks.
     """
     if isinstance(model, PipelineModel):
         return _of_stages(model, strategy, optimizer, device)
@@ -202,12 +198,7 @@ def _forwards(numbers: Numbers) -> Plan:
 
 
 def _of_stages(model: PipelineModel, strategy: Strategy, optimizer: Optimizer, device: torch.device) -> Execution:
-    data, pipeline = model.mesh.data, model.mesh.pipeline
-    if strategy.group.ranks != data.ranks:
-        raise ArgumentError(
-            f"the strategy must share gradients between the {data.ranks} data-parallel ranks of the model's mesh, but "
-            f"has a group of {strategy.group.ranks}; build it from `mesh.data`."
-        )
+    pipeline = model.mesh.pipeline
     reducers = Reducers(strategy, per_plan=True)
     trained = {id(parameter) for parameter in trained_by(optimizer)}
     names = {name for name, parameter in named_parameters(model).items() if id(parameter) in trained}

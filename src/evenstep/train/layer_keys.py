@@ -78,7 +78,7 @@ def key_layers(model: nn.Module, randomness: Randomness) -> str:
     foreign: list[str] = []
     for place, layer in enumerate(layers):
         module = layer.build
-        if not isinstance(module, nn.Module) or id(module) not in parts or compiled_in_place(module):
+        if not isinstance(module, nn.Module) or id(module) not in parts or _takes_no_hooks(module):
             foreign.append(layer.name)
         elif may_draw(module):
             modules[id(module)] = module
@@ -92,7 +92,7 @@ def key_layers(model: nn.Module, randomness: Randomness) -> str:
     return (
         f"the dropout of layer {', '.join(foreign[:5])}{' and others' if len(foreign) > 5 else ''} is keyed by "
         f"micro-batch, since what `{type(model).__name__}.layers()` gives for it is not a part of the model or was "
-        f"compiled in place: in stages the same run draws other masks there."
+        f"compiled (in place, or by `torch.jit`): in stages the same run draws other masks there."
     )
 
 
@@ -149,6 +149,11 @@ def layers_of(model: nn.Module) -> Sequence[Layer]:
     with torch.random.fork_rng(devices=[]):  # it may build what it gives
         said = list(cast("Iterator[object]", says()))
     return [one for one in said if isinstance(one, Layer)] if all(isinstance(one, Layer) for one in said) else ()
+
+
+def _takes_no_hooks(module: nn.Module) -> bool:
+    """Whether nobody can be told when the module begins."""
+    return compiled_in_place(module) or isinstance(module, torch.jit.ScriptModule)
 
 
 def _is_needed(parameter: Any) -> bool:

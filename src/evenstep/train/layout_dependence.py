@@ -34,13 +34,16 @@ class Dependence:
 
     def look(self, update: int) -> None:
         """After an update's passes, while its buffers have not been shared or judged."""
-        if self._looked and not self.randomness.found:
+        if self._looked and not self.randomness.found and not self.buffers.found:
             return
         if self.randomness.found:
             self._say(update, _LATE.format(what=self.randomness.found, update=update))
             self.randomness.found = ""
-        if not self._looked and self.execution.reducers.rank == 0:
-            for message in (self.unkeyed, self._of_buffers(), self._of_temporary()):
+        if self.execution.reducers.rank == 0:
+            later = (self._of_buffers(self.buffers.found),)
+            for message in (
+                later if self._looked else (self.unkeyed, self._of_buffers(self._moved()), self._of_temporary())
+            ):
                 if message:
                     self._say(update, message)
         self._looked = True
@@ -54,8 +57,7 @@ class Dependence:
         # those are written once per update, by what combines the tasks' gradients
         return [name for name in names if name.partition(".")[0] not in LEARNED]
 
-    def _of_buffers(self) -> str:
-        names = self._moved()
+    def _of_buffers(self, names: list[str]) -> str:
         if not names:
             return ""
         shared = (
@@ -65,8 +67,9 @@ class Dependence:
             else " On several ranks each micro-batch would see those of its rank."
         )
         return (
-            f"forwards change {_listed(names)}, of which only the model knows what it means. It moves with every "
-            f"micro-batch, so what the model makes of it depends on how the global batch is cut.{shared}"
+            f"forwards change {self._listed(names)}, of which only the model knows what it means. It moves with every "
+            f"micro-batch, so what the model makes of it depends on how the global batch is cut.{shared} What is to "
+            f"move once per update, such as a teacher, is moved in `after_update` of the task or of a hook."
         )
 
     def _of_temporary(self) -> str:
@@ -74,17 +77,18 @@ class Dependence:
         if not names:
             return ""
         return (
-            f"forwards change {_listed(names)}, which no checkpoint holds (`persistent=False`): a run that is resumed "
-            f"begins with what the model was built with. Register it as persistent if the output depends on it."
+            f"forwards change {self._listed(names)}, which no checkpoint holds (`persistent=False`): a run that is "
+            f"resumed begins with what the model was built with. Register it as persistent if the output depends on it."
         )
+
+    def _listed(self, names: list[str]) -> str:
+        kinds = {"frozen parameter" if name in self.buffers.frozen else "buffer": None for name in names}
+        what = " and ".join(f"{kind}s" if len(names) > 1 else kind for kind in kinds)
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        return f"the {what} {', '.join(f'`{name}`' for name in names[:5])}{more}"
 
 
 _LATE = (
     "forwards or losses draw from {what}, as was noticed in update {update} only: before, they did not, or not where "
     "it was looked. From now on that is keyed by the micro-batch; up to here other runs may have drawn other numbers."
 )
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"the buffer{'s' if len(names) > 1 else ''} {', '.join(f'`{name}`' for name in names[:5])}{more}"

@@ -36,9 +36,10 @@ from evenstep.pipeline import Stage
 from evenstep.pipeline.compiled import as_written
 from evenstep.train.context import MicrobatchResults, TrainContext
 from evenstep.train.memory.split_limit import SplitLimit
-from evenstep.train.memory.sub_batch import SubBatch
+from evenstep.train.memory.sub_batch import SubBatch, whole_of
 from evenstep.train.randomness import LOSS, branch_of
 from evenstep.train.recording import Recording
+from evenstep.train.tasks.derivatives import explain_derivatives
 from evenstep.train.tasks.norm_statistics import explain
 from evenstep.train.tasks.task import evaluates_itself
 from evenstep.train.weigh import Weights
@@ -132,9 +133,9 @@ class MicrobatchStep:
         """
         tasks, cuts = self._context.tasks, self._cuts
         if cuts.limit is None:
-            self._parts = {one.index: (one, SubBatch(one.data, (), one.known_samples)) for one in work}
+            self._parts = {one.index: (one, whole_of(one)) for one in work}
         else:
-            pieces = [(one, cuts.pieces(tasks[one.task], one.data, one.known_samples)) for one in work]
+            pieces = [(one, cuts.pieces(tasks[one.task], whole_of(one))) for one in work]
             if all(len(of_one) == 1 for _, of_one in pieces):
                 self._parts = {one.index: (one, of_one[0]) for one, of_one in pieces}
             else:
@@ -198,6 +199,7 @@ class MicrobatchStep:
             total = self._recording.take(task, one, piece, loss)
         except Exception as error:
             explain(error)
+            explain_derivatives(error)
             if context.poison is None or not stage.is_whole or not torch.is_grad_enabled() or is_out_of_memory(error):
                 raise
             self.gathered.failures[one.index] = one.task, error

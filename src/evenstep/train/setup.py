@@ -22,7 +22,7 @@ from evenstep.options import Training
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
 from evenstep.single_use import check_unused
-from evenstep.train.checks.launch import check_launched
+from evenstep.train.checks.launch import check_covers, check_launched
 from evenstep.train.checks.local import check_local
 from evenstep.train.checks.model import check_layers, check_model, check_parameters, check_trains
 from evenstep.train.checks.optimizer import check_optimizer
@@ -121,6 +121,7 @@ def set_up(
         check_trains(optimizer, model)
         formats, schedule = precision_of(precision), lr_schedule_of(lr_schedule)
         sharing = strategy_of(strategy, device)
+        check_covers(sharing, model)
         check_parameters(model, optimizer, formats)
         on = device_of(device, formats)
         check_local(sharing, model=model, optimizer=optimizer, train=train, policies=policies)

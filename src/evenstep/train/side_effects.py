@@ -124,6 +124,8 @@ def _items(container: Any) -> list[Any]:
 
 
 def _is_generator(value: object) -> bool:
+    if isinstance(value, random.SystemRandom):
+        return False  # the machine's own, which has no state
     return isinstance(value, torch.Generator | np.random.Generator | np.random.RandomState | random.Random)
 
 

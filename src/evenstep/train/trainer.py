@@ -147,7 +147,7 @@ class Trainer(TrainerAttributes):
         self._said_of_data = try_resume(batches, setup.strategy.group) if keeps else []
         self.model, self.optimizer, self.evaluations = model, optimizer, sets
         self.device, self.storage = setup.device, setup.storage
-        self.folder = None if folder is None else Path(folder)
+        self.folder = None if folder is None else Path(folder).expanduser()
         planned = updates if epochs is None else updates_of(batches, epochs, seed)
         self._resumed = False
         told = listeners(setup.tasks.by_name)
@@ -405,7 +405,7 @@ class Trainer(TrainerAttributes):
         if source == "auto":
             path = checkpointer.resume_newest(new_settings=new_settings)
         else:
-            path = checkpointer.resume(Path(source), new_settings=new_settings, reset=resets)
+            path = checkpointer.resume(Path(source).expanduser(), new_settings=new_settings, reset=resets)
         self._resumed |= path is not None
         return path
 
@@ -433,7 +433,8 @@ class Trainer(TrainerAttributes):
 
         All ranks call it together. Of a model in stages the first rank gets the whole, the others what they hold.
         """
-        return self._loop.checkpointer.state.state_dict(whole=True)
+        with self._together():
+            return self._loop.checkpointer.state.state_dict(whole=True)
 
     def load_state_dict(self, state: Tree) -> None:
         """Restore what `state_dict` gave. What begins afresh, or is another than it was, such as a rate, is said.

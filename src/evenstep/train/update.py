@@ -34,7 +34,7 @@ from evenstep.train.failures.causes import FailureCause, find_causes
 from evenstep.train.layout_dependence import Dependence
 from evenstep.train.memory.fit import fitting, state_allocated
 from evenstep.train.memory.split_limit import SplitLimit
-from evenstep.train.memory.sub_batch import part_of
+from evenstep.train.memory.sub_batch import part_of, whole_of
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.outcome import PendingUpdate
 from evenstep.train.progress import Progress
@@ -192,8 +192,10 @@ class Update:
         gathered = self._gather(weights, update)
         for buffers in self._changing:
             buffers.settle()
+            buffers.find()
         self.look(update)
         self._execution.reducers.share_buffers(self._buffers)
+        self._buffers.find_received()
         grads = gradients(self._parameters, sparse=self._sparse)
         return Computed(weights, gathered, grads, self._execution.norms.squared(grads))
 
@@ -282,7 +284,7 @@ class Update:
     def begin(self) -> None:
         """Take the buffers as they are: whatever the user did to them since the last update stays."""
         for buffers in self._changing:
-            buffers.restore(0.0)
+            buffers.begin()
 
     def fit(self, batch: GlobalBatch) -> None:
         """Find out how much fits: try ever larger parts of this rank's first micro-batch, forward and backward.
@@ -296,7 +298,7 @@ class Update:
             first = batch.microbatches[0]
             task, fits = self._context.tasks[first.task], partial(self._fits, first.task)
             device = self._context.device
-            self._cuts.limit = fitting(task, first.data, fits, device=device, num_samples=first.known_samples)
+            self._cuts.limit = fitting(task, whole_of(first), fits, device=device)
         self._discard(self._context.storage.mark())
 
     def _fits(self, task: str, data: object) -> bool:
@@ -428,7 +430,7 @@ class Update:
     def _dummy(self, microbatch: Microbatch) -> Generator[MicrobatchStep]:
         """A micro-batch that counts nowhere, after which buffers are as before."""
         task = self._context.tasks[microbatch.task]
-        first = part_of(microbatch, self._cuts.pieces(task, microbatch.data, microbatch.known_samples)[0])
+        first = part_of(microbatch, self._cuts.pieces(task, whole_of(microbatch))[0])
         with self._buffers.unchanged(), MicrobatchStep.dummy(self._context, first) as step:
             self._recovery.runs(step)
             yield step

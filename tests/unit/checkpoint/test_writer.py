@@ -141,6 +141,11 @@ def test_a_full_disk_is_told_with_place_need_and_advice(folder: Path, failing_di
     assert "earlier checkpoints are untouched. Free some space" in message
 
 
+def test_a_file_that_is_larger_than_the_limit_is_told_with_what_to_raise(folder: Path, state: State, failing_disk):
+    with pytest.raises(CheckpointError, match=r"\(EFBIG\).*Raise the limit of a file's size \(`ulimit -f`\)"):
+        write_checkpoint(folder, 7, state(7), disk=failing_disk(2, errno.EFBIG))
+
+
 def test_a_place_that_is_a_file_is_told(tmp_path: Path, state: State):
     (tmp_path / "run").write_text("not a folder")
     with pytest.raises(CheckpointError, match=r"(?s)could not be written.*Make that a folder"):

@@ -106,6 +106,28 @@ ADDED = ["--early_stop", '{metric = "valid/loss", patience_evaluations = 3}', "-
 BEST = ["--checkpoint.best.metric", "valid/loss"]
 
 
+def test_a_run_folder_that_lost_its_power_is_gone_on_with_by_its_run_file_as_is_said(
+    evenstep: Run, recipe: Path
+) -> None:
+    evenstep("train", "run.toml")
+    config = recipe / "runs/tiny/config.toml"
+    config.write_bytes(b"\0" * 80)
+    done = evenstep("resume", "runs/tiny")
+    assert done.code == 2
+    assert "config.toml is empty, as a loss of power may leave it; go on from the run file" in done.err
+    assert evenstep("train", "run.toml", "--resume", "auto").code == 0
+    assert evenstep("resume", "runs/tiny").code == 0
+
+
+def test_a_copy_of_the_recipe_that_is_gone_is_told_with_what_to_name(evenstep: Run, recipe: Path) -> None:
+    evenstep("train", "run.toml")
+    shutil.rmtree(recipe / "runs/tiny/recipe")
+    assert "there is no such folder; name the one with the Python files, `--recipe FOLDER`" in (
+        evenstep("resume", "runs/tiny").err
+    )
+    assert evenstep("resume", "runs/tiny", "--recipe", ".").code == 0
+
+
 def test_early_stop_best_and_an_average_may_be_added_and_dropped_and_it_is_said(evenstep: Run) -> None:
     assert evenstep("train", "run.toml", "--train.updates", "4").code == 0
     added = evenstep("resume", "runs/tiny", "--train.updates", "5", *ADDED, *BEST)

@@ -37,3 +37,12 @@ def test_a_screen_outlives_its_stream() -> None:
         screen = Screen(stream)
     screen.flush()
     screen.close()
+
+
+def test_nothing_is_raised_when_the_terminal_has_been_closed() -> None:
+    terminal, end = os.openpty()
+    with os.fdopen(end, "w") as stream:
+        os.close(terminal)
+        screen = Screen(stream)
+        for number in range(3):
+            print(f"update {number}", file=screen, flush=True)

@@ -12,7 +12,7 @@ from scripts import Script
 
 from evenstep import signals
 from evenstep.checkpoint import read_checkpoint
-from evenstep.signals import REQUEUE, Terminated, ending, stopping
+from evenstep.signals import REQUEUE, Terminated, ending, not_swallowed, stopping
 
 
 def test_handlers_are_given_back_and_the_first_signal_asks_to_stop() -> None:
@@ -24,6 +24,22 @@ def test_handlers_are_given_back_and_the_first_signal_asks_to_stop() -> None:
         assert caught.number is signal.SIGTERM
     assert reasons == ["SIGTERM"]
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+@pytest.mark.parametrize("becomes", [None, ImportError])
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
+def test_a_signal_that_an_import_swallows_ends_the_command_all_the_same(
+    number: signal.Signals, error: type[BaseException], becomes: type[Exception] | None
+) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(error), ending(), not_swallowed():
+        try:
+            signal.raise_signal(number)
+        except BaseException as caught:
+            assert type(caught) is error
+            if becomes is not None:
+                raise becomes("no such module") from caught
+    assert signal.getsignal(number) == before
 
 
 def test_a_second_ctrl_c_leaves_at_once() -> None:
@@ -52,6 +68,18 @@ def test_before_training_a_schedulers_signal_ends_the_command(number: signal.Sig
     with pytest.raises(Terminated), ending():
         signal.raise_signal(number)
     assert signal.getsignal(number) == before
+
+
+def test_sighup_stays_ignored_where_nohup_has_it_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    reasons: list[str] = []
+    try:
+        with ending(), stopping(reasons.append):
+            signal.raise_signal(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert not reasons
 
 
 @contextmanager

@@ -354,7 +354,7 @@ def lines_of(recipe: Path) -> list[dict[str, Any]]:
         ('[{target = "mine.py:Lines", args = {nam = "x"}}]', "did you mean `log.writers.0.args.name`?"),
         ('[{target = "mine.py:Lines", args = {name = 3}}]', "`log.writers.0.args.name` must be text"),
         ('[{target = "mine.py:no_writer"}]', "`log.writers.0.target` must give a subclass of `Writer`"),
-        ("[3]", "`log.writers.0` (set by --log.writers) must be a table, but is 3"),
+        ("[3]", "`log.writers.0` (set by --log.writers) must be a name or a table, but is 3"),
     ],
 )
 @pytest.mark.parametrize("command", ["check", "train"])
@@ -387,10 +387,10 @@ def test_a_profile_is_asked_for_in_two_numbers(evenstep: Run, recipe: Path) -> N
 @pytest.mark.parametrize(
     ("profile", "says"),
     [
-        ("x:3", "`profile` (set by --profile) is wrong: it must be the first and the last update, such as 10:13"),
+        ("x:3", "`profile` (set by --profile) must be the first and the last update, such as 10:13"),
         ("3:2", "`profile.last` must be at least `profile.first`, which is 3, but is 2"),
         ("7:9", "`profile.first` must be one of the run's 6 updates, but is 7"),
-        ("0:2", "it must be the first and the last update, such as 10:13, but is"),
+        ("0:2", "must be the first and the last update, such as 10:13, but is"),
     ],
 )
 def test_a_profile_that_cannot_be_is_refused_by_its_key(evenstep: Run, profile: str, says: str) -> None:

@@ -185,7 +185,35 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
         (["--device", "xla"], "", '`device` (set by --device) can\'t be "xla": torch_xla, through which'),
         (["--optimizer.lr", "nan"], "", "`optimizer.lr` (set by --optimizer.lr) must be finite"),
         (["--ema.decay", "1"], "", "`ema.decay` (set by --ema.decay) must be less than 1, but is 1."),
-        (["--train", "3"], "", "`train` (set by --train) must be a table, but is 3."),
+        (["--train", "3"], "", "`train` (set by --train) must be a table, but is 3; its keys are updates, epochs"),
+        (["--optimizer", "AdamW"], "", '`optimizer` (set by --optimizer) must be a table, but is "AdamW"; write `opti'),
+        (["--lr_schedule", "cosine"], "", '`lr_schedule` (set by --lr_schedule) must be a table, but is "cosine"; wr'),
+        (["--lr_schedule", "3"], "", "`lr_schedule` (set by --lr_schedule) must be a table, but is 3; its kinds are c"),
+        (
+            ["--init_from.path", "x", "--init_from.only", "y"],
+            "",
+            '`init_from.only` (set by --init_from.only) must be a list, but is "y"; write `init_from.only = ["y"]`.',
+        ),
+        (
+            ["--hooks", "a.py:B"],
+            "",
+            '`hooks` (set by --hooks) must be a list, but is "a.py:B"; write `hooks = [{target = "a.py:B"}]`.',
+        ),
+        (
+            ["--hooks", "['a.py:B']"],
+            "",
+            '`hooks.0` (set by --hooks) must be a table, but is "a.py:B"; write `{target = "a.py:B"}`.',
+        ),
+        (
+            [],
+            "[data.evaluations]\ntarget = 'a.py:b'",
+            '`data.evaluations.target` must be a table, but is "a.py:b", as the keys of `data.evaluations` are names',
+        ),
+        (
+            ["--init_from", "{}"],
+            "",
+            "`init_from.path` is missing; set it: A run, a checkpoint or an average of several; a",
+        ),
         (["--data.shuffle", "1"], "", "`data.shuffle` (set by --data.shuffle) must be true or false, but is 1."),
         (["--lr_schedule.kind", "cosin"], "", '`lr_schedule` (set by --lr_schedule.kind) must be "constant", "linear"'),
     ],
@@ -194,6 +222,7 @@ def test_what_cannot_be_is_one_fault(faults: Faults, arguments: list[str], added
     found = faults(*arguments, added=added)
     assert len(found) == 1, found
     assert found[0].startswith(begins)
+    assert "\n" not in found[0]
 
 
 def test_what_fits_together_is_no_fault(faults: Faults) -> None:
@@ -206,3 +235,18 @@ def test_what_fits_together_is_no_fault(faults: Faults) -> None:
 def test_a_metric_of_a_misspelt_evaluation_names_the_right_one(faults: Faults) -> None:
     (fault,) = faults("--checkpoint.best.metric", "vald/accuracy", added=VALID)
     assert fault.endswith("did you mean `valid/accuracy`?")
+
+
+def test_what_has_arguments_or_lacks_a_name_is_told_what_to_write(faults: Faults) -> None:
+    (said,) = faults(added="[data.collate]\ntarget = 'a.py:b'\nargs.c = 1")
+    must = '`data.collate` must be FILE.py:NAME or package.module:NAME, but is {target = "a.py:b", args = {c = 1}}; '
+    assert said == f'{must}write `data.collate = "a.py:b"`. What has arguments is made by a function of the recipe.'
+    (said,) = faults(added="[data.evaluations]\ntarget = 'a.py:b'")
+    assert said.endswith("are names of your own; write `data.evaluations.NAME.target`.")
+
+
+def test_a_table_where_text_must_be_is_told_what_the_key_is(faults: Faults) -> None:
+    (said,) = faults(added="[resume]\nfrom = [1, 'a']")
+    assert said.startswith(
+        '`resume` must be text, but is {from = [1, "a"]}; it is: what to start from: `never` (nothing)'
+    )

@@ -43,6 +43,21 @@ def test_up_to_the_start_update_it_is_a_copy() -> None:
     assert averaged(ema, model) == 6.0
 
 
+@pytest.mark.parametrize("every", [1, 2, 3, 4, 10])
+def test_it_begins_with_the_parameters_of_its_start_update_however_seldom_it_moves(every: int) -> None:
+    model, ema, wanted = line().double(), Ema(decay=0.5, start_update=4, every_updates=every), 0.0
+    ema.attach(model)
+    for update in range(1, 25):
+        moved(model, value := float(update**2 % 7))
+        ema.after_update(update)
+        if update == 4:
+            wanted = value  # a copy, of this very update
+            assert averaged(ema, model) == wanted
+        elif update > 4:
+            wanted = 0.5 * wanted + 0.5 * value if update % every == 0 else wanted
+    assert averaged(ema, model) == pytest.approx(wanted, rel=1e-14)
+
+
 def test_it_moves_at_every_so_many_updates_only() -> None:
     model, ema = line(), Ema(decay=0.0, every_updates=2)
     ema.attach(model)
@@ -132,7 +147,7 @@ def test_a_warmed_up_average_follows_its_formula_in_float64() -> None:
     for update in range(1, 40):
         moved(model, value := float(update**2 % 7))
         ema.after_update(update)
-        if update % 2 == 0:
+        if update % 2 == 0 or update == 3:
             moves += update > 3
             decay = 0.0 if update <= 3 else min(0.5, (1 + moves) / (10 + moves))
             wanted = decay * wanted + (1 - decay) * value

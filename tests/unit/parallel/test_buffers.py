@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, Hook, MapData, Task, Trainer, Training
+from evenstep import Ema, Engine, Hook, MapData, Task, Trainer, Training
 from evenstep.parallel import Ddp, Ordered
 from evenstep.parallel.buffers import SharedBuffers
 from evenstep.train.buffers import Buffers
@@ -208,3 +208,41 @@ def test_a_buffer_that_only_another_rank_moves_is_taken_from_it(on_ranks: OnRank
         return seen
 
     assert on_ranks(3, act) == [[1.0, 2.0, 3.0]] * 3
+
+
+class Teaches(nn.Module):
+    """Moves frozen numbers with each forward, and uses them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taught = nn.Parameter(torch.zeros(8), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.taught.lerp_(x.mean(0), 0.5)
+        return x + self.taught
+
+
+def test_frozen_parameters_that_forwards_move_are_equal_on_ranks_of_which_one_has_less_to_do(
+    on_ranks: OnRanks,
+) -> None:
+    def act(group: Any) -> list[Tensor]:
+        made = model(Teaches())
+        pairs = points(9)
+        optimizer = torch.optim.SGD([one for one in made.parameters() if one.requires_grad], lr=0.01)
+        engine = Engine(made, Square(), optimizer, strategy=Ddp(group), device="cpu")
+        seen = list[Tensor]()
+        for update in range(4):
+            batches = [tuple(map(torch.stack, zip(*pairs[n : n + 3], strict=True))) for n in (0, 3, 6)]
+            if update == 3:  # an aborted one leaves it as it was, everywhere
+                batches[0][0][0] = torch.nan
+            engine.update(*(batches[:2] if group.rank == 0 else batches[2:]))
+            seen.append(made[1].taught.detach().clone())
+        return seen
+
+    first, second = on_ranks(2, act)
+    for one, other in zip(first, second, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert not torch.equal(first[1], first[2])
+    torch.testing.assert_close(first[2], first[3], rtol=0, atol=0)

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from evenstep.errors import ArgumentError
-from evenstep.parallel import Group, Mesh
+from evenstep.parallel import Group, Mesh, Processes
 
 
 def test_each_rank_has_a_place_in_one_pipeline_and_one_column(on_ranks: Callable[..., list[Any]]) -> None:
@@ -23,6 +23,29 @@ def test_without_a_pipeline_all_ranks_are_replicas(on_ranks: Callable[..., list[
         return mesh.data.ranks, mesh.pipeline.ranks
 
     assert on_ranks(2, act) == [(2, 1), (2, 1)]
+
+
+def test_groups_that_are_not_those_of_one_grid_are_refused(on_ranks: Callable[..., list[Any]]) -> None:
+    def act(group: Any) -> None:
+        mesh = Mesh.of(group, pipeline=2)
+        Mesh(world=group, data=mesh.data, pipeline=mesh.pipeline)
+        with pytest.raises(
+            ArgumentError, match=r"rank [0-3] of 4 is [01] of 2 in `data` and 0 of 1 in `pipeline`; let"
+        ):
+            Mesh(world=group, data=mesh.data)
+        swapped = {"data": mesh.pipeline, "pipeline": mesh.data}
+        if group.rank in (1, 2):
+            with pytest.raises(ArgumentError, match=r"`Mesh.of\(world, pipeline=…\)`"):
+                Mesh(world=group, **swapped)
+
+    on_ranks(4, act)
+
+
+def test_a_part_of_the_ranks_can_not_be_split_again() -> None:
+    part = Processes.__new__(Processes)
+    part.rank, part.ranks, part.part_of = 0, 2, 4
+    with pytest.raises(ArgumentError, match=r"only all ranks together can be split, but these are 2 of 4; split `Proc"):
+        part.split([[0], [1]])
 
 
 def test_a_number_of_ranks_that_is_not_a_multiple_is_refused() -> None:

@@ -153,3 +153,16 @@ def test_a_meeting_ends_when_a_rank_has_failed_for_good(store: TCPStore) -> None
         assert meeting.result(timeout=20) == ([], None)
     for rank in (first, second):
         rank.leave()
+
+
+def test_a_rank_whose_program_has_ended_is_known_to_those_that_go_on(
+    store: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "_RINGS_AFTER_S", 0.1)
+    first, second, third = ranks_of(store, 3)
+    assert second.ended() == []
+    third.leave(waits=False)  # which only leaves the group
+    assert second.ended() == []
+    first.leave()  # who holds the store and so waits, in vain, for those that go on
+    assert second.left == [0]  # without having to ask, as the store may be gone by now
+    second.leave()

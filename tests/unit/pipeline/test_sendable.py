@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from evenstep import MapData, Task, Trainer
 from evenstep.errors import EvenstepError, TaskError
@@ -93,12 +94,24 @@ def in_stages(on_ranks: OnRanks, pack: Any, unpack: Any, ranks: int) -> dict[str
     return on_ranks(ranks, act)[0]
 
 
+class Labelled(Tensor):
+    """A tensor that may hold more than its numbers."""
+
+
+def packed(x: Tensor) -> PackedSequence:
+    return pack_padded_sequence(x.unsqueeze(1), torch.ones(len(x)), batch_first=True)
+
+
 REFUSED: dict[str, tuple[Any, Any, str]] = {
     "dataclass": (Hidden, x_of, r"inside a Hidden, .*register_dataclass\(Hidden\)"),
     "set": (lambda x: frozenset([x]), lambda one: next(iter(one)), "inside a frozenset, .* give tensors in tuples"),
     "partial": (lambda x: partial(torch.add, x), lambda add: add(0), "inside a partial"),
     "in a dict": (lambda x: {"h": Hidden(x)}, lambda one: one["h"].x, "inside a Hidden"),
     "function": (lambda x: (x, lambda y: y), lambda one: one[1](one[0]), "can't be sent to another process"),
+    "subclass": (lambda x: x.as_subclass(Labelled), same, r"holds a Labelled, .*as_subclass\(torch.Tensor\)"),
+    "subclass in a dict": (lambda x: {"h": x.as_subclass(Labelled)}, lambda one: one["h"], "holds a Labelled"),
+    "packed sequence": (packed, lambda one: one.data, "holds a PackedSequence, .* `pad_packed_sequence`"),
+    "packed in a tuple": (lambda x: (x, packed(x)), lambda one: one[1].data, "holds a PackedSequence"),
     "sparse": (lambda x: x.to_sparse(), lambda x: x.to_dense(), "dense tensors, but holds a torch.sparse_coo one"),
 }
 
@@ -112,6 +125,25 @@ def test_a_tensor_whose_gradient_would_be_lost_and_what_can_not_be_sent_are_refu
     trained(model(pack, unpack))  # whole it trains
     with pytest.raises(EvenstepError, match=said):
         in_stages(on_ranks, pack, unpack, ranks)
+
+
+MADE_ANEW: dict[str, tuple[Any, Any]] = {
+    "subclass": (lambda x: x.as_subclass(torch.Tensor), lambda x: x.as_subclass(Labelled)),
+    "packed sequence": (
+        lambda x: pad_packed_sequence(packed(x), batch_first=True),
+        lambda one: pack_padded_sequence(*one, batch_first=True).data,
+    ),
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("case", MADE_ANEW)
+def test_what_is_made_anew_where_it_is_used_trains_as_the_refusal_says(
+    on_ranks: OnRanks, case: str, ranks: int
+) -> None:
+    pack, unpack = MADE_ANEW[case]
+    got, wanted = in_stages(on_ranks, pack, unpack, ranks), trained(model(pack, unpack))
+    assert all(torch.equal(got[name], wanted[name]) for name in wanted)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -58,6 +58,83 @@ def test_a_strategy_of_one_rank_in_one_of_two_processes_is_refused_when_built(mo
         trainer(nn.Linear(4, 1), strategy=Ordered())
 
 
+@pytest.mark.parametrize(("ranks", "strategy"), [(2, Ddp), (2, Single), (4, Ddp), (4, Ordered)])
+def test_a_whole_model_that_a_part_of_the_ranks_shares_is_refused_when_built(
+    on_ranks: Any, ranks: int, strategy: Any
+) -> None:
+    def act(group: Any) -> None:
+        mesh = Mesh.of(group, pipeline=2)
+        some = (
+            f"is for {ranks // 2} of the run's {ranks} ranks, and Linear is not in stages .*, so they would train apart"
+        )
+        with pytest.raises(ArgumentError, match=rf"`strategy`, {strategy.__name__}, .*{some}.*\(mesh.world\)`"):
+            trainer(nn.Linear(4, 1), strategy=strategy(mesh.data))
+        if ranks == 2:  # and so is one whose stages are all on each rank, as the mesh was left out
+            with pytest.raises(
+                ArgumentError, match=r"PipelineModel is not in stages .* `PipelineModel\(model, mesh=mesh"
+            ):
+                trainer(PipelineModel(layers_of_a_generator()), strategy=strategy(mesh.data))
+
+    on_ranks(ranks, act)
+
+
+def test_ranks_that_were_split_off_are_refused_a_run_of_their_own_when_it_is_built(on_ranks: Any) -> None:
+    def act(group: Any) -> None:
+        part = group.split([[0], [1, 2]])
+        with pytest.raises(ArgumentError, match=r"Ddp, is for [12] of the run's 3 ranks"):
+            trainer(nn.Linear(4, 1), strategy=Ddp(part))
+        with pytest.raises(ArgumentError, match=r"`world` must be all ranks of the run, but is [12] of 3, .*Processes"):
+            Mesh.of(part)
+
+    on_ranks(3, act)
+
+
+def layers_of_a_generator() -> nn.Sequential:
+    layers = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+    generator = torch.Generator().manual_seed(0)  # torch's own is shared by the threads
+    with torch.no_grad():
+        for parameter in layers.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return layers
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_the_advice_for_a_part_of_the_ranks_trains_what_one_process_does(on_ranks: Any, staged: bool) -> None:
+    def trained(model: nn.Module, strategy: Any = None) -> dict[str, Tensor]:
+        one = trainer(model, strategy=strategy)
+        one.train()
+        return one.state_dict()["model"]
+
+    def act(group: Any) -> dict[str, Tensor]:
+        mesh = Mesh.of(group, pipeline=2)
+        if staged:
+            return trained(PipelineModel(layers_of_a_generator(), mesh=mesh), Ordered(mesh.data))
+        return trained(layers_of_a_generator(), Ordered(mesh.world))
+
+    wanted = trained(PipelineModel(layers_of_a_generator()) if staged else layers_of_a_generator())
+    assert all(torch.allclose(one, wanted[name], rtol=1e-6) for name, one in on_ranks(2, act)[0].items())
+
+
+def test_a_strategy_over_other_ranks_than_those_of_the_same_stages_is_refused_when_built(on_ranks: Any) -> None:
+    def act(group: Any) -> None:
+        mesh = Mesh.of(group, pipeline=2)
+        crossed = group.split([[0, 3], [2, 1]])  # each rank has the number that it has in `mesh.data`
+        for other in (mesh.pipeline, crossed):
+            model = PipelineModel(layers_of_a_generator(), mesh=mesh)
+            with pytest.raises(
+                ArgumentError, match=r"between ranks (0, 1|2, 3), which hold the same stages, but has a"
+            ):
+                trainer(model, strategy=Ddp(other))
+        model = PipelineModel(layers_of_a_generator(), mesh=mesh)
+        with pytest.raises(ArgumentError, match=r"between the 2 data-parallel ranks of .* a group of 4; .*`mesh.data`"):
+            trainer(model, strategy=Ddp(mesh.world))
+        trainer(
+            PipelineModel(layers_of_a_generator(), mesh=mesh), strategy=Ddp(Mesh.of(group, pipeline=2).data)
+        ).train()
+
+    on_ranks(4, act)
+
+
 MAY_GO = {"TORCHFT_LIGHTHOUSE": "http://a:1", "REPLICA_GROUP_ID": "0", "NUM_REPLICA_GROUPS": "2"}
 
 

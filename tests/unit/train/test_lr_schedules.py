@@ -174,12 +174,23 @@ def test_a_plateau_of_an_evaluation_or_metric_that_is_not_there_is_refused() -> 
         ("cosine_with_restarts", "cosine_restarts"),
         ("cosine_with_min_lr", "cosine"),
         ("reduce_lr_on_plateau", "plateau"),
+        ("MultiStepLR", "listed"),
+        ("OneCycleLR", "cosine"),
+        ("WarmupDecayLR", "linear"),
+        ("ExponentialLR", "multiplicative"),
+        ("PolyLRScheduler", "polynomial"),
     ],
 )
-def test_a_name_of_transformers_is_answered_by_the_schedule_that_it_contains(theirs: str, ours: str) -> None:
+def test_a_name_of_another_library_is_answered_by_the_schedule_that_it_contains(theirs: str, ours: str) -> None:
     with pytest.raises(ArgumentError, match=f"but is '{theirs}'; is it '{ours}'"):
         lr_schedule_of(theirs)
     assert did_you_mean(theirs, [*LR_SCHEDULES]) == f'; did you mean "{ours}"?'
+
+
+def test_a_table_without_a_kind_is_told_that_it_needs_one() -> None:
+    with pytest.raises(ArgumentError, match=r"must have a `kind`, but the table has type, milestones; write one of"):
+        lr_schedule_of({"type": "MultiStepLR", "milestones": [8, 11]})
+    assert lr_schedule_of({"warmup_updates": 3}) == lr_schedule_of({"kind": "constant", "warmup_updates": 3})
 
 
 def test_who_follows_evaluations_that_nothing_asks_for_is_refused_and_the_advice_works() -> None:

@@ -277,6 +277,21 @@ def test_two_runs_in_one_folder_are_refused_and_the_first_is_not_harmed(tmp_path
     trainer_of(tmp_path).train()
 
 
+def test_a_folder_at_home_is_there_and_not_below_one_called_tilde(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    trainer = trainer_of(Path("~/runs/first"))
+    trainer.train()
+    assert trainer.folder == tmp_path / "home/runs/first"
+    assert (tmp_path / "home/runs/first/latest").is_file()
+    assert not (tmp_path / "~").exists()
+    assert trainer_of(tmp_path / "second").resume("~/runs/first") is not None
+    with pytest.raises(ArgumentError, match=r"can't be: File name too long; put the run elsewhere"):
+        trainer_of(tmp_path / ("x" * 300))
+
+
 @pytest.mark.parametrize("is_held_already", [False, True])
 def test_a_lock_that_a_killed_run_left_is_taken_over_and_said(tmp_path: Path, is_held_already: bool) -> None:
     (tmp_path / ".lock").write_text('{"host": "elsewhere", "pid": 1, "since": "yesterday"}')

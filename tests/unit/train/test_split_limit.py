@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep import Task
+from evenstep import MapData, StreamData, Task, Trainer
 from evenstep.errors import TaskError
 from evenstep.train.memory.fit import fitting
 from evenstep.train.memory.split import halves, num_elements
@@ -24,7 +24,7 @@ class Count(Task):
 @given(samples=st.integers(1, 40), width=st.integers(1, 5), limit=st.integers(1, 250))
 def test_pieces_are_the_samples_in_order_and_within_the_limit_or_single(samples: int, width: int, limit: int) -> None:
     batch = {"x": torch.arange(samples * width).view(samples, width), "names": [str(n) for n in range(samples)]}
-    pieces = SplitLimit(limit).pieces(Count(), batch)
+    pieces = SplitLimit(limit).pieces(Count(), SubBatch(batch))
     assert torch.equal(torch.cat([piece.data["x"] for piece in pieces]), batch["x"])
     assert [name for piece in pieces for name in piece.data["names"]] == batch["names"]
     assert all(num_elements(piece.data) <= limit or len(piece.data["x"]) == 1 for piece in pieces)
@@ -34,9 +34,9 @@ def test_pieces_are_the_samples_in_order_and_within_the_limit_or_single(samples:
 @given(samples=st.integers(2, 40), width=st.integers(1, 5))
 def test_a_failed_piece_is_never_tried_at_its_size_again(samples: int, width: int) -> None:
     cuts, batch = SplitLimit(), torch.zeros(samples, width)
-    while cuts.finer(Count(), max(cuts.pieces(Count(), batch), key=lambda piece: num_elements(piece.data))):
-        assert all(num_elements(piece.data) <= (cuts.limit or 0) for piece in cuts.pieces(Count(), batch))
-    assert [len(piece.data) for piece in cuts.pieces(Count(), batch)] == [1] * samples
+    while cuts.finer(Count(), max(cuts.pieces(Count(), SubBatch(batch)), key=lambda piece: num_elements(piece.data))):
+        assert all(num_elements(piece.data) <= (cuts.limit or 0) for piece in cuts.pieces(Count(), SubBatch(batch)))
+    assert [len(piece.data) for piece in cuts.pieces(Count(), SubBatch(batch))] == [1] * samples
 
 
 def test_named_tuples_lists_and_shared_values_are_cut_as_their_kind() -> None:
@@ -55,7 +55,7 @@ def test_parts_that_do_not_weigh_what_the_whole_does_are_refused() -> None:
             return 1.0
 
     with pytest.raises(TaskError, match=r"of weight 1 had to be cut .* override `Once\.split`"):
-        SplitLimit(2).pieces(Once(), torch.zeros(4))
+        SplitLimit(2).pieces(Once(), SubBatch(torch.zeros(4)))
 
 
 def test_a_late_weight_is_not_asked_for() -> None:
@@ -65,7 +65,7 @@ def test_a_late_weight_is_not_asked_for() -> None:
         def weight(self, batch: Any) -> float:
             raise AssertionError("not called")
 
-    assert len(SplitLimit(2).pieces(Late(), torch.zeros(4))) == 2
+    assert len(SplitLimit(2).pieces(Late(), SubBatch(torch.zeros(4)))) == 2
 
 
 def test_what_can_not_be_cut_is_said() -> None:
@@ -80,8 +80,34 @@ def test_the_largest_part_that_fits_is_found(samples: int, fits: int) -> None:
         tried.append(len(part))
         return len(part) <= fits
 
-    limit = fitting(Count(), torch.zeros(samples), fit)
+    limit = fitting(Count(), SubBatch(torch.zeros(samples)), fit)
     assert tried == sorted(tried)
     assert (limit is None) == (samples <= fits)
     if limit is not None:
         assert limit <= max(fits, 1)
+
+
+def test_two_pairs_that_the_default_collate_function_has_made_columns_of_are_cut_in_two_where_memory_is_short() -> None:
+    """They are a list of two tensors of two rows each, which could be two samples as well."""
+
+    class Square(Task):
+        def loss(self, output: Any, batch: Any) -> torch.Tensor:
+            return (output - batch[1]).square().sum()
+
+    class Small(torch.nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            if len(input) > 1 and self.training:
+                raise torch.OutOfMemoryError("no room for two")
+            return super().forward(input)
+
+    pairs = [(torch.tensor([1.0, number]), torch.tensor([2.0 * number])) for number in range(6)]
+    weights: list[torch.Tensor] = []
+    for data in (MapData(pairs, global_batch_size=6, micro_batch_size=2), StreamData(pairs, global_batch_size=6)):
+        for kind in (torch.nn.Linear, Small):
+            torch.manual_seed(0)
+            model = kind(2, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            Trainer(model=model, task=Square(), optimizer=optimizer, data=data, updates=1, device="cpu").train()
+            weights.append(model.weight.detach())
+    for weight in weights[1:]:
+        torch.testing.assert_close(weight, weights[0])

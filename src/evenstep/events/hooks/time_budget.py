@@ -1,8 +1,9 @@
 """Stop when a run has used its time: before a scheduler ends it in the midst of something.
 
 The clock of `max_minutes` starts when training does, and again after each resume. That of `max_total_minutes` goes on
-from what the checkpoint says, so what a lost start did after its last save counts for nothing. How long a save takes
-must be left over: the budget ends the updates, not the process.
+from what the checkpoint says, so what a lost start did after its last save counts for nothing; what a run that goes
+back in place gives up has taken its time. How long a save takes must be left over: the budget ends the updates, not the
+process.
 """
 
 from time import monotonic
@@ -56,7 +57,9 @@ class TimeBudget(Hook):
         return {} if self._max_total_minutes is None else {"trained_s": self._earlier_s + self._since_s()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._earlier_s = state["trained_s"]
+        saved = state["trained_s"]
+        # what a run that goes back in place has done was done in this time
+        self._earlier_s = saved if self._began is None else max(self._earlier_s, saved - self._since_s())
 
     def _ask_for_total(self) -> bool:
         """Ask to stop if the time of all starts is used up; gives whether it is."""

@@ -20,7 +20,7 @@ from typing import Any, final
 from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.extras.elastic.lighthouse import SILENT_S, coordination
 from evenstep.parallel.rank_info import ADDRESS, ATTEMPT, COUNT, NUMBER
-from evenstep.signals import REQUEUE
+from evenstep.signals import REQUEUE, heeded
 
 _FINAL = (EXIT_DONE, EXIT_CONFIG, EXIT_REQUEUE, EXIT_INTERRUPTED)
 _LOOK_EVERY_S = 0.1
@@ -100,10 +100,11 @@ class _Ranks:
             return subprocess.Popen(self._command, env=environ, stdout=log, stderr=subprocess.STDOUT)
 
     def _tell(self, number: int, code: int) -> None:
-        if number and code not in _FINAL:
-            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            said = self._logs / f"rank-{number}.log"
-            print(f"evenstep: rank {number} is lost ({how}); what it said is in {said}.", file=sys.stderr)
+        if code in _FINAL or (number == 0 and code >= 0):  # what rank 0 has said is on this console
+            return
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        said = f"what it said is in {self._logs / f'rank-{number}.log'}" if number else "it keeps the run folder"
+        print(f"evenstep: rank {number} is lost ({how}); {said}.", file=sys.stderr)
 
     def _left(self) -> int:
         """Wait until the others have left as well; gives rank 0's exit code."""
@@ -132,7 +133,7 @@ class _Ranks:
                 if process.poll() is None:
                     process.send_signal(number)
 
-        before = {number: signal.signal(number, handle) for number in (*REQUEUE, signal.SIGINT)}
+        before = {number: signal.signal(number, handle) for number in heeded((*REQUEUE, signal.SIGINT))}
         try:
             yield
         finally:

@@ -11,25 +11,33 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, cast
 
-import torch
-from torch import Tensor
-
 from evenstep.data import GlobalBatch
 from evenstep.events import Hook
-from evenstep.extras.prove.compare import distance
+from evenstep.extras.prove.alike import apart, equal, order_of, other_rows, padded_otherwise, worst
 from evenstep.extras.prove.runs import Through, run_once
 from evenstep.extras.prove.subject import Subject, Variant
-from evenstep.extras.prove.trace import ModuleCall, Passage, Trace, Traced, Values
+from evenstep.extras.prove.trace import TORCHS, ModuleCall, Passage, Trace, Traced, Values
 from evenstep.internals import has_backward_hooks, has_gradient_hooks
+from evenstep.train import Task
 
-Across = Literal["cuts", "runs", "ranks"]  # what two traces differ in
+Across = Literal["cuts", "runs", "resume", "processes", "ranks"]  # what two traces differ in
 Open = Callable[[Variant], AbstractContextManager[Subject]]
 
-_APART = {torch.float64: 1e-9, torch.float32: 1e-4}
+_EXACT = ("runs", "resume", "processes")  # of which the same bits are asked
 _MOST = 5
-_BY_RANK = "it goes by the rank, or by how many there are (`RANK`, `WORLD_SIZE`, `torch.distributed`)"
+_BY: Mapping[Across, str] = {
+    "runs": "goes by time, a file, a generator that nobody seeds, or what an earlier run has left in this process (a "
+    "global, an attribute of a class)",
+    "resume": "goes by something that no checkpoint holds",
+    "processes": "goes by what each process has of its own (`hash` and the order of a set of strings, `id`, "
+    "`os.getpid`, time), or by a file",
+    "ranks": "goes by the rank, or by how many there are (`RANK`, `WORLD_SIZE`, `torch.distributed`), or draws what "
+    "nobody keys for the micro-batch",
+}
 _OF_MICROBATCHES = tuple(name for name in vars(Hook) if name.endswith(("_microbatch", "_forward", "_backward")))
+_OF_AFTER = ("before_step", "after_step", "after_update", "before_update", "before_epoch", "after_epoch")
 _OF_BATCH = "the batch holds other values for the same samples"
+_ROWS = "the micro-batches hold"
 
 
 def traced(
@@ -68,9 +76,11 @@ def causes_of_cut(open_subject: Open, one: Variant, other: Variant, *, updates: 
     kept: list[str] = []
     for update in range(1, updates + 1):
         (whole, _, about), (cut, said, _) = traced(open_subject, one, update), traced(open_subject, other, update)
-        found = first_difference(whole.made, cut.made, about, across="runs" if one.cut == other.cut else "cuts")
+        across: Across = "runs" if one.cut == other.cut else "cuts"
+        found = first_difference(whole.made, cut.made, about, across=across, update=update)
         if found:
-            return [found, *_kept(cut), *_new(said, found)]
+            own = _unlike(whole.made.states, cut.made.states, "run") if across == "runs" else _kept(cut)
+            return [found, *own, *_new(said, found)]
         kept = kept or [
             way for way in cut.moved if way.startswith("model.") and cut.states[1][way] != whole.states[1].get(way)
         ]
@@ -79,44 +89,58 @@ def causes_of_cut(open_subject: Open, one: Variant, other: Variant, *, updates: 
     return list(said)
 
 
-def causes_of_ranks(
-    open_subject: Open, variant: Variant, elsewhere: Callable[[int], Traced], *, updates: int
+def causes_elsewhere(
+    open_subject: Open, variant: Variant, elsewhere: Callable[[int], Traced], *, updates: int, across: Across = "ranks"
 ) -> list[str]:
-    """What makes a run on several ranks another than on one, in sentences; none where it was not found.
+    """What makes a run in other processes, or on several ranks, another, in sentences; none where it was not found.
 
     Args:
-        variant: of the run in one process.
-        elsewhere: gives the trace of an update on all ranks.
+        variant: of the run in this process.
+        elsewhere: gives the trace of an update there, on all ranks.
     """
     for update in range(1, updates + 1):
-        trace, _, about = traced(open_subject, variant, update)
-        if found := first_difference(trace.made, elsewhere(update), about, across="ranks"):
-            return [found]
+        (trace, _, about), there = traced(open_subject, variant, update), elsewhere(update)
+        if found := first_difference(trace.made, there, about, across=across, update=update):
+            return [found, *(_unlike(trace.made.states, there.states, "process") if across == "processes" else ())]
     return []
 
 
-def causes_of_resume(open_subject: Open, variant: Variant, *, stop_after: int) -> list[str]:
+def causes_of_resume(open_subject: Open, variant: Variant, *, stop_after: int, updates: int) -> list[str]:
     """What a run that goes on from a checkpoint after so many updates has lost, in sentences."""
-    update, said = stop_after + 1, list[str]()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        run_once(open_subject, variant, updates=stop_after, folder=folder)
-        (whole, heard, about), (resumed, _, _) = (
-            traced(open_subject, variant, update),
-            traced(open_subject, variant, update, folder=folder),
-        )
-    found = first_difference(whole.made, resumed.made, about, across="runs")
-    of_data = found.startswith(_OF_BATCH)
-    kept = resumed.states[0]
-    lost = [way for way, state in whole.states[0].items() if kept.get(way) != state]
-    lost = [way for way in lost if way.startswith("data") == of_data or way.startswith("collate")]
+    for update in range(stop_after + 1, updates + 1):
+        with tempfile.TemporaryDirectory() as name:
+            run_once(open_subject, variant, updates=stop_after, folder=Path(name))
+            whole, heard, about = traced(open_subject, variant, update)
+            resumed, _, _ = traced(open_subject, variant, update, folder=Path(name))
+        found = first_difference(whole.made, resumed.made, about, across="resume", update=update)
+        lost = _lost(whole, resumed, found)
+        if found or lost:
+            of_data = found.startswith((_OF_BATCH, _ROWS))
+            return [*lost, *([found] if found and (of_data or not lost) else []), *heard]
+    return []
+
+
+def _lost(whole: Trace, resumed: Trace, found: str) -> list[str]:
+    """What a run does not hold that was resumed, as an update begins of which `found` is said."""
+    of_data, kept = found.startswith((_OF_BATCH, _ROWS)), resumed.states[0]
+    aside = ("model", "task", "hook", "optimizer", "lr_schedule") if of_data else ("data", "collate")
+    lost = [way for way, state in whole.states[0].items() if kept.get(way) != state and not way.startswith(aside)]
     own = [way for way in lost if way in whole.moved or way not in kept or of_data] or lost
-    if own:
-        said.append(
-            f"these are other after a resume than they were, since no checkpoint holds them: {listed(own)}; keep them "
-            f"in buffers, or in the `state_dict` of what they belong to"
-        )
-    return [*said, *([found] if found and (of_data or not own) else []), *heard]
+    if not own:
+        return []
+    instead = (
+        "draw from the generators of torch, numpy or Python, which are seeded for each sample, let a sample follow "
+        "from its number and `set_epoch`, and copy it before it is changed"
+        if of_data
+        else "keep them in buffers, or in the `state_dict` of what they belong to"
+    )
+    return [f"these are other after a resume than they were, since no checkpoint holds them: {listed(own)}; {instead}"]
+
+
+def _unlike(one: Mapping[str, str], other: Mapping[str, str], across: str) -> list[str]:
+    """What two runs hold differently as the same update begins."""
+    ways = [way for way in {**one, **other} if one.get(way) != other.get(way) and not way.startswith("optimizer")]
+    return [f"as that update begins these are other in each {across}: {listed(ways)}"] if ways else []
 
 
 def _new(said: Sequence[str], found: str) -> list[str]:
@@ -133,6 +157,10 @@ def _kept(trace: Trace) -> list[str]:
 
 def listed(names: Sequence[str]) -> str:
     """Names in a sentence; the first few of many."""
+    if len(names) > _MOST:  # a container is said once
+        names = list(
+            dict.fromkeys(f"{stem}[…]" if inner else stem for stem, inner, _ in (n.partition("[") for n in names))
+        )
     more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
     return f"{', '.join(f'`{name}`' for name in names[:_MOST])}{more}"
 
@@ -141,14 +169,10 @@ def _about(subject: Subject) -> dict[str, str]:
     """The classes of modules and tasks, and hooks on parameters."""
     found = {f"module {name}": type(module).__name__ for name, module in subject.model.named_modules()}
     found |= {f"task {name}": type(task).__name__ for name, task in subject.tasks.items()}
-    each = [
-        f"{hook.name}.{moment}"
-        for hook in subject.hooks
-        for moment in _OF_MICROBATCHES
-        if getattr(type(hook), moment) is not getattr(Hook, moment)
-    ]
-    if each:
-        found["hooks"] = f"a hook that is called for each micro-batch ({listed(each)})"
+    if each := _that_hear(subject, _OF_MICROBATCHES):
+        found["hooks"] = f"what is called for each micro-batch ({listed(each)})"
+    if after := _that_hear(subject, _OF_AFTER):
+        found["after"] = f" ({listed(after)})"
     for name, one in subject.model.named_parameters():
         if has_gradient_hooks(one):
             found[f"hook {name}"] = (
@@ -160,9 +184,30 @@ def _about(subject: Subject) -> dict[str, str]:
     return found
 
 
-def first_difference(one: Traced, other: Traced, about: Mapping[str, str], *, across: Across) -> str:
+def _that_hear(subject: Subject, moments: Sequence[str]) -> list[str]:
+    """The methods of the user's hooks and tasks that are told of such moments."""
+    tellers = [(hook.name, hook) for hook in subject.hooks]
+    tellers += [(type(task).__name__, cast("Hook", task)) for task in subject.tasks.values()]
+    return [
+        f"{name}.{moment}"
+        for name, one in tellers
+        for moment in moments
+        if getattr(type(one), moment, None) not in (None, getattr(Hook, moment, None), getattr(Task, moment, None))
+    ]
+
+
+def first_difference(one: Traced, other: Traced, about: Mapping[str, str], *, across: Across, update: int = 1) -> str:
     """Where two traces of one update part, in a sentence; "" where they do not."""
-    start = _worst(one.begin, other.begin, exact=across == "runs")
+    is_exact = across in _EXACT
+    start = worst(one.begin, other.begin, exact=is_exact)
+    if start and across == "resume":
+        return f"parameter `{start}` is another when the run goes on: what sets it {_BY['resume']}"
+    if start and update > 1:
+        by = _BY.get(across) or "draws numbers after the last micro-batch, or counts them"
+        return (
+            f"parameter `{start}` is another as update {update} begins, though update {update - 1} was the same when "
+            f"it was looked at: what writes to it beside the step{about.get('after', '')} {by}"
+        )
     if start:
         return (
             f"parameter `{start}` is another from the beginning: it is drawn from something that `seed` does not seed "
@@ -178,22 +223,38 @@ def first_difference(one: Traced, other: Traced, about: Mapping[str, str], *, ac
         found = _in_passages(mine, theirs, about, across=across)
         if found:
             return found
-    gradient = _worst(one.gradient, other.gradient, exact=across == "runs")
-    if gradient:
-        of_modules = [text for key, text in about.items() if key.endswith(".") and f"hook {gradient}".startswith(key)]
-        hook = about.get(f"hook {gradient}") or next(iter(of_modules), "")
+    if gradient := worst(one.gradient, other.gradient, exact=is_exact):
         return (
             f"the gradient of `{gradient}` differs though all outputs and losses are the same: "
-            f"{hook or f'{_by_hooks(about)}, or an autograd function of its own, changes it on its way'}"
+            f"{_on_the_way(gradient, one, about)}"
         )
-    step = _worst(one.end, other.end, exact=across == "runs")
-    if step:
+    if step := worst(one.end, other.end, exact=is_exact):
+        drawn = sorted((one.drew | other.drew) - {TORCHS})
+        why = (
+            f"random numbers of {' and '.join(drawn)}, which nobody keys there"
+            if drawn
+            else "a rate that each micro-batch changes, state that is not in `state_dict`, time, an own count"
+        )
         return (
             f"parameter `{step}` differs after the step though its gradient was the same: the optimizer, the LR "
-            f"schedule or {_by_hooks(about)} steps it by something else (a rate that each micro-batch changes, state "
-            f"that is not in `state_dict`, time, an own count)"
+            f"schedule or {_by_hooks(about)} steps it by something else ({why})"
         )
     return ""
+
+
+def _on_the_way(gradient: str, one: Traced, about: Mapping[str, str]) -> str:
+    """What may change the gradient of a parameter after the loss: its own hooks, else those that it comes through."""
+    hooks = {key.removeprefix("hook "): text for key, text in about.items() if key.startswith("hook ")}
+    own = [text for key, text in hooks.items() if key == gradient or (key.endswith(".") and gradient.startswith(key))]
+    if own:
+        return own[0]
+    custom = sorted({name for each in one.passages for name in each.custom})
+    through = [text for key, text in hooks.items() if key.endswith(".")]
+    if custom:
+        through.append(f"it comes through {listed(custom)}, an autograd function of its own")
+    return "; ".join(through) or (
+        f"{_by_hooks(about)} changes it on its way, or a forward detaches or freezes by a count of its own"
+    )
 
 
 def _moved_between(*traces: Sequence[Passage]) -> list[str]:
@@ -214,43 +275,58 @@ def _by_hooks(about: Mapping[str, str]) -> str:
 
 
 def _in_passages(one: Sequence[Passage], other: Sequence[Passage], about: Mapping[str, str], *, across: Across) -> str:
-    order = _order(one, other)
+    order = order_of(one, other)
     kind = about.get(f"task {one[0].task}", "Task")
 
     def differs(values: Callable[[Passage], Values]) -> str | None:
-        return _apart([values(each) for each in one], [values(each) for each in other], order, exact=across == "runs")
+        return apart([values(each) for each in one], [values(each) for each in other], order, exact=across in _EXACT)
+
+    def drawn(method: str) -> str:
+        words = sorted({word for each in (*one, *other) for word in each.drew.get(method, ())} - {TORCHS})
+        return f" draws from {' and '.join(words)}, which gives other numbers in another cut" if words else ""
 
     way = differs(lambda each: each.batch)
     if way is not None:
-        return (
-            f"{_OF_BATCH}{_at(way)}: the dataset or its `collate` draws random numbers for a micro-batch, looks at all "
-            f"samples of one, or keeps something from one to the next"
-        )
+        why = "draws random numbers for a micro-batch, looks at all samples of one, or keeps something for the next"
+        return f"{_OF_BATCH}{_at(way)}: the dataset or its `collate` {_BY.get(across) or why}"
     way = differs(lambda each: each.transformed)
     if way is not None:
-        return f"`{kind}.transform` gives other values for the same samples{_at(way)}"
+        by = _BY.get(across) or drawn("transform").strip()
+        return f"`{kind}.transform` gives other values for the same samples{_at(way)}{f': it {by}' if by else ''}"
     found = _in_modules(one, other, about, order, across=across)
     if found:
         return found
     if differs(lambda each: each.output) is not None:
         return f"`{kind}.postprocess`, or what the model does outside of its modules, gives other values"
+    batches = [[each.batch for each in passages] for passages in (one, other)]
+    if rows := other_rows(*batches):
+        return (
+            f"{_ROWS} {rows[1]} rows, and the whole {rows[0]}, for the same samples: `collate` drops or repeats "
+            f"some, or keeps them back for the next"
+        )
     weights = [[each.weight or 0.0 for each in passages] for passages in (one, other)]
-    if None not in (each.weight for each in (*one, *other)) and not _equal(sum(weights[0]), sum(weights[1])):
+    if None not in (each.weight for each in (*one, *other)) and not equal(sum(weights[0]), sum(weights[1])):
         return (
             f"the weights of the micro-batches add up to {sum(weights[1]):g}, but the weight of the whole is "
             f"{sum(weights[0]):g}: `{kind}.weight` must count the units that the loss covers (padding is none)"
         )
     losses = [[each.loss or 0.0 for each in passages] for passages in (one, other)]
-    if across == "ranks" and not _equal(sum(losses[0]), sum(losses[1])):
+    is_other = not equal(sum(losses[0]), sum(losses[1])) or (across in _EXACT and losses[0] != losses[1])
+    if is_other and across in _BY:
+        there = {"ranks": "of all ranks", "resume": "of the resumed run"}.get(across, "of the other run")
         return (
-            f"the losses of all ranks add up to {sum(losses[1]):.6g}, but those of one process to "
-            f"{sum(losses[0]):.6g}, though all outputs are the same: look at `{kind}.loss`; {_BY_RANK}"
+            f"the losses {there} add up to {sum(losses[1]):.6g}, but those of the first one to {sum(losses[0]):.6g}, "
+            f"though all outputs are the same: `{kind}.loss` {_BY[across]}"
         )
-    if not _equal(sum(losses[0]), sum(losses[1])) or (across == "runs" and losses[0] != losses[1]):
+    if is_other:
+        widths = "counts padding or divides by the padded length, " if padded_otherwise(*batches) else ""
         return (
             f"the losses of the micro-batches add up to {sum(losses[1]):.6g}, but the loss of the whole is "
-            f"{sum(losses[0]):.6g}, though all outputs are the same: `{kind}.loss` is no sum over its units, or keeps "
-            f"something from one micro-batch to the next"
+            f"{sum(losses[0]):.6g}, though all outputs are the same: `{kind}.loss`"
+            + (
+                drawn("loss")
+                or f" is no sum over its units, {widths}or keeps something from one micro-batch to the next"
+            )
         )
     return ""
 
@@ -268,15 +344,13 @@ def _in_modules(
         if None in mine or None in theirs:
             continue
         calls, others = cast("list[ModuleCall]", mine), cast("list[ModuleCall]", theirs)
-        if _apart([each.gave for each in calls], [each.gave for each in others], order, exact=across == "runs") is None:
+        is_exact = across in _EXACT
+        if apart([each.gave for each in calls], [each.gave for each in others], order, exact=is_exact) is None:
             continue
-        if (
-            _apart([each.given for each in calls], [each.given for each in others], order, exact=across == "runs")
-            is not None
-        ):
+        if apart([each.given for each in calls], [each.given for each in others], order, exact=is_exact) is not None:
             continue
         moved = dict.fromkeys(
-            f"{inner}.{way}".lstrip(".")
+            way[1:] if way.startswith("@") else f"{inner}.{way}".lstrip(".")
             for passage in (*one, *other)
             for (inner, _), call in passage.calls.items()
             if inner == name or f"{inner}.".startswith(f"{name}.")
@@ -299,86 +373,17 @@ def _of_module(name: str, kind: str, calls: Sequence[ModuleCall], moved: Sequenc
             f"{place} normalises each micro-batch by its own statistics (BatchNorm): GroupNorm, or "
             f'`norm_statistics="frozen"`, does not'
         )
-    if drew:
+    if drew and across == "cuts":
         return f"{place} draws from {' and '.join(drew)}, which gives other numbers in another cut"
     if moved:
         return f"{place} goes by {listed(moved)}, which its forwards change from one micro-batch to the next"
-    if across == "ranks":
-        return f"{place} gives other outputs on several ranks than in one process: {_BY_RANK}"
-    if across == "runs":
-        return f"{place} gives other outputs for the same inputs: it goes by time, or by something that nobody seeds"
+    if across in _BY:
+        by = f" draws from {' and '.join(drew)}, which it seeds by itself, and" if drew else ""
+        return f"{place}{by} gives other outputs for the same inputs: it {_BY[across]}"
     return (
         f"{place} gives a sample another output in other company: it looks at the micro-batch as a whole (a mean over "
         f"samples, negatives of the same batch, padding that counts)"
     )
-
-
-def _order(one: Sequence[Passage], other: Sequence[Passage]) -> list[int] | None:
-    """Where each sample of the other trace is in the first one; None where they are not known."""
-    mine = [number for passage in one for number in passage.samples]
-    theirs = [number for passage in other for number in passage.samples]
-    if not mine or len(set(mine)) != len(mine) or sorted(mine) != sorted(theirs):
-        return None
-    places = {number: place for place, number in enumerate(mine)}
-    return [places[number] for number in theirs]
-
-
-def _apart(one: Sequence[Values], other: Sequence[Values], order: list[int] | None, *, exact: bool) -> str | None:
-    """The first place whose values differ; None where all that can be compared are the same."""
-    for way in one[0]:
-        if not all(way in each for each in (*one, *other)):
-            continue
-        if _differ([each[way] for each in one], [each[way] for each in other], order, exact=exact):
-            return way
-    return None
-
-
-def _differ(one: list[Tensor], other: list[Tensor], order: list[int] | None, *, exact: bool) -> bool:
-    if len(one) == len(other) and all(a.shape == b.shape for a, b in zip(one, other, strict=True)):
-        return any(_far(a, b, exact=exact) for a, b in zip(one, other, strict=True))
-    if exact or len(one) > 1 or len({each.ndim for each in (*one, *other)}) > 1:
-        return False  # nothing that can be held against each other
-    whole = one[0]
-    for dim in range(min(2, whole.ndim)):
-        sizes = [each.shape[dim] for each in other]
-        if sum(sizes) != whole.shape[dim] or len(other) < 2:
-            continue
-        if order is not None and len(order) == whole.shape[dim]:
-            whole = whole.index_select(dim, torch.tensor(order))
-        begin = 0
-        for size, part in zip(sizes, other, strict=True):
-            mine = whole.narrow(dim, begin, size)
-            begin += size
-            common = tuple(slice(0, min(a, b)) for a, b in zip(mine.shape, part.shape, strict=True))
-            if _far(mine[common], part[common], exact=exact):
-                return True
-        return False
-    return False
-
-
-def _far(one: Tensor, other: Tensor, *, exact: bool) -> bool:
-    if exact or not one.is_floating_point():
-        return not torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
-    scale = max(float(one.double().norm()), 1e-30)
-    return distance(torch.nan_to_num(one), torch.nan_to_num(other)) > _APART.get(one.dtype, 1e-2) * scale
-
-
-def _worst(one: Values, other: Values, *, exact: bool) -> str:
-    """The name of the tensor that differs most; "" where none does."""
-    scale = sum(float(each.double().norm()) ** 2 for each in one.values()) ** 0.5 or 1.0
-    worst, size = "", 0.0
-    for name, value in one.items():
-        if name not in other:
-            continue
-        apart = distance(value, other[name])
-        far = apart > 0 if exact else apart > _APART.get(value.dtype, 1e-2) * scale
-        if far and apart > size:
-            worst, size = name, apart
-    return worst
-
-
-def _equal(one: float, other: float) -> bool:
-    return abs(one - other) <= 1e-6 * max(abs(one), abs(other), 1e-30)
 
 
 def _at(way: str) -> str:

@@ -2,11 +2,14 @@
 
 import hashlib
 import random
+import sys
+import sysconfig
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
-from types import FunctionType, MethodType
-from typing import Any, cast
+from functools import cache, partial
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -14,11 +17,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 _States = Iterator[tuple[str, str]]
+_Inside = list[tuple[str, Any]]
 _DEPTH = 9
 _MOST = 20_000
 _LARGE = 1 << 22  # elements
 _TORCH = ("_parameters", "_modules", "_buffers", "training")
 _OURS = ("_trainer", "_now")  # what an engine puts into hooks and tasks
+_NO_STATE = (type, ModuleType, FunctionType, MethodType, property, classmethod, staticmethod, torch.dtype, torch.device)
 
 
 def sha256_of(tree: object) -> str:
@@ -53,7 +58,8 @@ def _add(total: Any, node: object) -> None:
 def states_of(owners: Mapping[str, object]) -> dict[str, str]:
     """What objects hold beside a model's parameters: the sha256 of each value, by the way that leads to it.
 
-    It goes into attributes, containers, closures and modules; generators of random numbers are told by their states.
+    It goes into attributes, of classes as well, containers, closures, the globals that functions name, and modules;
+    generators of random numbers are told by their states.
 
     >>> class Counting(nn.Module): __module__, seen = "mine", 0
     >>> counting = Counting(); before = states_of({"model": counting})
@@ -89,9 +95,12 @@ def _walked(way: str, root: str, value: Any, depth: int, seen: set[int], *, ours
         yield way, f"generator {sha256_of(state)}"
     else:
         home = value.__module__ if isinstance(value, FunctionType) else type(value).__module__
-        still_ours = str(home).startswith("evenstep.") or (ours and home in ("builtins", "functools", "collections"))
+        still_ours = str(home).startswith(("evenstep.", "torch.utils.data.")) or (
+            ours and home in ("builtins", "functools", "collections")
+        )
         for name, inner in _inside(value):
             here = f"{root}.{name.lstrip('._')}" if still_ours and name else f"{way}{name}"
+            here = name[1:] if name.startswith("@") else here  # a global, whoever names it
             less = not isinstance(value, nn.Module)
             yield from _walked(here, root, inner, depth - less, seen, ours=still_ours)
 
@@ -113,10 +122,10 @@ def generator_state(value: Any) -> object:
         return value.bit_generator.state
     if isinstance(value, np.random.RandomState):
         return value.get_state()
-    return value.getstate() if isinstance(value, random.Random) else None
+    return value.getstate() if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom) else None
 
 
-def _inside(value: Any) -> Iterable[tuple[str, object]]:
+def _inside(value: Any) -> Iterable[tuple[str, Any]]:
     """What an object holds, with what is written behind its name to get there."""
     if isinstance(value, Mapping):
         return [(f"[{key!r}]", inner) for key, inner in list(cast("Mapping[object, object]", value).items())]
@@ -129,6 +138,7 @@ def _inside(value: Any) -> Iterable[tuple[str, object]]:
         return [
             *((f".{name}", one) for name, one in (dict(value.named_buffers(recurse=False)) | own).items()),
             *((f".{name}", one) for name, one in value.named_children()),
+            *of_class(value),
         ]
     if isinstance(value, partial):
         held = cast("Any", value)
@@ -136,16 +146,69 @@ def _inside(value: Any) -> Iterable[tuple[str, object]]:
     if isinstance(value, MethodType):
         return [("", value.__self__)]
     if isinstance(value, FunctionType):
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-        return [(f".{name}", cell.cell_contents) for name, cell in cells if _is_filled(cell)]
-    if isinstance(value, type) or type(value).__module__.partition(".")[0] == "torch":
-        return ()
+        return _of_function(value)
+    if _is_cached(value):
+        return [(".cache_info().currsize", value.cache_info().currsize), ("", value.__wrapped__)]
     if isinstance(value, Optimizer):
         return [(f".{name}", one) for name, one in vars(value).items() if name not in ("state", "param_groups")]
+    home = type(value).__module__
+    if isinstance(value, type) or (home.partition(".")[0] == "torch" and not home.startswith("torch.utils.data.")):
+        return ()
     attributes = vars(value) if hasattr(value, "__dict__") else {}
     slots = [name for name in getattr(type(value), "__slots__", ()) if isinstance(name, str) and hasattr(value, name)]
     inner = {**{name: getattr(value, name) for name in slots}, **attributes}
-    return [(f".{name}", one) for name, one in inner.items() if name not in _OURS]
+    return [*((f".{name}", one) for name, one in inner.items() if name not in _OURS), *of_class(value)]
+
+
+def of_class(value: object) -> _Inside:
+    """What the classes of an object hold that somebody has written for it, and what their methods hold."""
+    found: _Inside = []
+    for kind in type(value).__mro__:
+        if not _is_written_for_it(kind.__module__):
+            continue
+        for name, one in vars(kind).items():
+            if isinstance(one, FunctionType) or _is_cached(one):
+                inner = ((way, held) for way, held in _inside(one) if way or not isinstance(one, FunctionType))
+                found += [(way if way.startswith("@") else f".{name}{way}", held) for way, held in inner]
+            elif not name.startswith("__") and not isinstance(one, _NO_STATE) and not callable(one):
+                found.append((f".{name}", one))
+    return found
+
+
+def _of_function(function: FunctionType) -> _Inside:
+    """What a function holds: its closure, its defaults, attributes that were given to it, and globals that it names."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    found: _Inside = [(f".{name}", cell.cell_contents) for name, cell in cells if _is_filled(cell)]
+    if not _is_written_for_it(function.__module__):
+        return found
+    found += [(f".{name}", one) for name, one in vars(function).items() if name != "__wrapped__"]
+    count, names = function.__code__.co_argcount, function.__code__.co_varnames
+    defaults = function.__defaults__ or ()
+    found += [(f"({name}=…)", one) for name, one in zip(names[count - len(defaults) : count], defaults, strict=True)]
+    held, file = function.__globals__, function.__module__
+    named = [name for name in sorted(_named_in(function.__code__)) if name in held]
+    return found + [(f"@global {file}.{name}", held[name]) for name in named if not isinstance(held[name], _NO_STATE)]
+
+
+@cache
+def _is_written_for_it(module: str) -> bool:
+    """Whether a module is somebody's own, and not of a library."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None:
+        return module not in sys.builtin_module_names
+    folders = [*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), Path(__file__).parents[2]]
+    return not any(Path(file).is_relative_to(folder) for folder in folders)
+
+
+def _is_cached(value: object) -> TypeGuard[Any]:
+    """Whether it is a function that remembers what it gave (`functools.lru_cache`)."""
+    return type(value).__name__ == "_lru_cache_wrapper"
+
+
+def _named_in(code: CodeType) -> set[str]:
+    """The names that code asks of its module, with what is defined inside of it."""
+    inner = (_named_in(one) for one in code.co_consts if isinstance(one, CodeType))
+    return set(code.co_names).union(*inner)
 
 
 def _is_filled(cell: Any) -> bool:

@@ -1,11 +1,13 @@
 """What is computed in float64, and without chance, so that two cuts of one batch can be compared to the last bits.
 
-In float64 a difference that is no rounding stands out by ten digits. Casts to float32 inside the model are made to
-float64 as well, else they would bring its rounding back. Random numbers of torch's own generators are replaced by their
-means (a dropout passes everything through), since they are keyed by the micro-batch and would differ by nature;
-generators of the model's own are left as they are, because nobody keys those. Both act while an update is computed.
+In float64 a difference that is no rounding stands out by ten digits. Casts to shorter formats inside the model are made
+to float64 as well, else they would bring their rounding back. Random numbers of torch's own generators are replaced by
+one that each could be (a dropout passes everything through), since they are keyed by the micro-batch and would differ
+by nature; generators of the model's own are left as they are, because nobody keys those. Both act while an update is
+computed.
 """
 
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, final
@@ -54,18 +56,26 @@ class _Mode(TorchDispatchMode):
     def __init__(self, *, wide: bool, still: bool) -> None:
         super().__init__()
         self._wide, self._still = wide, still
+        self._left = _MOST
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         given = dict(kwargs or {})
-        if self._wide and given.get("dtype") is torch.float32:
+        if self._wide and given.get("dtype") in _NARROW:
             given["dtype"] = torch.float64
-        if self._still and given.get("generator") is None and torch.Tag.nondeterministic_seeded in func.tags:
-            name = str(func.overloadpacket.__name__)
-            if name in _MEANS and not any(isinstance(one, torch.Generator) for one in args):
-                return _MEANS[name](func, args, given)
+        name = str(func.overloadpacket.__name__) if self._still and given.get("generator") is None else ""
+        if name in _MEANS and self._left and not any(isinstance(one, torch.Generator) for one in args):
+            self._left -= 1
+            out = given.pop("out", None)
+            made = _MEANS[name](func, args, given)
+            return made if out is None else out.resize_(made.shape).copy_(made)
         return func(*args, **given)
+
+
+_NARROW = (torch.float32, torch.float16, torch.bfloat16)
+_MOST = 200_000  # of an update: what draws until a number pleases it would never end
+_NORMAL = 0.5  # and not its mean, which would hide whatever it is multiplied by
 
 
 def _filled(mean: float, *, like: bool) -> Callable[..., Tensor]:
@@ -116,8 +126,47 @@ def _reversed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
     return torch.arange(args[0] - 1, -1, -1, dtype=kwargs.get("dtype") or torch.int64)
 
 
+def _normal(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+    """Of a mean and a deviation, either of which may be a tensor."""
+    given: list[Any] = [*args[:2], kwargs.get("std", 1.0)]
+    made = given[0] + _NORMAL * given[1]
+    if isinstance(made, Tensor):
+        return made
+    return torch.full(args[2], made, dtype=kwargs.get("dtype") or torch.get_default_dtype())
+
+
+def _rectified(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+    """A leaky rectifier whose slope is that between its bounds; `noise` is what goes back multiplies by."""
+    given: list[Any] = [*args, *(1 / 8, 1 / 3, False)[max(0, len(args) - 2) :]]
+    own, noise, low, high = given[:4]
+    if not given[4]:
+        return func(*args, **kwargs)
+    noise.copy_(torch.where(own <= 0, (low + high) / 2, 1.0))
+    return own.mul_(noise) if str(func.overloadpacket.__name__).endswith("_") else own * noise
+
+
+def _middle(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+    low, high = [0, *args[1:]][-2:] if len(args) > 1 else (0, 2)
+    return args[0].fill_((low + high) // 2)
+
+
+def _first(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+    return args[0].clone()
+
+
+def _shares(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+    return args[0] / args[0].sum(-1, keepdim=True)
+
+
+def _expected(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+    return args[0] * args[1]
+
+
 def _likeliest(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-    return args[0].topk(args[1] if len(args) > 1 else kwargs["num_samples"], dim=-1).indices
+    """The likeliest first; all over again where more are drawn than there are."""
+    count: int = args[1] if len(args) > 1 else kwargs["num_samples"]
+    order = args[0].sort(dim=-1, descending=True, stable=True).indices
+    return order[..., torch.arange(count) % order.shape[-1]]
 
 
 def _kept(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -130,13 +179,24 @@ _MEANS: Mapping[str, Callable[..., Any]] = {
     "native_dropout": _kept,
     "rand": _filled(0.5, like=False),
     "rand_like": _filled(0.5, like=True),
-    "randn": _filled(0.0, like=False),
-    "randn_like": _filled(0.0, like=True),
+    "randn": _filled(_NORMAL, like=False),
+    "randn_like": _filled(_NORMAL, like=True),
+    "normal": _normal,
     "randint": _whole,
     "randint_like": _whole,
     "randperm": _reversed,
     "multinomial": _likeliest,
     "uniform_": _in_place(lambda low, high: (low + high) / 2, 0.0, 1.0),
-    "normal_": _in_place(lambda mean, deviation: mean, 0.0, 1.0),
+    "normal_": _in_place(lambda mean, deviation: mean + _NORMAL * deviation, 0.0, 1.0),
+    "log_normal_": _in_place(lambda mean, deviation: math.exp(mean + _NORMAL * deviation), 1.0, 2.0),
+    "cauchy_": _in_place(lambda median, width: median + _NORMAL * width, 0.0, 1.0),
+    "geometric_": _in_place(lambda chance, unused: math.ceil(1 / chance), 0.5, 0.0),
     "exponential_": _in_place(lambda rate, unused: 1 / rate, 1.0, 0.0),
+    "random_": _middle,
+    "poisson": _first,
+    "_standard_gamma": _first,
+    "_sample_dirichlet": _shares,
+    "binomial": _expected,
+    "rrelu_with_noise": _rectified,
+    "rrelu_with_noise_": _rectified,
 }

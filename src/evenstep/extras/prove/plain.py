@@ -16,10 +16,12 @@ from evenstep.events import UpdateBegin, UpdateEnd
 from evenstep.extras.prove.formats import Laboratory, wide_defaults
 from evenstep.extras.prove.runs import wide_data, widen
 from evenstep.extras.prove.subject import Ended, Subject
+from evenstep.optim.modes import Modes
 from evenstep.train import Loss, Task
 from evenstep.train.progress import Progress
 from evenstep.train.tasks.listening import let_ask, listeners
 from evenstep.train.weigh import weight_of
+from evenstep.training_mode import train
 
 
 @final
@@ -55,7 +57,8 @@ def plain_loop(subject: Subject, *, updates: int, seed: int = 0) -> Ended:
         seed: of the order of samples, as the run has it.
     """
     widen(subject)
-    subject.model.train()
+    train(subject.model)
+    Modes(subject.optimizer, (), lambda: None).train()
     begin = {name: one.detach().clone() for name, one in subject.model.state_dict().items()}
     rates = [float(group["lr"]) for group in subject.optimizer.param_groups]
     laboratory = Laboratory(wide=True, still=True)

@@ -18,11 +18,11 @@ from warnings import catch_warnings, simplefilter
 from torch import Tensor
 
 from evenstep.errors import EvenstepError, MissingExtraError, TaskError, clause
-from evenstep.extras.prove.blame import causes_of_cut, causes_of_ranks, causes_of_resume
+from evenstep.extras.prove.blame import causes_elsewhere, causes_of_cut, causes_of_resume
 from evenstep.extras.prove.compare import TIMES, Difference, Measure, difference, measure_of, moved
 from evenstep.extras.prove.plain import plain_loop, why_not_plain
 from evenstep.extras.prove.runs import RefusedError, Rounding, run_once
-from evenstep.extras.prove.subject import Bench, Cut, Ended, Subject, Variant
+from evenstep.extras.prove.subject import Bench, Cut, Ended, InProcesses, Subject, Variant
 
 CUTS: tuple[Cut, ...] = ("2", "4", "ragged")
 SHA = "sha256 of the state"
@@ -171,6 +171,10 @@ class Prover:
         return Verdict(measure=measure, value="a sum", bound="a sum", holds=True)
 
     def _again(self) -> Verdict:
+        return self._is_again
+
+    @cached_property
+    def _is_again(self) -> Verdict:
         again = self._run(Variant())
         return self._same(again, self._plain, lambda: self._blame("again"))
 
@@ -195,7 +199,10 @@ class Prover:
             if what == "again":
                 find[what] = causes_of_cut(bench.open, Variant(), Variant(), updates=bench.updates)
             elif what == "resume":
-                find[what] = causes_of_resume(bench.open, Variant(), stop_after=self._middle)
+                stops = (
+                    causes_of_resume(bench.open, Variant(), stop_after=n, updates=bench.updates) for n in self._stops
+                )
+                find[what] = next(filter(None, stops), [])
             else:
                 one = replace(self._still, cut="1")
                 find[what] = causes_of_cut(bench.open, one, replace(one, cut=_cut(what)), updates=bench.updates)
@@ -205,7 +212,14 @@ class Prover:
         if self._bench.uncut:
             return Verdict(measure="parameters", note=self._bench.uncut)
         run = self._four if cut == "4" else self._run(replace(self._still, cut=cut))
-        return self._near(run, self._whole, lambda: self._blame(cut))
+        return self._near(run, self._whole, lambda: [*self._if_not_again(), *self._blame(cut)])
+
+    def _if_not_again(self) -> list[str]:
+        return (
+            []
+            if self._is_again.holds
+            else ["the run is another each time that it is made, whatever is done to it: see row `again`"]
+        )
 
     def _optimizer(self) -> Verdict:
         measure = "plain PyTorch loop"
@@ -250,13 +264,30 @@ class Prover:
     def _middle(self) -> int:
         return max(1, self._bench.updates // 2)
 
+    @property
+    def _stops(self) -> list[int]:
+        """The updates after which a run is stopped to be resumed: in the midst, and before the last."""
+        return sorted({self._middle, self._bench.updates - 1})
+
     def _resume(self) -> Verdict:
         if self._bench.updates < 2:
             return Verdict(measure=SHA, note="there is only one update")
         with tempfile.TemporaryDirectory() as name:
-            run_once(self._bench.open, Variant(), updates=self._middle, folder=Path(name))
+            for stop in self._stops:
+                run_once(self._bench.open, Variant(), updates=stop, folder=Path(name))
             run = self._run(Variant(), folder=Path(name))
-        return self._same(run, self._plain, lambda: self._blame("resume"))
+        return self._same(run, self._plain, lambda: self._of_resume(None))
+
+    def _of_resume(self, elsewhere: InProcesses | None) -> list[str]:
+        """The causes of a failure of a run that was resumed, `elsewhere` or here."""
+        if found := self._if_not_again():
+            return found
+        found = self._blame("resume")
+        if not found and elsewhere is not None:
+            trace = partial(elsewhere.traced, Variant())
+            updates = self._bench.updates
+            found = causes_elsewhere(self._bench.open, Variant(), trace, updates=updates, across="processes")
+        return found
 
     def _kill(self) -> Verdict:
         elsewhere, updates = self._bench.elsewhere, self._bench.updates
@@ -268,7 +299,7 @@ class Prover:
                 raise EvenstepError("the run was to be killed, but came to its end; nothing was saved before.")
             run = elsewhere(Variant(), updates=updates, folder=folder)
         assert run is not None
-        return self._same(run, self._plain, lambda: self._blame("resume"))
+        return self._same(run, self._plain, lambda: self._of_resume(elsewhere))
 
     def _elsewhere(self, variant: Variant) -> Ended | None:
         """A run of several ranks; None where there can be none.
@@ -300,7 +331,7 @@ class Prover:
         if not found and elsewhere is not None and variant.pipeline == 1:
             one = replace(variant, ranks=1, strategy="single")
             trace = partial(elsewhere.traced, variant)
-            found = causes_of_ranks(self._bench.open, one, trace, updates=self._bench.updates)
+            found = causes_elsewhere(self._bench.open, one, trace, updates=self._bench.updates)
         return [*found, *run.said]
 
     def _apart(self, strategy: str) -> Verdict:

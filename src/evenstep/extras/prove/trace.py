@@ -5,7 +5,7 @@ first point at which they differ, though what went in was the same, is where the
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast, final
 
@@ -23,7 +23,7 @@ from evenstep.events import (
     UpdateBegin,
     UpdateEnd,
 )
-from evenstep.extras.prove.digest import ends_of, is_torchs, sha256_of, states_of
+from evenstep.extras.prove.digest import ends_of, is_torchs, of_class, sha256_of, states_of
 from evenstep.extras.prove.runs import gradients_of
 from evenstep.extras.prove.subject import Subject
 from evenstep.train import Task
@@ -46,7 +46,12 @@ class ModuleCall:
 @final
 @dataclass(slots=True)
 class Passage:
-    """One micro-batch on its way; of `parameters`, as they are before it, only what tells them from others."""
+    """One micro-batch on its way; of `parameters`, as they are before it, only what tells them from others.
+
+    Args:
+        drew: what generators `transform` and `loss` of the task have drawn from.
+        custom: autograd functions that are not torch's own, on the way back from the output.
+    """
 
     task: str
     index: int = 0
@@ -58,6 +63,8 @@ class Passage:
     loss: float | None = None
     weight: float | None = None
     parameters: dict[str, str] = field(default_factory=dict[str, str])
+    drew: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    custom: Sequence[str] = ()
 
 
 @final
@@ -70,12 +77,16 @@ class Traced:
         begin: the parameters before it; none that are in shards, here and below.
         gradient: of its mean loss.
         end: the parameters after it.
+        states: what else the run's objects hold as it begins, by the ways that lead there.
+        drew: what generators hooks and the optimizer have drawn from after the last micro-batch.
     """
 
     passages: list[Passage] = field(default_factory=list[Passage])
     begin: Values = field(default_factory=dict[str, Tensor])
     gradient: Values = field(default_factory=dict[str, Tensor])
     end: Values = field(default_factory=dict[str, Tensor])
+    states: dict[str, str] = field(default_factory=dict[str, str])
+    drew: set[str] = field(default_factory=set[str])
 
 
 @final
@@ -95,6 +106,7 @@ class Trace(Hook):
         self.states: tuple[dict[str, str], dict[str, str]] = ({}, {})
         self._handles: list[Any] = []
         self._calls: dict[str, int] = {}
+        self._before: list[Any] = []
 
     @property
     def moved(self) -> list[str]:
@@ -105,7 +117,10 @@ class Trace(Hook):
     def before_update(self, event: UpdateBegin) -> None:
         if event.update == self._update:
             self.made.begin = _parameters(self._subject.model)
-            self.states = states_of(owners_of(self._subject)), {}
+            self.made.states = states_of(owners_of(self._subject))
+            self.states = self.made.states, {}
+            for task in self._subject.tasks.values():
+                self._handles += [self._listened(task, method) for method in ("transform", "loss")]
             for name, module in self._subject.model.named_modules():
                 self._handles += self._follow(name, module)
 
@@ -125,10 +140,12 @@ class Trace(Hook):
     def after_forward(self, event: ForwardEnd) -> None:
         if self._handles:
             self.made.passages[-1].output = _leaves(event.output)
+            self.made.passages[-1].custom = _custom_functions(event.output)
 
     def after_microbatch(self, event: MicrobatchEnd) -> None:
         if self._handles and event.loss is not None:
             self.made.passages[-1].loss = float(event.loss)
+        self._before = _generators()
 
     def before_step(self, event: StepBegin) -> None:
         if self._handles:
@@ -136,12 +153,27 @@ class Trace(Hook):
 
     def after_update(self, event: UpdateEnd) -> None:
         if self._handles:
+            self.made.drew = _drawn(self._before, _generators()) if self._before else set()
             for handle in self._handles:
                 handle.remove()
             self._handles = []
             self.made.end = _parameters(self._subject.model)
             self.states = self.states[0], states_of(owners_of(self._subject))
             self.trainer.request_stop("traced")
+
+    def _listened(self, task: Task, name: str) -> "_Wrapped":
+        """Have a method of a task tell what it draws from."""
+        method: Callable[..., Any] = getattr(task, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            before = _generators()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                if self.made.passages:
+                    self.made.passages[-1].drew[name] = _drawn(before, _generators())
+
+        return _Wrapped(task, name, call)
 
     def _follow(self, name: str, module: nn.Module) -> list[Any]:
         open_calls: list[tuple[dict[str, str], list[Any]]] = []
@@ -157,24 +189,58 @@ class Trace(Hook):
             now = _own_state(module)
             call = ModuleCall(_leaves([*args, *kwargs.values()]), _leaves(output))
             call.moved = [way for way, value in now.items() if state.get(way) != value]
-            call.drew = {
-                word
-                for word, one, other in zip(_GENERATORS, generators, _generators(), strict=True)
-                if not _same(one, other)
-            }
+            call.drew = _drawn(generators, _generators())
             self.made.passages[-1].calls[name, number] = call
 
         return [
-            module.register_forward_pre_hook(before, with_kwargs=True),
+            module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
             module.register_forward_hook(after, with_kwargs=True),
         ]
 
 
-_GENERATORS = ("torch's generator", "`numpy.random`", "Python's `random`")
+TORCHS = "torch's generator"
+_GENERATORS = (TORCHS, "`numpy.random`", "Python's `random`")
 
 
 def _generators() -> list[Any]:
     return [torch.default_generator.get_state(), np.random.get_state(), random.getstate()]
+
+
+def _drawn(before: list[Any], after: list[Any]) -> set[str]:
+    return {word for word, one, other in zip(_GENERATORS, before, after, strict=True) if not _same(one, other)}
+
+
+@final
+class _Wrapped:
+    """A method of an object, put in its place until it is removed."""
+
+    def __init__(self, owner: object, name: str, method: Callable[..., Any]) -> None:
+        self._kept = vars(owner).get(name)
+        self._owner, self._name = vars(owner), name
+        self._owner[name] = method
+
+    def remove(self) -> None:
+        """Put back what was there."""
+        if self._kept is None:
+            del self._owner[self._name]
+        else:
+            self._owner[self._name] = self._kept
+
+
+def _custom_functions(output: Any) -> list[str]:
+    """The names of autograd functions, in the graph of an output, that somebody has written."""
+    open_nodes = [one.grad_fn for one in _tensors_of(output).values() if one.grad_fn is not None]
+    seen, found = set[Any](), set[str]()
+    while open_nodes:
+        node: Any = open_nodes.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        written = getattr(node, "_forward_cls", None)
+        if written is not None and not written.__module__.startswith("torch."):
+            found.add(written.__name__)
+        open_nodes += [inner for inner, _ in node.next_functions if inner is not None]
+    return sorted(found)
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -216,13 +282,17 @@ def _own_state(module: nn.Module) -> dict[str, str]:
         for name, value in {**vars(module), **dict(module.named_buffers(recurse=False))}.items()
         if not is_torchs(name) and id(value) not in inner and not isinstance(value, nn.Module)
     }
-    return states_of(own)
+    return states_of(own | {name.lstrip("."): value for name, value in of_class(module)})
 
 
-def _leaves(value: Any, way: str = "", depth: int = 5) -> Values:
-    """The tensors of a value, by their places."""
+def _leaves(value: Any) -> Values:
+    """Copies of the tensors of a value, by their places."""
+    return {way: one.detach().clone() for way, one in _tensors_of(value).items()}
+
+
+def _tensors_of(value: Any, way: str = "", depth: int = 5) -> Values:
     if isinstance(value, Tensor):
-        return {way: value.detach().clone()}
+        return {way: value}
     if not depth:
         return {}
     if isinstance(value, Mapping) or hasattr(value, "items"):
@@ -233,7 +303,7 @@ def _leaves(value: Any, way: str = "", depth: int = 5) -> Values:
         parts = [(f".{key}", one) for key, one in vars(value).items()] if hasattr(value, "__dict__") else []
     found: Values = {}
     for name, inner in parts:
-        found.update(_leaves(inner, f"{way}{name}", depth - 1))
+        found.update(_tensors_of(inner, f"{way}{name}", depth - 1))
     return found
 
 

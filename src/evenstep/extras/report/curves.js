@@ -126,7 +126,7 @@ const curves = (() => {
       series.push({
         label: curve.label + words, width: faint ? 1 : 2, stroke: faint ? stroke + "55" : stroke,
         dash: curve.dash ? [[8, 4], [3, 3], [8, 3, 2, 3]][(curve.dash - 1) % 3] : undefined,
-        points: {size: 5, fill: stroke, ...(faint ? {show: false} : {})}, value: (_, value) => tellValue(value),
+        points: {size: 5, fill: stroke, ...(faint ? {show: false} : points.values.length <= 20 ? {show: true} : {})}, value: (_, value) => tellValue(value),
       });
       owners.push(curve);
     };

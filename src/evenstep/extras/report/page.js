@@ -90,6 +90,9 @@
       draw(target);
     }
   }, {rootMargin: "300px"});
+  addEventListener("beforeprint", () => {  // paper shows what has not been scrolled to as well
+    figures().filter(figure => figure.offsetParent && !drawn.has(Number(figure.dataset.chart))).forEach(draw);
+  });
 
   // words, all of which must be in the name
   const find = () => {

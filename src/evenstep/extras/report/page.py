@@ -271,6 +271,8 @@ def _moment(text: str) -> str:
 
 
 def _plain(value: object) -> str:
+    if value is None or value == []:
+        return "none"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -13,6 +13,7 @@ from evenstep.train.phases import PHASES
 WHOLE, REST = "perf/update_s", "rest"
 _BETWEEN = ("evaluate", "save")  # which the time of an update leaves out
 _SMALL = 0.01  # of the whole: a rest that is left out, a phase that is shown with others
+_COLORS = 8  # of the page: two phases of one colour would not be told apart
 _NO_PHASE = ("update",)
 _MOST = 400
 
@@ -86,11 +87,12 @@ def phase_of(name: str) -> str:
 
 
 def _joined(names: list[str], columns: list[tuple[float, ...]]) -> tuple[list[str], list[tuple[float, ...]]]:
-    """Phases that are hardly seen become one, which names them, before the rest."""
-    whole = math.fsum(map(math.fsum, columns))
-    small = [
-        place for place, column in enumerate(columns) if math.fsum(column) < _SMALL * whole and names[place] != REST
-    ]
+    """Phases that are hardly seen, or beyond the colours there are, become one, which names them, before the rest."""
+    sums = {place: math.fsum(column) for place, column in enumerate(columns)}
+    whole = math.fsum(sums.values())
+    phases = sorted((place for place in sums if names[place] != REST), key=sums.__getitem__)
+    beyond = phases[: len(phases) - _COLORS + 1] if len(phases) > _COLORS else []
+    small = sorted({*beyond, *(place for place in phases if sums[place] < _SMALL * whole)})
     if len(small) < 2:
         return names, columns
     together = tuple(math.fsum(values) for values in zip(*(columns[place] for place in small), strict=True))

@@ -49,7 +49,7 @@ class MasterSteps(Steps):
         self._pairs = list(zip(self._parameters, self._masters, strict=True))
         self._place = {id(one): master for one, master in self._pairs}
         self._states = [_States(one, self._pairs) for one in inner(optimizer)]
-        self._by_name = {names[id(one)]: master.data for one, master in self._pairs}
+        self._by_name = {names[id(one)]: master for one, master in self._pairs}
         self._rounded = frozenset(parameters)
         for parameter in parameters.values():
             parameter.data = parameter.data.to(format)

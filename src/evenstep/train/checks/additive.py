@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, final
 Kind = Literal["mean", "term", "whole", "weight", "count"]
 
 SURE = 0.2  # of the losses: a mean differs from the sum of its halves by more
+FAR = 100  # times what rounding makes of each unit: then the sign tells nothing that the size does not
 
 
 @final
@@ -131,11 +132,25 @@ def kind_of(
         for loss, theirs in zip(losses, again.parts, strict=True)
         if theirs
     ]
-    if deeper and all(abs(one - each) <= max(tolerance.relative * scale, 1e-3 * abs(each)) for one in deeper):
+    if deeper and all(abs(one - each) <= max(tolerance.relative / 50 * scale, 1e-3 * abs(each)) for one in deeper):
         return "term", each
+    if _is_far_from_sum(whole, parts, each, deeper, tolerance):
+        return "whole", 0.0
     # rounding has no sign of its own, and shrinks as the parts do
     alike = all(one * each > 0 and abs(each) / 30 < abs(one) < 30 * abs(each) for one in deeper)
     return ("whole" if alike and (deeper or abs(each) > SURE / 4 * scale) else None), 0.0
+
+
+def _is_far_from_sum(
+    whole: LossValue, parts: Sequence[LossValue], each: float, deeper: Sequence[float], tolerance: Tolerance
+) -> bool:
+    """Whether the whole, and one of its parts, are further from the sums of their parts than rounding goes."""
+
+    def is_far(value: LossValue, excess: float) -> bool:
+        least = max(tolerance.relative * abs(value.loss), FAR * tolerance.per_unit * max(value.weight, 1.0))
+        return abs(excess) > least
+
+    return is_far(whole, each) and any(map(is_far, parts, deeper))
 
 
 def _is_mean(

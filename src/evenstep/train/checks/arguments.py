@@ -4,6 +4,7 @@ Each says what was given, what must be, and what to write. Names are made object
 each other is for the other checks.
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -86,10 +87,10 @@ def check_trainer_arguments(*, folder: object, checkpoint: object, failures: obj
     """The same for the further arguments of a trainer."""
     if folder is not None and (not isinstance(folder, str | Path) or not str(folder)):
         raise ArgumentError(f"`folder` must be a path, but is {folder!r}; write `folder='runs/first'`.")
-    if folder is not None and Path(folder).is_file():
-        raise ArgumentError(f"`folder` must be a folder, but `{folder}` is a file; give another path.")
+    if folder is not None and os.path.lexists(path := Path(folder).expanduser()) and path.is_file():
+        raise ArgumentError(f"`folder` must be a folder, but `{path}` is a file; give another path.")
     if folder is not None:
-        check_folder(Path(folder))
+        check_folder(Path(folder).expanduser())
     for name, option in (("checkpoint", checkpoint), ("failures", failures), ("log", log)):
         _check_option(name, option)
     best = cast("Any", checkpoint).best

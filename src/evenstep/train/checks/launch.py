@@ -6,9 +6,10 @@ import torch.distributed as dist
 from torch import nn
 
 from evenstep.errors import ArgumentError
-from evenstep.parallel import Single, Strategy, rank_info_of
+from evenstep.parallel import Mesh, Single, Strategy, rank_info_of
 from evenstep.parallel.rank_info import elastic_rank_of
 from evenstep.pipeline import PipelineModel
+from evenstep.train.checks.optimizer import in_stages
 
 
 def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: Mapping[str, str]) -> None:
@@ -41,6 +42,45 @@ def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: M
         f'`strategy="ddp"` (or "fsdp", "zero1") to train together, or `strategy=Single()` of '
         f"`evenstep.parallel` if each is a run of its own, in a folder of its own."
     )
+
+
+def check_covers(strategy: Strategy, model: nn.Module) -> None:
+    """Raise ArgumentError unless the strategy's ranks, with those of the model's other stages, are all that there are.
+
+    All ranks call it together.
+    """
+    group, name = strategy.group, type(strategy).__name__
+    if group.part_of and not in_stages(model):
+        raise ArgumentError(
+            f"`strategy`, {name}, is for {group.ranks} of the run's {group.part_of} ranks, and "
+            f"{type(model).__name__} is not in stages that the others would hold, so they would train apart: give "
+            f"`PipelineModel(model, mesh=mesh)`, or give the strategy all ranks, `{name}(mesh.world)`. What is to "
+            f"train apart is started apart."
+        )
+    if isinstance(model, PipelineModel):
+        _check_columns(strategy, model.mesh)
+
+
+def _check_columns(strategy: Strategy, mesh: Mesh) -> None:
+    """Raise ArgumentError unless the strategy's ranks are those that hold the same stages, in their order."""
+    group, data = strategy.group, mesh.data
+    if group.ranks != data.ranks:
+        raise ArgumentError(
+            f"the strategy must share gradients between the {data.ranks} data-parallel ranks of the model's mesh, but "
+            f"has a group of {group.ranks}; build it from `mesh.data`."
+        )
+    if group is data:
+        return
+    wanted, found = [mesh.rank_at(replica) for replica in range(data.ranks)], group.gather(mesh.world.rank)
+    if found != wanted:
+        raise ArgumentError(
+            f"the strategy must share gradients between ranks {_listed(wanted)}, which hold the same stages, but has a "
+            f"group of ranks {_listed(found)}; build it from `mesh.data`, of the mesh that the model has."
+        )
+
+
+def _listed(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks))
 
 
 def _check_elastic(strategy: Strategy | str | None, environ: Mapping[str, str]) -> None:

@@ -30,12 +30,20 @@ from evenstep.train.checks.additive import (
     kind_of,
     means_among,
 )
-from evenstep.train.checks.loss_faults import batch_norms, loss_fault, metric_note, norm_note, uncut_note, weight_fault
+from evenstep.train.checks.loss_faults import (
+    batch_norms,
+    loss_fault,
+    metric_note,
+    norm_note,
+    unchecked_note,
+    uncut_note,
+    weight_fault,
+)
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
 from evenstep.train.memory.split import num_samples
 from evenstep.train.memory.split_limit import SplitLimit
-from evenstep.train.memory.sub_batch import SubBatch, parts_of, reason_not_cut
+from evenstep.train.memory.sub_batch import SubBatch, parts_of, reason_not_cut, whole_of
 from evenstep.train.side_effects import evaluating, without_side_effects
 from evenstep.train.tasks.now import checking_losses
 from evenstep.train.tasks.task import Task
@@ -130,6 +138,8 @@ class Guard:
             uncut = f"its first part raised {values.error}"
             self.cuts.uncut.append((task, uncut))
         notes = [note] if note else [uncut_note(task, uncut)] if uncut and not given else []
+        if values.error and not values.done and self.tries[name] > 1:  # an update has raised nothing since
+            notes = [unchecked_note(task, values.error)]
         everybody = gather((fault, notes, bool(given)))
         if any(looked for _, _, looked in everybody):
             self.pending.discard(name)
@@ -143,7 +153,7 @@ class Guard:
         why = ""
         try:
             for one in microbatches:
-                whole = self.cuts.pieces(task, one.data, one.known_samples)[0]
+                whole = self.cuts.pieces(task, whole_of(one))[0]
                 why = why or reason_not_cut(task, whole)
                 try:
                     parts = parts_of(task, whole)

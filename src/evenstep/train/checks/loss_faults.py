@@ -102,6 +102,16 @@ def uncut_note(task: Task, why: str) -> str:
     )
 
 
+def unchecked_note(task: Task, error: str) -> str:
+    """A loss that can't be had where it is looked at, though updates have it."""
+    loss = f"{type(task).__name__}.loss"
+    return (
+        f"`{loss}` could not be compared with the losses of halves: in evaluation mode, in which that is done, it "
+        f"raised {error}. So nobody has seen whether it is a sum. Compare one update of a batch with one of its halves "
+        f"by hand, as docs/faq.md shows, and say `{AS_IT_IS.split('`')[1]}`."
+    )
+
+
 def norm_note(names: Sequence[str]) -> str:
     """Layers that normalise a micro-batch by itself."""
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""

@@ -1,7 +1,7 @@
 """Runs pieces of a micro-batch forward, and gives what the task says of each: its summed loss, weight and metrics.
 
-It runs without hooks, records and gradients, and it says what went wrong as a value where the run can go on. What the
-numbers must be to each other is for `loss`.
+It runs without hooks, records and gradients (but for losses that take derivatives themselves), and it says what went
+wrong as a value where the run can go on. What the numbers must be to each other is for `loss`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast, final
 
+import torch
 from torch import Tensor
 
 from evenstep.arguments import said
@@ -24,6 +25,7 @@ from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.memory.sub_batch import SubBatch, part_of
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.recovery import Recovery
+from evenstep.train.tasks.derivatives import takes_derivatives
 from evenstep.train.tasks.metrics import is_number
 from evenstep.train.tasks.observed import ObservedTask
 from evenstep.train.tasks.task import Loss, Task
@@ -86,8 +88,14 @@ class LossRunner:
         elsewhere = any(out_of_memory for *_, out_of_memory in everybody)
         return values._replace(given=given, narrow=narrow, out_of_memory_anywhere=elsewhere, done=len(recorder.losses))
 
-    def _passed(self, name: str, work: tuple[Microbatch, ...], recorder: "_LossRecorder", path: str) -> LossValues:
-        """Take micro-batches through the model, without hooks and records."""
+    def _passed(
+        self, name: str, work: tuple[Microbatch, ...], recorder: "_LossRecorder", path: str, *, derives: bool = False
+    ) -> LossValues:
+        """Take micro-batches through the model, without hooks and records.
+
+        Args:
+            derives: whether the loss is known to take derivatives itself, so that it can't be had without a graph.
+        """
         execution = self.execution
         each = {one.index: 1.0 for one in work}
         weights = Weights(
@@ -97,18 +105,27 @@ class LossRunner:
         execution.pad_passes(work, dummy, backward=False, kind=f"check {name}")
         context, values = self._silent(name, recorder), LossValues()
         try:
-            with MicrobatchStep(
-                context, weights, path=(path,), update=0, factor=1.0, prefix="", cuts=SplitLimit()
-            ) as step:
+            with (
+                torch.set_grad_enabled(derives),
+                MicrobatchStep(
+                    context, weights, path=(path,), update=0, factor=1.0, prefix="", cuts=SplitLimit()
+                ) as step,
+            ):
                 execution.evaluator.run(execution.forwards(step.lay_out(work)), step)
         except Exception as error:
             out_of_memory = is_out_of_memory(error)
+            if takes_derivatives(error) and not derives and not execution.evaluates_together:
+                recorder.losses.clear()
+                return self._passed(name, work, recorder, path, derives=True)
             if execution.evaluates_together:  # what one rank does not run, others wait for
                 if not out_of_memory:
                     error.add_note(WHILE_LOOKING)
                 raise
             # what else is raised the update will raise as well, and say it
             values = LossValues(out_of_memory=out_of_memory, error="" if out_of_memory else clause(error))
+        finally:
+            for stage in execution.evaluator.stages.values():
+                stage.forget()  # nobody goes back
         if values.out_of_memory:
             give_back()
         return values
@@ -128,7 +145,17 @@ class _LossRecorder(ObservedTask):
 
     def observe(self, output: Any, batch: Any) -> None:
         self.narrow = self.narrow or any(one.dtype in SIXTEEN_BITS for one in tensors_in(output))
-        self.losses.append(self._task.loss(output, batch))
+        self.losses.append(_without_graph(self._task.loss(output, batch)))
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return super().loss(output, batch).requires_grad_(torch.is_grad_enabled())
+
+
+def _without_graph(loss: Any) -> Any:
+    """What a task gave, without what could be gone back through."""
+    if isinstance(loss, Loss) and isinstance(loss.sum, Tensor):
+        return replace(loss, sum=loss.sum.detach())
+    return loss.detach() if isinstance(loss, Tensor) else loss
 
 
 def _given(task: Task, loss: Any, weight: float) -> LossValue | None:

@@ -131,6 +131,7 @@ def describe_failure(error: BaseException, batch: GlobalBatch, update: int, redu
                 "index": one.index,
                 "num_samples": one.num_samples,
                 "counted": one.counted,
+                "in_columns": one.in_columns,
                 "task": one.task,
                 "data": one.data,
             }

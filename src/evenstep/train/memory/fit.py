@@ -28,22 +28,20 @@ HEADROOM = 0.9  # of an accelerator's memory that a part may take: sizes vary, a
 
 def fitting(
     task: Task,
-    data: Any,
+    whole: SubBatch,
     fits: Callable[[Any], bool],
     *,
     device: torch.device = _CPU,
-    num_samples: int | None = None,
 ) -> int | None:
-    """The most numbers that a piece may hold, for `SplitLimit`; None if the whole of `data` fits.
+    """The most numbers that a piece may hold, for `SplitLimit`; None if the whole fits.
 
     Args:
-        task: says how `data` is cut.
-        data: a micro-batch.
+        task: says how it is cut.
+        whole: a micro-batch.
         fits: runs a part of it.
         device: whose memory it must fit into.
-        num_samples: of the micro-batch, where that is known.
     """
-    parts = [SubBatch(data, num_samples=num_samples)]
+    parts = [whole]
     while len(halves := parts_of(task, parts[-1])) > 1:
         parts.append(halves[0])
     largest = num_elements(parts[-1].data)

@@ -75,10 +75,18 @@ def contents(batch: Any) -> str:
     >>> import torch
     >>> contents({"x": torch.zeros(6, 8), "y": torch.zeros(8)})
     '`x` [6, 8], `y` [8]'
+    >>> contents((torch.zeros(4, 1, 8), torch.zeros(4, 1, 9)))
+    '`[0]` [4, 1, 8], `[1]` [4, 1, 9] (columns of 4 samples, or 2 samples of unequal shapes?)'
     """
     found = [f"`{path}` {shape}" if path else shape for path, shape, _ in lengths_in(batch)]
+    if not found:
+        return f"a {type(batch).__name__} " + ("that holds tensors" if _numbers_in(batch) else "without tensors")
     more = f" and {len(found) - 4} more" if len(found) > 4 else ""
-    return ", ".join(found[:4]) + more or f"a {type(batch).__name__} without tensors"
+    lengths = {length for _, _, length in lengths_in(batch)}
+    if len(lengths) > 1 or not _ragged(batch):
+        return ", ".join(found[:4]) + more
+    unsure = f" (columns of {lengths.pop()} samples, or {len(found)} samples of unequal shapes?)"
+    return ", ".join(found[:4]) + more + unsure
 
 
 def num_elements(batch: Any) -> int:
@@ -115,10 +123,19 @@ def halves(batch: Any, known: int | None = None) -> list[Any]:
     return [samples_of(batch, 0, middle, count), samples_of(batch, middle, count, count)]
 
 
-def cuttable_samples(batch: Any, known: int | None = None) -> int:
-    """In how many samples `batch` can be cut; 1 where it can't be."""
+def cuttable_samples(batch: Any, known: int | None = None, *, in_columns: bool = False) -> int:
+    """In how many samples `batch` can be cut; 1 where it can't be.
+
+    Args:
+        in_columns: whether lists in it are known to be columns, and not samples.
+
+    >>> import torch
+    >>> two = [torch.zeros(2, 4), torch.zeros(2, 1)]
+    >>> cuttable_samples(two, 2), cuttable_samples(two, 2, in_columns=True)
+    (1, 2)
+    """
     count = _count(batch, known)
-    return 1 if count is None or _obstacle(batch, count, "") else max(count, 1)
+    return 1 if count is None or _obstacle(batch, count, "", in_columns) else max(count, 1)
 
 
 def half_of_samples(count: int) -> int:
@@ -131,7 +148,7 @@ def samples_of(batch: Any, first: int, end: int, count: int) -> Any:
     return _part(batch, slice(first, end), count)
 
 
-def why_whole(batch: Any, known: int | None = None) -> str:
+def why_whole(batch: Any, known: int | None = None, *, in_columns: bool = False) -> str:
     """Why `halves` does not cut a batch, for messages; "" where it does, or where there is one sample only.
 
     >>> import torch
@@ -141,7 +158,7 @@ def why_whole(batch: Any, known: int | None = None) -> str:
     count = _count(batch, known)
     if count is None:
         return f"it does not tell how many samples it holds: {contents(batch)}"
-    return "" if count < 2 else _obstacle(batch, count, "")
+    return "" if count < 2 else _obstacle(batch, count, "", in_columns)
 
 
 def copied(item: Any) -> Any:
@@ -283,7 +300,7 @@ def _is_samples(item: Any, count: int) -> bool:
     return lengths != {count}
 
 
-def _obstacle(item: Any, count: int, path: str) -> str:
+def _obstacle(item: Any, count: int, path: str, in_columns: bool) -> str:
     """What keeps a batch from being cut in samples, as a sentence; "" if nothing does."""
     name = f"`{path}`" if path else "it"
     length = _rows(item)
@@ -300,10 +317,11 @@ def _obstacle(item: Any, count: int, path: str) -> str:
     if _is_samples(item, count):
         numbers = isinstance(item, tuple) and all(isinstance(part, int | float) for part in cast("Any", item))
         return f"{name} may be {count} samples or one value of all" if numbers and count < 4 else ""
-    if _is_sequence(item) and len(item) == count and _alike(list(item)):
+    if _is_sequence(item) and len(item) == count and not in_columns and _alike(list(item)):
         return f"{name} is a {type(item).__name__} of {count}, which may be the samples or their columns"
     if _is_container(item):
-        return next(filter(None, (_obstacle(part, count, place) for place, part in _named_parts(item, path))), "")
+        parts = _named_parts(item, path)
+        return next(filter(None, (_obstacle(part, count, place, in_columns) for place, part in parts)), "")
     if item is None or isinstance(item, (*_PLAIN, Tensor, np.ndarray)):
         return ""
     opaque = hasattr(item, "to") or isinstance(item, Sized) or bool(_numbers_in(item))

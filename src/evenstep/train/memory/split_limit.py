@@ -8,14 +8,16 @@ kept for the rest of the run. It decides how batches are cut, not when, and runs
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 from evenstep.data import Microbatch
 from evenstep.errors import TaskError
 from evenstep.train.memory.split import num_elements
-from evenstep.train.memory.sub_batch import SubBatch, part_of, parts_of, reason_not_cut
+from evenstep.train.memory.sub_batch import SubBatch, part_of, parts_of, reason_not_cut, whole_of
 from evenstep.train.tasks.task import Task
 from evenstep.train.weigh import weight_of
+
+_MEANT_WHOLE = "`check_loss` is False, so its loss may be meant over a micro-batch as a whole"
 
 
 @final
@@ -25,19 +27,21 @@ class SplitLimit:
 
     Args:
         limit: the most numbers, in all its tensors, that a piece of several samples may hold; None for no limit.
+        sums: whether losses are known to be sums over samples, or are looked at before the first update. Where they
+            are not, one may be meant over its micro-batch as a whole, which only a `split` of the task's own may cut.
         uncut: the tasks whose batches must not be cut, because their halves have failed, and why.
     """
 
     limit: int | None = None
+    sums: bool = True
     uncut: list[tuple[Task, str]] = field(default_factory=list[tuple[Task, str]])
 
-    def pieces(self, task: Task, data: Any, num_samples: int | None = None) -> list[SubBatch]:
-        """`data`, of so many samples where that is known, in pieces within the limit, or of one sample.
+    def pieces(self, task: Task, whole: SubBatch) -> list[SubBatch]:
+        """A micro-batch in pieces within the limit, or of one sample.
 
         Raises:
             TaskError: the weights of the pieces are not the whole's.
         """
-        whole = SubBatch(data, num_samples=num_samples)
         if self.limit is None or self._why_uncut(task):
             return [whole]
         pieces = self._within(task, whole, self.limit)
@@ -49,9 +53,7 @@ class SplitLimit:
         """The micro-batches as they go through the model, one after the other."""
         if self.limit is None:
             return work
-        return [
-            part_of(one, piece) for one in work for piece in self.pieces(tasks[one.task], one.data, one.known_samples)
-        ]
+        return [part_of(one, piece) for one in work for piece in self.pieces(tasks[one.task], whole_of(one))]
 
     def finer(self, task: Task, piece: SubBatch) -> bool:
         """Remember that `piece` does not fit; False if it can't be cut."""
@@ -70,6 +72,8 @@ class SplitLimit:
         return f" The engine can't cut this batch: {why}; say how in `{kind}.split`." if why else ""
 
     def _why_uncut(self, task: Task) -> str:
+        if not self.sums and type(task).split is Task.split:
+            return _MEANT_WHOLE
         return next((why for one, why in self.uncut if one is task), "")
 
     def _within(self, task: Task, piece: SubBatch, limit: int) -> list[SubBatch]:

@@ -33,12 +33,14 @@ class SubBatch:
         num_samples: that it holds, where that is known.
         of: what it was cut from by the engine: the batch, in how many samples, the first of this piece, and the end.
             What is a list of samples is surer of the whole than of a few of them.
+        in_columns: of the micro-batch.
     """
 
     data: Any
     path: tuple[int, ...] = ()
     num_samples: int | None = None
     of: tuple[Any, int, int, int] | None = None
+    in_columns: bool = False
 
 
 def parts_of(task: Task, piece: SubBatch) -> list[SubBatch]:
@@ -55,7 +57,7 @@ def parts_of(task: Task, piece: SubBatch) -> list[SubBatch]:
         return [SubBatch(part, (*piece.path, number), told[number]) for number, part in enumerate(parts)]
     of = piece.of
     if of is None:
-        count = cuttable_samples(piece.data, piece.num_samples)
+        count = cuttable_samples(piece.data, piece.num_samples, in_columns=piece.in_columns)
         of = piece.data, count, 0, count
     batch, count, first, end = of
     if end - first < 2:
@@ -75,7 +77,9 @@ def splits_itself(task: Task) -> bool:
 
 def reason_not_cut(task: Task, piece: SubBatch) -> str:
     """Why the engine does not cut a piece; "" where it does, where it is one sample, or where the task says how."""
-    return "" if splits_itself(task) or piece.of is not None else why_whole(piece.data, piece.num_samples)
+    if splits_itself(task) or piece.of is not None:
+        return ""
+    return why_whole(piece.data, piece.num_samples, in_columns=piece.in_columns)
 
 
 def part_of(microbatch: Microbatch, piece: SubBatch) -> Microbatch:
@@ -88,7 +92,7 @@ def part_of(microbatch: Microbatch, piece: SubBatch) -> Microbatch:
 
 def whole_of(microbatch: Microbatch) -> SubBatch:
     """A micro-batch as the piece that is all of it."""
-    return SubBatch(microbatch.data, num_samples=microbatch.known_samples)
+    return SubBatch(microbatch.data, num_samples=microbatch.known_samples, in_columns=microbatch.in_columns)
 
 
 def described(piece: SubBatch) -> str:

@@ -63,6 +63,12 @@ def check_folder(folder: Path, *, folders: Sequence[str] = FOLDERS, files: Seque
 
     >>> check_folder(Path("runs/none"))
     """
+    try:
+        folder.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        raise ArgumentError(f"the run folder {folder} can't be: {error.strerror}; put the run elsewhere.") from error
     existing = nearest(folder)
     if not existing.is_dir():
         raise ArgumentError(

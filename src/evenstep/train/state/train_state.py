@@ -126,7 +126,8 @@ class TrainState:
         if fault:
             raise CheckpointError(f"the state of the optimizer can't be saved: {fault}.")
         state = optimizer_state(self.optimizer, self._own, self._built, self.hidden_state.values())
-        everybody = of_all(_with_masters(state["state"], self.steps.masters))
+        own = {name: one.detach() for name, one in self.steps.masters.items()}
+        everybody = of_all(_with_masters(state["state"], own))
         for group, names in zip(state["groups"], self.names, strict=True):
             group["parameters"] = list(names)
         model = taken(state_of(self.model))

@@ -161,5 +161,5 @@ def not_held(model: nn.Module, tasks: Mapping[str, Task]) -> list[str]:
 
 def _detach(model: nn.Module) -> None:
     """Take away what an earlier run has attached."""
-    if isinstance(children_of(model).get(TASK_PARAMETERS), TaskParameters):
+    if isinstance(getattr(model, TASK_PARAMETERS, None), TaskParameters):
         delattr(model, TASK_PARAMETERS)

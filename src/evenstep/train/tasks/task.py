@@ -274,6 +274,7 @@ def default_weight(task: Task, batch: Any, known: int | None = None) -> int:
         put_in = "" if known is None else f", of which the loader made {known} samples"
         raise TaskError(
             f"the default `weight` of {type(task).__name__} counts samples, but a batch does not tell how many it "
-            f"holds: {contents(batch)}{put_in}; override `weight` to say how many units the loss of a batch covers."
+            f"holds: {contents(batch)}{put_in}; override `weight` to say how many units the loss of a batch covers, "
+            f"such as `return len(batch[1])`."
         )
     return samples

@@ -64,6 +64,20 @@ def test_a_resumed_run_that_has_used_its_time_stops_at_once(trainer: Any, clock:
     assert trainer.asked == [TOTAL]
 
 
+def test_a_run_that_goes_back_in_place_has_spent_its_time_once(trainer: Any, clock: Clock) -> None:
+    hook = begun(trainer, {"trained_s": 60.0}, max_total_minutes=10)
+    after(hook, clock, 3)
+    saved = hook.state_dict()
+    assert saved == {"trained_s": 240.0}
+    after(hook, clock, 2)
+    hook.load_state_dict(saved)
+    assert hook.state_dict() == {"trained_s": 360.0}
+    after(hook, clock, 3.9)
+    assert trainer.asked == []
+    after(hook, clock, 0.1)
+    assert trainer.asked == [TOTAL]
+
+
 def test_between_two_calls_of_train_nothing_counts(trainer: Any, clock: Clock) -> None:
     hook = begun(trainer, max_total_minutes=10)
     clock.now += 120

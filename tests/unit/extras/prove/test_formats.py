@@ -49,16 +49,25 @@ def test_dropout_passes_everything_through_and_gradients_are_those_without_it(
     ("draw", "mean"),
     [
         (lambda: torch.rand(3), 0.5),
-        (lambda: torch.randn(3, 2), 0.0),
+        (lambda: torch.randn(3, 2), 0.5),
+        (lambda: torch.normal(torch.zeros(2), 2.0), 1.0),
+        (lambda: torch.randn(2, out=torch.empty(2)), 0.5),
+        (lambda: torch.empty(2).geometric_(0.25), 4.0),
+        (lambda: torch.empty(2).random_(4, 10), 7.0),
+        (lambda: torch.poisson(torch.full((2,), 3.0)), 3.0),
+        (lambda: torch.binomial(torch.full((2,), 8.0), torch.full((2,), 0.25)), 2.0),
+        (lambda: torch.distributions.Gamma(3.0, 2.0).sample((2,)), 1.5),
+        (lambda: torch.distributions.Beta(1.0, 3.0).sample((2,)), 0.25),
+        (lambda: functional.rrelu(torch.full((2,), -1.0), 0.25, 0.75, training=True), -0.5),
         (lambda: torch.rand_like(torch.zeros(2)), 0.5),
         (lambda: torch.empty(3).uniform_(1, 3), 2.0),
-        (lambda: torch.empty(3).normal_(4.0), 4.0),
+        (lambda: torch.empty(3).normal_(4.0), 4.5),
         (lambda: torch.empty(3).bernoulli_(0.25), 0.25),
         (lambda: torch.randint(10, (3,)), 5.0),
         (lambda: torch.randint(4, 10, (3,)), 7.0),
     ],
 )
-def test_random_numbers_are_their_means(draw: Callable[[], Tensor], mean: float) -> None:
+def test_random_numbers_are_one_that_each_could_be(draw: Callable[[], Tensor], mean: float) -> None:
     with laboratory(still=True):
         drawn = draw()
     assert drawn.double().tolist() == torch.full(drawn.shape, mean, dtype=torch.float64).tolist()

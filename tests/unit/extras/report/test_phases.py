@@ -32,6 +32,25 @@ def test_phases_that_are_hardly_seen_are_shown_as_one() -> None:
     assert (found.names, found.means) == (("forward", "weigh, hooks"), (1.0, 0.003))
 
 
+def test_there_are_no_more_phases_than_colours() -> None:
+    names = [f"part{number}" for number in range(12)]
+    found = phases(
+        {f"perf/{name}_s": {1: 1.0 + number} for number, name in enumerate(names)} | {"perf/update_s": {1: 99.0}}
+    )
+    assert found is not None
+    assert found.names[:7] == (
+        "part10",
+        "part11",
+        "part5",
+        "part6",
+        "part7",
+        "part8",
+        "part9",
+    )  # by name, as they are unknown
+    assert found.names[7:] == ("part0, part1, part2, part3, part4", "rest")
+    assert found.means[7] == 1 + 2 + 3 + 4 + 5
+
+
 def test_there_are_none_where_nothing_was_timed() -> None:
     assert phases({"perf/update_s": {10: 1.0}, "perf/samples_per_s": {10: 4.0}, "perf/box/data_s": {10: 1.0}}) is None
 

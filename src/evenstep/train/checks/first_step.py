@@ -1,0 +1,127 @@
+"""Looks at the first step of an optimizer: whether it has changed anything, and left the parameters where they were.
+
+A step that changes none of its parameters, though their gradients are not zero, is said once: the class may do nothing,
+put it off, or move by less than the number format can hold. Which of several parameters a step should have changed, and
+by how much, nobody but its author knows; that is not judged. Later steps cost one call more.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.errors import ArgumentError
+from evenstep.events import Incident
+from evenstep.internals import local_tensor
+from evenstep.names import named_parameters
+from evenstep.optim.stepping import Steps
+from evenstep.parallel.layout import ParameterLayout
+
+_KEPT_BYTES = 2**16  # of a larger tensor only the sum of its bits is kept
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@final
+class FirstStep(Steps):
+    """Takes steps, and looks at the first one.
+
+    Args:
+        steps: that take them.
+        model: whose parameters are stepped.
+        layout: who holds what of them.
+        report: told of a step that changes nothing.
+
+    >>> from evenstep.parallel import Group
+    >>> weight = nn.Linear(1, 1, bias=False)
+    >>> class Idle(torch.optim.SGD):
+    ...     def step(self, closure=None): ...
+    >>> said = []
+    >>> first = FirstStep(Steps(), weight, ParameterLayout(Group()), said.append)
+    >>> weight(torch.ones(1)).backward(); first(Idle(weight.parameters(), lr=0.1), 1)
+    >>> said[0].message
+    'the step of update 1 has changed none of the 1 parameters of Idle, though their gradients are not zero: ...'
+    """
+
+    def __init__(
+        self, steps: Steps, model: nn.Module, layout: ParameterLayout, report: Callable[[Incident], None]
+    ) -> None:
+        self._steps, self._model, self._layout, self._report = steps, model, layout, report
+        self._is_first = True
+
+    def __call__(self, optimizer: Any, update: int) -> None:
+        """Take the step of update `update`.
+
+        Raises:
+            OutOfMemoryError: there is no room for it.
+            ArgumentError: it has put other tensors in the place of parameters that are cut over ranks.
+        """
+        if not self._is_first:
+            self._steps(optimizer, update)
+            return
+        moving = [one for one, rate in _held(optimizer) if _moves(rate) and _has_gradient(one)]
+        watched = [local_tensor(one) for one in moving]
+        watched += [local_tensor(one) for one in self._steps.masters.values()]
+        before = [(one.data_ptr(), _seen(one)) for one in watched]
+        self._steps(optimizer, update)
+        self._is_first = False
+        if self._layout.divides == "elements":
+            self._check_places(optimizer, moving, [place for place, _ in before])
+        elif (
+            self._layout.divides == "nothing"
+            and moving
+            and all(torch.equal(kept, _seen(one)) for one, (_, kept) in zip(watched, before, strict=True))
+        ):
+            self._report(_idle(optimizer, len(moving), update))
+
+    def _check_places(self, optimizer: Any, moving: list[Tensor], before: list[int]) -> None:
+        """Raise ArgumentError where a parameter in shards has become another tensor, of which they know nothing."""
+        names = {id(one): name for name, one in named_parameters(self._model).items()}
+        for one, place in zip(moving, before, strict=False):
+            if local_tensor(one).data_ptr() != place:
+                raise ArgumentError(
+                    f"the step of {type(optimizer).__name__} has put another tensor in the place of `"
+                    f"{names.get(id(one), 'a parameter')}` (`parameter.data = …`), but with `fsdp` the model is "
+                    f"gathered from the one that was there; let it write in place (`parameter.copy_(…)`), or share "
+                    f"gradients by `ddp`."
+                )
+
+
+def _held(optimizer: Any) -> Iterator[tuple[Tensor, Any]]:
+    for group in optimizer.param_groups:
+        for one in group["params"]:
+            yield one, group.get("lr")
+
+
+def _moves(rate: Any) -> bool:
+    """Whether a step at this rate moves something; at None an optimizer finds its rate by itself."""
+    return rate is None or bool(rate > 0)
+
+
+def _has_gradient(parameter: Tensor) -> bool:
+    if parameter.grad is None or parameter.is_meta:
+        return False
+    gradient = local_tensor(parameter.grad)
+    return bool((gradient.coalesce().values() if gradient.is_sparse else gradient).any())
+
+
+def _seen(tensor: Tensor) -> Tensor:
+    """What tells whether a tensor has changed: a copy, or the sum of its bits."""
+    value = tensor.detach()
+    if value.nbytes <= _KEPT_BYTES or type(value) not in (Tensor, nn.Parameter):
+        return value.clone()
+    real = torch.view_as_real(value) if value.is_complex() else value
+    return real.view(_BITS[real.itemsize]).sum()
+
+
+def _idle(optimizer: Any, count: int, update: int) -> Incident:
+    name = type(optimizer).__name__
+    return Incident(
+        kind="idle_step",
+        update=update,
+        message=(
+            f"the step of update {update} has changed none of the {count} parameters of {name}, though their gradients "
+            f"are not zero: either `step` of {name} does nothing (yet), or it moves them by less than their number "
+            f"format can hold; look at it, or raise the learning rate."
+        ),
+    )
