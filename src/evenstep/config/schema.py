@@ -275,18 +275,18 @@ class MemoryTable(Section, of=options.Memory):
     """How often memory that the device's allocator keeps for later is given back to the device; never by default."""
 
 
-class EmaTable(Section):
+class EmaTable(Section, of=Ema):
     """An exponential moving average of the parameters, evaluated in their place."""
 
-    decay: Annotated[float, Field(ge=0, lt=1)] = default_of(Ema, "decay")
+    decay: Annotated[float, Field(ge=0, lt=1)]
     """Share of the old average that stays at each step."""
-    start_update: Natural = default_of(Ema, "start_update")
+    start_update: Natural
     """Up to this update the average is a copy of the parameters, made anew at it."""
-    every_updates: Count = default_of(Ema, "every_updates")
+    every_updates: Count
     """The average moves at every so many updates only."""
-    decay_warmup: bool = default_of(Ema, "decay_warmup")
+    decay_warmup: bool
     """Whether the decay of the n-th move is at most (1 + n) / (10 + n), so that a short run forgets its beginning."""
-    evaluated: Evaluated = default_of(Ema, "evaluated")
+    evaluated: Evaluated
     """What evaluations are made with: the average, the parameters, or both, of which the parameters' metrics are called
     `valid/parameters/loss`."""
 
