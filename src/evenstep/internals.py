@@ -354,17 +354,22 @@ def children_of(module: nn.Module) -> dict[str, nn.Module]:
     """The live dict of a module's children: `named_children` leaves out one that stands there for the second time, and
     `add_module` refuses names that are also attributes, such as "layers" or "last".
     """
-    return cast("Any", module)._modules
+    return _live(cast("Any", module)._modules)
 
 
 def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
     """The live dict of a module's own parameters, to see whether others have taken their places."""
-    return cast("Any", module)._parameters
+    return _live(cast("Any", module)._parameters)
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
     """The live dict of a module's own buffers, in which one can be put back without `__setattr__`."""
-    return cast("Any", module)._buffers
+    return _live(cast("Any", module)._buffers)
+
+
+def _live(own: Any) -> Any:
+    """A module's dict; of a module of `torch.jit`, which has none, what it holds now."""
+    return own if isinstance(own, dict) else dict(own.items())
 
 
 def is_saved(module: nn.Module, buffer: str) -> bool:

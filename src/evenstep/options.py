@@ -103,7 +103,8 @@ class Training:
             "frozen", as they are.
         channels_last: whether the model and its images are brought into channels-last memory order.
         check_loss: whether the first updates compare a micro-batch with its halves, to find losses that are not sums
-            over the units of their weight; False for a loss that is meant over a micro-batch as a whole.
+            over the units of their weight; False for a loss that is meant over a micro-batch as a whole, which is then
+            not cut for want of memory either, unless its task has a `split` of its own.
         settle_every_updates: how many updates an accelerator may run ahead of the host's knowledge of what was
             committed; by default as many as metrics are written after. On a CPU, with an optimizer that is not fused,
             or on a stream it is always 1.

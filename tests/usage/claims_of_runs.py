@@ -40,6 +40,18 @@ AREAS = (
                 "unit/train/test_guard.py::test_the_advice_for_a_mean_helps",
             ),
             works(
+                "… of losses that take derivatives, of statistics over a batch, and what to do to evaluate the former",
+                "unit/train/test_guard_of_models.py::test_a_mean_of_derivatives_is_refused_and_a_sum_of_them_is_not",
+                "unit/train/test_guard_of_models.py::test_statistics_of_a_batch_are_told_as_a_loss_of_the_whole",
+                "unit/train/test_guard_of_models.py::"
+                "test_a_loss_of_derivatives_can_not_be_evaluated_as_it_is_and_the_advice_works",
+            ),
+            limit(
+                "with `check_loss=False` a micro-batch is cut for memory only by a `split` of the task's own",
+                "unit/train/test_guard_of_models.py::"
+                "test_a_loss_that_is_meant_over_the_micro_batch_is_not_cut_for_memory_unless_its_task_says_how",
+            ),
+            works(
                 "no trace is left by that, and no run ends by it for lack of memory",
                 "unit/train/test_guard.py::test_the_guard_leaves_no_trace",
                 "usage/test_guard_on_ranks.py::test_a_run_that_passes_has_the_bits_of_one_without_the_guard",
@@ -275,6 +287,12 @@ AREAS = (
             limit(
                 "others that forwards move are taken from the first rank that moved them, and named once",
                 "unit/parallel/test_buffers.py::test_buffers_that_move_are_said_once_by_name_and_static_ones_are_not",
+            ),
+            limit(
+                "frozen parameters that forwards move (momentum encoders) are treated likewise, and undone by an abort",
+                "unit/train/test_frozen.py::test_what_an_aborted_update_did_to_a_teacher_in_the_model_is_undone",
+                "unit/parallel/test_buffers.py::"
+                "test_frozen_parameters_that_forwards_move_are_equal_on_ranks_of_which_one_has_less_to_do",
             ),
         ),
     ),

@@ -23,6 +23,7 @@ NORMS = (
     nn.InstanceNorm2d,
     nn.InstanceNorm3d,
 )
+_NAMES_OF_NORMS = {kind.__name__ for kind in NORMS}
 LOOKS = 64  # updates between two looks for buffers that move, once it has looked at the 1st, 2nd, 4th, … of them
 
 
@@ -38,13 +39,19 @@ class Before(Protocol):
         ...
 
 
+def is_norm(module: nn.Module) -> bool:
+    """Whether it is one of torch's layers with running statistics, also one that `torch.jit` has compiled."""
+    compiled = isinstance(module, torch.jit.ScriptModule)
+    return isinstance(module, NORMS) or (compiled and getattr(module, "original_name", "") in _NAMES_OF_NORMS)
+
+
 def running_statistics(module: nn.Module) -> list[Tensor]:
     """The buffers that torch's normalisation layers change in their forward.
 
     >>> [tuple(buffer.shape) for buffer in running_statistics(nn.Sequential(nn.BatchNorm1d(3), nn.ReLU()))]
     [(3,), (3,), ()]
     """
-    norms = (part for part in module.modules() if isinstance(part, NORMS))
+    norms = (part for part in module.modules() if is_norm(part))
     return [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
 
 
@@ -62,7 +69,7 @@ class SharedBuffers:
         self._group = group
         self._counters: list[Tensor] = []
         self._statistics: list[tuple[Tensor, int | None]] = []  # with the place of its counter, where that weighs it
-        for norm in (part for part in module.modules() if isinstance(part, NORMS)):
+        for norm in (part for part in module.modules() if is_norm(part)):
             self._add(norm)
         known = {id(buffer) for buffer in running_statistics(module)}
         self._others = [*(buffer for buffer in module.buffers() if id(buffer) not in known), *frozen]
@@ -77,7 +84,7 @@ class SharedBuffers:
         buffers = dict(norm.named_buffers(recurse=False))
         counters = {name: place for place, name in enumerate(_counters_of(buffers), start=len(self._counters))}
         self._counters += [buffers[name] for name in counters]
-        cumulative = getattr(norm, "momentum", None) is None
+        cumulative = getattr(norm, "momentum", 0.1) is None
         for name, buffer in buffers.items():
             if name not in counters:
                 kind = "running_mean" if name.startswith("running_mean") else "running_var"

@@ -32,8 +32,9 @@ def check_shardable(module: nn.Module, units: Sequence[nn.Module]) -> None:
     """
     scripted = next((name for name, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule)), None)
     if scripted is not None:
+        what = f"'{scripted}'" if scripted else "the model"
         raise ArgumentError(
-            f"'{scripted}' is compiled by `torch.jit`, which takes none of the hooks that gather shards; give it "
+            f"{what} is compiled by `torch.jit`, which takes none of the hooks that gather shards; give it "
             f"as it was before that, or {_INSTEAD}."
         )
     names = {id(one): name for name, one in module.named_parameters()}
@@ -109,7 +110,8 @@ def explained(error: Exception, parameters: Mapping[str, Tensor]) -> Exception:
         return TaskError(
             f"a backward needs parameters that are in shards again: with `fsdp` a gradient can't be differentiated "
             f"once more (`create_graph=True`), nor a graph be walked a second time, nor an item's output that is a "
-            f"view be changed in place (`y += x`; write `y = y + x`). Here {_INSTEAD}."
+            f"view be changed in place (`y += x`; write `y = y + x`), nor a loss use a parameter that the model gives "
+            f"out as it is (give out what the loss needs of it, `parameter.exp()`). Here {_INSTEAD}."
         )
     return error
 

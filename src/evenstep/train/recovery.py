@@ -193,7 +193,13 @@ class Recovery:
         if not self._evaluation:
             where = f"{'a dummy pass' if step.is_dummy else f'micro-batch {number}'} in update {update}"
         message = f"rank {rank} ran out of memory in the {phase} of {described(piece)} of {where}"
-        incident = self._incident(step, update, message, fault)
+        again = "the batch is evaluated again" if self._evaluation else "the update is done again"
+        done = (
+            f"is cut in two from now on, and {again}"
+            if self._cuts.can_be_cut(task, piece)
+            else "can't be cut any finer"
+        )
+        incident = self._incident(step, update, f"{message}; it {done}.", fault)
         self._report(incident)
         if self._policy is not None and self._policy(incident) is Answer.STOP:
             raise OutOfMemoryError(
@@ -215,13 +221,12 @@ class Recovery:
     def _incident(self, step: MicrobatchStep, update: int, message: str, fault: str) -> Incident:
         assert step.doing is not None
         (phase, number, piece), of_update = step.doing, not self._evaluation
-        again = "the update is done again" if of_update else "the batch is evaluated again"
         details: dict[str, Json] = {"part": list(piece.path)} if of_update else {"evaluation": self._evaluation}
         samples = next(one.samples for one in step.work if one.index == number)
         return Incident(
             kind="out_of_memory",
             update=update,
-            message=f"{message}; it is cut in two from now on, and {again}.",
+            message=message,
             details={"phase": phase, **details},
             rank=self._execution.group.rank,
             microbatch=None if step.is_dummy else number,

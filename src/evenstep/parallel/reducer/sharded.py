@@ -253,7 +253,7 @@ def _is_narrow(parameter: Tensor) -> bool:
 
 def _called(item: nn.Module) -> Iterator[nn.Module]:
     """The item, or what it holds, where it is a container that nobody can call."""
-    if type(item).forward is not nn.Module.forward:
+    if isinstance(item, torch.jit.ScriptModule) or type(item).forward is not nn.Module.forward:
         yield item
         return
     for child in item.children():

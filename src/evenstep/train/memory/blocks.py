@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
 from evenstep.errors import ArgumentError
@@ -160,6 +161,8 @@ def _kind(module: nn.Module) -> str:
 
 
 def _is_called(module: nn.Module) -> bool:
+    if isinstance(module, torch.jit.ScriptModule):
+        return False  # not by what could compute it again
     return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 
@@ -176,6 +179,11 @@ def _matching(layers: Mapping[str, nn.Module], pattern: str, pipeline: Group, ke
     if not any(finds for _, _, finds in everybody):
         names = [name for theirs, _, _ in everybody for name in theirs]
         containers = [name for _, theirs, _ in everybody for name in theirs]
+        if any(isinstance(every.get(name), torch.jit.ScriptModule) for name in containers):
+            raise ArgumentError(
+                f"`{key}` must fit modules that can be computed again, but '{pattern}' fits `{containers[0]}`, which "
+                f"is compiled by `torch.jit`; give it as it was before that, or fit another."
+            )
         if containers:
             raise ArgumentError(
                 f"`{key}` must fit modules that are called, but '{pattern}' fits only `{containers[0]}`, "
