@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from evenstep import Checkpointing, Ema, Hook, Incident, MapData, Task, Trainer, Training
 from evenstep.errors import ArgumentError
+from evenstep.events import UpdateEnd
 from evenstep.optim.sharing import TORCH
 from evenstep.optim.stepping import Steps
 from evenstep.parallel import Ddp, Group, Local, Ordered, Zero1
@@ -137,6 +138,28 @@ def test_parameters_whose_data_become_other_tensors_are_averaged_saved_and_resum
     wanted = run(InPlace, tmp_path / "in place", 4)
     run(Replacing, tmp_path / "replacing", 2)
     got = run(Replacing, tmp_path / "replacing", 4)
+    assert all(torch.equal(one, other) for one, other in zip(wanted, got, strict=True))
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true", "bf16-true-no-master"])
+def test_what_a_hook_puts_in_the_place_of_parameters_stays_as_if_it_had_written(precision: str) -> None:
+    class Writing(Hook):
+        def after_update(self, event: UpdateEnd) -> None:
+            with torch.no_grad():
+                for one in self.trainer.model.parameters():
+                    one.clamp_(-0.25, 0.25)
+
+    class Putting(Hook):
+        def after_update(self, event: UpdateEnd) -> None:
+            for one in self.trainer.model.parameters():
+                one.data = one.data.clamp(-0.25, 0.25)
+
+    def run(hook: Hook) -> list[Tensor]:
+        one = trainer(torch.optim.SGD, precision=precision, hooks=[hook], train=Training(ema=Ema(decay=0.5)))
+        one.train()
+        return parameters(one.state_dict())
+
+    wanted, got = run(Writing()), run(Putting())
     assert all(torch.equal(one, other) for one, other in zip(wanted, got, strict=True))
 
 

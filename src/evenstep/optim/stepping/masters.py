@@ -54,7 +54,7 @@ class MasterSteps(Steps):
         for parameter in parameters.values():
             parameter.data = parameter.data.to(format)
             parameter.grad_dtype = torch.float32
-        self._written = list(map(times_written, self._parameters))
+        self._written = self._marks()
 
     @property
     def masters(self) -> Mapping[str, Tensor]:
@@ -68,10 +68,10 @@ class MasterSteps(Steps):
         with torch.no_grad():
             for name, master in self._by_name.items():
                 master.copy_(values[name])
-        self._written = list(map(times_written, self._parameters))
+        self._written = self._marks()
 
     def __call__(self, optimizer: Any, update: int) -> None:
-        if list(map(times_written, self._parameters)) != self._written:
+        if self._marks() != self._written:
             self._follow()
         with ExitStack() as stack:
             stack.callback(self._let_go)
@@ -83,7 +83,11 @@ class MasterSteps(Steps):
             step(optimizer)
         with torch.no_grad():
             foreach_copy(self._parameters, self._masters)
-        self._written = list(map(times_written, self._parameters))
+        self._written = self._marks()
+
+    def _marks(self) -> list[int]:
+        """What tells whether parameters were written into since, or have become other tensors."""
+        return [*map(times_written, self._parameters), *map(Tensor.data_ptr, self._parameters)]
 
     def _let_go(self) -> None:
         for master in self._masters:
