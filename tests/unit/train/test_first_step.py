@@ -163,6 +163,21 @@ def test_what_a_hook_puts_in_the_place_of_parameters_stays_as_if_it_had_written(
     assert all(torch.equal(one, other) for one, other in zip(wanted, got, strict=True))
 
 
+class WritingUncounted(Hook):
+    def after_update(self, event: UpdateEnd) -> None:
+        for one in self.trainer.model.parameters():
+            one.data.clamp_(-0.25, 0.25)
+
+
+def test_what_a_hook_writes_without_being_counted_is_refused_where_it_would_be_undone() -> None:
+    with pytest.raises(
+        ArgumentError, match=r"written into `0.weight` through its `data` .* `with torch.no_grad\(\): par"
+    ):
+        trainer(torch.optim.SGD, precision="bf16-true", hooks=[WritingUncounted()]).train()
+    trainer(torch.optim.SGD, precision="bf16-mixed", hooks=[WritingUncounted()]).train()
+    trainer(torch.optim.SGD, precision="bf16-true-no-master", hooks=[WritingUncounted()]).train()
+
+
 @pytest.mark.parametrize(
     "strategy", [Ordered, lambda group: Zero1(Ordered(group)), lambda group: Local(Ddp(group), every_updates=2)]
 )
