@@ -29,10 +29,19 @@ def train(model: nn.Module) -> None:
         return
     frozen = [part for part in model.modules() if not part.training]
     for part in [*model.modules()]:
-        if part.training and type(part).train is not nn.Module.train:
+        if part.training and _has_own(part):
             part.train()
     for part in frozen:
         part.training = False
+
+
+def is_own(model: nn.Module) -> bool:
+    """Whether the model, or a part of it, has a `train` of its own."""
+    return any(map(_has_own, model.modules()))
+
+
+def _has_own(part: nn.Module) -> bool:
+    return type(part).train is not nn.Module.train
 
 
 def put_back(modes: Mapping[nn.Module, bool]) -> None:
@@ -41,7 +50,7 @@ def put_back(modes: Mapping[nn.Module, bool]) -> None:
     Such a one may do more than note the mode: layers that merge their adapters for an evaluation take them apart again.
     """
     for part, training in modes.items():
-        if type(part).train is not nn.Module.train:
+        if _has_own(part):
             part.train(training)
     for part, training in modes.items():
         part.training = training

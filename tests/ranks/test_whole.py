@@ -12,6 +12,7 @@ WANTED: dict[str, Any] = {
     "a_mean_teacher_of_shards_has_the_bits_of_one_process": [[True, True], [True, True]],
     "a_teacher_is_asked_in_predictions_and_nowhere_outside": [[0.0, 0.0, 0.0], True],
     "the_teacher_of_the_first_update_gives_what_the_model_gives": [12, True],
+    "what_tasks_make_of_batches_and_outputs_is_that_of_one_process": [[True] * 5] * 3,
     "a_rank_without_memory_for_the_whole_model_says_so": True,  # the last: the ranks have parted then
 }
 

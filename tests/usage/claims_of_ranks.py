@@ -33,6 +33,15 @@ AREAS = (
                 "unit/train/test_arguments.py::test_a_model_that_torch_shares_already_is_refused_by_name",
             ),
             refused(
+                "a strategy, or a mesh, over a part of the ranks, of which each would train alone",
+                "unit/train/test_arguments.py::"
+                "test_a_whole_model_that_a_part_of_the_ranks_shares_is_refused_when_built",
+                "unit/train/test_arguments.py::"
+                "test_ranks_that_were_split_off_are_refused_a_run_of_their_own_when_it_is_built",
+                "unit/train/test_arguments.py::"
+                "test_a_strategy_over_other_ranks_than_those_of_the_same_stages_is_refused_when_built",
+            ),
+            refused(
                 "other optimizer options, schedules or averages on some ranks",
                 "usage/test_surface.py::test_another_rate_on_each_rank_is_found_before_the_first_update",
             ),
@@ -219,9 +228,10 @@ AREAS = (
                 "test_two_halves_are_the_whole_in_complex_numbers_and_in_float64_under_autocast",
             ),
             refused(
-                "tensors inside values that torch does not take apart, sparse ones, and what can't be sent",
+                "tensors inside values that torch does not take apart, sparse ones, subclasses, and what can't be sent",
                 "unit/pipeline/test_sendable.py::"
                 "test_a_tensor_whose_gradient_would_be_lost_and_what_can_not_be_sent_are_refused",
+                "unit/pipeline/test_sendable.py::test_what_is_made_anew_where_it_is_used_trains_as_the_refusal_says",
             ),
             refused(
                 "hooks and saved buffers around the layers; a first layer of a stage that changes its input in place",

@@ -117,6 +117,19 @@ AREAS = (
                 "unit/train/test_optimizers.py::"
                 "test_a_hook_on_the_gradients_of_each_micro_batch_as_the_error_says_is_exact",
             ),
+            works(
+                "optimizers and hooks that set `parameter.data` to other tensors; refused on `fsdp` after the first",
+                "unit/train/test_first_step.py::"
+                "test_parameters_whose_data_become_other_tensors_are_averaged_saved_and_resumed",
+                "unit/train/test_first_step.py::"
+                "test_parameters_whose_data_become_other_tensors_are_shared_between_ranks",
+                "unit/train/test_first_step.py::"
+                "test_a_step_that_replaces_what_shards_are_gathered_from_is_refused_by_name",
+            ),
+            limit(
+                "a first step that changes none of its parameters is named once; of later steps nothing is asked",
+                "unit/train/test_first_step.py::test_a_step_that_changes_nothing_is_said_once",
+            ),
             refused(
                 "on `fsdp`: what is not known to step each element by itself",
                 "unit/train/test_optimizers.py::"
@@ -145,6 +158,8 @@ AREAS = (
             works(
                 "norms frozen by `eval()` or by a `train` of the model's own; adapters that one merges for evaluations",
                 "unit/pipeline/test_around.py::test_a_train_of_the_models_own_is_called_and_what_is_in_evaluation_mode_stays_so",
+                "unit/pipeline/test_around.py::"
+                "test_a_train_of_the_models_own_is_called_also_where_the_model_comes_in_evaluation_mode",
                 "unit/train/test_engine.py::test_a_layer_that_merges_its_adapter_for_evaluations_goes_on_to_train_it",
             ),
             works(
@@ -489,6 +504,8 @@ AREAS = (
                 "unit/events/hooks/test_stop_below_lr.py::test_a_resumed_run_stops_again_at_once_and_says_why",
                 "unit/events/hooks/test_time_budget.py::test_the_time_of_all_starts_ends_the_run_for_good",
                 "unit/events/hooks/test_time_budget.py::test_a_resumed_run_that_has_used_its_time_stops_at_once",
+                "unit/events/hooks/test_time_budget.py::"
+                "test_the_time_of_starts_that_are_stopped_killed_and_resumed_is_the_sum_of_what_was_kept",
             ),
             works(
                 "`train/clipped`, the share of updates that were clipped, at any cut, and of ranks that step alone",

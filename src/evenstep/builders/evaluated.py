@@ -9,10 +9,10 @@ from pathlib import Path
 from torch import nn
 
 from evenstep.builders.parts import make_model, make_optimizer, prepared
+from evenstep.builders.pipeline import build_model
 from evenstep.checkpoint import read_checkpoint
 from evenstep.checkpoint.weights import StoredWeights, own_weights
 from evenstep.config.named import OpenRun
-from evenstep.errors import CheckpointError
 from evenstep.names import by_plain_name, load_state
 from evenstep.optim.modes import Modes
 from evenstep.train.state.optimizer_state import check_optimizer, load_optimizer, options_of
@@ -29,9 +29,10 @@ def evaluated_weights(run: OpenRun, path: Path | str) -> StoredWeights:
         CheckpointError: what was saved is not that of this model and optimizer, or can't be read.
     """
     reader = read_checkpoint(path)
-    model = make_model(run)
-    if not isinstance(model, nn.Module):
-        raise CheckpointError("the run's model is given in layers, and is only made in its stages.")
+    made = make_model(run)
+    model = (
+        made if isinstance(made, nn.Module) else build_model(run.config, made, None)
+    )  # its layers are made in stages
     prepared(run, model)
     optimizer = make_optimizer(run, model)
     groups = parameter_names(model, optimizer)

@@ -5,6 +5,7 @@ that says what is to be learned, would change nothing. What a model is called wi
 """
 
 import inspect
+import logging
 from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any, cast, final
 
@@ -24,21 +25,33 @@ class Columns:
 
     def __init__(self) -> None:
         self._model, self._taken = "", None
+        self._is_said = False
 
     def look_at(self, model: nn.Module) -> None:
         """Find out what `model` is called with."""
         self._model, self._taken = type(unwrapped(model)).__name__, names_taken(model)
 
     def check(self, batch: Mapping[str, Any]) -> None:
-        """Raise TaskError for a tensor of the batch with a value for each token that the model would ignore."""
+        """Raise TaskError for a tensor of the batch with a value for each token that the model would ignore.
+
+        A fraction for each row may be meant to weigh it, and is said once; numbers and texts are the user's own.
+        """
         if self._taken is None:
             return
         given = [one.shape for name in ("input_ids", "labels") if isinstance(one := batch.get(name), Tensor)]
-        tokens = [shape[:2] for shape in given if len(shape) > 1]
+        tokens, rows = [shape[:2] for shape in given if len(shape) > 1], [shape[:1] for shape in given]
         for name, one in batch.items():
             if name in self._taken or name in _OF_TASKS or name in _OF_TOKENIZERS:
                 continue
-            if isinstance(one, Tensor) and one.shape[:2] in tokens:
+            if not isinstance(one, Tensor):
+                continue
+            if one.ndim == 1 and one.is_floating_point() and one.shape in rows and not self._is_said:
+                self._is_said = True
+                logging.getLogger("evenstep").warning(
+                    f"`{name}` of the batch has a fraction for each row, but {self._model} is called with nothing of "
+                    f"that name, so it changes nothing; weights of labels are called `weights`, and are of their shape."
+                )
+            if one.shape[:2] in tokens:
                 raise TaskError(
                     f"`{name}` of the batch has a value for each token, but {self._model} is called with nothing of "
                     f"that name, and would ignore it; leave it out, or correct the name ({LEARNED})."

@@ -101,11 +101,21 @@ class Ema:
         return (of["average"], ("parameters/", False)) if self.evaluated == "both" else (of[self.evaluated],)
 
     def check(self, updates: int) -> None:
-        """Raise ArgumentError if the average would still be a copy at the end of a run of so many updates."""
+        """Raise ArgumentError if the average would still be a copy at the end of a run of so many updates.
+
+        >>> Ema(every_updates=10).check(9)
+        Traceback (most recent call last):
+        evenstep.errors.ArgumentError: `every_updates` is 10, so the average would not move after update 0 in the 9 ...
+        """
         if self._start_update >= updates:
             raise ArgumentError(
                 f"`start_update` must be below the {updates} updates of the run, but is {self._start_update}: the "
                 f"average would never begin; lower it."
+            )
+        if updates // self._every_updates == self._start_update // self._every_updates:
+            raise ArgumentError(
+                f"`every_updates` is {self._every_updates}, so the average would not move after update "
+                f"{self._start_update} in the {updates} updates of the run; lower it."
             )
 
     @torch.no_grad()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from evenstep.errors import EvenstepError, LostRankError
+from evenstep.errors import ArgumentError, EvenstepError, LostRankError
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -120,7 +120,10 @@ class Group:
 
     def mesh(self, shard_ranks: int) -> DeviceMesh:
         """The ranks as torch's sharding needs them: copies × neighbouring `shard_ranks` that share one copy."""
-        raise AssertionError("a group of one has nobody to share a copy with")
+        raise ArgumentError(
+            "with `fsdp` several ranks share one copy of the model, but the strategy has a group of one; give it all "
+            "ranks that hold the same, `Fsdp(Processes(device))`, or leave `strategy` out."
+        )
 
     def split(self, parts: Sequence[Sequence[int]]) -> "Group":
         """The group of the part that holds this rank; all ranks call it with the same parts, in the same order."""

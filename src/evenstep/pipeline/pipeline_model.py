@@ -89,9 +89,10 @@ class PipelineModel(nn.Module):
         check_covered(model, self.layers)
         check_nothing_around(model, self.layers)
         if isinstance(model, nn.Module):
-            self.training = model.training
-            if model.training:  # a `train` of the model's own is not called later
+            # a `train` of the model's own, or of a part that holds layers, is not called later
+            if model.training or training_mode.is_own(model):
                 training_mode.train(model)
+            self.training = model.training
         if stages_per_rank is None:
             stages_per_rank = stages_per_rank_for(split_at, ranks=ranks)
         chain = self.schedule.layout(ranks, stages_per_rank)

@@ -116,6 +116,8 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     rounded = _rounded(precision, model, names)
     context = _context(setup, strategy, norms, bus)
     context.coefficients.check(updates)
+    if train.ema is not None and updates is not None:
+        train.ema.check(updates)
     learning_rates = LearningRates(optimizer, setup.lr_schedule, updates)
     unkeyed = "" if whole else key_layers(model, context.randomness)
     release(model)

@@ -28,11 +28,25 @@ def test_a_run_is_exported_and_begun_with(evenstep: Run, recipe: Path) -> None:
     assert begun.code == 0, begun.err
 
 
-def test_of_an_optimizer_that_evaluates_other_parameters_those_are_exported(evenstep: Run, recipe: Path) -> None:
-    """To the bits that the documented way in a script gives, also of a run that two ranks have shared."""
+LAYERS = """
+from evenstep.pipeline import Layer, Layers
+
+def in_layers(width=5):
+    first = Layer("first", lambda: nn.Sequential(nn.Linear(2, width), nn.Dropout(0.1)))
+    return Layers([first, Layer("last", lambda: nn.Linear(width, 1))])
+"""
+
+
+@pytest.mark.parametrize("target", ["parts.py:Net", "parts.py:in_layers"])
+def test_of_an_optimizer_that_evaluates_other_parameters_those_are_exported(
+    evenstep: Run, recipe: Path, target: str
+) -> None:
+    """To the bits that the documented way in a script gives, also of a model whose layers are made in its stages."""
     pytest.importorskip("schedulefree")
+    with (recipe / "parts.py").open("a") as file:
+        file.write(LAYERS)
     free = ("--optimizer.name", "none", "--optimizer.target", "schedulefree:AdamWScheduleFree")
-    free = (*free, "--optimizer.args", "{warmup_steps = 2}", "--lr_schedule", "none")
+    free = (*free, "--optimizer.args", "{warmup_steps = 2}", "--lr_schedule", "none", "--model.target", target)
     assert evenstep("train", "run.toml", *free).code == 0
     done = evenstep("export", "runs/tiny", "--to", "model.safetensors")
     assert done.code == 0, done.err

@@ -49,10 +49,23 @@ def test_what_the_model_takes_and_what_tokenizers_give_unasked_is_no_fault(made:
     task.prepare(model)
     batch = masked("token_type_ids")
     batch |= {"position_ids": torch.arange(batch["input_ids"].shape[1]).expand_as(batch["input_ids"])}
-    assert int(task.weight({**batch, "lengths": torch.ones(4), "text": ["a"] * 4})) == 14
+    assert int(task.weight({**batch, "lengths": torch.ones(4, dtype=torch.long), "text": ["a"] * 4})) == 14
     taken = names_taken(model)
     assert taken is not None
     assert taken >= {"input_ids", "cu_seq_lens_q", "seq_idx"}
+
+
+def test_a_fraction_for_each_row_that_the_model_ignores_is_said_once(
+    made: Made, caplog: pytest.LogCaptureFixture
+) -> None:
+    models = {CausalLM(): made(LLAMA), Classification(): made({**BERT, "num_labels": 50}, kind="TokenClassification")}
+    for task, model in models.items():
+        task.prepare(model)
+        for _ in range(2):
+            task.weight({**padded(DOCUMENTS[:4]), "sample_weight": torch.ones(4), "number": torch.arange(4)})
+        (said,) = caplog.messages
+        assert said.startswith(f"`sample_weight` of the batch has a fraction for each row, but {type(model).__name__} ")
+        caplog.clear()
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers for it

@@ -2,8 +2,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from evenstep import Engine, Task, Training
 from evenstep.errors import ArgumentError
 from evenstep.optim.ema import Ema
 
@@ -16,6 +17,11 @@ def moved(model: nn.Linear, value: float) -> None:
 def averaged(ema: Ema, model: nn.Linear) -> float:
     with ema.swapped():
         return model.weight.item()
+
+
+class Square(Task):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return output.square().sum()
 
 
 def line() -> nn.Linear:
@@ -122,6 +128,31 @@ def test_sixteen_bit_parameters_are_averaged_in_float32() -> None:
 def test_arguments_that_can_not_be_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         Ema(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"start_update": 8}, "`start_update` must be below the 8 updates of the run, but is 8"),
+        ({"every_updates": 9}, "`every_updates` is 9, so the average would not move after update 0 in the 8 updates"),
+        ({"start_update": 5, "every_updates": 5}, "`every_updates` is 5, so the average would not move after update 5"),
+    ],
+)
+def test_an_average_that_would_not_move_in_a_run_is_refused_when_built(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        Ema(**arguments).check(8)
+    model = line()
+    with pytest.raises(ArgumentError, match=said):
+        Engine(
+            model,
+            Square(),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            updates=8,
+            device="cpu",
+            train=Training(ema=Ema(**arguments)),
+        )
+    Ema(start_update=7).check(8)
+    Ema(start_update=5, every_updates=4).check(8)
 
 
 def test_float8_buffers_are_averaged_in_float32() -> None:

@@ -146,6 +146,21 @@ def test_a_train_of_the_models_own_is_called_and_what_is_in_evaluation_mode_stay
     assert torch.equal(whole.body[1].running_mean, torch.zeros(2))
 
 
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("around", [False, True])
+def test_a_train_of_the_models_own_is_called_also_where_the_model_comes_in_evaluation_mode(
+    staged: bool, around: bool
+) -> None:
+    own = Normed()
+    whole = (nn.Sequential(own, nn.Identity()) if around else own).eval()
+    model = PipelineModel(whole, stages_per_rank=2) if staged else whole
+    engine = Engine(model, Sum(), torch.optim.SGD(model.parameters(), lr=0.1), device="cpu")
+    engine.update(torch.arange(6.0).view(3, 2))
+    assert model.training
+    assert [part.training for part in own.body] == [True, False, True]
+    assert torch.equal(own.body[1].running_mean, torch.zeros(2))
+
+
 def test_a_model_that_is_in_evaluation_mode_as_a_whole_is_trained_in_stages_as_it_is_whole() -> None:
     for staged in (False, True):
         whole = nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.Linear(2, 1)).eval()

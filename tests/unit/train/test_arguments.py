@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from evenstep import MapData, Task, Trainer
 from evenstep.errors import ArgumentError, TaskError
-from evenstep.parallel import Ddp, Group, Mesh, Ordered, Single
+from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Ordered, OrderedFsdp, Single
 from evenstep.pipeline import PipelineModel
 from evenstep.train.checks.model import check_model, check_trains, check_unwrapped
 
@@ -133,6 +133,12 @@ def test_a_strategy_over_other_ranks_than_those_of_the_same_stages_is_refused_wh
         ).train()
 
     on_ranks(4, act)
+
+
+@pytest.mark.parametrize("strategy", [Fsdp, OrderedFsdp])
+def test_shards_over_a_group_of_one_are_refused_when_built(strategy: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"several ranks share one copy .* a group of one; .* leave `strategy` out"):
+        trainer(nn.Linear(4, 1), strategy=strategy(Group()))
 
 
 MAY_GO = {"TORCHFT_LIGHTHOUSE": "http://a:1", "REPLICA_GROUP_ID": "0", "NUM_REPLICA_GROUPS": "2"}

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from evenstep import Checkpointing, Ema, Hook, Incident, MapData, Task, Trainer, Training
 from evenstep.errors import ArgumentError
+from evenstep.events import UpdateEnd
 from evenstep.optim.sharing import TORCH
 from evenstep.optim.stepping import Steps
 from evenstep.parallel import Ddp, Group, Local, Ordered, Zero1
@@ -138,6 +139,43 @@ def test_parameters_whose_data_become_other_tensors_are_averaged_saved_and_resum
     run(Replacing, tmp_path / "replacing", 2)
     got = run(Replacing, tmp_path / "replacing", 4)
     assert all(torch.equal(one, other) for one, other in zip(wanted, got, strict=True))
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true", "bf16-true-no-master"])
+def test_what_a_hook_puts_in_the_place_of_parameters_stays_as_if_it_had_written(precision: str) -> None:
+    class Writing(Hook):
+        def after_update(self, event: UpdateEnd) -> None:
+            with torch.no_grad():
+                for one in self.trainer.model.parameters():
+                    one.clamp_(-0.25, 0.25)
+
+    class Putting(Hook):
+        def after_update(self, event: UpdateEnd) -> None:
+            for one in self.trainer.model.parameters():
+                one.data = one.data.clamp(-0.25, 0.25)
+
+    def run(hook: Hook) -> list[Tensor]:
+        one = trainer(torch.optim.SGD, precision=precision, hooks=[hook], train=Training(ema=Ema(decay=0.5)))
+        one.train()
+        return parameters(one.state_dict())
+
+    wanted, got = run(Writing()), run(Putting())
+    assert all(torch.equal(one, other) for one, other in zip(wanted, got, strict=True))
+
+
+class WritingUncounted(Hook):
+    def after_update(self, event: UpdateEnd) -> None:
+        for one in self.trainer.model.parameters():
+            one.data.clamp_(-0.25, 0.25)
+
+
+def test_what_a_hook_writes_without_being_counted_is_refused_where_it_would_be_undone() -> None:
+    with pytest.raises(
+        ArgumentError, match=r"written into `0.weight` through its `data` .* `with torch.no_grad\(\): par"
+    ):
+        trainer(torch.optim.SGD, precision="bf16-true", hooks=[WritingUncounted()]).train()
+    trainer(torch.optim.SGD, precision="bf16-mixed", hooks=[WritingUncounted()]).train()
+    trainer(torch.optim.SGD, precision="bf16-true-no-master", hooks=[WritingUncounted()]).train()
 
 
 @pytest.mark.parametrize(

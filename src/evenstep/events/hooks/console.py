@@ -34,6 +34,7 @@ class Console(Hook):
         self._stream = stream
         self._writer = writer
         self._train_began = self._evaluate_began = monotonic()
+        self._last_incident = ""
 
     def before_train(self, event: TrainBegin) -> None:
         self._train_began = monotonic()
@@ -63,13 +64,15 @@ class Console(Hook):
             self._say(f"update {event.update} was not saved")
 
     def on_incident(self, event: Incident) -> None:
+        self._last_incident = event.message
         self._say(f"{event.kind} at update {event.update}: {event.message}")
 
     def after_train(self, event: TrainEnd) -> None:
         why = event.reason if event.error is None else f"{type(event.error).__name__}: {event.error}"
         spent = _duration(monotonic() - self._train_began)
         done = f"{event.update} update{'' if event.update == 1 else 's'}"
-        self._say(f"{event.outcome}, {done} committed, {spent}: {why}")
+        is_said = event.error is not None and str(event.error) in self._last_incident
+        self._say(f"{event.outcome}, {done} committed, {spent}{'' if is_said else f': {why}'}")
 
     def _committed(self) -> int:
         return self.trainer.progress.update

@@ -4,8 +4,8 @@
 
 The master is the parameter, and p an image of it: checkpoints hold θ under the model's names, and p follows from it. A
 parameter that somebody writes to between two updates (a hook that clamps weights) is noticed, and its elements that
-are no longer the rounded master's become the master's. Where a strategy holds parameters in float32 and rounds when it
-gathers them, those are masters already.
+are no longer the rounded master's become the master's; what PyTorch does not count as written is refused. Where a
+strategy holds parameters in float32 and rounds when it gathers them, those are masters already.
 """
 
 from collections import defaultdict
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from evenstep.errors import ArgumentError
 from evenstep.internals import foreach_copy, times_written
 from evenstep.optim.multi import inner
 from evenstep.optim.step import step
@@ -54,7 +55,8 @@ class MasterSteps(Steps):
         for parameter in parameters.values():
             parameter.data = parameter.data.to(format)
             parameter.grad_dtype = torch.float32
-        self._written = list(map(times_written, self._parameters))
+        self._written = self._marks()
+        self._made = 0  # steps
 
     @property
     def masters(self) -> Mapping[str, Tensor]:
@@ -68,11 +70,14 @@ class MasterSteps(Steps):
         with torch.no_grad():
             for name, master in self._by_name.items():
                 master.copy_(values[name])
-        self._written = list(map(times_written, self._parameters))
+        self._written = self._marks()
 
     def __call__(self, optimizer: Any, update: int) -> None:
-        if list(map(times_written, self._parameters)) != self._written:
+        if self._marks() != self._written:
             self._follow()
+        elif self._made == 1:
+            self._check_counted()
+        self._made += 1
         with ExitStack() as stack:
             stack.callback(self._let_go)
             for parameter, master in self._pairs:
@@ -83,7 +88,25 @@ class MasterSteps(Steps):
             step(optimizer)
         with torch.no_grad():
             foreach_copy(self._parameters, self._masters)
-        self._written = list(map(times_written, self._parameters))
+        self._written = self._marks()
+
+    def _marks(self) -> list[int]:
+        """What tells whether parameters were written into since, or have become other tensors."""
+        return [*map(times_written, self._parameters), *map(Tensor.data_ptr, self._parameters)]
+
+    def _check_counted(self) -> None:
+        """Raise ArgumentError for what was written into a parameter without being counted: the next step would undo it.
+
+        Asked once, as it reads all values: who writes so does it in each update.
+        """
+        for name, (parameter, master) in zip(self._by_name, self._pairs, strict=True):
+            rounded = master.detach().to(parameter.dtype)
+            if not parameter.is_meta and not bool(((parameter == rounded) | rounded.isnan()).all()):
+                raise ArgumentError(
+                    f"something has written into `{name}` through its `data` (`parameter.data.…_()`), which PyTorch "
+                    f"does not count, so its float32 master does not follow and the next step would undo it; write "
+                    f"into the parameter itself, `with torch.no_grad(): parameter.…_()`."
+                )
 
     def _let_go(self) -> None:
         for master in self._masters:

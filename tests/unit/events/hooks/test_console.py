@@ -68,6 +68,16 @@ def test_the_end_tells_success_from_failure(said: tuple[Console, io.StringIO]) -
     ]
 
 
+def test_an_error_that_was_told_as_an_incident_is_not_told_at_the_end_again(said: tuple[Console, io.StringIO]) -> None:
+    hook, stream = said
+    hook.on_incident(Incident(kind="failed", update=9, message="ValueError: too bad", details={}))
+    hook.after_train(TrainEnd(update=9, outcome="failed", reason="", error=ValueError("too bad")))
+    assert stream.getvalue().splitlines() == [
+        "failed at update 9: ValueError: too bad",
+        "failed, 9 updates committed, 0.0 s",
+    ]
+
+
 def test_standard_output_is_looked_up_when_something_is_said(trainer: Any, capsys: Any) -> None:
     Console().on_incident(Incident(kind="overflow", update=5, message="x", details={}))
     assert capsys.readouterr().out == "overflow at update 5: x\n"

@@ -1,7 +1,12 @@
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
+from evenstep import Checkpointing, Hook, MapData, Task, Trainer, Training
 from evenstep.errors import ArgumentError
 from evenstep.events import Bus, TimeBudget, TrainBegin, TrainEnd, UpdateEnd
 from evenstep.events.hooks import time_budget
@@ -96,3 +101,55 @@ def test_no_time_is_an_error() -> None:
     for name in ("max_minutes", "max_total_minutes"):
         with pytest.raises(ArgumentError, match=f"`{name}` must be"):
             TimeBudget(**{name: 0.0})
+
+
+class Minute(Task):
+    """Each update takes a minute."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def loss(self, output: Tensor, batch: Any) -> Tensor:
+        self._clock.now += 60
+        return (output - batch).square().sum()
+
+
+class Killed(Hook):
+    """Keeps what is left of the run folder if it is killed after update 7."""
+
+    def __init__(self, left: Path) -> None:
+        self._left = left
+
+    def after_update(self, event: UpdateEnd) -> None:
+        if event.update == 7:
+            shutil.copytree(self.trainer.folder or "", self._left)
+
+
+def test_the_time_of_starts_that_are_stopped_killed_and_resumed_is_the_sum_of_what_was_kept(
+    tmp_path: Path, clock: Clock
+) -> None:
+    def trained(folder: Path, minutes: float, updates: int, *hooks: Hook) -> tuple[int, str]:
+        model = nn.Linear(1, 1)
+        one = Trainer(
+            model=model,
+            task=Minute(clock),
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data=MapData([torch.ones(1)] * 4, global_batch_size=1),
+            updates=updates,
+            device="cpu",
+            folder=folder,
+            hooks=[TimeBudget(max_total_minutes=minutes), *hooks],
+            train=Training(check_loss=False),
+            checkpoint=Checkpointing(every_updates=2, asynchronous=False),
+        )
+        one.resume("auto")
+        result = one.train()
+        clock.now += 1e6  # until somebody starts it again
+        return result.update, result.reason
+
+    first, left = tmp_path / "first", tmp_path / "left"
+    assert trained(first, 10, 3)[0] == 3
+    assert trained(first, 10, 8, Killed(left))[0] == 8  # killed in update 8: its minute and that of update 7 are lost
+    assert trained(left, 10, 50) == (10, TOTAL.removeprefix("stop: "))  # 3 of the first, 3 of the second, and 4
+    assert trained(left, 10, 50) == (10, TOTAL.removeprefix("stop: "))
+    assert trained(left, 12, 50)[0] == 12
