@@ -120,7 +120,9 @@ class ContrastCut(Contrast):
 def test_a_loss_that_is_meant_over_the_micro_batch_is_not_cut_for_memory_unless_its_task_says_how() -> None:
     engine = engine_of(Contrast(), check_loss=False)
     engine.update(points())
-    with pytest.raises(OutOfMemoryError, match=r"`check_loss` is False, .* as a whole \(.*\); say how in `Contrast.split`"):
+    with pytest.raises(
+        OutOfMemoryError, match=r"`check_loss` is False, .* as a whole \(.*\); say how in `Contrast.split`"
+    ):
         engine.update(points())
     engine = engine_of(ContrastCut(), check_loss=False)
     for _ in range(2):

@@ -18,8 +18,8 @@ from evenstep.train.tasks.task import Task
 from evenstep.train.weigh import weight_of
 
 _MEANT_WHOLE = (
-    "`check_loss` is False, so its loss may be meant over a micro-batch as a whole (leave `check_loss` True where it is "
-    "a sum over samples)"
+    "`check_loss` is False, so its loss may be meant over a micro-batch as a whole (leave `check_loss` True where it "
+    "is a sum over samples)"
 )
 
 
