@@ -389,3 +389,29 @@ SCHEDULES = {
     "poly": "polynomial",
 }
 """Ours for LR schedules of other trainers, by their names in lower case without "lr" or "scheduler" at the end."""
+
+_METHODS = {
+    "before_train": "before_run on_train_begin on_train_start on_fit_start on_loop_begin",
+    "after_train": "after_run on_train_end on_fit_end on_loop_end on_exception",
+    "before_epoch": "before_train_epoch on_epoch_begin on_epoch_start on_train_epoch_start",
+    "after_epoch": "after_train_epoch on_epoch_end on_train_epoch_end",
+    "before_update": "before_train_iter on_step_begin on_train_batch_start on_train_step_start",
+    "after_update": "after_train_iter on_step_end on_train_batch_end on_train_step_end",
+    "before_microbatch": "on_batch_begin",
+    "after_microbatch": "on_batch_end on_substep_end",
+    "before_forward": "on_forward_begin",
+    "after_forward": "on_forward_end",
+    "before_backward": "on_backward_begin on_before_backward",
+    "after_backward": "on_backward_end on_after_backward",
+    "before_step": "on_optimizer_step_begin on_before_optimizer_step on_pre_optimizer_step",
+    "after_step": "on_optimizer_step_end on_optimizer_step",
+    "before_evaluate": "before_val before_val_epoch before_test before_test_epoch on_validation_start on_eval_start",
+    "after_evaluate": "after_val after_val_epoch after_test after_test_epoch on_evaluate on_validation_end "
+    "on_validation_epoch_end on_eval_end",
+    "before_save": "before_save_checkpoint",
+    "after_save": "on_save",
+    "state_dict": "on_save_checkpoint",
+    "load_state_dict": "after_load_checkpoint on_load_checkpoint",
+}
+METHODS = {_theirs: _ours for _ours, _words in _METHODS.items() for _theirs in _words.split()}
+"""Ours for methods of hooks and callbacks of other trainers."""

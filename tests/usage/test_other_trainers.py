@@ -127,6 +127,9 @@ def test_a_model_in_float64_is_trained_in_float64_as_that_error_says() -> None:
         ("fit", r"`trainer.train\(\)`"),
         ("test", r"`trainer.evaluate\(\)`"),
         ("global_step", "`trainer.progress.update`"),
+        ("resume_or_load", r"`trainer.resume\(\)`"),
+        ("register_hooks", r"`Trainer\(hooks=…\)`"),
+        ("run_step", "`update` of an `evenstep.Engine`"),
     ],
 )
 def test_another_trainers_method_is_answered_by_ours(name: str, meant: str) -> None:

@@ -83,14 +83,18 @@ def meant_by(path: Sequence[str], siblings: Sequence[str]) -> str | None:
     ('train.updates', 'train.clip_norm')
     >>> meant_by(("train", "max_steps"), ["updates", "epochs"]), meant_by(("data", "num_epochs"), ["shuffle"])
     ('train.updates', 'train.epochs')
+    >>> meant_by(("train", "max_iters"), ["updates", "max_minutes"]), meant_by(("grad_accum_steps",), ["data"])
+    ('train.updates', 'data.micro_batch_size')
     """
     *outer, last = path
-    close = get_close_matches(last, siblings, n=1)
+    close = [name for name in ours(last) if name in siblings] or get_close_matches(last, siblings, n=1)
     if close:
         return ".".join([*outer, close[0]])
     written = ".".join(path)
     elsewhere = [key for key in dict.fromkeys(all_keys()) if not f"{written}.".startswith(f"{key}.")]
-    by_name = {key.rpartition(".")[2]: key for key in reversed(elsewhere)}
+    by_name: dict[str, str] = {}
+    for key in sorted(elsewhere, key=lambda key: key.count(".")):
+        by_name.setdefault(key.rpartition(".")[2], key)
     for name in (last, *ours(last)):
         if name in by_name:
             return by_name[name]

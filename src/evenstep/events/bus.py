@@ -19,6 +19,7 @@ from evenstep.errors import HookError, LostRankError, clause
 from evenstep.events.event import Event, Incident
 from evenstep.events.hook import Hook, HookTrainer
 from evenstep.nothing import NOTHING
+from evenstep.other_trainers import METHODS
 from evenstep.single_use import check_unused
 
 SpanName = Literal["train", "epoch", "update", "microbatch", "forward", "backward", "step", "evaluate", "save"]
@@ -325,7 +326,7 @@ def _checked(hook: object) -> Hook:
         raise HookError(f"`hooks` must hold instances of subclasses of `Hook`, but holds {what}; {write}.")
     for name in dir(type(hook)):
         if name.startswith(_PREFIXES) and name not in _METHODS and callable(getattr(type(hook), name)):
-            close = get_close_matches(name, _METHODS, n=1)
+            close = [METHODS[name]] if name in METHODS else get_close_matches(name, _METHODS, n=1)
             advice = f"did you mean `{close[0]}`?" if close else f"there are {', '.join(_METHODS)}."
             raise HookError(f"hook `{hook.name}` has a method `{name}`, which no event calls; {advice}")
     return hook

@@ -31,11 +31,18 @@ T = TypeVar("T")
 _OLD_NAMES = {"ask_stop": "request_stop", "ask_save": "request_save", "ask_evaluate": "request_evaluate"}
 _OF_OTHERS = {
     **dict.fromkeys(("fit", "run"), "`trainer.train()`"),
-    **dict.fromkeys(("validate", "test"), "`trainer.evaluate()`, of the sets that were given as `evaluations`"),
+    **dict.fromkeys(("validate", "test", "val"), "`trainer.evaluate()`, of the sets that were given as `evaluations`"),
     **dict.fromkeys(("save_checkpoint", "save_model"), "`trainer.save()`"),
     **dict.fromkeys(("should_stop", "terminate"), "`trainer.request_stop(…)`"),
     **dict.fromkeys(("callback_metrics", "logged_metrics"), "`trainer.train().metrics`, or `trainer.storage`"),
-    "global_step": "`trainer.progress.update`",
+    **dict.fromkeys(("resume_or_load", "load_checkpoint"), "`trainer.resume()`"),
+    **dict.fromkeys(("register_hook", "register_hooks", "add_callback"), "`Trainer(hooks=…)`"),
+    **dict.fromkeys(("global_step", "iter", "current_step"), "`trainer.progress.update`"),
+    **dict.fromkeys(("max_iter", "max_iters", "max_steps"), "`trainer.updates`"),
+    **dict.fromkeys(("work_dir", "output_dir"), "`trainer.folder`"),
+    **dict.fromkeys(("run_step", "train_step"), "`update` of an `evenstep.Engine`, for a loop of one's own"),
+    **dict.fromkeys(("message_hub", "event_storage"), "`trainer.storage`"),
+    "epoch": "`trainer.progress.position.epoch`",
     "current_epoch": "`trainer.progress.position.epoch`",
 }
 """What other trainers' attributes are called here."""
