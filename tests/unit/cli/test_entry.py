@@ -66,6 +66,7 @@ def test_it_tells_its_version(evenstep: Run) -> None:
             ["summary", "run.toml", "--depht=2"],
             "`--depht` is neither an option of `evenstep summary` nor a key of a run file; did you mean `--depth`?",
         ),
+        (["prove", "none.toml", "--train.updates", "9"], "none.toml"),  # a key, though `--updates` is near
         (["find-lr", "run.toml", "--lowst", "9"], "did you mean `--lowest`?"),
         (["train", "run.toml", "--seed"], "`--seed` has no value"),
         (["train", "none.toml"], "there is no file none.toml"),

@@ -23,6 +23,7 @@ _MOST = 20_000
 _LARGE = 1 << 22  # elements
 _TORCH = ("_parameters", "_modules", "_buffers", "training")
 _OURS = ("_trainer", "_now")  # what an engine puts into hooks and tasks
+_OF_OPTIMIZERS = ("state", "param_groups", "defaults", "_need_device_dtype_check_for_fused")  # saved, or of no effect
 _NO_STATE = (type, ModuleType, FunctionType, MethodType, property, classmethod, staticmethod, torch.dtype, torch.device)
 
 
@@ -150,7 +151,7 @@ def _inside(value: Any) -> Iterable[tuple[str, Any]]:
     if _is_cached(value):
         return [(".cache_info().currsize", value.cache_info().currsize), ("", value.__wrapped__)]
     if isinstance(value, Optimizer):
-        return [(f".{name}", one) for name, one in vars(value).items() if name not in ("state", "param_groups")]
+        return [(f".{name}", one) for name, one in vars(value).items() if name not in _OF_OPTIMIZERS]
     home = type(value).__module__
     if isinstance(value, type) or (home.partition(".")[0] == "torch" and not home.startswith("torch.utils.data.")):
         return ()
