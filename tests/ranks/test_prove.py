@@ -79,11 +79,11 @@ def test_what_is_another_in_each_process_and_what_one_rank_does_alone_are_named(
         "import torch\n"
         "from torch import nn\n"
         "from evenstep import Hook\n"
-        "class Hashed(nn.Module):\n"
+        "class Numbered(nn.Module):\n"
         "    def forward(self, x):\n"
-        "        return x * (1 + hash('salted') % 1000 / 1000)\n"
+        "        return x * (1 + os.getpid() % 1000 / 1000)\n"
         "def net():\n"
-        "    return nn.Sequential(recipe.model(), Hashed())\n"
+        "    return nn.Sequential(recipe.model(), Numbered())\n"
         "class Clips(Hook):\n"
         "    def before_step(self, event):\n"
         "        if os.environ.get('RANK', '0') == '0':\n"
@@ -95,8 +95,8 @@ def test_what_is_another_in_each_process_and_what_one_rank_does_alone_are_named(
         assert Script("-m", "evenstep", "prove", file, "--json", proof, "--updates", 2, *arguments).ended().code == 1
         return json.loads(proof.read_text())["rows"][0]["causes"][0]
 
-    hashed = causes("--model.target", "alone.py:net", "--rows", "kill")
-    assert "module `1` (Hashed)" in hashed and "`hash`" in hashed, hashed
+    numbered = causes("--model.target", "alone.py:net", "--rows", "kill")
+    assert "module `1` (Numbered)" in numbered and "`os.getpid`" in numbered, numbered
     clipped = causes("--hooks", '[{target = "alone.py:Clips"}]', "--rows", "ranks 2 ordered")
     assert "not the same on all ranks as update 2 begins" in clipped and "`Clips.before_step`" in clipped, clipped
 

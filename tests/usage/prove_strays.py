@@ -267,7 +267,7 @@ STRAYS: dict[str, Mutant] = {
     "cut to the shortest": few("cuts 4", named=("the batch holds other values", "collate"), collate=lambda: as_short),
     "default argument": few("again", named=("`data.collate(seen=…)",), collate=lambda: with_default),
     "count in a closure": few("resume", named=(".count['steps']`",), optimizer=counted_steps),
-    "scheduler not saved": few("resume", named=("`hook Halves.scheduler.last_epoch`",), hooks=lambda: [Halves()]),
+    "scheduler not saved": few("resume", named=("`hook Halves.scheduler.…`",), hooks=lambda: [Halves()]),
     "units reset": few("cuts 4", named=("`ResetsUnits.after_update`", "update 2"), hooks=lambda: [ResetsUnits()]),
     "noise in a hook": few("cuts 4", named=("`numpy.random`", "a hook"), hooks=lambda: [NoisyGradients()]),
 }

@@ -160,11 +160,12 @@ def _kept(trace: Trace) -> list[str]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names in a sentence; the first few of many."""
-    if len(names) > _MOST:  # a container is said once
-        names = list(
-            dict.fromkeys(f"{stem}[…]" if inner else stem for stem, inner, _ in (n.partition("[") for n in names))
-        )
+    """Names in a sentence; of many those of what they are in, and of those the first few."""
+    if len(names) > _MOST:
+        parts = [name.partition("[") for name in names]
+        names = list(dict.fromkeys(f"{stem}[…]" if bracket else stem for stem, bracket, _ in parts))
+    if len(names) > _MOST:
+        names = list(dict.fromkeys(f"{name.rpartition('.')[0]}.…" if "." in name else name for name in names))
     more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
     return f"{', '.join(f'`{name}`' for name in names[:_MOST])}{more}"
 
