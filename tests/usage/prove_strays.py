@@ -167,14 +167,15 @@ class OwnState(Few):
 
 
 class SeededByTime(Few):
-    """Shifts tokens by when it was built."""
+    """Draws its tokens by when it was built."""
 
     def __init__(self) -> None:
-        self.built = time.time_ns() // 100
+        self.built = time.time_ns()
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         tokens, label = super().__getitem__(index)
-        return (tokens + self.built * (index + 1)) % 10 + 1, label
+        drawn = torch.Generator().manual_seed(self.built + index)
+        return torch.randint(1, 11, tokens.shape, generator=drawn), label
 
 
 def without_twins(samples: list[Any]) -> Any:
