@@ -41,10 +41,14 @@ def test_alone_it_prints_its_help(evenstep: Run) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(evenstep: Run, command: str) -> None:
+def test_every_command_has_help_as_wide_as_the_terminal(
+    evenstep: Run, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     done = evenstep(command, "--help")
     assert done.code == 0
     assert f"usage: evenstep {command}" in done.out
+    assert max(map(len, done.out.splitlines())) < 80
 
 
 def test_it_tells_its_version(evenstep: Run) -> None:
