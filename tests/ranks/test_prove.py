@@ -69,7 +69,36 @@ def test_a_module_that_goes_by_the_rank_is_named(file: Path, tmp_path: Path) -> 
     arguments = ["--model.target", "ranked.py:net", "--rows", "ddp", "--updates", 1, "--json", proof]
     assert Script("-m", "evenstep", "prove", file, *arguments).ended().code == 1
     row = json.loads(proof.read_text())["rows"][0]
-    assert "module `1` (Ranked) gives other outputs on several ranks" in row["causes"][0]
+    assert "module `1` (Ranked) gives other outputs for the same inputs: it goes by the rank" in row["causes"][0]
+
+
+def test_what_is_another_in_each_process_and_what_one_rank_does_alone_are_named(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "alone.py").write_text(
+        "import os\n"
+        "import recipe\n"
+        "import torch\n"
+        "from torch import nn\n"
+        "from evenstep import Hook\n"
+        "class Numbered(nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x * (1 + os.getpid() % 1000 / 1000)\n"
+        "def net():\n"
+        "    return nn.Sequential(recipe.model(), Numbered())\n"
+        "class Clips(Hook):\n"
+        "    def before_step(self, event):\n"
+        "        if os.environ.get('RANK', '0') == '0':\n"
+        "            nn.utils.clip_grad_norm_(self.trainer.model.parameters(), 1e-3)\n"
+    )
+    proof = tmp_path / "proof.json"
+
+    def causes(*arguments: object) -> str:
+        assert Script("-m", "evenstep", "prove", file, "--json", proof, "--updates", 2, *arguments).ended().code == 1
+        return json.loads(proof.read_text())["rows"][0]["causes"][0]
+
+    numbered = causes("--model.target", "alone.py:net", "--rows", "kill")
+    assert "module `1` (Numbered)" in numbered and "`os.getpid`" in numbered, numbered
+    clipped = causes("--hooks", '[{target = "alone.py:Clips"}]', "--rows", "ranks 2 ordered")
+    assert "not the same on all ranks as update 2 begins" in clipped and "`Clips.before_step`" in clipped, clipped
 
 
 def test_what_keeps_the_run_from_being_built_is_said_once(file: Path) -> None:

@@ -6,12 +6,16 @@ import pytest
 import torch
 from prove_misuse import MISUSES
 from prove_mutants import MUTANTS, Classify, Net, OnlyFloat32, Run, Unused, of_transformers
+from prove_strays import STRAYS, UNUSUAL
 
 from evenstep.events import Hook
 from evenstep.extras.prove.digest import sha256_of
 from evenstep.extras.prove.rows import Prover, Verdict
 
-FAULTS = MUTANTS | MISUSES
+FAULTS = MUTANTS | MISUSES | STRAYS
+
+
+NEEDS_FOUR = ("hook with a count", "scheduler not saved", "samples remembered", "samples in a cache")
 
 
 def verdicts(run: Run, *rows: str, updates: int = 4) -> dict[str, Verdict]:
@@ -26,6 +30,11 @@ def test_a_sound_run_fails_no_row_and_its_loop_by_hand_gives_the_same() -> None:
         *("loss", "again", "cuts 2", "cuts 4", "cuts ragged", "optimizer", "format 32-true", "resume"),
     }
     assert not [name for name, verdict in found.items() if verdict.holds is False]
+
+
+def test_what_is_keyed_cast_frozen_cached_or_counted_for_a_log_fails_no_row() -> None:
+    found = verdicts(UNUSUAL, "loss", "again", "cuts 4", "cuts ragged", "optimizer", "resume")
+    assert all(verdict.holds for verdict in found.values()), found
 
 
 def test_a_model_that_is_not_for_float64_is_compared_in_float32_and_that_is_said() -> None:
@@ -103,7 +112,7 @@ def test_the_sha256_of_a_state_does_not_go_by_the_order_of_its_names() -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_caught_by_the_row_that_is_about_it_and_named(name: str) -> None:
     mutant = FAULTS[name]
-    verdict = verdicts(mutant.run, mutant.rows[0], updates=4 if "hook" in name else 3)[mutant.rows[0]]
+    verdict = verdicts(mutant.run, mutant.rows[0], updates=4 if name in NEEDS_FOUR else 3)[mutant.rows[0]]
     assert verdict.holds is False
     said = " ".join(verdict.causes)
     assert all(word in said for word in mutant.named), said

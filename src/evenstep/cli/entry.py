@@ -280,7 +280,8 @@ def _check_settings(name: str, settings: Sequence[str]) -> None:
         if command.settings is None:
             takes = meant if names else "it takes none."
             raise ConfigError([f"`{given}` can't be given to `evenstep {name}`, which takes no settings; {takes}"])
-        if close and given.removeprefix("--") not in import_module("evenstep.config.schema").Config.model_fields:
+        table = given.removeprefix("--").partition(".")[0]
+        if close and table not in import_module("evenstep.config.schema").Config.model_fields:
             raise ConfigError([f"`{given}` is neither an option of `evenstep {name}` nor a key of a run file; {meant}"])
 
 

@@ -21,6 +21,7 @@ from evenstep.builders import open_run
 from evenstep.cli.prove_bench import RunFileBench
 from evenstep.cli.prove_part import Elsewhere, run_part
 from evenstep.config.sources import settings_of
+from evenstep.config.tasks import data_tables
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.exits import EXIT_DONE, EXIT_ERROR
 from evenstep.extras.prove.rows import ProofRow, Prover, Verdict, report
@@ -67,6 +68,7 @@ def run(
         layered=source.layered(),
         checks_loss=config.train.check_loss,
         uncut=uncut,
+        workers=min(2, max(table.num_workers for table in data_tables(config).values())),
         seed=config.seed,
     )
     every = Prover(bench).rows()

@@ -63,7 +63,12 @@ class RunFileBench:
         """The user's settings, and over them what makes the variant."""
         with open_run(self._path, self._given) as opened:
             config = opened.config
-        return [*self._given, *_shrunk(config), *_cut(config, variant.cut, self.tokens), *_varied(config, variant)]
+        return [
+            *self._given,
+            *_shrunk(config, variant.workers),
+            *_cut(config, variant.cut, self.tokens),
+            *_varied(config, variant),
+        ]
 
     @contextmanager
     def open(self, variant: Variant) -> Generator[Subject]:
@@ -151,7 +156,7 @@ def _set(key: str, value: object) -> Setting:
     return Setting(path=tuple(key.split(".")), text=str(value), origin=_ORIGIN)
 
 
-def _shrunk(config: Config) -> list[Setting]:
+def _shrunk(config: Config, workers: int) -> list[Setting]:
     """What makes the run small, of one process, and silent."""
     changed: dict[str, object] = {
         "device": "cpu",
@@ -175,7 +180,7 @@ def _shrunk(config: Config) -> list[Setting]:
     if config.failures.loss_spike.startswith("rewind"):
         changed["failures.loss_spike"] = "report"
     for key in data_tables(config):
-        changed[f"{key}.num_workers"] = 0
+        changed[f"{key}.num_workers"] = workers
     for key, table in schedules_of(config).items():
         if table.kind == "plateau":  # as it is as long as it has heard of no evaluation
             changed[key] = f'{{kind = "constant", warmup_updates = {table.model_dump()["warmup_updates"]}}}'

@@ -43,10 +43,14 @@ def test_alone_it_prints_its_help(evenstep: Run) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(evenstep: Run, command: str) -> None:
+def test_every_command_has_help_as_wide_as_the_terminal(
+    evenstep: Run, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     done = evenstep(command, "--help")
     assert done.code == 0
     assert f"usage: evenstep {command}" in done.out
+    assert max(map(len, done.out.splitlines())) < 80
 
 
 def test_it_tells_its_version(evenstep: Run) -> None:
@@ -68,6 +72,7 @@ def test_it_tells_its_version(evenstep: Run) -> None:
             ["summary", "run.toml", "--depht=2"],
             "`--depht` is neither an option of `evenstep summary` nor a key of a run file; did you mean `--depth`?",
         ),
+        (["prove", "none.toml", "--train.updates", "9"], "none.toml"),  # a key, though `--updates` is near
         (["find-lr", "run.toml", "--lowst", "9"], "did you mean `--lowest`?"),
         (["train", "run.toml", "--seed"], "`--seed` has no value"),
         (["train", "none.toml"], "there is no file none.toml"),

@@ -51,6 +51,17 @@ def test_modules_of_a_task_and_global_generators_are_put_back() -> None:
     assert (np.random.get_state()[1] == before[2]).all()
 
 
+def test_the_random_numbers_of_the_machine_are_left_alone() -> None:
+    class Drawing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.machine = random.SystemRandom()
+
+    drawing = Drawing()
+    with without_side_effects([drawing]):
+        assert 0 <= drawing.machine.random() < 1
+
+
 def test_what_is_tried_compiles_nothing() -> None:
     def twice(x: torch.Tensor) -> torch.Tensor:
         return x * 2

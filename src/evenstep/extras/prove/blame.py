@@ -20,14 +20,16 @@ from evenstep.extras.prove.trace import TORCHS, ModuleCall, Passage, Trace, Trac
 from evenstep.internals import has_backward_hooks, has_gradient_hooks
 from evenstep.train import Task
 
-Across = Literal["cuts", "runs", "resume", "processes", "ranks"]  # what two traces differ in
+Across = Literal["cuts", "runs", "workers", "resume", "processes", "ranks"]  # what two traces differ in
 Open = Callable[[Variant], AbstractContextManager[Subject]]
 
-_EXACT = ("runs", "resume", "processes")  # of which the same bits are asked
+_EXACT = ("runs", "workers", "resume", "processes")  # of which the same bits are asked
 _MOST = 5
 _BY: Mapping[Across, str] = {
     "runs": "goes by time, a file, a generator that nobody seeds, or what an earlier run has left in this process (a "
     "global, an attribute of a class)",
+    "workers": "goes by the worker that reads (`get_worker_info`), or keeps something from one sample to another, "
+    "which each worker does for itself",
     "resume": "goes by something that no checkpoint holds",
     "processes": "goes by what each process has of its own (`hash` and the order of a set of strings, `id`, "
     "`os.getpid`, time), or by a file",
@@ -76,10 +78,10 @@ def causes_of_cut(open_subject: Open, one: Variant, other: Variant, *, updates: 
     kept: list[str] = []
     for update in range(1, updates + 1):
         (whole, _, about), (cut, said, _) = traced(open_subject, one, update), traced(open_subject, other, update)
-        across: Across = "runs" if one.cut == other.cut else "cuts"
+        across: Across = "workers" if other.workers else "runs" if one.cut == other.cut else "cuts"
         found = first_difference(whole.made, cut.made, about, across=across, update=update)
         if found:
-            own = _unlike(whole.made.states, cut.made.states, "run") if across == "runs" else _kept(cut)
+            own = {"runs": _unlike(whole.made.states, cut.made.states, "run"), "cuts": _kept(cut)}.get(across, [])
             return [found, *own, *_new(said, found)]
         kept = kept or [
             way for way in cut.moved if way.startswith("model.") and cut.states[1][way] != whole.states[1].get(way)
@@ -107,6 +109,7 @@ def causes_elsewhere(
 
 def causes_of_resume(open_subject: Open, variant: Variant, *, stop_after: int, updates: int) -> list[str]:
     """What a run that goes on from a checkpoint after so many updates has lost, in sentences."""
+    only_lost: list[str] = []
     for update in range(stop_after + 1, updates + 1):
         with tempfile.TemporaryDirectory() as name:
             run_once(open_subject, variant, updates=stop_after, folder=Path(name))
@@ -114,10 +117,11 @@ def causes_of_resume(open_subject: Open, variant: Variant, *, stop_after: int, u
             resumed, _, _ = traced(open_subject, variant, update, folder=Path(name))
         found = first_difference(whole.made, resumed.made, about, across="resume", update=update)
         lost = _lost(whole, resumed, found)
-        if found or lost:
+        if found:
             of_data = found.startswith((_OF_BATCH, _ROWS))
-            return [*lost, *([found] if found and (of_data or not lost) else []), *heard]
-    return []
+            return [*lost, *([found] if of_data or not lost else []), *heard]
+        only_lost = only_lost or [*lost, *heard]
+    return only_lost
 
 
 def _lost(whole: Trace, resumed: Trace, found: str) -> list[str]:
@@ -156,11 +160,12 @@ def _kept(trace: Trace) -> list[str]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names in a sentence; the first few of many."""
-    if len(names) > _MOST:  # a container is said once
-        names = list(
-            dict.fromkeys(f"{stem}[…]" if inner else stem for stem, inner, _ in (n.partition("[") for n in names))
-        )
+    """Names in a sentence; of many those of what they are in, and of those the first few."""
+    if len(names) > _MOST:
+        parts = [name.partition("[") for name in names]
+        names = list(dict.fromkeys(f"{stem}[…]" if bracket else stem for stem, bracket, _ in parts))
+    if len(names) > _MOST:
+        names = list(dict.fromkeys(f"{name.rpartition('.')[0]}.…" if "." in name else name for name in names))
     more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
     return f"{', '.join(f'`{name}`' for name in names[:_MOST])}{more}"
 
@@ -213,7 +218,13 @@ def first_difference(one: Traced, other: Traced, about: Mapping[str, str], *, ac
             f"parameter `{start}` is another from the beginning: it is drawn from something that `seed` does not seed "
             f"(time, `os.urandom`, a generator without a seed)"
         )
-    if moved := _moved_between(one.passages, other.passages):
+    moved = _moved_between(one.passages, other.passages)
+    if moved and across == "ranks" and not _moved_between(one.passages):
+        return (
+            f"{listed(moved)} are not the same on all ranks as update {update} begins: what writes to them beside the "
+            f"step{about.get('after', '')} {_BY[across]}"
+        )
+    if moved:
         return (
             f"parameters change between the micro-batches of one update: {listed(moved)}. A forward or "
             f"{_by_hooks(about)} writes to them; only the optimizer may, once per update"
@@ -229,12 +240,14 @@ def first_difference(one: Traced, other: Traced, about: Mapping[str, str], *, ac
             f"{_on_the_way(gradient, one, about)}"
         )
     if step := worst(one.end, other.end, exact=is_exact):
-        drawn = sorted((one.drew | other.drew) - {TORCHS})
+        drawn = sorted((one.drew | other.drew) - ({TORCHS} if across != "ranks" else set()))
         why = (
-            f"random numbers of {' and '.join(drawn)}, which nobody keys there"
+            f"random numbers of {' and '.join(drawn)}, which nobody keys for a step"
             if drawn
             else "a rate that each micro-batch changes, state that is not in `state_dict`, time, an own count"
         )
+        if across == "resume" and "after_epoch" in about.get("after", ""):
+            why += "; a stop ends an epoch as well: `after_epoch` then has `event.complete` false"
         return (
             f"parameter `{step}` differs after the step though its gradient was the same: the optimizer, the LR "
             f"schedule or {_by_hooks(about)} steps it by something else ({why})"
@@ -271,7 +284,7 @@ def _moved_between(*traces: Sequence[Passage]) -> list[str]:
 
 def _by_hooks(about: Mapping[str, str]) -> str:
     """What to look at where a hook may have done it: those of the user that are called for each micro-batch."""
-    return about.get("hooks") or "a hook"
+    return about.get("hooks") or f"a hook{about.get('after', '')}"
 
 
 def _in_passages(one: Sequence[Passage], other: Sequence[Passage], about: Mapping[str, str], *, across: Across) -> str:

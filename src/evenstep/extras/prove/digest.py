@@ -23,6 +23,8 @@ _MOST = 20_000
 _LARGE = 1 << 22  # elements
 _TORCH = ("_parameters", "_modules", "_buffers", "training")
 _OURS = ("_trainer", "_now")  # what an engine puts into hooks and tasks
+_OF_OPTIMIZERS = ("state", "param_groups", "defaults", "_need_device_dtype_check_for_fused", "_opt_called")
+_OPEN = ("torch.utils.data.", "torch.optim.")  # parts of torch that hold what users count by
 _NO_STATE = (type, ModuleType, FunctionType, MethodType, property, classmethod, staticmethod, torch.dtype, torch.device)
 
 
@@ -150,9 +152,9 @@ def _inside(value: Any) -> Iterable[tuple[str, Any]]:
     if _is_cached(value):
         return [(".cache_info().currsize", value.cache_info().currsize), ("", value.__wrapped__)]
     if isinstance(value, Optimizer):
-        return [(f".{name}", one) for name, one in vars(value).items() if name not in ("state", "param_groups")]
+        return [(f".{name}", one) for name, one in vars(value).items() if name not in _OF_OPTIMIZERS]
     home = type(value).__module__
-    if isinstance(value, type) or (home.partition(".")[0] == "torch" and not home.startswith("torch.utils.data.")):
+    if isinstance(value, type) or (home.partition(".")[0] == "torch" and not home.startswith(_OPEN)):
         return ()
     attributes = vars(value) if hasattr(value, "__dict__") else {}
     slots = [name for name in getattr(type(value), "__slots__", ()) if isinstance(name, str) and hasattr(value, name)]

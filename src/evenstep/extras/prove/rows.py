@@ -84,6 +84,7 @@ class Prover:
             *((f"cuts {cut}", partial(self._cut, cut)) for cut in CUTS),
             ("optimizer", self._optimizer),
             (f"format {bench.precision}", self._format),
+            *([(f"workers {bench.workers}", self._workers)] if bench.workers else []),
             ("resume", self._resume),
             ("kill", self._kill),
             (f"ranks {ranks} ordered", self._ordered),
@@ -198,6 +199,8 @@ class Prover:
             find[what] = []  # also where finding fails
             if what == "again":
                 find[what] = causes_of_cut(bench.open, Variant(), Variant(), updates=bench.updates)
+            elif what == "workers":
+                find[what] = causes_of_cut(bench.open, Variant(), self._reading, updates=bench.updates)
             elif what == "resume":
                 stops = (
                     causes_of_resume(bench.open, Variant(), stop_after=n, updates=bench.updates) for n in self._stops
@@ -207,6 +210,14 @@ class Prover:
                 one = replace(self._still, cut="1")
                 find[what] = causes_of_cut(bench.open, one, replace(one, cut=_cut(what)), updates=bench.updates)
         return self._causes[what]
+
+    @property
+    def _reading(self) -> Variant:
+        return Variant(workers=self._bench.workers)
+
+    def _workers(self) -> Verdict:
+        causes = lambda: [*self._if_not_again(), *self._blame("workers")]  # noqa: E731 - as all rows give theirs
+        return self._same(self._run(self._reading), self._plain, causes)
 
     def _cut(self, cut: Cut) -> Verdict:
         if self._bench.uncut:

@@ -138,7 +138,8 @@ def run_once(
                 if trainer.progress.update < updates:
                     trainer.train()
             state = trainer.state_dict()
-    parts = [state["model"], state["ema"], state["progress"], state["optimizer"]["state"]]
+    rates = [group["options"].get("lr") for group in state["optimizer"].get("groups", ())]
+    parts = [state["model"], state["ema"], state["progress"], state["optimizer"]["state"], rates]
     return Ended(
         sha256=sha256_of(parts), begin=begin, end=_tensors(state["model"]), gradient=listen.gradient, said=listen.said
     )

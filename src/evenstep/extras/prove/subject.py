@@ -35,6 +35,7 @@ class Variant:
         ranks: how many there are.
         pipeline: how many of them share a model in stages.
         checks_loss: whether losses are tried for being sums.
+        workers: processes that read the data.
     """
 
     cut: Cut = "4"
@@ -46,6 +47,7 @@ class Variant:
     ranks: int = 1
     pipeline: int = 1
     checks_loss: bool = False
+    workers: int = 0
 
 
 class MakeTrainer(Protocol):
@@ -137,6 +139,7 @@ class Bench:
         layered: whether the layers of the model are known, or else why not.
         checks_loss: whether the run has its losses checked.
         uncut: why global batches can't be cut, or "".
+        workers: that read the run's data, at most 2; 0 where it has none.
         seed: of the run.
     """
 
@@ -149,4 +152,5 @@ class Bench:
     layered: str = ""
     checks_loss: bool = True
     uncut: str = ""
+    workers: int = 0
     seed: int = 42

@@ -178,8 +178,11 @@ class Trace(Hook):
     def _follow(self, name: str, module: nn.Module) -> list[Any]:
         open_calls: list[tuple[dict[str, str], list[Any]]] = []
 
-        def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
-            open_calls.append((_own_state(module), _generators()))
+        def first(_module: nn.Module, args: Any) -> None:
+            open_calls.append((_own_state(module), []))
+
+        def before(_module: nn.Module, args: Any) -> None:
+            open_calls[-1][1].extend(_generators())  # after the engine has seeded them for this layer
 
         def after(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             state, generators = open_calls.pop()
@@ -193,7 +196,8 @@ class Trace(Hook):
             self.made.passages[-1].calls[name, number] = call
 
         return [
-            module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
+            module.register_forward_pre_hook(first, prepend=True),
+            module.register_forward_pre_hook(before),
             module.register_forward_hook(after, with_kwargs=True),
         ]
 
