@@ -21,8 +21,9 @@ sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("usage", "fau
 
 collect_ignore = ["usage/given"]  # what pages take for granted: run before their blocks, and nothing by itself
 
-# also where whoever started pytest leaves out Ctrl-C, as a shell does for what it runs in the background
+# also where whoever started pytest ignores them, as a shell does for what it runs in the background, and nohup
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process that tests start compiles the package anew
 
 torch.set_num_threads(1)  # the tests' tensors are tiny, and other workers and ranks need the other cores

@@ -132,6 +132,11 @@ def times_written(tensor: Tensor) -> int:
     return tensor._version
 
 
+def function_behind(node: object) -> type[torch.autograd.Function] | None:
+    """The `torch.autograd.Function` whose backward a node of a graph is; None for torch's own nodes."""
+    return getattr(node, "_forward_cls", None)
+
+
 def run_backward(loss: Tensor, gradient: Tensor) -> None:
     """Go back from `loss`, beginning with `gradient`; the graph is freed.
 

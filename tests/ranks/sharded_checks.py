@@ -425,6 +425,9 @@ class Full(OfHead):
         self.strike("loss")
         return super().loss(Backward.apply(output, partial(self.strike, "backward")), batch)
 
+    def split(self, batch: Any) -> list[Any]:  # without which `check_loss=False` would leave batches whole
+        return super().split(batch)
+
 
 def memory_that_runs_out_in_one_of_several_tasks_changes_no_gradient(group: Group) -> object:
     """Each task and phase, on one of the strategies in turn."""

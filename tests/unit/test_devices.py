@@ -11,6 +11,7 @@ from evenstep import devices
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Processes
 from evenstep.train.memory.fit import fitting
+from evenstep.train.memory.sub_batch import SubBatch
 from evenstep.train.tasks.task import Task
 
 CPU = torch.device("cpu")
@@ -44,7 +45,9 @@ def test_the_memory_that_a_part_must_fit_into_is_that_of_the_runs_own_device(mon
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", asked.append)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", reserved)
     one = torch.device("cuda:1")
-    assert fitting(Whole(), torch.zeros(2), lambda part: True, device=one) == 1  # more than 90 of 100 bytes each time
+    assert (
+        fitting(Whole(), SubBatch(torch.zeros(2)), lambda part: True, device=one) == 1
+    )  # more than 90 of 100 bytes each time
     assert set(asked) == {one}
     asked.clear()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -47,6 +47,7 @@ OF_TORCH = {
     "_engine_run_backward",
     "_execution_engine",
     "_foreach_add_",
+    "_forward_cls",
     "_foreach_copy_",
     "_foreach_div_",
     "_foreach_lerp_",
@@ -206,6 +207,22 @@ def test_a_backward_begins_with_the_gradient_that_is_given() -> None:
     weight = torch.tensor(3.0, requires_grad=True)
     internals.run_backward(weight * weight, torch.tensor(0.5))
     assert weight.grad == 3.0
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return value * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0] * 2
+
+
+def test_a_users_function_is_found_behind_its_node() -> None:
+    value = torch.ones(1, requires_grad=True)
+    assert internals.function_behind(Doubled.apply(value).grad_fn) is Doubled
+    assert internals.function_behind((value * 2).grad_fn) is None
 
 
 def test_the_profiler_is_known_to_run() -> None:

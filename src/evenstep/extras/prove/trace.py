@@ -26,6 +26,7 @@ from evenstep.events import (
 from evenstep.extras.prove.digest import ends_of, is_torchs, of_class, sha256_of, states_of
 from evenstep.extras.prove.runs import gradients_of
 from evenstep.extras.prove.subject import Subject
+from evenstep.internals import function_behind
 from evenstep.train import Task
 from evenstep.train.weigh import weight_of
 
@@ -240,7 +241,7 @@ def _custom_functions(output: Any) -> list[str]:
         if node in seen:
             continue
         seen.add(node)
-        written = getattr(node, "_forward_cls", None)
+        written = function_behind(node)
         if written is not None and not written.__module__.startswith("torch."):
             found.add(written.__name__)
         open_nodes += [inner for inner, _ in node.next_functions if inner is not None]

@@ -56,12 +56,12 @@ def compare_cuts(engine: Engine, data: Data) -> str:
     engine.core.begin()
     with undisturbed(engine.parts.context.device), reducers.uncompressed():
         whole = _norms(engine, batch)
-        before = cuts.limit
-        cuts.limit = halved if before is None else min(halved, before)
+        before, sums = cuts.limit, cuts.sums
+        cuts.limit, cuts.sums = halved if before is None else min(halved, before), True  # to see what that does
         try:
             parts = _norms(engine, batch)
         finally:
-            cuts.limit = before
+            cuts.limit, cuts.sums = before, sums
             engine.storage.discard_from(0)
     total = math.sqrt(math.fsum(norm * norm for norm in whole.values()))
     largest = max((abs(norm - parts.get(name, 0.0)) for name, norm in whole.items()), default=0.0)

@@ -103,13 +103,13 @@ def uncut_note(task: Task, why: str) -> str:
     )
 
 
-def unchecked_note(task: Task, error: str) -> str:
+def unchecked_note(task: Task, reason: str) -> str:
     """A loss that can't be had where it is looked at, though updates have it."""
     loss = f"{type(task).__name__}.loss"
     return (
         f"`{loss}` could not be compared with the losses of halves: in evaluation mode, in which that is done, it "
-        f"raised {error}. So nobody has seen whether it is a sum. Compare one update of a batch with one of its halves "
-        f"by hand, as docs/faq.md shows, and say `{AS_IT_IS.split('`')[1]}`."
+        f"raised {reason}. So nobody has seen whether it is a sum. Compare one update of a batch with one of its "
+        f"halves by hand, as docs/faq.md shows, and say `{AS_IT_IS.split('`')[1]}`."
     )
 
 

@@ -206,10 +206,13 @@ def test_optimizer_state_of_the_weight_goes_and_that_of_the_centroids_comes() ->
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 4, 6])
 def test_a_run_is_resumed_to_the_bit_before_between_and_after(stop: int, tmp_path: Path) -> None:
-    whole = quantizing(ema=Ema(decay=0.5, every_updates=2))
+    def ema() -> Ema:
+        return Ema(decay=0.5, every_updates=min(stop, 2))  # one that never moves is refused
+
+    whole = quantizing(ema=ema())
     metrics = whole.train().metrics
-    quantizing(folder=tmp_path, updates=stop, ema=Ema(decay=0.5, every_updates=2)).train()
-    resumed = quantizing(folder=tmp_path, ema=Ema(decay=0.5, every_updates=2))
+    quantizing(folder=tmp_path, updates=stop, ema=ema()).train()
+    resumed = quantizing(folder=tmp_path, ema=ema())
     resumed.resume()
     assert resumed.train().metrics["valid/loss"] == metrics["valid/loss"]
     assert_same(resumed.state_dict(), whole.state_dict())
