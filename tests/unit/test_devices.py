@@ -51,7 +51,7 @@ def test_the_memory_that_a_part_must_fit_into_is_that_of_the_runs_own_device(mon
     assert set(asked) == {one}
     asked.clear()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert fitting(Whole(), torch.zeros(2), lambda part: True, device=CPU) is None
+    assert fitting(Whole(), SubBatch(torch.zeros(2)), lambda part: True, device=CPU) is None
     assert not asked  # a run on the CPU leaves a CUDA device that is there alone
 
 
