@@ -54,6 +54,7 @@ def test_ranks_and_a_killed_run_end_at_the_bits_of_one_process(file: Path, tmp_p
     assert rows["kill"]["value"] == rows["kill"]["bound"] and len(rows["kill"]["value"]) == 64
 
 
+@pytest.mark.slow  # what one rank does alone is named in the test after it too
 def test_a_module_that_goes_by_the_rank_is_named(file: Path, tmp_path: Path) -> None:
     (tmp_path / "ranked.py").write_text(
         "import os\n"

@@ -71,7 +71,7 @@ class OfWorker(Remembered):
 @pytest.mark.parametrize(
     ("target", "arguments", "row", "named"),
     [
-        ("Remembered", (), "resume", "`data.dataset.kept[…]`"),
+        pytest.param("Remembered", (), "resume", "`data.dataset.kept[…]`", marks=pytest.mark.slow),
         ("OfWorker", ("--data.num_workers", "3"), "workers 2", "the worker that reads (`get_worker_info`)"),
     ],
 )
