@@ -7,7 +7,7 @@ training goes is the trainer's.
 import shutil
 import sys
 from collections.abc import Collection, Generator
-from contextlib import closing, contextmanager, redirect_stdout
+from contextlib import closing, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -105,6 +105,8 @@ def _kept_from_the_first_update_on(folder: Path, trainer: Trainer) -> Generator[
         yield
     except BaseException:
         if trainer.is_first_rank and is_new and trainer.progress.update == 0:
+            with suppress(KeyboardInterrupt):  # a launcher's signal, as another rank has ended: this one ends anyway
+                shutil.rmtree(folder, ignore_errors=True)
             shutil.rmtree(folder, ignore_errors=True)
         raise
 

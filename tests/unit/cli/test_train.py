@@ -12,6 +12,7 @@ import pytest
 from scripts import Script
 
 from evenstep.checkpoint import Mirror, read_checkpoint
+from evenstep.signals import Terminated
 
 Run = Callable[..., Any]
 
@@ -174,6 +175,25 @@ def test_what_goes_wrong_is_one_paragraph_and_leaves_no_folder(
     assert done.err.startswith("evenstep: ")
     if "--checkpoint.best.metric" not in settings:
         assert not (recipe / "runs" / "tiny").exists()
+
+
+def test_a_launchers_signal_while_the_folder_is_taken_away_leaves_neither_folder_nor_another_error(
+    evenstep: Run, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, calls = shutil.rmtree, list[Path]()
+
+    def interrupted(folder: Path, **options: Any) -> None:
+        nonlocal calls
+        calls += [folder] * (folder.name == "tiny")
+        if folder.name == "tiny" and len(calls) == 1:
+            whole(folder / "recipe")
+            raise Terminated
+        whole(folder, **options)
+
+    monkeypatch.setattr("evenstep.cli.training.shutil.rmtree", interrupted)
+    done = evenstep("train", "run.toml", "--task.target", "wrong.py:NoLoss")
+    assert done.code == 1 and "`NoLoss.loss` must give a 0-dim tensor" in done.err, done.err
+    assert len(calls) == 2 and not (recipe / "runs" / "tiny").exists()
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
