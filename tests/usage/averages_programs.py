@@ -133,7 +133,9 @@ def averaged_plainly(*, taught: bool = False) -> list[Tensor]:
             loss = loss + ((output[asked] - other) ** 2).sum()
         (loss / 8).backward()
         optimizer.step()
-        if update % 2 == 0:
+        if update == 1:  # `start_update`: a copy, whatever `every_updates` is
+            average.load_state_dict(model.state_dict())
+        elif update % 2 == 0:
             decay = min(0.8, (1 + update // 2) / (10 + update // 2))
             with torch.no_grad():
                 for old, new in zip(average.parameters(), model.parameters(), strict=True):
