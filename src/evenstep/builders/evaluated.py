@@ -30,9 +30,8 @@ def evaluated_weights(run: OpenRun, path: Path | str) -> StoredWeights:
     """
     reader = read_checkpoint(path)
     made = make_model(run)
-    model = (
-        made if isinstance(made, nn.Module) else build_model(run.config, made, None)
-    )  # its layers are made in stages
+    # Layers that a run trains in stages are put together: all of them, since there is one process.
+    model = made if isinstance(made, nn.Module) else build_model(run.config, made, None)
     prepared(run, model)
     optimizer = make_optimizer(run, model)
     groups = parameter_names(model, optimizer)

@@ -30,7 +30,7 @@ from evenstep.builders import (
 )
 from evenstep.checkpoint import Mirror, UnreadableError, complete_checkpoints, pack, patiently, step_update
 from evenstep.checkpoint.folders import without_manifest
-from evenstep.cli.folder import OWN, has_saved, where_to_begin
+from evenstep.cli.folder import OWN, folder_of, has_saved, where_to_begin
 from evenstep.cli.starting import start_ranks
 from evenstep.cli.summary import describe, parameters_of
 from evenstep.cli.trial import FirstBatch, OneUpdate, followers
@@ -65,7 +65,7 @@ def run(path: str, settings: list[str]) -> int:
 
 def _check_run(opened: OpenRun, path: str, settings: list[str]) -> int:
     config = opened.config
-    folder = Path(config.runs).expanduser() / config.name
+    folder = folder_of(config)
     ranks = ranks_to_try(config)
     unmet = "" if is_launched() else _unmet(config, ranks)
     if not is_launched() and config.parallel.pipeline > 1:  # refused before any rank is started
@@ -110,7 +110,7 @@ def _of_folder(path: Path, settings: Sequence[Setting]) -> list[str]:
     config, faults = read(path, settings)
     if any(key in OWN for fault in faults for key in fault.about):
         return []
-    refusal = _refusal(config, Path(config.runs).expanduser() / config.name)
+    refusal = _refusal(config, folder_of(config))
     return [] if refusal is None else [str(refusal)]
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from evenstep.checkpoint import Mirror, complete_checkpoints
 from evenstep.config.defaults import defaults_of
 from evenstep.config.named import OpenRun
+from evenstep.config.schema import Config
 from evenstep.config.target import loaded_from
 from evenstep.config.toml import dumps
 from evenstep.errors import ArgumentError, ConfigError
@@ -32,6 +33,11 @@ NEW_RECIPE = ".recipe.new"
 ORIGIN = ".copied-from"
 ENVIRONMENT = "environment.json"
 OWN = ("name", "runs", "resume", "reset")  # where a run is and that it goes on: said by who names its folder
+
+
+def folder_of(config: Config) -> Path:
+    """Where the run is, or will be."""
+    return Path(config.runs).expanduser() / config.name
 
 
 def check_free(folder: Path) -> None:

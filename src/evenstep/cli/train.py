@@ -4,7 +4,7 @@ from pathlib import Path
 
 from evenstep.builders import joined, open_run
 from evenstep.cli.arguments import without
-from evenstep.cli.folder import check_free, where_to_begin
+from evenstep.cli.folder import check_free, folder_of, where_to_begin
 from evenstep.cli.starting import start_ranks, submit_run
 from evenstep.cli.training import train_in
 from evenstep.config.sources import settings_of
@@ -15,14 +15,14 @@ def run(path: str, settings: list[str]) -> int:
     """Train it."""
     with open_run(Path(path), settings_of(settings)) as opened:
         config = opened.config
-        folder = Path(config.runs).expanduser() / config.name
+        folder = folder_of(config)
         if config.launch.slurm is not None and not is_launched():
             if config.resume != "auto":
                 check_free(folder)
             # a job that was stopped is queued again, and then goes on
             others = {"launch.slurm": "none"} | ({"resume": "auto"} if config.resume == "never" else {})
             again = [*without(settings, others), *(part for key in others for part in (f"--{key}", others[key]))]
-            logs = Path(config.runs).expanduser() / f"{config.name}-slurm"
+            logs = folder.with_name(f"{folder.name}-slurm")
             return submit_run(config.launch.slurm, ["train", path, *again], name=config.name, folder=logs)
         source = None
         if not is_launched():  # refused before any rank is started

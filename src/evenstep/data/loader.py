@@ -27,6 +27,7 @@ from evenstep.data.fetch import Fetcher, Reply, Request, Seeding
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import DataError, clause
 from evenstep.internals import end_workers, workers_of
+from evenstep.signals import REQUEUE
 
 __all__ = ["Here", "Workers"]
 
@@ -255,7 +256,7 @@ def _end_all(process: int) -> None:
             workers.close()
 
 
-_OUTLIVED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+_OUTLIVED = (*REQUEUE, signal.SIGINT)
 
 
 @contextmanager

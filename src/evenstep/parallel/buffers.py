@@ -14,17 +14,9 @@ from torch import Tensor, nn
 
 from evenstep.parallel.group import Group
 
-NORMS = (
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.SyncBatchNorm,
-    nn.InstanceNorm1d,
-    nn.InstanceNorm2d,
-    nn.InstanceNorm3d,
-)
-_NAMES_OF_NORMS = {kind.__name__ for kind in NORMS}
-LOOKS = 64  # updates between two looks for buffers that move, once it has looked at the 1st, 2nd, 4th, … of them
+_OF_SAMPLES = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, *_OF_SAMPLES)
+_NAMES_OF_NORMS = {kind.__name__ for kind in _NORMS}
 
 
 class Before(Protocol):
@@ -42,7 +34,17 @@ class Before(Protocol):
 def is_norm(module: nn.Module) -> bool:
     """Whether it is one of torch's layers with running statistics, also one that `torch.jit` has compiled."""
     compiled = isinstance(module, torch.jit.ScriptModule)
-    return isinstance(module, NORMS) or (compiled and getattr(module, "original_name", "") in _NAMES_OF_NORMS)
+    return isinstance(module, _NORMS) or (compiled and getattr(module, "original_name", "") in _NAMES_OF_NORMS)
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Whether it is one of them whose statistics are those of a micro-batch, not of a sample.
+
+    >>> is_batch_norm(nn.BatchNorm1d(3)), is_batch_norm(nn.InstanceNorm1d(3))
+    (True, False)
+    """
+    name = getattr(module, "original_name", type(module).__name__)  # `original_name`: what `torch.jit` has compiled
+    return is_norm(module) and not (isinstance(module, _OF_SAMPLES) or name.startswith("InstanceNorm"))
 
 
 def running_statistics(module: nn.Module) -> list[Tensor]:
@@ -53,6 +55,29 @@ def running_statistics(module: nn.Module) -> list[Tensor]:
     """
     norms = (part for part in module.modules() if is_norm(part))
     return [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
+
+
+@final
+class Looks:
+    """Says in which updates to look for what moves, which costs: in the 1st, 2nd, 4th, …, 64th, and each 64th after it.
+
+    >>> looks = Looks(); [update for update in range(1, 200) if looks.advance()]
+    [1, 2, 4, 8, 16, 32, 64, 128, 192]
+
+    Attributes:
+        updates: how many there were.
+    """
+
+    def __init__(self) -> None:
+        self.updates, self._next = 0, 1
+
+    def advance(self) -> bool:
+        """Count one more update: whether to look in it."""
+        self.updates += 1
+        if self.updates < self._next:
+            return False
+        self._next = self.updates + min(self.updates, 64)
+        return True
 
 
 @final
@@ -78,7 +103,7 @@ class SharedBuffers:
 
     def look_anew(self) -> None:
         """Look again at the next update for buffers that move: ranks may have come that know nothing."""
-        self._updates, self._next_look = 0, 1
+        self._looks = Looks()
 
     def _add(self, norm: nn.Module) -> None:
         buffers = dict(norm.named_buffers(recurse=False))
@@ -122,9 +147,7 @@ class SharedBuffers:
                 buffer.detach().copy_(before.value(buffer) + (total / count).view_as(buffer))
 
     def _share_others(self, before: Before) -> None:
-        self._updates += 1
-        if self._updates >= self._next_look:
-            self._next_look = self._updates * 2 if self._updates < LOOKS else self._updates + LOOKS
+        if self._looks.advance():
             here = [place for place, buffer in enumerate(self._others) if before.moved(buffer)]
             everywhere = self._group.gather([*self._moving, *here])
             self._moving = sorted({place for there in everywhere for place in there})

@@ -38,9 +38,7 @@ class Group:
 
     rank: int = 0
     ranks: int = 1
-    part_of: int = (
-        0  # of how many ranks these are a part, as `split` and a mesh make it; 0: they are all that there are
-    )
+    part_of: int = 0  # of how many ranks these are a part, as of `split` or a mesh; 0: they are all that there are
     can_change: bool = False  # whether ranks may leave and come between two updates: then `run_of` says how it goes on
     waited_s: float = 0.0  # for other ranks, in all
     device: torch.device = torch.device("cpu")  # where the tensors are that it sends and sums

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.internals import times_written
-
-LOOKS = 64  # updates between two looks at values, after those at the 1st, 2nd, 4th, … of them
+from evenstep.parallel.buffers import Looks
 
 
 @final
@@ -54,44 +53,38 @@ class FrozenParameters:
             if not parameter.requires_grad and _is_plain(parameter)
         ]
         self.exist = bool(self._still)
-        self._marks: list[tuple[int, int]] = []
-        self._values: list[Tensor] | None = None
-        self._updates, self._next_look = 0, 1
+        self._looks = Looks()
+        self._before: list[tuple[tuple[int, int], Tensor | None]] | None = None  # marks and values, when it looks
 
     def begin(self) -> None:
         """An update's passes begin: whatever was done to them before is none of theirs."""
-        self._marks = [mark_of(one.parameter) for one in self._still]
-        looks = self._updates + 1 >= self._next_look
-        self._values = [_first_numbers(one.parameter) for one in self._still] if looks else None
+        self._before = [self._seen(one.parameter) for one in self._still] if self._looks.advance() else None
+
+    def _seen(self, parameter: nn.Parameter) -> tuple[tuple[int, int], Tensor | None]:
+        compares = self._looks.updates <= 2 or parameter.device.type == "cpu"
+        return mark_of(parameter), _first_numbers(parameter) if compares else None
 
     def moved(self) -> list[FrozenParameter]:
         """Those that an update's passes have moved since `begin`, each once."""
-        self._updates += 1
-        if self._updates >= self._next_look:
-            self._next_look = self._updates * 2 if self._updates < LOOKS else self._updates + LOOKS
-        values = [] if self._values is None else self._values
-        same = [(_first_numbers(one.parameter) == then).all() for one, then in zip(self._still, values, strict=False)]
-        is_same = torch.stack(same).tolist() if same else [True] * len(self._still)
-        return self._taken([number for number, one in enumerate(is_same) if not one])
+        return self._taken(by_values=True)
 
     def received(self) -> list[FrozenParameter]:
         """Those that other ranks have moved, and that were written to here since; they are like `moved` ones."""
-        return self._taken([])
+        return self._taken(by_values=False)
 
-    def _taken(self, others: list[int]) -> list[FrozenParameter]:
-        """Those to which was written, and `others` of which nothing tells; they are not looked at any more."""
-        told = [number for number, one in enumerate(self._still) if mark_of(one.parameter) != self._marks[number]]
-        found = [
-            FrozenParameter(one.module, one.name, one.full, one.parameter, tells=number in told)
-            for number, one in enumerate(self._still)
-            if number in {*told, *others} and not one.parameter.requires_grad
-        ]
-        if found:
-            gone = {id(one.parameter) for one in found}
-            kept = [number for number, one in enumerate(self._still) if id(one.parameter) not in gone]
-            self._marks = [self._marks[number] for number in kept]
-            self._values = None if self._values is None else [self._values[number] for number in kept]
-            self._still = [self._still[number] for number in kept]
+    def _taken(self, *, by_values: bool) -> list[FrozenParameter]:
+        """Those to which was written; they are not looked at any more, under whatever name."""
+        if self._before is None:
+            return []
+        found: list[FrozenParameter] = []
+        for one, (mark, values) in zip(self._still, self._before, strict=True):
+            tells = mark_of(one.parameter) != mark
+            differs = by_values and values is not None and not torch.equal(values, _first_numbers(one.parameter))
+            if (tells or differs) and not one.parameter.requires_grad:
+                found.append(FrozenParameter(one.module, one.name, one.full, one.parameter, tells))
+        gone = {id(one.parameter) for one in found}
+        kept = [both for both in zip(self._still, self._before, strict=True) if id(both[0].parameter) not in gone]
+        self._still, self._before = [one for one, _ in kept], [before for _, before in kept]
         return found
 
 

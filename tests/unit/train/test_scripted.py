@@ -100,3 +100,21 @@ def test_shards_and_activations_that_are_computed_again_are_refused_by_name() ->
         Engine(model, Square(), optimizer, strategy=Fsdp(Group()), device="cpu")
     with pytest.raises(ArgumentError, match=r"fits `0`, which is compiled by `torch.jit`; give it as it was"):
         engine_of(in_part(), memory=Memory(checkpoint="0"))
+    around = nn.Sequential(nn.Sequential(nn.Tanh(), in_part()), nn.Tanh())
+    with pytest.raises(
+        ArgumentError, match=r"means `0`, but its part `1.0` is compiled by `torch.jit` and has buffers"
+    ):
+        engine_of(around, memory=Memory(checkpoint="0"))
+
+
+def test_frozen_statistics_stay_and_those_of_single_tasks_are_refused_by_name() -> None:
+    engine = engine_of(in_part(), norm_statistics="frozen")
+    engine.update(batch(0))
+    assert engine.model.get_submodule("0.1").num_batches_tracked == 0
+    model = in_part()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ArgumentError, match=r'is "per-task", but `0.1` is compiled by `torch.jit`'):
+        Engine(
+            model, {"one": Square(), "other": Square()}, optimizer, train=Training(norm_statistics="per-task"),
+            device="cpu",
+        )  # fmt: skip

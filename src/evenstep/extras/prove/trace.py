@@ -144,9 +144,9 @@ class Trace(Hook):
             self.made.passages[-1].custom = _custom_functions(event.output)
 
     def after_microbatch(self, event: MicrobatchEnd) -> None:
-        if self._handles and event.loss is not None:
-            self.made.passages[-1].loss = float(event.loss)
-        self._before = _generators()
+        if self._handles:
+            self.made.passages[-1].loss = None if event.loss is None else float(event.loss)
+            self._before = _generators()
 
     def before_step(self, event: StepBegin) -> None:
         if self._handles:

@@ -15,6 +15,7 @@ from evenstep.data import Data, GlobalBatch
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import TaskError
 from evenstep.internals import unwrapped
+from evenstep.parallel.buffers import is_batch_norm
 from evenstep.train.engine import Engine
 from evenstep.train.failures.diagnose import gradient_norms
 from evenstep.train.memory.split_limit import SplitLimit, check_weights
@@ -121,13 +122,10 @@ def _halved(engine: Engine, batch: GlobalBatch) -> tuple[int | None, str]:
     return min(limits, default=None), next((odd for _, odd in everybody if odd), "")
 
 
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
-
 def _by_nature(engine: Engine) -> tuple[str, ...]:
     def depends(module: nn.Module) -> bool:
         rate = getattr(module, "p", getattr(module, "dropout", 0.0))
-        return isinstance(module, _BATCH_NORMS) or (isinstance(rate, float) and rate > 0)
+        return is_batch_norm(module) or (isinstance(rate, float) and rate > 0)
 
     mine = {type(module).__name__ for module in engine.model.modules() if depends(module)}
     return tuple(sorted({name for theirs in engine.group.gather(mine) for name in theirs}))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from evenstep.parallel.buffers import is_norm
+from evenstep.parallel.buffers import is_batch_norm
 from evenstep.train.checks.additive import Kind, LossValue, equal
 from evenstep.train.tasks.task import Task
 
@@ -124,13 +124,8 @@ def norm_note(names: Sequence[str]) -> str:
 
 def batch_norms(model: nn.Module, *, always: bool = False) -> list[str]:
     """The names of layers that normalise by the statistics of a micro-batch: while training, or `always`."""
-    norms = [(name, one) for name, one in model.named_modules() if is_norm(one) and not _is_of_instances(one)]
+    norms = [(name, one) for name, one in model.named_modules() if is_batch_norm(one)]
     return [name for name, one in norms if (one.running_mean is None if always else one.training)]
-
-
-def _is_of_instances(norm: nn.Module) -> bool:
-    kinds = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-    return isinstance(norm, kinds) or getattr(norm, "original_name", "").startswith("InstanceNorm")
 
 
 def _counted(parts: Sequence[LossValue]) -> str:

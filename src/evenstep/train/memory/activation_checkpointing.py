@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from evenstep.errors import TaskError
 from evenstep.internals import buffers_of, compiled_in_place, pytree, times_written
-from evenstep.parallel.buffers import NORMS
+from evenstep.parallel.buffers import is_norm
 from evenstep.train.randomness import Randomness, RandomnessSnapshot
 
 
@@ -64,13 +64,11 @@ class CheckpointedForward:
         self.forward: Callable[..., Any] = getattr(module, attribute)
         self.__wrapped__ = self.forward  # so that its signature is seen
         self.buffers = [
-            _ModuleBuffer(buffers_of(part), name, part if isinstance(part, NORMS) else None)
+            _ModuleBuffer(buffers_of(part), name, part if is_norm(part) else None)
             for part in module.modules()
             for name in buffers_of(part)
         ]
-        self.moving: set[int] | None = (
-            None  # buffers that its forward moves, but for running statistics; None: not known
-        )
+        self.moving: set[int] | None = None  # buffers that its forward moves, but for running statistics; None: unknown
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():

@@ -40,7 +40,7 @@ def choose_modules(model: nn.Module, meant: str) -> Chosen:
         meant: as for `modules_meant`.
 
     Raises:
-        ArgumentError: there is none, or one is within what was compiled as a whole.
+        ArgumentError: there is none, one is within what was compiled as a whole, or has scripted parts with buffers.
 
     >>> block = lambda: nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     >>> model = nn.Sequential(nn.Linear(3, 2), block(), block())
@@ -210,7 +210,11 @@ def _example(layers: Mapping[str, nn.Module]) -> str:
 
 
 def _check_compiled(model: nn.Module, layers: Mapping[str, nn.Module], chosen: Mapping[str, nn.Module]) -> None:
-    """Raise ArgumentError for a module within a compiled one: what stands around its forward would be compiled."""
+    """Raise ArgumentError for a module within a compiled one: what stands around its forward would be compiled.
+
+    Likewise for one with a part that `torch.jit` has compiled and that has buffers: nothing else can be put in the
+    place of those while it is computed again, so it would move them twice.
+    """
     whole = unwrapped(model) is not model or compiled_in_place(model)
     within = {
         id(part): name
@@ -227,4 +231,15 @@ def _check_compiled(model: nn.Module, layers: Mapping[str, nn.Module], chosen: M
                 f"`memory.checkpoint` means `{name}`, but {where}, which it is a part of, was compiled as a whole, "
                 f"where nothing can be computed again by itself; compile the blocks one by one "
                 f'(`model.blocks[0].compile()`), or set it to "none".'
+            )
+        scripted = [
+            part_name
+            for part_name, part in module.named_modules()
+            if isinstance(part, torch.jit.ScriptModule) and any(True for _ in part.buffers())
+        ]
+        if scripted:
+            raise ArgumentError(
+                f"`memory.checkpoint` means `{name}`, but its part `{scripted[0]}` is compiled by `torch.jit` and has "
+                f"buffers, which it would move again when it is computed again; give it as it was before that, or "
+                f"mean other modules."
             )

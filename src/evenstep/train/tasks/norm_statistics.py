@@ -9,11 +9,13 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TypeAlias, final
 
+import torch
 from torch import nn
 
+from evenstep.errors import ArgumentError
 from evenstep.nothing import NOTHING
 from evenstep.options import NormStatistics
-from evenstep.parallel.buffers import NORMS
+from evenstep.parallel.buffers import is_norm
 
 Place: TypeAlias = tuple[nn.Module, str, str]
 
@@ -75,7 +77,9 @@ def build_norms(model: nn.Module, tasks: Sequence[str], kind: NormStatistics) ->
 
     A task's own are in buffers of the layer called `running_mean_<task>` and so on.
 
-    >>> import torch
+    Raises:
+        ArgumentError: each task is to have its own in a layer that takes no more buffers.
+
     >>> layer = nn.BatchNorm1d(1); norms = build_norms(layer, ("class", "box"), "per-task")
     >>> with norms.of("box"): _ = layer(torch.tensor([[1.0], [3.0]]))
     >>> layer.running_mean.item(), round(layer.running_mean_box.item(), 2)
@@ -83,11 +87,20 @@ def build_norms(model: nn.Module, tasks: Sequence[str], kind: NormStatistics) ->
     >>> build_norms(layer, (), "frozen").prepare(); layer.training
     False
     """
-    layers = [layer for layer in model.modules() if isinstance(layer, NORMS) and layer.running_mean is not None]
+    named = [
+        (name, layer) for name, layer in model.named_modules() if is_norm(layer) and layer.running_mean is not None
+    ]
+    layers = [layer for _, layer in named]
     if kind == "frozen":
         return Norms(layers)
     if kind == "shared":
         return Norms()
+    compiled = [name for name, layer in named if isinstance(layer, torch.jit.ScriptModule)]
+    if compiled:
+        raise ArgumentError(
+            f'`norm_statistics` is "per-task", but `{compiled[0]}` is compiled by `torch.jit`, which takes no '
+            f'buffers of single tasks; give it as it was before that, or let them be "shared" or "frozen".'
+        )
     usual = [(layer, name, buffer) for layer in layers for name, buffer in layer.named_buffers(recurse=False)]
     for task in tasks[1:]:
         for layer, name, buffer in usual:
