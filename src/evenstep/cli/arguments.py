@@ -5,6 +5,7 @@ stand anywhere and have values that begin with a single `-`. Which keys there ar
 """
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 OPTIONS = ("--help", "--version", "--traceback")
 
@@ -47,3 +48,13 @@ def without(settings: Sequence[str], keys: Collection[str]) -> list[str]:
         if not taken:
             left.append(argument)
     return left
+
+
+def in_home(argument: str) -> str:
+    """The argument with the home folder for a leading `~/` of its value, which shells leave alone in `--to=~/a`.
+
+    >>> in_home("--to=~/a") == f"--to={Path.home()}/a", in_home("~/a") == f"{Path.home()}/a", in_home("run~.toml")
+    (True, True, 'run~.toml')
+    """
+    key, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+    return f"{key}{equals}{Path(value).expanduser()}" if value.startswith("~/") else argument

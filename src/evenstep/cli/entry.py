@@ -17,7 +17,7 @@ from textwrap import fill
 from typing import cast, final
 
 from evenstep.addresses import check_here
-from evenstep.cli.arguments import split
+from evenstep.cli.arguments import in_home, split
 from evenstep.cli.messages import paragraphs
 from evenstep.errors import ConfigError
 from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
@@ -244,6 +244,7 @@ def _dispatch(arguments: list[str], *, leaves: bool) -> int:
         parser.print_help()
         return EXIT_DONE
     own, settings = split(arguments, [f"--{option.name}" for option in _options_beside(arguments[0])])
+    own = [in_home(argument) for argument in own]
     if own and not own[0].startswith("-") and own[0] not in COMMANDS:
         close = get_close_matches(own[0], COMMANDS, n=1)
         advice = f"did you mean `evenstep {close[0]}`?" if close else f"there are {', '.join(COMMANDS)}."

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, final
 
 from evenstep.arguments import advice
+from evenstep.cli.arguments import in_home
 from evenstep.cli.plan_costs import GIB, MIB, Layered, costs_of, read_costs
 from evenstep.cli.plan_options import FIELDS, SHARE_KEYS, Options, checked
 from evenstep.config.sources import Setting, from_arguments, from_environment
@@ -46,6 +47,7 @@ class Row:
 def run(path: str, settings: list[str]) -> int:
     """Print the table, then draw."""
     given, more = _parse(settings)
+    given |= {key: in_home(given[key]) for key in ("costs", "out") if key in given}
     chosen = _chosen(given.get("schedule", ""))
     if given.get("draw") in ("svg", "trace") and "out" not in given:
         raise ConfigError([f"`--draw {given['draw']}` is a file's content; name the file: `--out FILE`."])

@@ -135,3 +135,14 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     command = f"{sys.executable} -m evenstep config-schema | head -c 1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("{", "")
+
+
+def test_a_leading_tilde_is_the_home_folder_wherever_a_place_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["plan", "--ranks=2", "--microbatches=4", "--draw=svg", "--out=~/a.svg"]) == 0
+    assert (tmp_path / "a.svg").is_file()
+    assert main(["new", "~/mine", "--from=digits"]) == 0
+    assert (tmp_path / "mine" / "run.toml").is_file()
+    capsys.readouterr()
