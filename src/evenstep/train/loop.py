@@ -138,12 +138,12 @@ class Loop:
             if leave is not None:
                 return leave
         if agreed.evaluate:
-            with requests.evaluating():
+            with requests.granting("evaluate"):
                 self.evaluator.all()
                 agreed = requests.agree(group)
             leave = self._write() if agreed.save else None  # what hooks have put when they heard of it
         if agreed.save and leave is None:
-            with requests.saving(), self.engine.phases.only("save"):
+            with requests.granting("save"), self.engine.phases.only("save"):
                 self.checkpointer.begin()
         return leave or agreed.stop
 

@@ -87,23 +87,13 @@ class Requests:
         return Agreed(stop=end, save=save, evaluate=evaluate)
 
     @contextmanager
-    def evaluating(self) -> Generator[None]:
-        """An evaluation is no longer wanted, unless it breaks off because ranks have been lost or have come."""
-        self.evaluate = False
+    def granting(self, wish: Literal["save", "evaluate"]) -> Generator[None]:
+        """What is done inside is no longer wanted, unless it breaks off because ranks have been lost or have come."""
+        setattr(self, wish, False)
         try:
             yield
         except LostRankError:
-            self.evaluate = True
-            raise
-
-    @contextmanager
-    def saving(self) -> Generator[None]:
-        """The same for a checkpoint."""
-        self.save = False
-        try:
-            yield
-        except LostRankError:
-            self.save = True
+            setattr(self, wish, True)
             raise
 
     def take_save(self) -> bool:
