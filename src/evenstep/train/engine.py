@@ -181,13 +181,7 @@ class Engine:
         check_ties(unwrapped(self.model), parts.core.trained.names)
         let_ask(self, setup.tasks.by_name)
         let_begin_late(self.optimizer)
-        self._causes = AbortCauses(
-            core=parts.core,
-            model=self.model,
-            execution=parts.execution,
-            precision=self.precision,
-            storage=self.storage,
-        )
+        self._causes = AbortCauses(parts.core, self.model, parts.execution, self.precision, self.storage)
 
     # --- for loops of one's own
 
@@ -205,8 +199,7 @@ class Engine:
             EvenstepError: what went wrong, for the person who must act. Nothing has changed then, unless the message
                 says so.
         """
-        context = self.parts.context
-        update = self.progress.update + 1
+        update, context = self.progress.update + 1, self.parts.context
         self.group.at(update)
         batch = global_batch(microbatches, self.progress.position, self.reducers.group)
         self.storage.discard_from(0)  # what nobody has read of the update before
@@ -373,11 +366,7 @@ class Engine:
                 self._empty_cache(number)
 
     def lower_scale(self) -> None:
-        """Let an update that overflowed be tried again.
-
-        Raises:
-            NonFiniteError: there is no lower loss scale.
-        """
+        """Let an update that overflowed be tried again; raises NonFiniteError where there is no lower loss scale."""
         self._causes.lower_scale()
 
     def skip(self, batch: GlobalBatch) -> None:
@@ -404,8 +393,7 @@ class Engine:
     @property
     def is_whole(self) -> bool:
         """Whether this rank holds its part of the state after the last committed update, without asking the others."""
-        reducers = self.reducers
-        away = reducers.is_torn or reducers.in_flight or reducers.owes_share(self.progress.update)
+        away = self.reducers.is_torn or self.reducers.in_flight or self.reducers.owes_share(self.progress.update)
         return self.core.is_whole and not away
 
     def prepare(self) -> None:

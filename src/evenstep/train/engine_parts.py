@@ -159,7 +159,13 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         core=core,
         compute=update or core,
         teacher=teacher,
-        guard=_guard(setup, context, execution, cuts),
+        guard=Guard(
+            run=LossRunner(context=context, execution=execution, cuts=cuts),
+            model=model,
+            # on standard error, unless Python's `logging` is told otherwise; once for all ranks
+            say=logging.getLogger("evenstep").warning if execution.group.rank == 0 else lambda text: None,
+            pending=set(context.tasks) if train.check_loss else set[str](),
+        ),
         cuts=cuts,
         modes=Modes(optimizer, model.parameters(), execution.reducers.after_step),
         # After the strategy has made replicas equal: the average begins as a copy of the parameters.
@@ -237,18 +243,6 @@ def _apply(setup: Setup, execution: Execution, steps: Steps) -> Apply:
     )
 
 
-def _guard(setup: Setup, context: TrainContext, execution: Execution, cuts: SplitLimit) -> Guard:
-    return Guard(
-        run=LossRunner(context=context, execution=execution, cuts=cuts),
-        model=setup.model,
-        context=context,
-        execution=execution,
-        cuts=cuts,
-        say=_say_of(execution),
-        pending=set(context.tasks) if setup.train.check_loss else set[str](),
-    )
-
-
 def _teacher(setup: Setup, execution: Execution) -> Teacher | None:
     asking = [name for name, task in setup.tasks.by_name.items() if task.uses_average]
     model, ema, reducers, wire = setup.model, setup.train.ema, execution.reducers, execution.trainer.peers.wire
@@ -278,8 +272,3 @@ def _stepped(model: nn.Module, names: Sequence[Sequence[str]]) -> list[nn.Parame
     """What the optimizer steps, in an order that does not depend on its groups: norms are added up in it."""
     by_name, stepped = named_parameters(model), {name for group in names for name in group}
     return [by_name[name] for name in in_order(unwrapped(model), by_name) if name in stepped]
-
-
-def _say_of(execution: Execution) -> Callable[[str], None]:
-    """Says a sentence once for all ranks: on standard error, unless Python's `logging` is told otherwise."""
-    return logging.getLogger("evenstep").warning if execution.group.rank == 0 else lambda text: None

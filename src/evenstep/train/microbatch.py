@@ -58,7 +58,7 @@ class MicrobatchStep:
         update: number of the update that metrics are recorded under.
         factor: what the gradient of each loss is multiplied by, beside its coefficient and after its divisor.
         prefix: of the metrics' names.
-        cuts: how finely micro-batches must be cut to fit into memory.
+        cuts: how finely micro-batches must be cut to fit into memory; by default they are not.
         model: given to tasks that evaluate by themselves; None where that is not asked.
 
     Attributes:
@@ -78,14 +78,14 @@ class MicrobatchStep:
         weights: Weights,
         *,
         path: tuple[int | str, ...],
-        update: int,
-        factor: float,
-        prefix: str,
-        cuts: SplitLimit,
+        update: int = 0,
+        factor: float = 1.0,
+        prefix: str = "",
+        cuts: SplitLimit | None = None,
         model: nn.Module | None = None,
     ) -> None:
         self.is_dummy, self._model = False, model
-        self._context, self._weights, self._cuts = context, weights, cuts
+        self._context, self._weights, self._cuts = context, weights, cuts or SplitLimit()
         self._update, self._factor = update, factor
         self._branch = branch(context.seed, *path)
         self.work, self.num_microbatches = weights.work, weights.num_microbatches
@@ -106,8 +106,7 @@ class MicrobatchStep:
         """One micro-batch that counts nowhere: other ranks need its calls beside theirs."""
         one = replace(microbatch, index=0)
         weights = Weights.of_one(one, weight=0.0)
-        silent, path = context.silently(), ("unseen",)
-        step = cls(silent, weights, path=path, update=0, factor=0.0, prefix="", cuts=SplitLimit())
+        step = cls(context.silently(), weights, path=("unseen",), factor=0.0)
         step.is_dummy = True
         return step
 

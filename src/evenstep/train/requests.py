@@ -96,11 +96,6 @@ class Requests:
             setattr(self, wish, True)
             raise
 
-    def take_save(self) -> bool:
-        """Whether a checkpoint was wanted; it no longer is."""
-        wanted, self.save = self.save, False
-        return wanted
-
     def take_go_back(self) -> GoBack | None:
         """Where the run must go back to; it is no longer requested."""
         wanted, self.go_back = self.go_back, None

@@ -137,15 +137,7 @@ def set_up(
         for one in tasks.by_name.values():
             one.prepare(model)
         if train.compile == "update":
-            check_whole_update(
-                model=model,
-                tasks=tasks,
-                optimizer=optimizer,
-                strategy=sharing,
-                precision=formats,
-                policies=policies,
-                device=on,
-            )
+            check_whole_update(model, tasks, optimizer, sharing, formats, policies, on)
         setup = Setup(
             model=model,
             tasks=tasks,

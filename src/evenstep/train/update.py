@@ -165,7 +165,7 @@ class Update:
 
     def _weigh_and_run(self, batch: GlobalBatch, before: Progress) -> Callable[[], PendingUpdate]:
         """Compute the update's gradients and their squared norm; gives what applies them."""
-        update, weights = before.update + 1, self._weigh(batch)
+        update, weights = before.update + 1, self.weigh(batch)
         self._context.phases.lap("weigh")
         if not weights.totals:  # nobody has work
             return partial(self._judge_and_apply, batch, before, weights, MicrobatchResults(), [], None)
@@ -329,7 +329,7 @@ class Update:
     def rerun(self, batch: GlobalBatch, update: int) -> None:
         """Compute the gradients of an aborted update once more, to look at them; nothing is applied."""
         place = f"update {update}, which is looked at again"
-        self._again(place, update, lambda: self._gather(self._weigh(batch), update))
+        self._again(place, update, lambda: self._gather(self.weigh(batch), update))
 
     @contextmanager
     def at_lowest_scale(self) -> Generator[None]:
@@ -355,7 +355,7 @@ class Update:
         causes = find_causes(gathered, self._execution.together)
         if causes or len(self._context.tasks) == 1:
             return causes
-        weights = self._weigh(batch)
+        weights = self.weigh(batch)
         for name in weights.totals:
             place = f"task {name} of update {update}"
             self._again(place, update, lambda name=name: self._accumulate(weights.of(name), update))
@@ -366,7 +366,8 @@ class Update:
                 )
         return causes
 
-    def _weigh(self, batch: GlobalBatch) -> Weights:
+    def weigh(self, batch: GlobalBatch) -> Weights:
+        """Count the weights of an update; see `weigh`."""
         context = self._context
         group, tolerant = self._execution.reducers.together, context.poison is not None
         stamp = 1.0 if group.ranks == 1 else 1.0 + (self.trained.stamp ^ self.learning_rates.stamp)
