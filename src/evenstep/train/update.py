@@ -344,6 +344,9 @@ class Update:
     def is_finite(self, batch: GlobalBatch, update: int) -> bool:
         """Whether the gradient of an aborted update is finite if it is computed again; all ranks ask together."""
         self.rerun(batch, update)
+        return self._has_finite_gradient()
+
+    def _has_finite_gradient(self) -> bool:
         squared = self._execution.norms.squared(gradients(self._parameters, sparse=self._sparse))
         return squared is None or bool(squared.isfinite())
 
@@ -359,8 +362,7 @@ class Update:
         for name in weights.totals:
             place = f"task {name} of update {update}"
             self._again(place, update, lambda name=name: self._accumulate(weights.of(name), update))
-            squared = self._execution.norms.squared(gradients(self._parameters, sparse=self._sparse))
-            if squared is not None and not bool(squared.isfinite()):
+            if not self._has_finite_gradient():
                 causes.append(
                     FailureCause(microbatch=-1, task=name, why="its gradient is not finite, though its losses are")
                 )
