@@ -132,8 +132,23 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     layout = execution.reducers.layout
     steps = build_steps(precision, model=model, optimizer=optimizer, rounded=rounded, layout=layout, seed=setup.seed)
     local = build_local_state(execution.reducers, optimizer, steps, train.ema)
-    apply = _apply(setup, execution, FirstStep(steps, model, layout, report))
     trained = TrainedParameters(model, optimizer, names, share=execution.reducers.share, check=precision.check_trained)
+    # After the strategy has made replicas equal: the average begins as a copy of the parameters.
+    saved = TrainState(
+        model=unwrapped(model),
+        optimizer=optimizer,
+        names=names,
+        layout=layout,
+        ema=train.ema,
+        precision=precision,
+        steps=steps,
+        averaged_as=averaged_as(precision, model, rounded),
+        trained=trained,
+        local=local,
+        portion=build_pipeline_state_sharding(model, execution.trainer.peers.wire),
+    )
+    first = FirstStep(steps, model, layout, report, saved.hidden_state if setup.keeps else None)
+    apply = _apply(setup, execution, first)
     core = Update(
         model=model,
         optimizer=optimizer,
@@ -168,20 +183,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         ),
         cuts=cuts,
         modes=Modes(optimizer, model.parameters(), execution.reducers.after_step),
-        # After the strategy has made replicas equal: the average begins as a copy of the parameters.
-        saved=TrainState(
-            model=unwrapped(model),
-            optimizer=optimizer,
-            names=names,
-            layout=layout,
-            ema=train.ema,
-            precision=precision,
-            steps=steps,
-            averaged_as=averaged_as(precision, model, rounded),
-            trained=trained,
-            local=local,
-            portion=build_pipeline_state_sharding(model, execution.trainer.peers.wire),
-        ),
+        saved=saved,
         reads_at_once=device.type == "cpu" if whole else isinstance(apply, HostApply),
         settings=settings,
         compiled=update or compiled,

@@ -28,7 +28,6 @@ from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used
 from evenstep.train.attributes import TrainerAttributes
-from evenstep.train.checks.optimizer import watch_first_step
 from evenstep.train.lr_finder import FoundLr, search
 from evenstep.train.old_arguments import takes_old_arguments
 from evenstep.train.result import Prediction, Result
@@ -158,8 +157,6 @@ class Trainer(TrainerAttributes):
             failures=failures,
             log=log,
         )
-        if keeps:
-            watch_first_step(optimizer, self._loop.engine.parts.saved.hidden_state)
         self._agree = partial(check_agreement, self._loop, train)
         self._run = self._group.run_of(self._loop, self._agree)
         mark_used({**setup.kept, **self._loop.engine.bus.kept})
