@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import lru_cache
 from importlib import import_module
-from inspect import currentframe
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
@@ -412,18 +411,6 @@ def unwrapped_step(optimizer: Any) -> Callable[[Any], object] | None:
     ):
         return step.__wrapped__
     return None
-
-
-def steps_in_progress(optimizer: Optimizer) -> int:
-    """How many steps of this optimizer are being taken: two where one has called that of its base class.
-
-    Read from the stack, since torch tells no hook of a step that has raised.
-    """
-    steps, frame = 0, currentframe()
-    while frame is not None:
-        steps += frame.f_code is _WRAPPED_STEP and frame.f_locals.get("self") is optimizer
-        frame = frame.f_back
-    return steps
 
 
 @lru_cache(maxsize=64)

@@ -116,14 +116,14 @@ class Stage:
             Op.BACKWARD: self._backward,
             Op.INPUT_BACKWARD: self._input_backward,
             Op.WEIGHT_BACKWARD: self._weight_backward,
-            Op.SEND_OUTPUT: self._send,
-            Op.SEND_GRADIENT: self._send,
-            Op.RECEIVE_INPUT: self._receive,
-            Op.RECEIVE_GRADIENT: self._receive,
-            Op.ARM: self._arm,
-            Op.REDUCE: self._reduce,
-            Op.UNSHARD: self._unshard,
-            Op.RESHARD: self._reshard,
+            Op.SEND_OUTPUT: lambda action, step: self._edges.send(action),
+            Op.SEND_GRADIENT: lambda action, step: self._edges.send(action),
+            Op.RECEIVE_INPUT: lambda action, step: self._edges.receive(action),
+            Op.RECEIVE_GRADIENT: lambda action, step: self._edges.receive(action),
+            Op.ARM: lambda action, step: reducer.arm(),
+            Op.REDUCE: lambda action, step: reducer.reduce(step.num_microbatches),
+            Op.UNSHARD: lambda action, step: cast("GathersPerPlan", reducer).unshard(),
+            Op.RESHARD: lambda action, step: cast("GathersPerPlan", reducer).reshard(),
         }
 
     def forget(self) -> None:
@@ -168,24 +168,6 @@ class Stage:
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         accumulate(waiting)
         self._end_backward(action.microbatch, step)
-
-    def _arm(self, action: Action, step: PlanStep) -> None:
-        self.reducer.arm()
-
-    def _reduce(self, action: Action, step: PlanStep) -> None:
-        self.reducer.reduce(step.num_microbatches)
-
-    def _send(self, action: Action, step: PlanStep) -> None:
-        self._edges.send(action)
-
-    def _receive(self, action: Action, step: PlanStep) -> None:
-        self._edges.receive(action)
-
-    def _unshard(self, action: Action, step: PlanStep) -> None:
-        cast("GathersPerPlan", self.reducer).unshard()
-
-    def _reshard(self, action: Action, step: PlanStep) -> None:
-        cast("GathersPerPlan", self.reducer).reshard()
 
     def _go_back(self, microbatch: int, step: PlanStep) -> None:
         crossing = self._live.pop(microbatch, None)

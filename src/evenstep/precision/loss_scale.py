@@ -57,7 +57,7 @@ class LossScaled(Precision):
         self._initial = float(initial)
         self._growth_updates = growth_updates
         self._tolerance = tolerance
-        self.lowest_scale = self._floor = floor
+        self.lowest_scale = floor
         self.scale = float(initial)
         self._scale_after: float | None = None  # the scale that a tolerated overflow has lowered for one update
         self._clean_updates = 0  # committed since the last overflow or change of the scale
@@ -74,10 +74,10 @@ class LossScaled(Precision):
 
     def overflowed(self) -> None:
         lower = self.scale / 2
-        if lower < self._floor:
+        if lower < self.lowest_scale:
             raise NonFiniteError(
                 f"gradients overflow float16 even at a loss scale of {self.scale:g}, and half of it would be below "
-                f"the floor of {self._floor:g}: the loss has most likely diverged. Lower the learning rate, clip "
+                f"the floor of {self.lowest_scale:g}: the loss has most likely diverged. Lower the learning rate, clip "
                 f"gradients, or train with precision '{self.instead}'; a lower `floor` only helps if gradients are "
                 f"really that large."
             )
@@ -101,7 +101,7 @@ class LossScaled(Precision):
             "initial": self._initial,
             "growth_updates": self._growth_updates,
             "tolerance": self._tolerance,
-            "floor": self._floor,
+            "floor": self.lowest_scale,
         }
 
     @property

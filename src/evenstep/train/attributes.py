@@ -191,7 +191,7 @@ class TrainerAttributes:
             ArgumentError: a name that is none of these, or a value that is not like its parameter.
         """
         check_like_parameters(values, self._loop.engine.model)
-        return self._loop.engine.core.norms(values)
+        return self._loop.engine.parts.execution.norms.each(values)
 
     def settle(self) -> None:
         """Learn which updates were committed; where one was not, `progress` is before it, and it is made again.

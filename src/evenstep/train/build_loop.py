@@ -1,50 +1,57 @@
-"""Puts the loop of a run together, from the engine and plain arguments: feed, evaluations, checkpoints, requests.
+"""Puts the loop of a run together, from a setup and plain arguments: reporter, engine, feed, evaluations, checkpoints.
 
 Here is decided, once, how often an update's verdict is read and whether micro-batches are fitted to the memory. It runs
 nothing.
 """
 
-from pathlib import Path
-from typing import Any
-
 from evenstep.checkpoint import Mirror
 from evenstep.data import Data
-from evenstep.options import Checkpointing, Failures, Logging, Training
+from evenstep.events import HookTrainer
+from evenstep.optim.schedules import plateaus_of
+from evenstep.options import Checkpointing, Failures, Logging
+from evenstep.parallel import Group
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import Evaluations
-from evenstep.train.failures.policies import Policies
 from evenstep.train.feed import Feed
 from evenstep.train.flops import peak_flops
 from evenstep.train.loop import Loop
-from evenstep.train.reporter import Reporter
 from evenstep.train.requests import Requests
+from evenstep.train.setup import Setup
+from evenstep.train.standard_hooks import Follow, build_reporter
 from evenstep.train.state.checkpointer import Checkpointer
 from evenstep.train.state.run_folder import RunFolder
-from evenstep.train.state.run_state import RunState
+from evenstep.train.state.run_state import RunState, updates_of
+from evenstep.train.tasks.listening import listeners
 
 
 def build_loop(
-    engine: Engine,
+    trainer: HookTrainer,
+    group: Group,
+    setup: Setup,
     *,
     data: Data,
     sets: dict[str, Data],
-    policies: Policies,
-    reporter: Reporter,
-    folder: Path | None,
-    config: dict[str, Any],
+    hooks: object,
     updates: int | None,
     epochs: int | None,
-    train: Training,
     checkpoint: Checkpointing,
     failures: Failures,
     log: Logging,
 ) -> Loop:
-    """The loop and its components, each built of those before it; arguments are a trainer's, or of `Loop`.
+    """The loop and its components, each built of those before it; other arguments are the trainer's.
 
     Args:
+        trainer: which its hooks see.
+        group: all ranks of the run.
         sets: of data to evaluate on, by name.
-        config: kept with checkpoints.
     """
+    followers = [*listeners(setup.tasks.by_name), *(Follow(plateau) for plateau in plateaus_of(setup.lr_schedule))]
+    reporter = build_reporter(
+        trainer, group, hooks, followers, log=log, checkpoint=checkpoint, on_hook_error=failures.hook
+    )
+    planned = updates if epochs is None else updates_of(data, epochs, setup.seed)
+    engine = Engine.of(setup, updates=planned, bus=reporter.bus, report=reporter.report)
+    folder, config, train = trainer.folder, dict(checkpoint.config or {}), setup.train
     peak = None if log.peak_tflops is None else log.peak_tflops * 1e12
     settle = train.settle_every_updates or log.every_updates
     known_at_once = engine.parts.reads_at_once or not data.knows_length
@@ -61,7 +68,7 @@ def build_loop(
             pin_memory=engine.parts.context.device.type == "cuda",
             max_skipped_samples=failures.max_skipped_samples,
         ),
-        policies=policies,
+        policies=setup.policies,
         evaluator=evaluator,
         checkpointer=Checkpointer(state=state, folder=own, options=checkpoint, reporter=reporter),
         reporter=reporter,

@@ -133,7 +133,9 @@ class Engine:
         check_own_loop(setup.lr_schedule, setup.strategy.group)
         check_told_by_engine(setup.tasks.by_name)
         bus = Bus(listeners(setup.tasks.by_name), cast("Any", self))
-        self._build(setup, updates=updates, bus=bus, report=_warn)
+        # on standard error, unless Python's `logging` is told otherwise
+        warn = logging.getLogger("evenstep").warning
+        self._build(setup, updates=updates, bus=bus, report=lambda incident: warn(incident.message))
         self.prepare()
         mark_used(setup.kept)
 
@@ -179,13 +181,7 @@ class Engine:
         check_ties(unwrapped(self.model), parts.core.trained.names)
         let_ask(self, setup.tasks.by_name)
         let_begin_late(self.optimizer)
-        self._causes = AbortCauses(
-            core=parts.core,
-            model=self.model,
-            execution=parts.execution,
-            precision=self.precision,
-            storage=self.storage,
-        )
+        self._causes = AbortCauses(parts.core, self.model, parts.execution, self.precision, self.storage)
 
     # --- for loops of one's own
 
@@ -203,8 +199,7 @@ class Engine:
             EvenstepError: what went wrong, for the person who must act. Nothing has changed then, unless the message
                 says so.
         """
-        context = self.parts.context
-        update = self.progress.update + 1
+        update, context = self.progress.update + 1, self.parts.context
         self.group.at(update)
         batch = global_batch(microbatches, self.progress.position, self.reducers.group)
         self.storage.discard_from(0)  # what nobody has read of the update before
@@ -226,7 +221,8 @@ class Engine:
                     aborted = None
                 if aborted is None:
                     self.after_update(pending.number)
-                    return self._committed(pending)
+                    self._last_loss = SummedLoss(self.storage.pending_sum(LOSS, update=update), self.group)
+                    return Committed.of(pending, self._last_loss, partial(self._metrics, update))
                 if aborted.incident.kind != "overflow":
                     return aborted
                 self.lower_scale()
@@ -243,7 +239,7 @@ class Engine:
         context = self.parts.context
         apart = replace(context, storage=build_storage(context.tasks, context.device))
         values: dict[str, float] = {}
-        with around_evaluation(self.bus, self.progress.update, values), self.together():
+        with around_evaluation(self.bus, self.progress.update, EVALUATION, values), self.together():
             records = self.evaluated(EVALUATION, batch, context=apart)
             values |= {record.name: record.value for record in records}
         return {name.removeprefix(f"{EVALUATION}/"): value for name, value in values.items()}
@@ -310,32 +306,24 @@ class Engine:
 
     def dispatch(self, batch: GlobalBatch) -> PendingUpdate:
         """Compute one update, and apply it where its gradient is finite; the device may be at it still on return."""
-        if not self.reducers.is_alone:
-            return self._dispatched(self._compute(batch, self.progress))
-        began = self.storage.mark()
-        return self._dispatched(replace(self._compute(batch, self.progress), began=began))
+        began = self.storage.mark() if self.reducers.is_alone else (0, 0)
+        pending = self._compute(batch, self.progress)
+        pending.began = began
+        return self._dispatched(pending)
 
     def carry_out(self) -> None:
         """Apply what was computed when a rank was lost, since another has applied its own: see `Update.is_in_doubt`."""
         self._dispatched(self.core.carry_out())
 
     def _dispatched(self, pending: PendingUpdate) -> PendingUpdate:
-        pending = self._fitting(pending)
+        while self.reducers.is_alone and (overflow := self._causes.own_overflow(pending)):
+            self._report(overflow)  # made again at once: the other ranks, which step alone too, know nothing of it
+            self.lower_scale()
+            pending = replace(self._compute(pending.batch, pending.before), began=pending.began)
         self._pending.append(pending)
         progress = pending.before.committed(pending.batch, skipped_samples=pending.skipped_samples)
         object.__setattr__(self, "progress", progress)  # not by way of what refuses all others
         self.precision.committed()
-        return pending
-
-    def _fitting(self, pending: PendingUpdate) -> PendingUpdate:
-        """An update of this rank, which steps alone, at a loss scale that its gradient does not overflow.
-
-        It is computed again at lower ones at once, as the others know nothing of it.
-        """
-        while self.reducers.is_alone and (overflow := self._causes.own_overflow(pending)):
-            self._report(overflow)
-            self.lower_scale()
-            pending = replace(self._compute(pending.batch, pending.before), began=pending.began)
         return pending
 
     @property
@@ -378,11 +366,7 @@ class Engine:
                 self._empty_cache(number)
 
     def lower_scale(self) -> None:
-        """Let an update that overflowed be tried again.
-
-        Raises:
-            NonFiniteError: there is no lower loss scale.
-        """
+        """Let an update that overflowed be tried again; raises NonFiniteError where there is no lower loss scale."""
         self._causes.lower_scale()
 
     def skip(self, batch: GlobalBatch) -> None:
@@ -409,8 +393,7 @@ class Engine:
     @property
     def is_whole(self) -> bool:
         """Whether this rank holds its part of the state after the last committed update, without asking the others."""
-        reducers = self.reducers
-        away = reducers.is_torn or reducers.in_flight or reducers.owes_share(self.progress.update)
+        away = self.reducers.is_torn or self.reducers.in_flight or self.reducers.owes_share(self.progress.update)
         return self.core.is_whole and not away
 
     def prepare(self) -> None:
@@ -512,15 +495,6 @@ class Engine:
         if self.reducers.is_alone:
             self.after_update(self.progress.update)
 
-    def _committed(self, pending: PendingUpdate) -> Committed:
-        self._last_loss = SummedLoss(self.storage.pending_sum(LOSS, update=pending.number), self.group)
-        return Committed.of(pending, self._last_loss, partial(self._metrics, pending.number))
-
     def _metrics(self, update: int) -> Mapping[str, float]:
         records = self.storage.settle(self.group.gather)
         return {record.name.removeprefix("train/"): record.value for record in records if record.update == update}
-
-
-def _warn(incident: Incident) -> None:
-    """Says what went wrong and was mended: on standard error, unless Python's `logging` is told otherwise."""
-    logging.getLogger("evenstep").warning(incident.message)

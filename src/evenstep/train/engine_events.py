@@ -1,6 +1,6 @@
-"""What an engine of one's own tells its tasks: that an update, or an evaluation, begins and ends.
+"""What hooks and tasks are told of: that an update of an engine of one's own, or any evaluation, begins and ends.
 
-A trainer's loop tells its hooks and tasks by itself, with more than an engine knows.
+Of its updates a trainer's loop tells by itself, with more than an engine knows.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,14 +30,14 @@ def around_update(
     return bus.span("update", lambda: begin, end)
 
 
-def around_evaluation(bus: Bus, update: int, values: Mapping[str, float]) -> AbstractContextManager[None]:
-    """Between `before_evaluate` and `after_evaluate` of the parameters after `update`.
+def around_evaluation(bus: Bus, update: int, name: str, values: Mapping[str, float]) -> AbstractContextManager[None]:
+    """Between `before_evaluate` and `after_evaluate` of the parameters after `update`, on the set of this name.
 
     Args:
         values: the metrics by name, which are there at the end.
     """
     return bus.span(
         "evaluate",
-        lambda: EvaluateBegin(update=update, name=EVALUATION),
-        lambda error: EvaluateEnd(update=update, name=EVALUATION, metrics=values),
+        lambda: EvaluateBegin(update=update, name=name),
+        lambda error: EvaluateEnd(update=update, name=name, metrics=values),
     )

@@ -132,8 +132,23 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     layout = execution.reducers.layout
     steps = build_steps(precision, model=model, optimizer=optimizer, rounded=rounded, layout=layout, seed=setup.seed)
     local = build_local_state(execution.reducers, optimizer, steps, train.ema)
-    apply = _apply(setup, execution, FirstStep(steps, model, layout, report))
     trained = TrainedParameters(model, optimizer, names, share=execution.reducers.share, check=precision.check_trained)
+    # After the strategy has made replicas equal: the average begins as a copy of the parameters.
+    saved = TrainState(
+        model=unwrapped(model),
+        optimizer=optimizer,
+        names=names,
+        layout=layout,
+        ema=train.ema,
+        precision=precision,
+        steps=steps,
+        averaged_as=averaged_as(precision, model, rounded),
+        trained=trained,
+        local=local,
+        portion=build_pipeline_state_sharding(model, execution.trainer.peers.wire),
+    )
+    first = FirstStep(steps, model, layout, report, saved.hidden_state if setup.keeps else None)
+    apply = _apply(setup, execution, first)
     core = Update(
         model=model,
         optimizer=optimizer,
@@ -159,23 +174,16 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         core=core,
         compute=update or core,
         teacher=teacher,
-        guard=_guard(setup, context, execution, cuts),
+        guard=Guard(
+            run=LossRunner(context=context, execution=execution, cuts=cuts),
+            model=model,
+            # on standard error, unless Python's `logging` is told otherwise; once for all ranks
+            say=logging.getLogger("evenstep").warning if execution.group.rank == 0 else lambda text: None,
+            pending=set(context.tasks) if train.check_loss else set[str](),
+        ),
         cuts=cuts,
         modes=Modes(optimizer, model.parameters(), execution.reducers.after_step),
-        # After the strategy has made replicas equal: the average begins as a copy of the parameters.
-        saved=TrainState(
-            model=unwrapped(model),
-            optimizer=optimizer,
-            names=names,
-            layout=layout,
-            ema=train.ema,
-            precision=precision,
-            steps=steps,
-            averaged_as=averaged_as(precision, model, rounded),
-            trained=trained,
-            local=local,
-            portion=build_pipeline_state_sharding(model, execution.trainer.peers.wire),
-        ),
+        saved=saved,
         reads_at_once=device.type == "cpu" if whole else isinstance(apply, HostApply),
         settings=settings,
         compiled=update or compiled,
@@ -237,18 +245,6 @@ def _apply(setup: Setup, execution: Execution, steps: Steps) -> Apply:
     )
 
 
-def _guard(setup: Setup, context: TrainContext, execution: Execution, cuts: SplitLimit) -> Guard:
-    return Guard(
-        run=LossRunner(context=context, execution=execution, cuts=cuts),
-        model=setup.model,
-        context=context,
-        execution=execution,
-        cuts=cuts,
-        say=_say_of(execution),
-        pending=set(context.tasks) if setup.train.check_loss else set[str](),
-    )
-
-
 def _teacher(setup: Setup, execution: Execution) -> Teacher | None:
     asking = [name for name, task in setup.tasks.by_name.items() if task.uses_average]
     model, ema, reducers, wire = setup.model, setup.train.ema, execution.reducers, execution.trainer.peers.wire
@@ -278,8 +274,3 @@ def _stepped(model: nn.Module, names: Sequence[Sequence[str]]) -> list[nn.Parame
     """What the optimizer steps, in an order that does not depend on its groups: norms are added up in it."""
     by_name, stepped = named_parameters(model), {name for group in names for name in group}
     return [by_name[name] for name in in_order(unwrapped(model), by_name) if name in stepped]
-
-
-def _say_of(execution: Execution) -> Callable[[str], None]:
-    """Says a sentence once for all ranks: on standard error, unless Python's `logging` is told otherwise."""
-    return logging.getLogger("evenstep").warning if execution.group.rank == 0 else lambda text: None

@@ -11,8 +11,8 @@ from typing import cast, final
 
 from evenstep.data import Data
 from evenstep.errors import ArgumentError
-from evenstep.events import EvaluateBegin, EvaluateEnd
 from evenstep.train.engine import Engine
+from evenstep.train.engine_events import around_evaluation
 from evenstep.train.predict import predict
 from evenstep.train.reporter import Reporter
 from evenstep.train.result import Prediction
@@ -70,12 +70,7 @@ class Evaluations:
 
     def _one(self, name: str, data: Data) -> dict[str, float]:
         values: dict[str, float] = {}
-        update = self.engine.progress.update
-        with self.engine.bus.span(
-            "evaluate",
-            lambda: EvaluateBegin(update=update, name=name),
-            lambda error: EvaluateEnd(update=update, name=name, metrics=values),
-        ):
+        with around_evaluation(self.engine.bus, self.engine.progress.update, name, values):
             records = self.engine.evaluated(name, data)
             self.reporter.writers.write(records)
             values |= {record.name: record.value for record in records}

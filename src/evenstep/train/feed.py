@@ -66,6 +66,13 @@ class Feed:
         """The next global batch; None at the end of the data."""
         return self._again.popleft() if self._again else next(self._batches, None)
 
+    def peek(self) -> GlobalBatch | None:
+        """The same, which comes again."""
+        batch = self.take()
+        if batch is not None:
+            self.take_again([batch])
+        return batch
+
     def take_again(self, batches: Sequence[GlobalBatch]) -> None:
         """Let `batches` come next, in their order."""
         self._again.extendleft(reversed(batches))

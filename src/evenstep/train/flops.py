@@ -40,7 +40,12 @@ def flops_per_sample(engine: Engine, batch: GlobalBatch) -> float | None:
     """
     first = batch.microbatches[:1]
     mark, counter = engine.storage.mark(), FlopCounterMode(display=False)
-    with engine.bus.silent(), engine.reducers.uncompressed(), _uncompiled(), counter:
+    with (
+        engine.bus.silent(),
+        engine.reducers.uncompressed(),
+        cast("Any", torch.compiler).set_stance("force_eager"),  # in compiled kernels nothing can be counted
+        counter,
+    ):
         engine.core.rerun(replace(batch, microbatches=first), engine.progress.update + 1)
     engine.storage.drop_after(mark)
     engine.core.begin()
@@ -73,8 +78,3 @@ def peak_of(name: str, precision: str, *, tf32: bool) -> float | None:
     half, tf, single, eight = known
     value = eight if precision.startswith("float8") else (tf if tf32 else single) if precision == "32-true" else half
     return value * 1e12 or None
-
-
-def _uncompiled() -> Any:
-    """Inside, what `torch.compile` has made computes as it was written: in its kernels nothing can be counted."""
-    return cast("Any", torch.compiler).set_stance("force_eager")

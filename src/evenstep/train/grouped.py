@@ -80,18 +80,13 @@ def grouped_optimizer(
     for part, names in dealt.items():
         group = grouping.groups.get(part.group, _NONE)
         kind = group.optimizer or optimizer
-        common = dict(options or {}) if kind is optimizer else {}
-        own = {
-            "params": [by_name[name] for name in names if name in by_name],
-            "name": part.name,
-            "lr": (lr if group.lr is None else group.lr) * (group.lr_factor or 1.0) * grouping.factor(part, num_layers),
-            **common,
-            **group.options,
-            **({} if group.weight_decay is None else {"weight_decay": group.weight_decay}),
-            **({} if part.decays else {"weight_decay": 0.0}),
-        }
+        rate = (lr if group.lr is None else group.lr) * (group.lr_factor or 1.0) * grouping.factor(part, num_layers)
+        own = {"name": part.name, "lr": rate, **((options or {}) if kind is optimizer else {}), **group.options}
+        if not part.decays or group.weight_decay is not None:
+            own["weight_decay"] = group.weight_decay if part.decays else 0.0
         _check_taken(kind, own, part.group)
-        made.setdefault(kind, []).append(own)
+        parameters_here = [by_name[name] for name in names if name in by_name]
+        made.setdefault(kind, []).append({"params": parameters_here, **own})
     if not made:
         raise ArgumentError(
             "there is nothing to train: all parameters are frozen; leave some out of the frozen groups."

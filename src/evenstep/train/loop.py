@@ -16,7 +16,7 @@ begins from there with a new pass over the data. Each step returns why the loop 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias, cast, final
+from typing import Any, Literal, NoReturn, TypeAlias, cast, final
 
 from evenstep.data import GlobalBatch
 from evenstep.errors import DataError
@@ -138,12 +138,12 @@ class Loop:
             if leave is not None:
                 return leave
         if agreed.evaluate:
-            with requests.evaluating():
+            with requests.granting("evaluate"):
                 self.evaluator.all()
                 agreed = requests.agree(group)
             leave = self._write() if agreed.save else None  # what hooks have put when they heard of it
         if agreed.save and leave is None:
-            with requests.saving(), self.engine.phases.only("save"):
+            with requests.granting("save"), self.engine.phases.only("save"):
                 self.checkpointer.begin()
         return leave or agreed.stop
 
@@ -166,18 +166,15 @@ class Loop:
     def _fit(self) -> None:
         if not self.fits_memory or self.end() is not None:
             return
-        batch = self.feed.take()
-        if batch is not None:
-            self.feed.take_again([batch])
+        if (batch := self.feed.peek()) is not None:
             self.engine.core.fit(batch)
         self.fits_memory = False
 
     def _count_flops(self) -> None:
         if not self.counts_flops or self.end() is not None:
             return
-        engine, batch = self.engine, self.feed.take()
+        engine, batch = self.engine, self.feed.peek()
         if batch is not None:
-            self.feed.take_again([batch])
             with engine.phases.only("check"):
                 throughput = engine.storage.throughput
                 throughput.flops_per_sample = flops_per_sample(engine, batch)
@@ -303,10 +300,7 @@ class Loop:
         batch, number = aborted.pending.batch, aborted.pending.number
         decision = self.policies.about_abort(aborted.incident)
         if decision.answer is Answer.STOP:
-            self.in_progress = batch, number
-            incident, error = self.engine.explain(aborted, decision.incident)
-            self.reporter.report(incident)
-            raise error
+            self._stop_for(aborted, decision.incident)
         self.reporter.report(decision.incident)
         if decision.answer in (Answer.REWIND, Answer.REWIND_PAST):
             self.feed.used(number, batch)
@@ -327,11 +321,15 @@ class Loop:
             return
         decision = self.policies.about_abort(aborted.incident)
         if decision.answer is Answer.STOP:
-            self.in_progress = aborted.pending.batch, aborted.pending.number
-            incident, error = self.engine.explain(aborted, decision.incident)
-            self.reporter.report(incident)
-            raise error
+            self._stop_for(aborted, decision.incident)
         self.reporter.report(left_out(decision.incident))
+
+    def _stop_for(self, aborted: Aborted, incident: Incident) -> NoReturn:
+        """Raise what an aborted update ends the run with."""
+        self.in_progress = aborted.pending.batch, aborted.pending.number
+        incident, error = self.engine.explain(aborted, incident)
+        self.reporter.report(incident)
+        raise error
 
     def _write(self) -> GoBack | None:
         """Write all settled metrics, and do what is decided about a spike of the loss among them.
@@ -369,7 +367,7 @@ class Loop:
         """Evaluate and save what is not yet; a run that was stopped goes on later, so it is only saved."""
         if end.outcome == "done" and self.evaluator.all_at != self.engine.progress.update:
             self.evaluator.all()
-        wanted = self.requests.take_save()  # by what has heard of the evaluation
+        wanted, self.requests.save = self.requests.save, False  # by what has heard of the evaluation
         checkpointer = self.checkpointer
         checkpointer.settle()
         if checkpointer.enabled and (wanted or checkpointer.saved_at != self.engine.progress.update):

@@ -34,7 +34,7 @@ from evenstep.memory import is_out_of_memory
 from evenstep.nothing import NOTHING
 from evenstep.pipeline import Stage
 from evenstep.pipeline.compiled import as_written
-from evenstep.train.context import MicrobatchResults, TrainContext
+from evenstep.train.context import TrainContext
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.memory.sub_batch import SubBatch, whole_of
 from evenstep.train.randomness import LOSS, branch_of
@@ -58,12 +58,15 @@ class MicrobatchStep:
         update: number of the update that metrics are recorded under.
         factor: what the gradient of each loss is multiplied by, beside its coefficient and after its divisor.
         prefix: of the metrics' names.
-        cuts: how finely micro-batches must be cut to fit into memory.
-        is_dummy: whether they count nowhere, and run only because those of other ranks do.
+        cuts: how finely micro-batches must be cut to fit into memory; by default they are not.
         model: given to tasks that evaluate by themselves; None where that is not asked.
 
     Attributes:
-        is_dummy: see the arguments.
+        is_dummy: whether they count nowhere, and run only because those of other ranks do.
+        work: this rank's micro-batches.
+        num_microbatches: of the update, over all ranks.
+        gathered: what is known of the micro-batches that have run.
+        late_weights: the weights that came with losses, by the micro-batches' numbers.
         acted: counts the time of what was just done.
         doing: what it does now, or did when something was raised: the phase ("transfer", "forward", "backward"), the
             micro-batch's number, and the piece.
@@ -75,18 +78,19 @@ class MicrobatchStep:
         weights: Weights,
         *,
         path: tuple[int | str, ...],
-        update: int,
-        factor: float,
-        prefix: str,
-        cuts: SplitLimit,
-        is_dummy: bool = False,
+        update: int = 0,
+        factor: float = 1.0,
+        prefix: str = "",
+        cuts: SplitLimit | None = None,
         model: nn.Module | None = None,
     ) -> None:
-        self.is_dummy, self._model = is_dummy, model
-        self._context, self._weights, self._cuts = context, weights, cuts
+        self.is_dummy, self._model = False, model
+        self._context, self._weights, self._cuts = context, weights, cuts or SplitLimit()
         self._update, self._factor = update, factor
         self._branch = branch(context.seed, *path)
-        self._recording = Recording(context, weights, update, prefix)
+        self.work, self.num_microbatches = weights.work, weights.num_microbatches
+        self._recording = recording = Recording(context, weights, update, prefix)
+        self.gathered, self.late_weights = recording.gathered, recording.late_weights
         self.acted = context.phases.acted
         self._parts: dict[int, tuple[Microbatch, SubBatch]] = {}
         self._completes: dict[int, int] | None = None  # where there are several pieces
@@ -102,28 +106,9 @@ class MicrobatchStep:
         """One micro-batch that counts nowhere: other ranks need its calls beside theirs."""
         one = replace(microbatch, index=0)
         weights = Weights.of_one(one, weight=0.0)
-        silent, path = context.silently(), ("unseen",)
-        return cls(silent, weights, path=path, update=0, factor=0.0, prefix="", cuts=SplitLimit(), is_dummy=True)
-
-    @property
-    def work(self) -> tuple[Microbatch, ...]:
-        """This rank's micro-batches."""
-        return self._weights.work
-
-    @property
-    def num_microbatches(self) -> int:
-        """Of the update, over all ranks."""
-        return self._weights.num_microbatches
-
-    @property
-    def gathered(self) -> MicrobatchResults:
-        """What is known of the micro-batches that have run."""
-        return self._recording.gathered
-
-    @property
-    def late_weights(self) -> dict[int, Tensor]:
-        """The weights that came with losses, by the micro-batches' numbers."""
-        return self._recording.late_weights
+        step = cls(context.silently(), weights, path=("unseen",), factor=0.0)
+        step.is_dummy = True
+        return step
 
     def lay_out(self, work: tuple[Microbatch, ...]) -> tuple[int, ...]:
         """The numbers of what goes through the plan: those of the micro-batches, or of all their pieces in order.
@@ -151,7 +136,6 @@ class MicrobatchStep:
         """Apply a stage, and where it gives the task's loss, compute and record that.
 
         Args:
-            stage: any of the model's.
             received: the outputs of earlier stages that it takes.
             microbatch: its number in the plan.
 
@@ -165,12 +149,11 @@ class MicrobatchStep:
         try:
             if one.index in self._weights.failures:
                 raise self._weights.failures[one.index]
-            task, batch, randomness = context.tasks[one.task], None, context.randomness
-            if stage.takes_batch:
-                batch = piece.data
-                if context.transfer is not None:
-                    batch = context.transfer(batch)
-                    context.phases.lap("transfer")
+            task, randomness = context.tasks[one.task], context.randomness
+            batch = piece.data if stage.takes_batch else None
+            if stage.takes_batch and context.transfer is not None:
+                batch = context.transfer(batch)
+                context.phases.lap("transfer")
             randomness.begin(context.device, branch_of(self._branch, one.index, piece.path))
             if stage.takes_batch:
                 batch = task.transform(batch)

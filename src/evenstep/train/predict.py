@@ -96,18 +96,11 @@ def _kept(batch: GlobalBatch, context: TrainContext, execution: Execution) -> li
     for name in dict.fromkeys(part.task for part in batch.parts) or [""]:  # one task after the other, on all ranks
         work = tuple(one for one in batch.microbatches if one.task == name)
         recorders, silent = _recording(context)
-        weights = Weights(
-            totals={name: 1.0},
-            num_microbatches=batch.num_microbatches,
-            each={one.index: 1.0 for one in work},
-            divisors={},
-            work=work,
-            num_tasks=1,
-        )
+        weights = Weights.of_forwards(name, work, num_microbatches=batch.num_microbatches)
         path = ("predict", batch.position.batch)
         with context.teaching(name):
             execution.pad_passes(work, partial(_dummy, context), backward=False, kind=f"predict {name}")
-            with MicrobatchStep(silent, weights, path=path, update=0, factor=1.0, prefix="", cuts=SplitLimit()) as step:
+            with MicrobatchStep(silent, weights, path=path) as step:
                 execution.evaluator.run(execution.forwards(step.lay_out(step.work)), step)
         if execution.holds_output:
             outputs = recorders[name].kept if work else []

@@ -87,29 +87,14 @@ class Requests:
         return Agreed(stop=end, save=save, evaluate=evaluate)
 
     @contextmanager
-    def evaluating(self) -> Generator[None]:
-        """An evaluation is no longer wanted, unless it breaks off because ranks have been lost or have come."""
-        self.evaluate = False
+    def granting(self, wish: Literal["save", "evaluate"]) -> Generator[None]:
+        """What is done inside is no longer wanted, unless it breaks off because ranks have been lost or have come."""
+        setattr(self, wish, False)
         try:
             yield
         except LostRankError:
-            self.evaluate = True
+            setattr(self, wish, True)
             raise
-
-    @contextmanager
-    def saving(self) -> Generator[None]:
-        """The same for a checkpoint."""
-        self.save = False
-        try:
-            yield
-        except LostRankError:
-            self.save = True
-            raise
-
-    def take_save(self) -> bool:
-        """Whether a checkpoint was wanted; it no longer is."""
-        wanted, self.save = self.save, False
-        return wanted
 
     def take_go_back(self) -> GoBack | None:
         """Where the run must go back to; it is no longer requested."""

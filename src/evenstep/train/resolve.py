@@ -17,7 +17,7 @@ from evenstep.errors import ArgumentError
 from evenstep.keywords import answer_calls
 from evenstep.optim.schedules import LR_SCHEDULES, LrSchedule
 from evenstep.options import Failures, check_evaluation_names
-from evenstep.parallel import Strategy, device_of_rank, launched_group, strategy_named
+from evenstep.parallel import Single, Strategy, device_of_rank, launched_group, strategy_named
 from evenstep.plugins import COMBINES, load
 from evenstep.precision import PRECISIONS, FullPrecision, Precision
 from evenstep.train.checks.arguments import check_kind
@@ -127,8 +127,6 @@ def strategy_of(given: object, device: object) -> Strategy:
         name = str(device) if not isinstance(device, str) else device
         return strategy_named(given, launched_group(device_of_rank(name)))
     if given is None:
-        from evenstep.parallel import Single
-
         return Single()
     advice = "one of 'auto', 'single', 'ddp', 'fsdp', 'zero1', 'local', or an object such as `Ddp(Processes(device))`"
     check_kind("strategy", given, Strategy, advice)

@@ -53,6 +53,7 @@ class Setup:
         linear_layers: those that compute in a format of their own.
         recomputed: the modules whose activations are not kept.
         empty_cache: called with the number of each update that has ended; None where nothing is emptied.
+        keeps: whether checkpoints are saved.
     """
 
     model: nn.Module
@@ -69,6 +70,7 @@ class Setup:
     linear_layers: Chosen
     recomputed: Chosen
     empty_cache: Callable[[int], None] | None
+    keeps: bool
 
     @property
     def kept(self) -> dict[str, object]:
@@ -137,15 +139,7 @@ def set_up(
         for one in tasks.by_name.values():
             one.prepare(model)
         if train.compile == "update":
-            check_whole_update(
-                model=model,
-                tasks=tasks,
-                optimizer=optimizer,
-                strategy=sharing,
-                precision=formats,
-                policies=policies,
-                device=on,
-            )
+            check_whole_update(model, tasks, optimizer, sharing, formats, policies, on)
         setup = Setup(
             model=model,
             tasks=tasks,
@@ -161,6 +155,7 @@ def set_up(
             linear_layers=choose_linear_layers(model, formats),
             recomputed=choose_modules(model, train.memory.checkpoint),
             empty_cache=build_emptying(train.memory.empty_cache_every_updates, on),
+            keeps=keeps,
         )
         check_unused(setup.kept)
         return setup

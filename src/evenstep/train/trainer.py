@@ -21,21 +21,18 @@ from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError
 from evenstep.events import Hook, TrainBegin, TrainEnd
 from evenstep.nothing import NOTHING
-from evenstep.optim.schedules import LrSchedule, plateaus_of
+from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Checkpointing, Failures, Logging, Reset, Training, check_length
 from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used
 from evenstep.train.attributes import TrainerAttributes
-from evenstep.train.checks.optimizer import watch_first_step
-from evenstep.train.engine import Engine
 from evenstep.train.lr_finder import FoundLr, search
 from evenstep.train.old_arguments import takes_old_arguments
 from evenstep.train.result import Prediction, Result
 from evenstep.train.state import Tree
 from evenstep.train.state.afresh import resets_of
-from evenstep.train.tasks.listening import listeners
 from evenstep.train.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -116,8 +113,6 @@ class Trainer(TrainerAttributes):
         from evenstep.train.checks.resume import check_keeping, check_rewinding, try_resume
         from evenstep.train.resolve import evaluations_of, policies_of
         from evenstep.train.setup import set_up
-        from evenstep.train.standard_hooks import Follow, build_reporter
-        from evenstep.train.state.run_state import updates_of
 
         check_length(updates, epochs)
         check_engine_arguments(model=model, task=task, optimizer=optimizer, seed=seed, device=device, train=train)
@@ -148,37 +143,23 @@ class Trainer(TrainerAttributes):
         self.model, self.optimizer, self.evaluations = model, optimizer, sets
         self.device, self.storage = setup.device, setup.storage
         self.folder = None if folder is None else Path(folder).expanduser()
-        planned = updates if epochs is None else updates_of(batches, epochs, seed)
         self._resumed = False
-        told = listeners(setup.tasks.by_name)
-        followers = [*told, *(Follow(plateau) for plateau in plateaus_of(setup.lr_schedule))]
-        reporter = build_reporter(
-            self, self._group, hooks, followers, log=log, checkpoint=checkpoint, on_hook_error=failures.hook
-        )
-        engine = Engine.of(setup, updates=planned, bus=reporter.bus, report=reporter.report)
-        config = dict(checkpoint.config or {})
         self._loop = build_loop(
-            engine,
+            self,
+            self._group,
+            setup,
             data=batches,
             sets=sets,
-            policies=policies,
-            reporter=reporter,
-            folder=self.folder,
-            config=config,
+            hooks=hooks,
             updates=updates,
             epochs=epochs,
-            train=train,
             checkpoint=checkpoint,
             failures=failures,
             log=log,
         )
-        if keeps:
-            watch_first_step(optimizer, engine.parts.saved.hidden_state)
-        said = {"tasks": [*setup.tasks.by_name], "config": config, "clip_norm": train.clip_norm}
-        said["ema"] = train.ema and {**train.ema.settings, "evaluated": train.ema.evaluated}
-        self._agree = partial(check_agreement, self._loop, optimizer, engine.core.trained.names, self.evaluations, said)
+        self._agree = partial(check_agreement, self._loop, train)
         self._run = self._group.run_of(self._loop, self._agree)
-        mark_used({**setup.kept, **reporter.bus.kept})
+        mark_used({**setup.kept, **self._loop.engine.bus.kept})
         self._is_built = True
 
     def footprint(self) -> "Footprint":

@@ -5,10 +5,10 @@ precision, the way of applying. The update asks nothing about modes. It does not
 about an abort; that is the loop's. Until it applies, it may be begun anew at any point (`recovery`).
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -43,22 +43,6 @@ from evenstep.train.tasks.combine import Combine
 from evenstep.train.tasks.late_weights import build_gather
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.weigh import Weights, weigh
-
-
-class Computed(NamedTuple):
-    """What has been computed of an update, of which nothing is applied.
-
-    Args:
-        weights: what its losses cover.
-        gathered: what is known of this rank's micro-batches.
-        grads: the gradients, perhaps in shards.
-        squared: ‖g‖₂² over all parameters, stages and shards; None where nobody has work, or no task gave a loss.
-    """
-
-    weights: Weights
-    gathered: MicrobatchResults
-    grads: list[Tensor]
-    squared: Tensor | None
 
 
 @final
@@ -123,7 +107,6 @@ class Update:
         self._ema = ema
         self.learning_rates = learning_rates
         self._buffers = Buffers(model)
-        self._changing = (self._buffers,) if self._buffers.exist else ()
         self._dependence = Dependence(
             buffers=self._buffers, randomness=context.randomness, unkeyed=unkeyed, execution=execution, report=report
         )
@@ -156,12 +139,9 @@ class Update:
                     f"update {update} trains a model that is in evaluation mode; something has called `eval()` on it "
                     f"and not `train()` afterwards. Freeze single layers by calling `eval()` on those."
                 )
-            computed: Computed | None = None
             for attempt in self._recovery.attempts(f"update {update}", update, self._discarding()):
                 with attempt:
-                    computed = self._weigh_and_run(batch, update)
-            assert computed is not None
-            self._in_doubt = partial(self._judge_and_apply, computed, batch, before)
+                    self._in_doubt = self._weigh_and_run(batch, before)
             if self._promised != update:
                 self._promised = update
                 self._execution.reducers.promise()
@@ -183,25 +163,37 @@ class Update:
         assert apply is not None, "it has been computed"
         return apply()
 
-    def _weigh_and_run(self, batch: GlobalBatch, update: int) -> Computed:
-        """Compute the update's gradients and their squared norm; nothing is applied."""
-        weights = self._weigh(batch)
+    def _weigh_and_run(self, batch: GlobalBatch, before: Progress) -> Callable[[], PendingUpdate]:
+        """Compute the update's gradients and their squared norm; gives what applies them."""
+        update, weights = before.update + 1, self.weigh(batch)
         self._context.phases.lap("weigh")
         if not weights.totals:  # nobody has work
-            return Computed(weights, MicrobatchResults(), [], None)
+            return partial(self._judge_and_apply, batch, before, weights, MicrobatchResults(), [], None)
         gathered = self._gather(weights, update)
-        for buffers in self._changing:
-            buffers.settle()
-            buffers.find()
+        if self._buffers.exist:
+            self._buffers.settle()
+            self._buffers.find()
         self.look(update)
         self._execution.reducers.share_buffers(self._buffers)
         self._buffers.find_received()
         grads = gradients(self._parameters, sparse=self._sparse)
-        return Computed(weights, gathered, grads, self._execution.norms.squared(grads))
+        squared = self._execution.norms.squared(grads)
+        return partial(self._judge_and_apply, batch, before, weights, gathered, grads, squared)
 
-    def _judge_and_apply(self, computed: Computed, batch: GlobalBatch, before: Progress) -> PendingUpdate:
-        """Step the optimizer if the gradient is finite; gives how the update ended."""
-        weights, gathered, grads, squared = computed
+    def _judge_and_apply(
+        self,
+        batch: GlobalBatch,
+        before: Progress,
+        weights: Weights,
+        gathered: MicrobatchResults,
+        grads: list[Tensor],
+        squared: Tensor | None,
+    ) -> PendingUpdate:
+        """Step the optimizer if the gradient is finite; gives how the update ended.
+
+        Args:
+            squared: ‖g‖₂² over all parameters, stages and shards; None where nobody has work, or no task gave a loss.
+        """
         update = before.update + 1
         rates = self.learning_rates(update, batch.position.epoch)
         if squared is None:  # nobody has work, or no loss of what is trained
@@ -222,8 +214,7 @@ class Update:
         with named, self._context.bus.span("step", begin, lambda error: StepEnd(update=update)):
             applied = self._apply(grads, squared, divisor, update)
             self._execution.reducers.after_step()
-        for buffers in self._changing:
-            buffers.restore(applied.aborted)
+        self._buffers.restore(applied.aborted)
         self._is_unjudged = False
         # a verdict that is still on the device is not read here: the average follows it there; of ranks that step alone
         # it follows what they share
@@ -266,25 +257,23 @@ class Update:
 
     def _discarding(self) -> Callable[[], None]:
         """What undoes a try that begins now."""
-        return partial(self._undo, self._context.storage.mark())
+        mark = self._context.storage.mark()
 
-    def _undo(self, mark: tuple[int, int]) -> None:
-        self._discard(mark)
-        self._buffers.restore(1.0)
+        def discard() -> None:
+            self._discard(mark)
+            self._buffers.restore(1.0)
+
+        return discard
 
     def look(self, update: int) -> None:
         """Say what the update's passes have shown that is worth knowing, once."""
         for look in self._looks:
             look(update)
 
-    def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `NormsOfWhole.each`."""
-        return self._execution.norms.each(values)
-
     def begin(self) -> None:
         """Take the buffers as they are: whatever the user did to them since the last update stays."""
-        for buffers in self._changing:
-            buffers.begin()
+        if self._buffers.exist:
+            self._buffers.begin()
 
     def fit(self, batch: GlobalBatch) -> None:
         """Find out how much fits: try ever larger parts of this rank's first micro-batch, forward and backward.
@@ -340,7 +329,7 @@ class Update:
     def rerun(self, batch: GlobalBatch, update: int) -> None:
         """Compute the gradients of an aborted update once more, to look at them; nothing is applied."""
         place = f"update {update}, which is looked at again"
-        self._again(place, update, lambda: self._gather(self._weigh(batch), update))
+        self._again(place, update, lambda: self._gather(self.weigh(batch), update))
 
     @contextmanager
     def at_lowest_scale(self) -> Generator[None]:
@@ -355,6 +344,9 @@ class Update:
     def is_finite(self, batch: GlobalBatch, update: int) -> bool:
         """Whether the gradient of an aborted update is finite if it is computed again; all ranks ask together."""
         self.rerun(batch, update)
+        return self._has_finite_gradient()
+
+    def _has_finite_gradient(self) -> bool:
         squared = self._execution.norms.squared(gradients(self._parameters, sparse=self._sparse))
         return squared is None or bool(squared.isfinite())
 
@@ -366,18 +358,18 @@ class Update:
         causes = find_causes(gathered, self._execution.together)
         if causes or len(self._context.tasks) == 1:
             return causes
-        weights = self._weigh(batch)
+        weights = self.weigh(batch)
         for name in weights.totals:
             place = f"task {name} of update {update}"
             self._again(place, update, lambda name=name: self._accumulate(weights.of(name), update))
-            squared = self._execution.norms.squared(gradients(self._parameters, sparse=self._sparse))
-            if squared is not None and not bool(squared.isfinite()):
+            if not self._has_finite_gradient():
                 causes.append(
                     FailureCause(microbatch=-1, task=name, why="its gradient is not finite, though its losses are")
                 )
         return causes
 
-    def _weigh(self, batch: GlobalBatch) -> Weights:
+    def weigh(self, batch: GlobalBatch) -> Weights:
+        """Count the weights of an update; see `weigh`."""
         context = self._context
         group, tolerant = self._execution.reducers.together, context.poison is not None
         stamp = 1.0 if group.ranks == 1 else 1.0 + (self.trained.stamp ^ self.learning_rates.stamp)

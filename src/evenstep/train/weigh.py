@@ -55,6 +55,14 @@ class Weights:
         each, divisors = {number: weight}, {number: 1.0}
         return cls(totals=totals, num_microbatches=1, each=each, divisors=divisors, work=(microbatch,), num_tasks=1)
 
+    @classmethod
+    def of_forwards(cls, task: str, work: tuple[Microbatch, ...], *, num_microbatches: int) -> Self:
+        """Those of micro-batches of one task that only go forward: 1 each."""
+        each = {one.index: 1.0 for one in work}
+        return cls(
+            totals={task: 1.0}, num_microbatches=num_microbatches, each=each, divisors={}, work=work, num_tasks=1
+        )
+
     def of(self, *tasks: str) -> Self:
         """The part of these tasks."""
         work = tuple(microbatch for microbatch in self.work if microbatch.task in tasks)
@@ -105,6 +113,23 @@ def weigh(
             f"`requires_grad` or the optimizer's `lr` was changed on some ranks only. Change it on all of them at the "
             f"same update; a hook that is `first_rank_only` runs on one."
         )
+    totals, divisors = _summed(tasks, batch, everybody)
+    return Weights(
+        totals=totals,
+        num_microbatches=batch.num_microbatches,
+        each=each,
+        divisors=divisors,
+        work=tuple(work),
+        num_tasks=len(totals),
+        failures=failures,
+        skipped_samples=int(everybody[-2]),
+    )
+
+
+def _summed(
+    tasks: Mapping[str, Task], batch: GlobalBatch, everybody: Sequence[float]
+) -> tuple[dict[str, float], dict[int, float]]:
+    """`Weights.totals` and `Weights.divisors`, from the weights of all micro-batches of the update."""
     totals: dict[str, float] = {}
     divisors: dict[int, float] = {}
     spans = _spans(batch) if batch.parts else {"": [range(batch.num_microbatches)]}
@@ -121,16 +146,7 @@ def weigh(
             divisors.update(dict.fromkeys(numbers, total))
         else:
             divisors.update(_of_batches(theirs, everybody))
-    return Weights(
-        totals=totals,
-        num_microbatches=batch.num_microbatches,
-        each=each,
-        divisors=divisors,
-        work=tuple(work),
-        num_tasks=len(totals),
-        failures=failures,
-        skipped_samples=int(everybody[-2]),
-    )
+    return totals, divisors
 
 
 def _of_batches(spans: Sequence[range], everybody: Sequence[float]) -> Iterator[tuple[int, float]]:

@@ -73,10 +73,12 @@ class Timer(Hook):
                 self._put(event.update)
 
     def before_evaluate(self, event: EvaluateBegin) -> None:
-        self._pause_began = perf_counter()
+        if not self._saving:  # else the pause has begun, and goes on
+            self._pause_began = perf_counter()
 
     def after_evaluate(self, event: EvaluateEnd) -> None:
-        self._began += perf_counter() - self._pause_began
+        if not self._saving:
+            self._began += perf_counter() - self._pause_began
 
     def before_save(self, event: SaveBegin) -> None:
         self._pause_began = perf_counter()

@@ -4,16 +4,15 @@ Each rank describes what it was given, and all compare it with the first rank's.
 that ranks stay together while they train is the strategy's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim import Optimizer
 
-from evenstep.data import Data
 from evenstep.errors import ReplicaError
 from evenstep.internals import unwrapped
 from evenstep.names import named_parameters, state_of
+from evenstep.options import Training
 from evenstep.parallel import Group
 from evenstep.train.checks.model import check_ties
 from evenstep.version import __version__
@@ -22,22 +21,14 @@ if TYPE_CHECKING:
     from evenstep.train.loop import Loop
 
 
-def check_agreement(
-    loop: "Loop",
-    optimizer: Optimizer,
-    groups: Sequence[Sequence[str]],
-    evaluations: Mapping[str, Data],
-    given: Mapping[str, object],
-) -> None:
+def check_agreement(loop: "Loop", train: Training) -> None:
     """Raise ReplicaError unless all ranks are about to train the same; all ranks call it together.
 
     Args:
-        optimizer: of this rank's parameters.
-        groups: the names of each of its groups' parameters, over all ranks that share them.
-        evaluations: sets of data by name.
-        given: further arguments of the run, as plain values by name.
+        train: how its updates are made.
     """
-    last, engine = loop.updates or 1000, loop.engine
+    last, engine, ema = loop.updates or 1000, loop.engine, train.ema
+    optimizer, groups = engine.optimizer, engine.core.trained.names
     run: dict[str, object] = {
         "evenstep": __version__,
         "torch": torch.__version__,
@@ -47,12 +38,15 @@ def check_agreement(
         "updates": loop.updates,
         "epochs": loop.epochs,
         "data": loop.feed.data.fingerprint(),
-        "evaluations": {name: data.fingerprint() for name, data in evaluations.items()},
+        "evaluations": {name: data.fingerprint() for name, data in loop.evaluator.sets.items()},
         "optimizer": type(optimizer).__name__,
         **{f"optimizer.param_groups[{n}]": options_of(group) for n, group in enumerate(optimizer.param_groups)},
         "the number of parameter groups": len(optimizer.param_groups),
         "lr_schedule": engine.core.learning_rates.factors([1, max(last // 2, 1), last]),
-        **given,
+        "tasks": [*engine.parts.context.tasks],
+        "config": loop.checkpointer.state.config,
+        "clip_norm": train.clip_norm,
+        "ema": ema and {**ema.settings, "evaluated": ema.evaluated},
     }
     check_same_on_all_ranks(engine.group, run)
     # Ranks that hold different stages of a model agree with those that hold the same.

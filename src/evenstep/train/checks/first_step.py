@@ -1,8 +1,9 @@
-"""Looks at the first step of an optimizer: whether it has changed anything, and left the parameters where they were.
+"""Looks at the first step of an optimizer: whether it has changed anything, and nothing that a run would lose.
 
 A step that changes none of its parameters, though their gradients are not zero, is said once: the class may do nothing,
 put it off, or move by less than the number format can hold. Which of several parameters a step should have changed, and
-by how much, nobody but its author knows; that is not judged. Later steps cost one call more.
+by how much, nobody but its author knows; that is not judged. What no checkpoint would hold, and parameters that are no
+longer where shards are gathered from, are refused. Later steps cost one call more.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,6 +16,9 @@ from evenstep.errors import ArgumentError
 from evenstep.events import Incident
 from evenstep.internals import local_tensor
 from evenstep.names import named_parameters
+from evenstep.optim.hidden_state import HiddenState
+from evenstep.optim.low_bit import is_low_bit
+from evenstep.optim.multi import inner
 from evenstep.optim.stepping import Steps
 from evenstep.parallel.layout import ParameterLayout
 
@@ -31,6 +35,7 @@ class FirstStep(Steps):
         model: whose parameters are stepped.
         layout: who holds what of them.
         report: told of a step that changes nothing.
+        hidden: what the optimizer keeps that its state does not hold, where checkpoints are saved; made before it.
 
     >>> from evenstep.parallel import Group
     >>> weight = nn.Linear(1, 1, bias=False)
@@ -44,9 +49,14 @@ class FirstStep(Steps):
     """
 
     def __init__(
-        self, steps: Steps, model: nn.Module, layout: ParameterLayout, report: Callable[[Incident], None]
+        self,
+        steps: Steps,
+        model: nn.Module,
+        layout: ParameterLayout,
+        report: Callable[[Incident], None],
+        hidden: HiddenState | None = None,
     ) -> None:
-        self._steps, self._model, self._layout, self._report = steps, model, layout, report
+        self._steps, self._model, self._layout, self._report, self._hidden = steps, model, layout, report, hidden
         self._is_first = True
 
     def __call__(self, optimizer: Any, update: int) -> None:
@@ -54,7 +64,8 @@ class FirstStep(Steps):
 
         Raises:
             OutOfMemoryError: there is no room for it.
-            ArgumentError: it has put other tensors in the place of parameters that are cut over ranks.
+            ArgumentError: it has put other tensors in the place of parameters that are cut over ranks, or changed what
+                no checkpoint will hold.
         """
         if not self._is_first:
             self._steps(optimizer, update)
@@ -65,6 +76,8 @@ class FirstStep(Steps):
         before = [(one.data_ptr(), _seen(one)) for one in watched]
         self._steps(optimizer, update)
         self._is_first = False
+        if self._hidden is not None and (fault := self._hidden.fault() or _of_no_format(optimizer)):
+            raise ArgumentError(f"the checkpoints of this run could not be resumed: {fault}.")
         if self._layout.divides == "elements":
             self._check_places(optimizer, moving, [place for place, _ in before])
         elif (
@@ -112,6 +125,20 @@ def _seen(tensor: Tensor) -> Tensor:
         return value.clone()
     real = torch.view_as_real(value) if value.is_complex() else value
     return real.view(_BITS[real.itemsize]).sum()
+
+
+def _of_no_format(optimizer: Any) -> str:
+    """What of the state is a tensor of somebody's own kind, for which files have no format; else ""."""
+    for one in inner(optimizer):
+        for state in one.state.values():
+            for name, value in state.items() if isinstance(state, dict) else ():
+                is_own = isinstance(value, Tensor) and type(value).__module__.partition(".")[0] != "torch"
+                if is_own and not is_low_bit(value):
+                    return (
+                        f"`{name}` in the state of {type(one).__name__} is a {type(value).__name__}, for which files "
+                        f"have no format; keep no checkpoints (no `folder`), or take an optimizer of plain tensors"
+                    )
+    return ""
 
 
 def _idle(optimizer: Any, count: int, update: int) -> Incident:

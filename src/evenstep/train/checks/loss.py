@@ -39,18 +39,14 @@ from evenstep.train.checks.loss_faults import (
     uncut_note,
     weight_fault,
 )
-from evenstep.train.context import TrainContext
-from evenstep.train.execution import Execution
+from evenstep.train.checks.loss_runner import SIXTEEN_BITS, LossRunner, weight_of_piece
 from evenstep.train.memory.split import num_samples
-from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.memory.sub_batch import SubBatch, parts_of, reason_not_cut, whole_of
 from evenstep.train.side_effects import evaluating, without_side_effects
 from evenstep.train.tasks.now import checking_losses
 from evenstep.train.tasks.task import Task
-from evenstep.train.weigh import weight_of
 
 TRIES = 8  # global batches in which a task's micro-batches are looked at, where none of them can be halved
-SIXTEEN_BITS = frozenset({torch.float16, torch.bfloat16})
 REPEATS = 6  # of a suspect whole, to see how far random numbers move it: with 2 they seem not to, once in 40 times
 
 
@@ -68,20 +64,14 @@ class Guard:
     """Compares losses with those of halves, once for each task.
 
     Args:
-        run: takes pieces of a micro-batch of a task forward; a `LossRunner`.
-        context: tasks, precision and device.
-        execution: how forwards are run, and on which ranks.
-        cuts: how finely micro-batches must be cut to fit into memory; learns of what can't be cut.
+        run: takes pieces of a micro-batch of a task forward; its cuts learn of what can't be cut.
         say: says a sentence to the person who started the run.
         pending: the tasks that are to be looked at; none where losses are not checked.
         tries: in how many global batches each of them was looked at without a result.
     """
 
-    run: Callable[[str, Microbatch | None, Sequence[SubBatch], str], LossValues]
+    run: LossRunner
     model: nn.Module
-    context: TrainContext
-    execution: Execution
-    cuts: SplitLimit
     say: Callable[[str], None]
     pending: set[str]
     tries: dict[str, int] = field(default_factory=dict[str, int])
@@ -105,9 +95,10 @@ class Guard:
         began = perf_counter()
         names = dict.fromkeys(part.task for part in batch.parts) or {"": None}
         norms = batch_norms(self.model) if batch.num_microbatches > 1 and self.model.training else []
-        for name in [one for one in names if one in self.pending and one in self.context.tasks and one not in besides]:
-            owners = [self.model, *self.context.tasks.values()]
-            with without_side_effects(owners), evaluating(self.model, self.context.device), _as_in_training():
+        tasks, device = self.run.context.tasks, self.run.context.device
+        for name in [one for one in names if one in self.pending and one in tasks and one not in besides]:
+            owners = [self.model, *tasks.values()]
+            with without_side_effects(owners), evaluating(self.model, device), _as_in_training():
                 notes = self._look(name, [one for one in batch.microbatches if one.task == name])
             for note in [*notes, *([norm_note(norms)] if norms and name not in self.pending else [])]:
                 about = note.partition(":")[0]
@@ -118,7 +109,7 @@ class Guard:
 
     def _look(self, name: str, microbatches: Sequence[Microbatch]) -> list[str]:
         """Look at one task; gives what is to be said."""
-        task, gather = self.context.tasks[name], self.execution.group.gather
+        task, gather = self.run.context.tasks[name], self.run.execution.group.gather
         trial, uncut = self._trial(task, microbatches)
         self.tries[name] = self.tries.get(name, 0) + 1
         if self.tries[name] >= TRIES:
@@ -136,7 +127,7 @@ class Guard:
         fault, note = self._judged(task, trial, given, again if suspect else None, tolerance)
         if values.error and values.done:
             uncut = f"its first part raised {values.error}"
-            self.cuts.uncut.append((task, uncut))
+            self.run.cuts.uncut.append((task, uncut))
         notes = [note] if note else [uncut_note(task, uncut)] if uncut and not given else []
         if values.error and not values.done and self.tries[name] > 1:  # an update has raised nothing since
             notes = [unchecked_note(task, values.error)]
@@ -153,7 +144,7 @@ class Guard:
         why = ""
         try:
             for one in microbatches:
-                whole = self.cuts.pieces(task, whole_of(one))[0]
+                whole = self.run.cuts.pieces(task, whole_of(one))[0]
                 why = why or reason_not_cut(task, whole)
                 try:
                     parts = parts_of(task, whole)
@@ -167,15 +158,15 @@ class Guard:
 
     def _tolerance(self, *, narrow: bool) -> Tolerance:
         """How exactly losses can be compared, of which some are `narrow`."""
-        gathers = self.execution.reducers.gather_dtype
+        context, gathers = self.run.context, self.run.execution.reducers.gather_dtype
         formats = {parameter.dtype for parameter in self.model.parameters()}
-        if narrow or gathers or self.context.precision.name != "32-true" or not formats.isdisjoint(SIXTEEN_BITS):
+        if narrow or gathers or context.precision.name != "32-true" or not formats.isdisjoint(SIXTEEN_BITS):
             return NARROW
-        return WIDE if self.context.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest" else FAST
+        return WIDE if context.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest" else FAST
 
     def _again(self, name: str, trial: TrialBatch | None) -> SecondLook | None:
         """Look a second time, with other random numbers, at a whole and at the parts of its parts."""
-        task, deeper = self.context.tasks[name], list[list[SubBatch]]()
+        task, deeper = self.run.context.tasks[name], list[list[SubBatch]]()
         pieces: list[SubBatch] = []
         if trial is not None:
             for part in trial.parts:
@@ -252,8 +243,3 @@ def _described(trial: TrialBatch) -> str:
     count = num_samples(whole.data, whole.num_samples)
     samples = "" if count is None else f" ({count} samples)"
     return f"micro-batch {number}{samples}" if not whole.path else f"a part of micro-batch {number}{samples}"
-
-
-def weight_of_piece(task: Task, piece: SubBatch) -> float:
-    """The weight of a piece; 1 where it comes with the loss."""
-    return 1.0 if task.late_weight else weight_of(task, piece.data, "a part of a micro-batch", piece.num_samples)

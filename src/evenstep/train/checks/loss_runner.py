@@ -17,7 +17,6 @@ from evenstep.data import Microbatch
 from evenstep.errors import TaskError, clause
 from evenstep.memory import give_back, is_out_of_memory
 from evenstep.train.checks.additive import LossValue, LossValues
-from evenstep.train.checks.loss import SIXTEEN_BITS, weight_of_piece
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
 from evenstep.train.memory.split import copied, tensors_in
@@ -29,8 +28,9 @@ from evenstep.train.tasks.derivatives import takes_derivatives
 from evenstep.train.tasks.metrics import is_number
 from evenstep.train.tasks.observed import ObservedTask
 from evenstep.train.tasks.task import Loss, Task
-from evenstep.train.weigh import Weights
+from evenstep.train.weigh import Weights, weight_of
 
+SIXTEEN_BITS = frozenset({torch.float16, torch.bfloat16})
 WHILE_LOOKING = (
     "It was raised while the loss of a micro-batch was compared with those of its halves, as `Task.split` cuts it; "
     "`train=Training(check_loss=False)`, in a run file `train.check_loss = false`, leaves that out."
@@ -97,20 +97,12 @@ class LossRunner:
             derives: whether the loss is known to take derivatives itself, so that it can't be had without a graph.
         """
         execution = self.execution
-        each = {one.index: 1.0 for one in work}
-        weights = Weights(
-            totals={name: 1.0}, num_microbatches=len(work), each=each, divisors={}, work=work, num_tasks=1
-        )
+        weights = Weights.of_forwards(name, work, num_microbatches=len(work))
         dummy = partial(MicrobatchStep.dummy, self._silent(name, _LossRecorder(self.context.tasks[name])))
         execution.pad_passes(work, dummy, backward=False, kind=f"check {name}")
         context, values = self._silent(name, recorder), LossValues()
         try:
-            with (
-                torch.set_grad_enabled(derives),
-                MicrobatchStep(
-                    context, weights, path=(path,), update=0, factor=1.0, prefix="", cuts=SplitLimit()
-                ) as step,
-            ):
+            with torch.set_grad_enabled(derives), MicrobatchStep(context, weights, path=(path,)) as step:
                 execution.evaluator.run(execution.forwards(step.lay_out(work)), step)
         except Exception as error:
             out_of_memory = is_out_of_memory(error)
@@ -149,6 +141,11 @@ class _LossRecorder(ObservedTask):
 
     def loss(self, output: Any, batch: Any) -> Tensor:
         return super().loss(output, batch).requires_grad_(torch.is_grad_enabled())
+
+
+def weight_of_piece(task: Task, piece: SubBatch) -> float:
+    """The weight of a piece; 1 where it comes with the loss."""
+    return 1.0 if task.late_weight else weight_of(task, piece.data, "a part of a micro-batch", piece.num_samples)
 
 
 def _without_graph(loss: Any) -> Any:

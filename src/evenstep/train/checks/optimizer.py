@@ -1,7 +1,7 @@
 """Whether an optimizer can be stepped exactly on these ranks, and be resumed: asked when a trainer is built.
 
 What can't be told before a step, an optimizer that counts steps in an attribute of its own, is asked after the first
-one. Nothing is asked again in later updates.
+one (`first_step`). Nothing is asked again in later updates.
 """
 
 import inspect
@@ -12,9 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
-from evenstep.internals import steps_in_progress
 from evenstep.optim.hidden_state import HiddenState, holds_parameters, tells_itself
-from evenstep.optim.low_bit import is_low_bit
 from evenstep.optim.multi import inner
 from evenstep.optim.sharing import TORCHAO, Granularity, why_not_by
 from evenstep.optim.trial_step import refusals
@@ -152,42 +150,3 @@ def _check_saved(optimizer: Optimizer, layout: ParameterLayout, *, keeps: bool) 
             "parameters, and no safetensors file has complex128; make those parameters complex64, or let `ddp` share "
             "gradients."
         )
-
-
-def watch_first_step(optimizer: Optimizer, hidden: HiddenState) -> None:
-    """After the first step, raise ArgumentError if it has changed what no checkpoint will hold.
-
-    Args:
-        optimizer: of a run that saves checkpoints.
-        hidden: made before that step.
-    """
-
-    is_first = True
-
-    def end(*_: Any) -> None:
-        nonlocal is_first
-        if not is_first or steps_in_progress(optimizer) > 1:  # that of its base class, whose hooks are these as well
-            return
-        is_first = False
-        hooks = after.hooks_dict_ref()
-        if hooks and next(reversed(hooks)) == after.id:  # torch is going through these: with others behind it stays
-            after.remove()
-        fault = hidden.fault() or _of_no_format(optimizer)
-        if fault:
-            raise ArgumentError(f"the checkpoints of this run could not be resumed: {fault}.")
-
-    after = optimizer.register_step_post_hook(end)
-
-
-def _of_no_format(optimizer: Optimizer) -> str:
-    """What of the state is a tensor of somebody's own kind, for which files have no format; else ""."""
-    for one in inner(optimizer):
-        for state in one.state.values():
-            for name, value in state.items() if isinstance(state, dict) else ():
-                is_own = isinstance(value, torch.Tensor) and type(value).__module__.partition(".")[0] != "torch"
-                if is_own and not is_low_bit(value):
-                    return (
-                        f"`{name}` in the state of {type(one).__name__} is a {type(value).__name__}, for which files "
-                        f"have no format; keep no checkpoints (no `folder`), or take an optimizer of plain tensors"
-                    )
-    return ""

@@ -35,7 +35,6 @@ _INSIDE = tuple(
 
 
 def check_whole_update(
-    *,
     model: nn.Module,
     tasks: Tasks,
     optimizer: Optimizer,

@@ -21,7 +21,7 @@ from evenstep.train.update import Update
 
 
 @final
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class AbortCauses:
     """Explains aborted updates.
 

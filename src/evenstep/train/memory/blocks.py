@@ -89,7 +89,7 @@ def _layers_of(model: nn.Module) -> dict[str, nn.Module]:
     """What may be chosen from: a model's children, or the layers of the stages that are here, as they are called."""
     if not isinstance(model, PipelineModel):
         return dict(children_of(unwrapped(model)))
-    return {name: one for stage in model.own for name, one in model.stage_modules[stage].called.items()}
+    return model.own_layers()
 
 
 def _blocks(model: nn.Module, layers: Mapping[str, nn.Module], pipeline: Group, key: str) -> dict[str, nn.Module]:

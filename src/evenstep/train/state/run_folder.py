@@ -128,7 +128,7 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """The folder of checkpoints; asked only where there is a folder."""
         assert self.path is not None, "nothing is kept"
-        return self.path / "checkpoints"
+        return self.path / CHECKPOINTS
 
     def checkpoint_of(self, update: int) -> Path:
         """Where the checkpoint after `update` is."""
@@ -266,7 +266,7 @@ def _trained_before(folder: Path) -> str:
     Raises:
         CheckpointError: a folder that cannot be listed.
     """
-    saved = [path for path in complete_checkpoints(folder / "checkpoints") if step_update(path.name)]
+    saved = [path for path in complete_checkpoints(folder / CHECKPOINTS) if step_update(path.name)]
     if saved:
         return f"checkpoints up to {saved[-1].name}"
     if (folder / EMERGENCY).is_dir():

@@ -55,10 +55,12 @@ class Tasks(NamedTuple):
             ArgumentError: no task, or a name that metrics and files cannot have.
         """
         tasks = named(task)
+        # a weight that comes late is divided by before the next task's gradient is added
+        late = len(tasks) > 1 and any(one.late_weight for one in tasks.values())
         return cls(
             by_name=tasks,
-            coefficients=coefficients_of(coefficients),
-            combine=combine_of(combine, tasks),
+            coefficients=coefficients if isinstance(coefficients, Coefficients) else Fixed(coefficients),
+            combine=Separate() if combine is None and late else combine,
             norm_statistics=norm_statistics,
             distinguished=bool(coefficients) or norm_statistics == "per-task",
         )
@@ -89,17 +91,6 @@ def named(task: Task | Mapping[str, Task]) -> dict[str, Task]:
         )
     check_task_names(map(str, task))
     return dict(task)
-
-
-def coefficients_of(given: Coefficients | Mapping[str, float] | None) -> Coefficients:
-    """Numbers are fixed coefficients."""
-    return given if isinstance(given, Coefficients) else Fixed(given)
-
-
-def combine_of(given: Combine | None, tasks: Mapping[str, Task]) -> Combine | None:
-    """The method asked for; a weight that comes late is divided by before the next task's gradient is added."""
-    late = len(tasks) > 1 and any(task.late_weight for task in tasks.values())
-    return Separate() if given is None and late else given
 
 
 def state_of(task: Task, name: str) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from evenstep.parallel.buffers import running_statistics
 from evenstep.train.checks.whole_update import check_shows_nothing, check_still_capturable
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
-from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.memory.sub_batch import SubBatch
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.outcome import PendingUpdate
@@ -36,7 +35,7 @@ from evenstep.train.recording import Recording
 from evenstep.train.side_effects import without_side_effects
 from evenstep.train.tasks.task import Loss, Task
 from evenstep.train.update import Update
-from evenstep.train.weigh import Weights, weigh
+from evenstep.train.weigh import Weights
 from evenstep.train.whole_update.compilations import Compilations
 from evenstep.train.whole_update.graphs import Graphs, OneGraph, Outcome, Probed, TwoGraphs, Work, form_of
 
@@ -113,8 +112,7 @@ class CompiledUpdate:
         core, context, update = self._core, self._context, before.update + 1
         core.begin()
         core.trained.follow()
-        stamp = 1.0 if self._group.ranks == 1 else 1.0 + (core.trained.stamp ^ core.learning_rates.stamp)
-        weights = weigh(context.tasks, batch, self._group, stamp=stamp)
+        weights = core.weigh(batch)
         context.phases.lap("weigh")
         if not weights.totals or not self._model.training:
             return core(batch, before)
@@ -259,7 +257,6 @@ class CompiledUpdate:
                 update=update,
                 factor=context.precision.scale,
                 prefix="train/",
-                cuts=SplitLimit(),
             )
             with step:
                 self._execution.try_one(step)

@@ -78,6 +78,20 @@ def test_evaluations_and_checkpoints_do_not_count(trainer: Any, clock: Clock) ->
     assert values(trainer)["perf/update_s"] == 1.5
 
 
+def test_an_evaluation_while_a_checkpoint_is_written_does_not_count_twice(trainer: Any, clock: Clock) -> None:
+    hook = begun(trainer)
+    update(hook, clock, 1, 1.0)
+    hook.before_save(SaveBegin(update=1))  # in the background, and not yet ended when the run evaluates at its end
+    clock.now += 1
+    hook.before_evaluate(EvaluateBegin(update=1, name="valid"))
+    clock.now += 50
+    hook.after_evaluate(EvaluateEnd(update=1, name="valid", metrics={}))
+    clock.now += 2
+    hook.after_save(SaveEnd(update=1, path=None))
+    hook.after_train(TrainEnd(update=1, outcome="done", reason="", error=None))
+    assert values(trainer)["perf/update_s"] == 1.0
+
+
 def test_an_update_that_was_given_up_costs_time_but_gives_nothing(trainer: Any, clock: Clock) -> None:
     hook = begun(trainer)
     update(hook, clock, 1, 1.0)
