@@ -5,10 +5,9 @@ epoch, batch), the same for every layout of ranks. It reads no dataset.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import pairwise
-from typing import Literal, cast, final
+from typing import Literal, NamedTuple, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +25,7 @@ __all__ = ["EpochBatches", "Sampling", "check_curriculum", "check_only_for_token
 _LENGTH_WINDOW = 8192
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochBatches:
+class EpochBatches(NamedTuple):
     """The global batches of one epoch, each made when it is asked for.
 
     Args:
@@ -158,9 +155,11 @@ class Sampling:
             tokens = self.sizes.of_epoch(epoch) if self.sizes else cast("int", self.global_batch_tokens)
             samples, edges = self._cut_by_tokens(samples, tokens, key(seed, "batches", epoch) if shuffle else None)
             begins = edges[:-1]
-        return EpochBatches(
-            visited=lambda start, stop: samples[start:stop], num_samples=len(samples), begins=begins, key=epoch_key
-        )
+
+        def visit(start: int, stop: int) -> NDArray[np.int64]:
+            return samples[start:stop]
+
+        return EpochBatches(visited=visit, num_samples=len(samples), begins=begins, key=epoch_key)
 
     def _begins(self, num_samples: int, epoch: int) -> Sequence[int]:
         """Where the batches by samples begin in the order of an epoch."""
