@@ -1,4 +1,4 @@
-"""What is used of torch beside its public names is still as it was found, and stands in one file."""
+"""What is used of torch beside its public names is still as it was found, and stands in one folder."""
 
 import ast
 import functools
@@ -18,9 +18,11 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
 from evenstep import internals
+from evenstep.internals import compiler
 from evenstep.optim.fused import take_step
 
 SOURCE = Path(__file__).parents[2] / "src" / "evenstep"
+OURS = sorted((SOURCE / "internals").glob("*.py"))
 OF_FSDP = {
     "_all_gather_result",
     "_all_gather_comm",
@@ -127,7 +129,7 @@ def private_names(path: Path) -> set[str]:
 
 
 def test_no_other_file_uses_names_of_torchs_that_begin_with_an_underscore() -> None:
-    uses = {str(path.relative_to(SOURCE)): private_names(path) for path in FILES if path.name != "internals.py"}
+    uses = {str(path.relative_to(SOURCE)): private_names(path) for path in FILES if path not in OURS}
     of_metrics = {"events/meters.py": METRICS, "train/tasks/metrics.py": METRICS}
     left = {name: found - PYTHONS - of_metrics.get(name, set()) for name, found in uses.items()}
     assert {name: found for name, found in left.items() if found} == {}
@@ -135,7 +137,7 @@ def test_no_other_file_uses_names_of_torchs_that_begin_with_an_underscore() -> N
 
 def test_nothing_of_torch_is_used_but_these() -> None:
     modules = {"_C", "_pytree", "_python_dispatch"}
-    assert private_names(SOURCE / "internals.py") - modules <= OF_TORCH | OF_FSDP
+    assert set().union(*map(private_names, OURS)) - modules <= OF_TORCH | OF_FSDP
 
 
 SINCE_2_15 = torch.__version__ >= (2, 15)
@@ -253,7 +255,7 @@ def test_a_graph_is_compiled_by_torchs_compiler_with_the_options_that_are_asked_
     asked: list[dict[str, Any]] = []
     inductor = import_module("torch._inductor")
     monkeypatch.setattr(inductor, "compile", lambda graph, inputs, options: asked.append(options))
-    internals.compile_graph(None, [], captured=True)
+    compiler.compile_graph(None, [], captured=True)
     known = cast("Any", import_module("torch._inductor.config")).get_config_copy()
     assert asked[0]["fallback_random"] is True and asked[0].keys() <= known.keys()
     assert asked[0]["triton.cudagraphs"] is True
@@ -267,7 +269,7 @@ def test_what_the_users_own_values_are_is_compared_at_each_call_and_torchs_modul
         by = 2.0
 
     def choose(guards: Any) -> list[bool]:
-        chosen = internals.guards_kept(guards, ("held",))
+        chosen = compiler.guards_kept(guards, ("held",))
         kept.extend(guard.name for guard, is_kept in zip(guards, chosen, strict=True) if is_kept)
         return chosen
 
@@ -280,9 +282,9 @@ def test_what_the_users_own_values_are_is_compared_at_each_call_and_torchs_modul
     first = compiled([one], one)
     Scaling.by = 3.0
     assert not torch.equal(compiled([one], one), first)
-    assert "by" in internals.recompile_reason()
+    assert "by" in compiler.recompile_reason()
     assert not any(name.startswith(("held", "L['held']", "G['__import_torch")) for name in kept)
-    internals.keep_address([one])
+    compiler.keep_address([one])
 
 
 @pytest.mark.parametrize(
@@ -302,7 +304,7 @@ def test_what_the_users_own_values_are_is_compared_at_each_call_and_torchs_modul
 )
 def test_a_comparison_is_left_out_by_what_it_begins_with(name: str, is_kept: bool) -> None:
     guard = SimpleNamespace(name=name, guard_type="EQUALS_MATCH")
-    assert internals.guards_kept([guard], ("step", "gradients.context")) == [is_kept]
+    assert compiler.guards_kept([guard], ("step", "gradients.context")) == [is_kept]
 
 
 def test_gradients_are_off_inside_and_as_they_were_afterwards() -> None:
@@ -320,18 +322,18 @@ def test_what_was_compiled_is_run_and_nothing_else() -> None:
         by = 2.0
 
     def scaled(x: torch.Tensor) -> torch.Tensor:
-        internals.only_compiled()
+        compiler.only_compiled()
         return x * Scaling.by
 
     Scaling, one = Scaled(), torch.ones(1)
     anew = torch.compile(scaled, backend="eager", fullgraph=True, dynamic=False)
-    known = internals.as_compiled(scaled)
-    with pytest.raises(internals.NotCompiledError):
+    known = compiler.as_compiled(scaled)
+    with pytest.raises(compiler.NotCompiledError):
         known(one)
     assert torch.equal(anew(one), known(one))
     Scaling.by = 3.0
     for other in (one, torch.ones(2)):
-        with pytest.raises(internals.NotCompiledError):
+        with pytest.raises(compiler.NotCompiledError):
             known(other)
         assert torch.equal(anew(other), other * 3) and torch.equal(known(other), other * 3)
 
@@ -360,14 +362,14 @@ def test_hooks_inside_of_a_module_are_seen_and_its_own_are_not() -> None:
 
 def test_only_what_the_compiler_raises_is_an_error_of_compiling() -> None:
     exceptions = cast("Any", import_module("torch._dynamo.exc"))
-    assert internals.is_compile_error(exceptions.InternalTorchDynamoError("none"))
-    assert not internals.is_compile_error(ValueError("none"))
+    assert compiler.is_compile_error(exceptions.InternalTorchDynamoError("none"))
+    assert not compiler.is_compile_error(ValueError("none"))
 
 
 def test_every_shape_is_compiled_and_hooks_are_looked_for() -> None:
     config = cast("Any", import_module("torch._dynamo.config"))
     with config.patch(recompile_limit=8, accumulated_recompile_limit=256, skip_nnmodule_hook_guards=True):
-        internals.compile_each_shape()
+        compiler.compile_each_shape()
         assert config.recompile_limit > 1000 and config.accumulated_recompile_limit > 1000
         assert config.skip_nnmodule_hook_guards is False
         assert not getattr(config, "record_runtime_overhead", False)
@@ -377,7 +379,7 @@ def test_why_there_is_no_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     config = cast("Any", import_module("torch._inductor.config"))
     with config.patch({"cpp.cxx": ("no-such-compiler",)}):
         import_module("torch._inductor.cpp_builder").cpp_compiler_search.cache_clear()
-        assert internals.cpp_compiler_fault()
+        assert compiler.cpp_compiler_fault()
     import_module("torch._inductor.cpp_builder").cpp_compiler_search.cache_clear()
 
 

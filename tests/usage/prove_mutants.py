@@ -96,7 +96,7 @@ class Run:
             )
             checks = Training(check_loss=variant.checks_loss, clip_norm=1.0)
 
-            def trainer(*, data: Data, hooks: Sequence[Hook], folder: Path | None) -> evenstep.Trainer:
+            def trainer(data: Data, hooks: Sequence[Hook], folder: Path | None) -> evenstep.Trainer:
                 return evenstep.Trainer(
                     model=model,
                     task=task,

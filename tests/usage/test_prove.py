@@ -21,7 +21,7 @@ NEEDS_FOUR = ("hook with a count", "scheduler not saved", "samples remembered", 
 def verdicts(run: Run, *rows: str, updates: int = 4) -> dict[str, Verdict]:
     """What rows say of a run, all of them by default."""
     made = Prover(run.bench(updates)).rows()
-    return {row.name: row.run() for row in made if not rows or row.name in rows}
+    return {name: row() for name, row in made.items() if not rows or name in rows}
 
 
 def test_a_sound_run_fails_no_row_and_its_loop_by_hand_gives_the_same() -> None:

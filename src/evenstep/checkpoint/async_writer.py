@@ -23,7 +23,7 @@ from evenstep.checkpoint.ranks import ALONE, TALK_EVERY_S, RankGroup, in_backgro
 from evenstep.checkpoint.retention import retain
 from evenstep.checkpoint.staging import Staging
 from evenstep.checkpoint.storage import LOCAL_DISK, Disk
-from evenstep.checkpoint.writer import CheckpointWrite, WriteResult
+from evenstep.checkpoint.writer import CheckpointWrite, Written
 from evenstep.errors import CheckpointError
 
 T = TypeVar("T")
@@ -149,7 +149,7 @@ class AsyncWriter:
         )
         ready = _nothing if self._staging is None else self._staging.copy(save.files())
 
-        def write() -> WriteResult:
+        def write() -> Written:
             ready()
             return save.write()
 
@@ -213,7 +213,7 @@ class AsyncWriter:
         self._pending = None
         return result
 
-    def _publish(self, pending: _PendingSave, results: list[WriteResult]) -> SaveResult:
+    def _publish(self, pending: _PendingSave, results: list[Written]) -> SaveResult:
         path, error = pending.write.publish(results), None
         if self._group.rank == 0:
             try:

@@ -11,9 +11,8 @@ exactly. Where no tensor is cut over ranks there is no `tensors.json`: the heade
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 
@@ -27,8 +26,7 @@ DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 MAX_NUMEL = 2**59
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorPiece:
+class TensorPiece(NamedTuple):
     """A block of a tensor in a file.
 
     Args:
@@ -43,8 +41,7 @@ class TensorPiece:
     end: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorEntry:
+class TensorEntry(NamedTuple):
     """A tensor in a checkpoint: what it is, and where its pieces lie."""
 
     dtype: torch.dtype

@@ -13,7 +13,6 @@ not known here.
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -35,7 +34,6 @@ _WRAPPED = "module."  # what torch's DistributedDataParallel puts before each na
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredWeights:
     """Named tensors in files.
 
@@ -47,11 +45,17 @@ class StoredWeights:
         trained_by: the optimizer for which these are parameters to train, and not those that the run has evaluated.
     """
 
-    source: str
-    outlines: Mapping[str, Tensor]
-    read: Callable[[str], Tensor]
-    verify: Callable[[], None]
-    trained_by: str = ""
+    def __init__(
+        self,
+        *,
+        source: str,
+        outlines: Mapping[str, Tensor],
+        read: Callable[[str], Tensor],
+        verify: Callable[[], None],
+        trained_by: str = "",
+    ) -> None:
+        self.source, self.outlines, self.trained_by = source, outlines, trained_by
+        self.read, self.verify = read, verify
 
     def check_evaluated(self) -> None:
         """Raise CheckpointError where the run has evaluated other parameters, so that others would be worse off."""

@@ -14,10 +14,9 @@ past that did not happen; it stays readable until the new one has its name. Noth
 import errno
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from socket import gethostname
-from typing import Any, final
+from typing import Any, TypeAlias, final
 from zlib import crc32
 
 from evenstep.checkpoint.checksum import Checksum
@@ -32,13 +31,8 @@ from evenstep.checkpoint.table import TABLE, TensorEntry, TensorPiece, piece_key
 from evenstep.checkpoint.tensorfile import TensorFile
 from evenstep.errors import CheckpointError
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteResult:
-    """What one rank has written: its files, and of each piece in them the file and the range of bytes."""
-
-    files: Mapping[str, FileEntry]
-    places: Mapping[str, tuple[str, int, int]]
+Written: TypeAlias = tuple[Mapping[str, FileEntry], Mapping[str, tuple[str, int, int]]]
+"""What one rank has written: its files, and of each piece of a tensor in them the file and the range of bytes."""
 
 
 @final
@@ -94,7 +88,7 @@ class CheckpointWrite:
         bound = [STATE, *([TABLE] if self._entries else [])] if self._first else []
         return [*self._files, *bound]
 
-    def write(self) -> WriteResult:
+    def write(self) -> Written:
         """Write and sync this rank's files.
 
         Raises:
@@ -113,9 +107,9 @@ class CheckpointWrite:
                     f"has made, is not there on {gethostname()}; put the run folder where all ranks see it."
                 ) from error
             raise self._failed(error) from error
-        return WriteResult(files=files, places=places)
+        return files, places
 
-    def publish(self, results: Iterable[WriteResult]) -> Path:
+    def publish(self, results: Iterable[Written]) -> Path:
         """Write what binds all ranks' files together, and give the folder its name; does nothing on other ranks.
 
         Raises:
@@ -197,10 +191,10 @@ class CheckpointWrite:
             raise self._failed(error) from error
         return flat, planner
 
-    def _bind(self, results: list[WriteResult]) -> None:
-        entries = {name: entry for result in results for name, entry in result.files.items()}
+    def _bind(self, results: list[Written]) -> None:
+        entries = {name: entry for files, _ in results for name, entry in files.items()}
         if self._entries:
-            places = {piece: place for result in results for piece, place in result.places.items()}
+            places = {piece: place for _, placed in results for piece, place in placed.items()}
             table = {name: _placed(name, entry, places) for name, entry in self._entries.items()}
             entries[TABLE] = write_file(self._staging / TABLE, [table_bytes(table)], self._disk)
         entries[STATE] = write_file(self._staging / STATE, [self._encoded], self._disk)
@@ -290,8 +284,8 @@ def _placed(name: str, entry: TensorEntry, places: Mapping[str, tuple[str, int, 
     pieces: list[TensorPiece] = []
     for piece in entry.pieces:
         file, begin, end = places[piece_key(name, piece.offsets)]
-        pieces.append(replace(piece, file=file, begin=begin, end=end))
-    return replace(entry, pieces=tuple(pieces))
+        pieces.append(piece._replace(file=file, begin=begin, end=end))
+    return entry._replace(pieces=tuple(pieces))
 
 
 def write_file(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) -> FileEntry:

@@ -33,11 +33,12 @@ from evenstep.checkpoint.folders import without_manifest
 from evenstep.cli.folder import OWN, folder_of, has_saved, where_to_begin
 from evenstep.cli.starting import start_ranks
 from evenstep.cli.summary import describe, parameters_of
-from evenstep.cli.trial import FirstBatch, OneUpdate, followers
+from evenstep.cli.trial import OneUpdate, followers
 from evenstep.config.load import read
 from evenstep.config.named import OpenRun
 from evenstep.config.schema import Config
 from evenstep.config.sources import Setting, settings_of
+from evenstep.data import FirstBatches
 from evenstep.errors import CheckpointError, ConfigError, EvenstepError
 from evenstep.events import Bus, Evaluate
 from evenstep.events.writers.lines import LinesWriter
@@ -139,7 +140,7 @@ def _check(opened: OpenRun, folder: Path, source: str, group: Group, unmet: str)
         one = OneUpdate()
         trainer = replace(parts, config=_staying(opened.config)).trainer(
             hooks=[*followers(opened.config), *([Evaluate(every_updates=1)] if parts.evaluations else []), one],
-            evaluations={name: FirstBatch(data, name=name) for name, data in parts.evaluations.items()},
+            evaluations={name: FirstBatches(data, 1) for name, data in parts.evaluations.items()},
             strategy=build_strategy(opened.config, group if mesh is None else mesh.data),
             kept=opened.plain(),
         )

@@ -109,7 +109,7 @@ def _parse(arguments: Sequence[str]) -> tuple[dict[str, Any], list[Setting]]:
             faults.append(f"`{name}` is not an option of `evenstep plan`; {advice(name, FIELDS)}")
         else:
             try:
-                given[FIELDS[name].name] = checked(name, FIELDS[name].name, each.text)
+                given[FIELDS[name].name] = checked(name, each.text)
             except ConfigError as error:
                 faults += error.faults
     if faults:

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from math import isfinite
-from typing import Any, cast, final
+from typing import Any, final
 
 from evenstep.errors import ConfigError
 
 DRAWINGS = ("text", "svg", "trace", "plan", "torch")
 
 
-def _option(default: Any, kind: type, meaning: str) -> Any:
-    return field(default=default, metadata={"kind": kind, "meaning": meaning})
+def _option(default: Any, meaning: str) -> Any:
+    return field(default=default, metadata={"meaning": meaning})
 
 
 @final
@@ -23,24 +23,24 @@ def _option(default: Any, kind: type, meaning: str) -> Any:
 class Options:
     """What may be asked of a plan."""
 
-    ranks: int = _option(0, int, "pipeline ranks; by default the run's `parallel.pipeline`")
-    microbatches: int = _option(0, int, "micro-batches per update; by default those of the run's first update")
-    stages_per_rank: int = _option(2, int, "stages of each rank, for schedules that take any number; 2 by default")
-    memory_gib: float = _option(0.0, float, "the most memory that a rank may hold")
-    costs: str = _option("", str, "a TOML file of costs: the nine below with _ for -, or a [[layers]] table per layer")
-    forward_ms: float = _option(1.0, float, "a forward of one rank's share of the model, of one micro-batch; 1")
-    input_backward_ms: float = _option(1.0, float, "its gradients of inputs; 1")
-    weight_backward_ms: float = _option(1.0, float, "its gradients of weights; 1")
-    activation_mib: float = _option(0.0, float, "what it keeps from forward to backward")
-    deferred_mib: float = _option(-1.0, float, "what of that stays until the gradients of weights; all by default")
-    state_mib: float = _option(0.0, float, "what it holds all the time: parameters, gradients, optimizer")
-    message_mib: float = _option(0.0, float, "what goes from one stage to the next")
-    latency_us: float = _option(0.0, float, "time of any message")
-    gib_per_s: float = _option(0.0, float, "speed of messages; without it their size takes no time")
-    schedule: str = _option("", str, "what to draw: a schedule of the table or a file of one; the best by default")
-    draw: str = _option("text", str, f"how: {', '.join(DRAWINGS)}")
-    out: str = _option("", str, "the file to draw into")
-    width: int = _option(100, int, "characters of a line of text")
+    ranks: int = _option(0, "pipeline ranks; by default the run's `parallel.pipeline`")
+    microbatches: int = _option(0, "micro-batches per update; by default those of the run's first update")
+    stages_per_rank: int = _option(2, "stages of each rank, for schedules that take any number; 2 by default")
+    memory_gib: float = _option(0.0, "the most memory that a rank may hold")
+    costs: str = _option("", "a TOML file of costs: the nine below with _ for -, or a [[layers]] table per layer")
+    forward_ms: float = _option(1.0, "a forward of one rank's share of the model, of one micro-batch; 1")
+    input_backward_ms: float = _option(1.0, "its gradients of inputs; 1")
+    weight_backward_ms: float = _option(1.0, "its gradients of weights; 1")
+    activation_mib: float = _option(0.0, "what it keeps from forward to backward")
+    deferred_mib: float = _option(-1.0, "what of that stays until the gradients of weights; all by default")
+    state_mib: float = _option(0.0, "what it holds all the time: parameters, gradients, optimizer")
+    message_mib: float = _option(0.0, "what goes from one stage to the next")
+    latency_us: float = _option(0.0, "time of any message")
+    gib_per_s: float = _option(0.0, "speed of messages; without it their size takes no time")
+    schedule: str = _option("", "what to draw: a schedule of the table or a file of one; the best by default")
+    draw: str = _option("text", f"how: {', '.join(DRAWINGS)}")
+    out: str = _option("", "the file to draw into")
+    width: int = _option(100, "characters of a line of text")
 
 
 FIELDS: Mapping[str, "Field[Any]"] = {f"--{each.name.replace('_', '-')}": each for each in fields(Options)}
@@ -65,26 +65,26 @@ def help_text() -> str:
     return "\n".join(f"  {name:<21} {each.metadata['meaning']}" for name, each in FIELDS.items())
 
 
-def checked(said: str, name: str, value: object) -> Any:
-    """`value` as the field `name` wants it.
+def checked(option: str, text: str) -> int | float | str:
+    """The value that `text` says of an option, such as "--ranks".
 
     Raises:
-        ConfigError: it isn't like that; the message calls it `said`.
+        ConfigError: it isn't of the option's kind.
     """
-    kind = cast("type", next(each for each in fields(Options) if each.name == name).metadata["kind"])
+    kind: Any = type(FIELDS[option].default)
     if kind is str:
-        if name == "draw" and value not in DRAWINGS:
-            close = get_close_matches(str(value), DRAWINGS, n=1)
+        if option == "--draw" and text not in DRAWINGS:
+            close = get_close_matches(text, DRAWINGS, n=1)
             advice = f"; did you mean {close[0]}?" if close else "."
             raise ConfigError(
-                [f"`{said}` must be {', '.join(DRAWINGS[:-1])} or {DRAWINGS[-1]}, but is {value}{advice}"]
+                [f"`{option}` must be {', '.join(DRAWINGS[:-1])} or {DRAWINGS[-1]}, but is {text}{advice}"]
             )
-        return value
+        return text
     what, least = ("a whole number", 1) if kind is int else ("a number", 0)
     try:
-        number = kind(cast("Any", value))
-    except (TypeError, ValueError):
-        raise ConfigError([f"`{said}` must be {what}, but is {value}."]) from None
+        number: int | float = kind(text)
+    except ValueError:
+        raise ConfigError([f"`{option}` must be {what}, but is {text}."]) from None
     if not isfinite(number) or number < least:
-        raise ConfigError([f"`{said}` must be {what} of at least {least}, but is {value}."])
+        raise ConfigError([f"`{option}` must be {what} of at least {least}, but is {text}."])
     return number

@@ -9,7 +9,7 @@ them is in `prove_bench`, and what runs one of them in processes of its own in `
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ from evenstep.config.sources import settings_of
 from evenstep.config.tasks import data_tables
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.exits import EXIT_DONE, EXIT_ERROR
-from evenstep.extras.prove.rows import ProofRow, Prover, Verdict, report
+from evenstep.extras.prove.rows import Prover, Verdict
 from evenstep.extras.prove.subject import Bench, Variant
 from evenstep.version import __version__
 from evenstep.writable import why_not_written
@@ -73,9 +73,9 @@ def run(
     )
     every = Prover(bench).rows()
     wanted = [part.strip() for part in (rows or "").split(",")]
-    chosen = [row for row in every if any(part in row.name for part in wanted)]
+    chosen = {name: row for name, row in every.items() if any(part in name for part in wanted)}
     if not chosen:
-        raise ConfigError([f"no row contains `{rows}`; there are {', '.join(row.name for row in every)}."])
+        raise ConfigError([f"no row contains `{rows}`; there are {', '.join(every)}."])
     threads = torch.get_num_threads()
     try:
         found = _prove(chosen, f"{config.name}, {bench.updates} updates")
@@ -95,21 +95,22 @@ def _count(name: str, text: str | None, default: int, *, least: int) -> int:
     return int(text)
 
 
-def _prove(rows: Sequence[ProofRow], what: str) -> list[tuple[str, Verdict, float]]:
+def _prove(rows: Mapping[str, Callable[[], Verdict]], what: str) -> list[tuple[str, Verdict, float]]:
     """Run the rows, and print each as it ends."""
     console = Console(highlight=False, soft_wrap=False)
-    width = max(len(row.name) for row in rows)
+    width = max(map(len, rows))
     console.print(
         Text(f"{'row':<{width}}  {'':<5}  {'difference':>10}  {'bound':>10}  {'s':>5}  compared", style="bold")
     )
     found: list[tuple[str, Verdict, float]] = []
     began = time.perf_counter()
-    for row in rows:
-        verdict, seconds = report(row)
-        found.append((row.name, verdict, seconds))
-        for line in _lines(row.name, verdict, seconds, width):
+    for name, row in rows.items():
+        start = time.perf_counter()
+        verdict, seconds = row(), time.perf_counter() - start
+        found.append((name, verdict, seconds))
+        for line in _lines(name, verdict, seconds, width):
             console.print(line)
-        if row.name == "loss" and verdict.holds is not None and len(rows) > 1:
+        if name == "loss" and verdict.holds is not None and len(rows) > 1:
             console.print(
                 Text(f"{'':<{width}}  all of it takes about {_spelled(_expected(rows, seconds))}", style="dim")
             )
@@ -124,9 +125,9 @@ def _prove(rows: Sequence[ProofRow], what: str) -> list[tuple[str, Verdict, floa
     return found
 
 
-def _expected(rows: Sequence[ProofRow], seconds: float) -> float:
+def _expected(rows: Iterable[str], seconds: float) -> float:
     """Seconds that all rows take, by what the first has taken."""
-    processes = sum(1 + (row.name == "kill") for row in rows if row.name.startswith(("ranks", "stages", "kill")))
+    processes = sum(1 + (name == "kill") for name in rows if name.startswith(("ranks", "stages", "kill")))
     return seconds * _IN_PROCESS + processes * (_START_S + 2 * seconds)
 
 

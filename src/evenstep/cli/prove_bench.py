@@ -20,7 +20,6 @@ from torch.utils.data import Subset
 from evenstep.builders import RunParts, build_mesh, build_parts, build_strategy, make_model, open_run
 from evenstep.builders.data import is_stream
 from evenstep.builders.schedule import build_lr_schedule
-from evenstep.cli.trial import FirstBatch
 from evenstep.config.arguments import Call
 from evenstep.config.named import OpenRun
 from evenstep.config.schema import Config
@@ -28,7 +27,7 @@ from evenstep.config.schema_data import DataTable
 from evenstep.config.sources import Setting
 from evenstep.config.target import loaded_from
 from evenstep.config.tasks import data_tables, largest, schedules_of
-from evenstep.data import Data
+from evenstep.data import Data, FirstBatches
 from evenstep.errors import DataError, EvenstepError
 from evenstep.events import Hook
 from evenstep.extras.prove.subject import Cut, Subject, Variant
@@ -231,9 +230,9 @@ def _varied(config: Config, variant: Variant) -> list[Setting]:
 
 def _subject(opened: OpenRun, parts: RunParts, strategy: Any) -> Subject:
     config = parts.config
-    evaluations = {name: FirstBatch(data, name=name) for name, data in parts.evaluations.items()}
+    evaluations = {name: FirstBatches(data, 1) for name, data in parts.evaluations.items()}
 
-    def trainer(*, data: Data, hooks: Sequence[Hook], folder: Path | None) -> Trainer:
+    def trainer(data: Data, hooks: Sequence[Hook], folder: Path | None) -> Trainer:
         return replace(parts, data=data).trainer(
             hooks=hooks, evaluations=evaluations, strategy=strategy, folder=folder, kept=opened.plain()
         )

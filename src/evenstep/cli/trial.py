@@ -1,17 +1,11 @@
-"""What a run is tried with: one update, the first batch of each evaluation, and the metrics that hooks will follow.
+"""What a run is tried with: one update, and the metrics that hooks will follow.
 
 It stands in for the parts of a run that would write or take long. What is tried is the run's own.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import closing
-from dataclasses import replace
-from typing import Any, cast, final
+from typing import final
 
 from evenstep.config.schema import Config
-from evenstep.data import Data, GlobalBatch, Position
-from evenstep.data.wrapped import WrappedData
-from evenstep.errors import DataError
 from evenstep.events import EvaluateEnd, Hook, TrainBegin, TrainEnd, UpdateBegin, UpdateEnd
 from evenstep.events.hooks.target import MetricTarget
 
@@ -72,37 +66,3 @@ def followers(config: Config) -> list[Hook]:
         for name, section in followed.items()
         if section is not None
     ]
-
-
-@final
-class FirstBatch(WrappedData):
-    """The first global batch of other data, as an epoch.
-
-    Args:
-        name: of the evaluation, for messages.
-    """
-
-    def __init__(self, data: Data, *, name: str) -> None:
-        super().__init__(data)
-        self._name = name
-
-    def through(self, start: Position, read: Callable[[Position], Iterator[GlobalBatch]]) -> Iterator[GlobalBatch]:
-        """Give that one.
-
-        Raises:
-            DataError: there is none.
-        """
-        with closing(cast("Any", read(start))) as batches:
-            first = next(batches, None)
-        if first is None:
-            raise DataError(f"the evaluation {self._name} gave no batch at all; look at its length and filters.")
-        yield replace(first, ends_epoch=True)
-
-    def num_batches(self, epoch: int, *, seed: int) -> int | None:
-        """One."""
-        return 1
-
-    @property
-    def knows_length(self) -> bool:
-        """It does."""
-        return True

@@ -18,6 +18,7 @@ from evenstep.config.section import (
     NAME_OR_TABLE,
     Args,
     Count,
+    Names,
     Natural,
     NonNegative,
     Positive,
@@ -43,7 +44,7 @@ class InitFromTable(Section, of=load_weights):
     path: str
     """A run, a checkpoint or an average of several; a `.safetensors` file, an index of several or a folder with one, as
     the hub has them; or a file of `torch.save`, of which only tensors are read."""
-    only: Annotated[tuple[str, ...], Field(strict=False)]
+    only: Names
     """Patterns of the names to load, such as `encoder.*`; what fits none stays as it is initialised."""
     average: bool
     """Whether to take the average that a run has kept of its parameters."""
@@ -142,7 +143,7 @@ class CoefficientsTable(Section, of=Uncertainty):
 
     kind: Literal["fixed", "uncertainty"] = "fixed"
     """`fixed` takes the tasks' own numbers and their schedules, `uncertainty` learns them with the model."""
-    regression: Annotated[tuple[str, ...], Field(strict=False)]
+    regression: Names
     """Of `uncertainty`: the tasks whose loss is a squared error; others are taken for likelihoods."""
 
 
@@ -155,7 +156,7 @@ class CombineTable(Section, of=GradNorm):
     """Of `grad_norm`: how strongly tasks that learn slowly are favoured."""
     coefficient_lr: Positive
     """Of `grad_norm`: how fast the coefficients move."""
-    parameters: Annotated[tuple[str, ...], Field(strict=False)]
+    parameters: Names
     """Of `grad_norm`: patterns of the shared parameters whose gradients are measured; all by default."""
 
 
@@ -175,7 +176,7 @@ class LossScaleTable(Section, of=Fp16Mixed):
 class ParameterGroupTable(Section, of=ParameterGroup):
     """What some of the model's parameters have of their own."""
 
-    patterns: Annotated[tuple[str, ...], Field(strict=False)]
+    patterns: Names
     """Of their names, where `*` is any text: ["head.*", "*.bias"]."""
     dims: Natural | None
     """Only those with so many dimensions, 2 for matrices; any by default."""
@@ -294,9 +295,9 @@ class EmaTable(Section, of=Ema):
 class EvaluateTable(Section, of=Evaluate):
     """When to evaluate on `data.evaluations`; always at the end of the run as well."""
 
-    every_updates: Count | None = None
+    every_updates: Count | None
     """Evaluate after every so many updates."""
-    every_epochs: Count | None = None
+    every_epochs: Count | None
     """Evaluate after every so many epochs."""
     from_update: Natural
     """Evaluate after no update before this one, so that `checkpoint.best` and `early_stop` count from there too."""
@@ -326,7 +327,7 @@ class CheckpointTable(Section, of=options.Checkpointing):
     """How many of the newest checkpoints to keep."""
     keep_every_updates: Count | None
     """Also keep, for good, the checkpoints of every so many updates."""
-    best: BestTable | None = None
+    best: BestTable | None
     """Also keep the checkpoints with the best values of a metric."""
     asynchronous: bool
     """Whether training waits only until its state is copied in memory, which is then written in the background."""

@@ -33,17 +33,17 @@ class DataTable(Section, of=(MapData, StreamData)):
     """The training set: a callable that gives a map-style dataset, or a stream (an iterable without length)."""
     evaluations: dict[str, EvaluationTable] = Field(default_factory=dict)
     """The evaluation sets, by the name their metrics get: `valid` gives `valid/loss`."""
-    global_batch_size: CountOrPairs | None = None
+    global_batch_size: CountOrPairs | None
     """Samples of one update, over all ranks; or pairs of a begin and samples, [[1, 64], [1000, 128]]. Give either this
     or `global_batch_tokens`."""
-    global_batch_tokens: CountOrPairs | None = None
+    global_batch_tokens: CountOrPairs | None
     """Token budget of one update: its longest sample's tokens times its samples stay within it; or pairs, by epochs."""
     batch_size_unit: Literal["updates", "epochs"]
     """What pairs begin with: the number of an update, or of an epoch, from 1."""
-    micro_batch_size: CountOrAuto | None = None
+    micro_batch_size: CountOrAuto | None
     """Samples that go through forward and backward at once; the whole global batch by default. auto finds at the
     start, by trying, how many fit into memory; a pipeline begins with four micro-batches for each of its ranks."""
-    micro_batch_tokens: Count | None = None
+    micro_batch_tokens: Count | None
     """Token budget of a micro-batch: its longest sample's tokens times its samples stay within it."""
     batch_size_multiple: Count
     """Batches by tokens have a multiple of this many samples, where that leaves none out."""

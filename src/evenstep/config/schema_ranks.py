@@ -1,10 +1,11 @@
 """What a run file may say of ranks: how they share a model and its gradients, and how they are started."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from evenstep.config.section import Args, Count, Natural, NonNegative, Positive, Section
+from evenstep.config.section import Args, Count, Names, Natural, NonNegative, Positive, Section
+from evenstep.extras.slurm import Job
 from evenstep.options import default_of
 from evenstep.parallel import Fsdp, Local, Processes
 from evenstep.pipeline import PipelineModel
@@ -44,9 +45,9 @@ class ParallelTable(Section, of=(Fsdp, Processes, PipelineModel)):
     takes ddp if there are several ranks."""
     local: LocalTable = LocalTable.empty()
     """With local, when and how ranks share."""
-    shard_ranks: Count | None = None
+    shard_ranks: Count | None
     """With fsdp, how many neighbouring ranks share one copy of the parameters (hybrid sharding); all by default."""
-    gather_dtype: Literal["bf16"] | None = None
+    gather_dtype: Literal["bf16"] | None
     """With fsdp, the number format in which parameters are gathered and used; their own by default."""
     offload: bool
     """With fsdp, whether shards wait in the CPU's memory while they are not used; needs an accelerator."""
@@ -62,35 +63,35 @@ class ParallelTable(Section, of=(Fsdp, Processes, PipelineModel)):
     """Ranks that share one model between them, each holding some of its stages; 1 is no pipeline."""
     pipeline_schedule: str = default_of(PipelineModel, "schedule")
     """In which order the stages of a pipeline run their micro-batches; `evenstep plan` compares them."""
-    stages_per_rank: Count | None = None
+    stages_per_rank: Count | None
     """Stages that each pipeline rank holds; as few as the pipeline schedule allows by default."""
-    split_at: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    split_at: Names = ()
     """Names of the layers that begin the second and later stages; equal numbers of layers by default."""
     relay_skips: bool
     """Whether an output that several or distant stages take goes from each stage to the next, and its gradients are
     summed on the way back; by default it goes directly to each of them."""
 
 
-class SlurmTable(Section):
+class SlurmTable(Section, of=Job):
     """A job of SLURM that trains the run, one task per rank; needs the extra `slurm`."""
 
-    nodes: Count = 1
+    nodes: Count
     """How many machines."""
-    ranks_per_node: Count = 1
+    ranks_per_node: Count
     """Processes on each machine, one accelerator each where there are any."""
-    timeout_minutes: Count = 60
+    timeout_minutes: Count
     """Time limit of the job; 90 s before it the run saves itself and the job is queued again."""
-    partition: str | None = None
+    partition: str | None
     """The partition; the cluster's default if left out."""
-    account: str | None = None
+    account: str | None
     """Whom the time is charged to."""
-    qos: str | None = None
+    qos: str | None
     """Quality of service."""
-    cpus_per_rank: Count | None = None
+    cpus_per_rank: Count | None
     """Processor cores of each rank."""
-    gpus_per_rank: Count | None = None
+    gpus_per_rank: Count | None
     """Accelerators of each rank; asked for as `gpus_per_node`."""
-    memory_gb: Positive | None = None
+    memory_gb: Positive | None
     """Memory of each machine, in GB."""
     additional: Args = Field(default_factory=dict)
     """Further options of `sbatch`, such as `constraint`."""

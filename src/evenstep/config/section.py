@@ -20,6 +20,7 @@ Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Args = dict[str, Any]
+Names = Annotated[tuple[str, ...], Field(strict=False)]
 TargetName = Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_.]*$")]
 
 

@@ -8,7 +8,6 @@ the items are, and how they are cut into micro-batches, is not known here.
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from evenstep.arguments import require_flag
@@ -47,24 +46,24 @@ class Reading(NamedTuple):
     num_microbatches: int | None = None
 
 
-@dataclass(slots=True, kw_only=True)
 class _Cursor:
     """Where a stream is being read: the one thing here that changes.
 
     Args:
         reading: what is read of it for this rank.
         position: of the next global batch.
+
+    Attributes:
         state: of the stream, after the last global batch; None where there was none, or it has none.
         waiting: whether this rank's stream has ended in this epoch, while those of others go on.
         owed: a state that is to be put into the stream when the next epoch begins, and the epoch that it is of.
     """
 
-    reader: Reader
-    reading: Reading
-    position: Position
-    state: dict[str, Any] | None = None
-    waiting: bool = False
-    owed: tuple[dict[str, Any], int] | None = None
+    def __init__(self, reader: Reader, reading: Reading, position: Position) -> None:
+        self.reader, self.reading, self.position = reader, reading, position
+        self.state: dict[str, Any] | None = None
+        self.waiting = False
+        self.owed: tuple[dict[str, Any], int] | None = None
 
 
 class Cut(NamedTuple):
@@ -213,7 +212,7 @@ class IteratedData(Data):
             cursor = self._resume(state, start, seed, reading)
             self._states = {start: state}
         elif start.batch == 0:
-            cursor = _Cursor(reader=self._reader(seed, reading), reading=reading, position=start)
+            cursor = _Cursor(self._reader(seed, reading), reading, start)
             self._states = {}
         else:
             raise DataError(
@@ -339,13 +338,8 @@ class IteratedData(Data):
                 f"batch {start.batch} of epoch {start.epoch}; load the state that was saved with that position."
             )
         stream, stream_epoch = cast("dict[str, Any]", state["stream"]), cast(int, state["stream_epoch"])
-        cursor = _Cursor(
-            reader=self._reader(seed, reading),
-            reading=reading,
-            position=position,
-            state=stream,
-            waiting=bool(state.get("waiting")),
-        )
+        cursor = _Cursor(self._reader(seed, reading), reading, position)
+        cursor.state, cursor.waiting = stream, bool(state.get("waiting"))
         self._loaded = False
         if position.batch == 0 or cursor.waiting:
             cursor.owed = stream, stream_epoch

@@ -247,7 +247,7 @@ class MapData(Data):
         first = next(plan, None)
         if first is None:
             return
-        plan, ahead = tee(chain([first], plan))
+        plan, ahead = tee(chain([first], plan))  # which keeps what it has given for a while: nothing with data in it
         with self._pool.loader(microbatches_per_batch=len(first.requests), pin_memory=pin_memory) as loader:
             loader.start(request for planned in ahead for request in planned.requests)
             for planned in plan:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, Literal, cast, final
 
@@ -28,69 +28,60 @@ Windows = Mapping[str, tuple[int, int | None]]
 
 
 @final
-@dataclass(slots=True, kw_only=True)
 class _Walk:
-    """Through the global batches from the first one on: the same on every rank, and on every resume.
+    """Through the global batches of a mixture from the first one on: the same on every rank, and on every resume.
 
-    Args:
-        mixing: chooses the tasks.
-        end: what to do about a task that has come to the end of its data.
-        windows: first and last update of tasks that are not in all.
+    Attributes:
         places: the batch that each task's data gives next.
         number: of the next global batch in the whole run.
-        ended: the tasks whose data have come to an end in this epoch of the mixture.
-        sizes: of the epoch that a task's data is in: which, and its batches.
+        position: the same, by epochs of the mixture.
     """
 
-    data: Mapping[str, Data]
-    mixing: Mixing
-    end: End
-    windows: Windows
-    seed: int
-    places: dict[str, Position]
-    number: int = 0
-    position: Position = field(default_factory=Position)
-    ended: set[str] = field(default_factory=set[str])
-    sizes: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    def __init__(self, data: Mapping[str, Data], mixing: Mixing, end: End, windows: Windows, seed: int) -> None:
+        self._data, self._mixing, self._end, self._windows, self.seed = data, mixing, end, windows, seed
+        self.places = dict.fromkeys(data, Position())
+        self.number, self.position = 0, Position()
+        self._ended: set[str] = set()  # the tasks whose data have come to an end in this epoch of the mixture
+        self._sizes: dict[str, tuple[int, int]] = {}  # which epoch a task's data is in, and its batches
 
     def step(self) -> Sequence[str]:
         """Move behind the next global batch; gives the tasks whose batches it takes."""
-        ready = [name for name in self._active(self.number) if self.end != "max" or name not in self.ended]
+        ready = [name for name in self._active(self.number) if self._end != "max" or name not in self._ended]
         if not ready:
             raise DataError(
                 f"no task takes part in update {self.number + 1} of the mixture; widen `windows`, or train for fewer "
                 f"updates."
             )
         sizes = {name: self._size(name) for name in ready}
-        tasks = [name for name in self.mixing(self.number, sizes, seed=self.seed) if self._take(name)]
+        tasks = [name for name in self._mixing(self.number, sizes, seed=self.seed) if self._take(name)]
         self.number += 1
         later = set(self._active(self.number))
-        ends_epoch = bool(self.ended) if self.end == "min" else bool(self.ended) and self.ended >= later
+        ends_epoch = bool(self._ended) if self._end == "min" else bool(self._ended) and self._ended >= later
         self.position = self.position.after(ends_epoch=ends_epoch)
         if ends_epoch:
-            self.ended = set()
+            self._ended = set()
         return tasks
 
     def _active(self, number: int) -> list[str]:
-        return [name for name in self.data if _within(self.windows.get(name, (1, None)), number + 1)]
+        return [name for name in self._data if _within(self._windows.get(name, (1, None)), number + 1)]
 
     def _size(self, name: str) -> int:
         epoch = self.places[name].epoch
-        known, size = self.sizes.get(name, (-1, 0))
+        known, size = self._sizes.get(name, (-1, 0))
         if known != epoch:
-            size = cast("int", self.data[name].num_batches(epoch, seed=task_seed(self.seed, name)))
-            self.sizes[name] = epoch, size
+            size = cast("int", self._data[name].num_batches(epoch, seed=task_seed(self.seed, name)))
+            self._sizes[name] = epoch, size
         return size
 
     def _take(self, name: str) -> bool:
         """Move behind the next batch of a task; False where it is to wait for the others."""
-        if self.end == "max" and name in self.ended:
+        if self._end == "max" and name in self._ended:
             return False
         place = self.places[name]
         ends = place.batch + 1 == self._size(name)
         self.places[name] = place.after(ends_epoch=ends)
         if ends:
-            self.ended.add(name)
+            self._ended.add(name)
         return True
 
 
@@ -234,14 +225,7 @@ class Mixture(Data):
             one.close()
 
     def _walk(self, seed: int) -> _Walk:
-        return _Walk(
-            data=self._data,
-            mixing=self._mixing,
-            end=self._end,
-            windows=self._windows,
-            seed=seed,
-            places={name: Position() for name in self._data},
-        )
+        return _Walk(self._data, self._mixing, self._end, self._windows, seed)
 
     def _generate(self, walk: _Walk, *, rank: int, ranks: int, pin_memory: bool) -> Iterator[GlobalBatch]:
         with ExitStack() as stack:

@@ -6,7 +6,6 @@ the order into batches.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import isqrt
 from typing import Literal, TypeAlias, final
 
@@ -127,19 +126,20 @@ class Enciphered:
 
 
 @final
-@dataclass(slots=True)
 class _Round:
     """F of one round.
 
     Args:
         key: of its hash.
         size: of the digit that is changed; below 2³² for any dataset.
+
+    Attributes:
         table: F of all digits, where they are few.
     """
 
-    key: int
-    size: int
-    table: NDArray[np.int64] | None = None
+    def __init__(self, key: int, size: int) -> None:
+        self.key, self.size = key, size
+        self.table: NDArray[np.int64] | None = None
 
     def hashed(self, digits: NDArray[np.int64]) -> NDArray[np.int64]:
         """32 bits of the digits' hashes, taken to 0..size-1 by multiplying."""

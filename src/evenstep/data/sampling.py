@@ -5,10 +5,9 @@ epoch, batch), the same for every layout of ranks. It reads no dataset.
 """
 
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass, field
 from difflib import get_close_matches
 from itertools import pairwise
-from typing import Literal, cast, final
+from typing import Literal, NamedTuple, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +25,7 @@ __all__ = ["EpochBatches", "Sampling", "check_curriculum", "check_only_for_token
 _LENGTH_WINDOW = 8192
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochBatches:
+class EpochBatches(NamedTuple):
     """The global batches of one epoch, each made when it is asked for.
 
     Args:
@@ -55,23 +52,13 @@ class EpochBatches:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """Every choice that decides which samples make which micro-batch; the samples are measured if need be.
 
     Args:
-        global_batch_size: samples per update, or pairs of where each size begins and it; or
-        global_batch_tokens: longest × count per update, or such pairs by epochs.
-        micro_batch_size: the most samples of a micro-batch.
-        micro_batch_tokens: the most longest × count of a micro-batch.
-        lengths: of each sample, in tokens, or a function of its number; needed for a token budget.
-        batch_size_multiple: what sizes cut by tokens are rounded down to.
-        oversized: whether a sample that is longer than a budget is an "error" or left out ("skip").
-        length_window: samples that are sorted by length together, before a shuffled epoch is cut by tokens; None: 8192.
-        shuffle: whether epochs are shuffled.
-        curriculum_epochs: how many first epochs are not.
-        batch_size_unit: what pairs begin with: the number of an update, or of an epoch, from 1.
-        packed: whether budgets are of the sum of samples' tokens instead of longest × count.
+        num_samples: of the dataset.
+        global_batch_size, global_batch_tokens, micro_batch_size, micro_batch_tokens, lengths, batch_size_multiple,
+            oversized, length_window, shuffle, curriculum_epochs, batch_size_unit, packed: as those of `MapData`.
 
     Attributes:
         sizes: of the global batches, where there are pairs.
@@ -88,67 +75,63 @@ class Sampling:
     [[[0, 1, 2], [3]], [[4, 5, 6], [7]], [[8, 9]]]
     """
 
-    num_samples: int
-    global_batch_size: int | Sequence[tuple[int, int]] | None = None
-    global_batch_tokens: int | Sequence[tuple[int, int]] | None = None
-    micro_batch_size: int | None = None
-    micro_batch_tokens: int | None = None
-    lengths: InitVar[Lengths | None] = None
-    batch_size_multiple: int = 1
-    oversized: InitVar[Literal["error", "skip"]] = "error"
-    length_window: int | None = None
-    shuffle: bool = True
-    curriculum_epochs: int = 0
-    batch_size_unit: Unit = "updates"
-    packed: bool = False
-    sizes: BatchSizes | None = field(init=False)
-    measured: NDArray[np.int64] | None = field(init=False)
-    fits: NDArray[np.bool_] | None = field(init=False)
-
-    def __post_init__(self, lengths: Lengths | None, oversized: Literal["error", "skip"]) -> None:
+    def __init__(
+        self,
+        *,
+        num_samples: int,
+        global_batch_size: int | Sequence[tuple[int, int]] | None = None,
+        global_batch_tokens: int | Sequence[tuple[int, int]] | None = None,
+        micro_batch_size: int | None = None,
+        micro_batch_tokens: int | None = None,
+        lengths: Lengths | None = None,
+        batch_size_multiple: int = 1,
+        oversized: Literal["error", "skip"] = "error",
+        length_window: int | None = None,
+        shuffle: bool = True,
+        curriculum_epochs: int = 0,
+        batch_size_unit: Unit = "updates",
+        packed: bool = False,
+    ) -> None:
+        whole = {"global_batch_size": global_batch_size, "global_batch_tokens": global_batch_tokens}
         pairs = {
-            name: batch_sizes(name, value, self.batch_size_unit)
-            for name in ("global_batch_size", "global_batch_tokens")
-            if isinstance(value := getattr(self, name), list | tuple)
+            name: batch_sizes(name, value, batch_size_unit)
+            for name, value in whole.items()
+            if isinstance(value, list | tuple)
         }
-        for name in ("global_batch_size", "global_batch_tokens", "micro_batch_size", "micro_batch_tokens"):
-            if getattr(self, name) is not None and name not in pairs:
-                object.__setattr__(self, name, require_count(name, getattr(self, name)))
-        require_flag("shuffle", self.shuffle)
-        require_flag("packed", self.packed)
-        require_count("batch_size_multiple", self.batch_size_multiple)
-        sizes = self.global_batch_size, self.global_batch_tokens
-        check_one_of_two("global_batch_size", "global_batch_tokens", *sizes)
-        object.__setattr__(self, "sizes", next(iter(pairs.values()), None))
-        check_unit(self.batch_size_unit, changes=bool(pairs), by_tokens="global_batch_tokens" in pairs)
-        whole = self.sizes.sizes if "global_batch_tokens" in pairs and self.sizes else (self.global_batch_tokens,)
-        budgets = [tokens for tokens in (*whole, self.micro_batch_tokens) if isinstance(tokens, int)]
+        self.num_samples = num_samples
+        self.global_batch_size, self.global_batch_tokens = (
+            value if value is None or name in pairs else require_count(name, value) for name, value in whole.items()
+        )
+        self.micro_batch_size, self.micro_batch_tokens = (
+            None if value is None else require_count(name, value)
+            for name, value in (("micro_batch_size", micro_batch_size), ("micro_batch_tokens", micro_batch_tokens))
+        )
+        require_flag("shuffle", shuffle)
+        require_flag("packed", packed)
+        self.shuffle, self.packed = shuffle, packed
+        self.batch_size_multiple = require_count("batch_size_multiple", batch_size_multiple)
+        check_one_of_two("global_batch_size", "global_batch_tokens", self.global_batch_size, self.global_batch_tokens)
+        self.sizes: BatchSizes | None = next(iter(pairs.values()), None)
+        check_unit(batch_size_unit, changes=bool(pairs), by_tokens="global_batch_tokens" in pairs)
+        tokens = self.sizes.sizes if "global_batch_tokens" in pairs and self.sizes else (self.global_batch_tokens,)
+        budgets = [one for one in (*tokens, self.micro_batch_tokens) if isinstance(one, int)]
         _check_token_choices(lengths, oversized, has_budget=bool(budgets))
         check_only_for_tokens(
             has_budget=bool(budgets),
             lengths=lengths is not None,
-            batch_size_multiple=self.batch_size_multiple != 1,
+            batch_size_multiple=batch_size_multiple != 1,
             oversized=oversized != "error",
-            packed=self.packed,
+            packed=packed,
         )
-        check_packed(self.packed, multiple=self.batch_size_multiple, window=self.length_window)
-        check_only_for_tokens(
-            has_budget=self.global_batch_tokens is not None, length_window=self.length_window is not None
+        check_packed(packed, multiple=batch_size_multiple, window=length_window)
+        check_only_for_tokens(has_budget=global_batch_tokens is not None, length_window=length_window is not None)
+        self.curriculum_epochs = require_count("curriculum_epochs", curriculum_epochs, at_least=0)
+        check_curriculum(curriculum_epochs, shuffle=shuffle)
+        self.measured = None if lengths is None else measure(lengths, num_samples)
+        self.fits = (
+            None if self.measured is None else fitting(self.measured, max_tokens=min(budgets), oversized=oversized)
         )
-        require_count("curriculum_epochs", self.curriculum_epochs, at_least=0)
-        check_curriculum(self.curriculum_epochs, shuffle=self.shuffle)
-        measured = None if lengths is None else measure(lengths, self.num_samples)
-        fits = None if measured is None else fitting(measured, max_tokens=min(budgets), oversized=oversized)
-        window = _LENGTH_WINDOW if self.length_window is None else self.length_window
-        checked = {
-            "measured": measured,
-            "fits": fits,
-            "batch_size_multiple": require_count("batch_size_multiple", self.batch_size_multiple),
-            "length_window": require_count("length_window", window),
-            "curriculum_epochs": require_count("curriculum_epochs", self.curriculum_epochs, at_least=0),
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        self.length_window = require_count("length_window", _LENGTH_WINDOW if length_window is None else length_window)
 
     @property
     def num_skipped(self) -> int:
@@ -172,9 +155,11 @@ class Sampling:
             tokens = self.sizes.of_epoch(epoch) if self.sizes else cast("int", self.global_batch_tokens)
             samples, edges = self._cut_by_tokens(samples, tokens, key(seed, "batches", epoch) if shuffle else None)
             begins = edges[:-1]
-        return EpochBatches(
-            visited=lambda start, stop: samples[start:stop], num_samples=len(samples), begins=begins, key=epoch_key
-        )
+
+        def visit(start: int, stop: int) -> NDArray[np.int64]:
+            return samples[start:stop]
+
+        return EpochBatches(visited=visit, num_samples=len(samples), begins=begins, key=epoch_key)
 
     def _begins(self, num_samples: int, epoch: int) -> Sequence[int]:
         """Where the batches by samples begin in the order of an epoch."""
@@ -205,7 +190,7 @@ class Sampling:
     def _cut_by_tokens(
         self, samples: NDArray[np.int64], max_tokens: int, shuffle_key: int | None
     ) -> tuple[NDArray[np.int64], list[int]]:
-        assert self.measured is not None and self.length_window is not None
+        assert self.measured is not None
         if self.packed:  # the order needs no lengths that are alike
             return samples, cut_by_sum(self.measured[samples], max_tokens=max_tokens)
         if shuffle_key is not None:

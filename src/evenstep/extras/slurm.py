@@ -39,9 +39,9 @@ class Job:
         additional: further options of `sbatch`, by name.
     """
 
-    nodes: int
-    ranks_per_node: int
-    timeout_minutes: int
+    nodes: int = 1
+    ranks_per_node: int = 1
+    timeout_minutes: int = 60
     partition: str | None = None
     account: str | None = None
     qos: str | None = None

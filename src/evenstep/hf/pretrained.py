@@ -21,7 +21,8 @@ from evenstep.errors import ArgumentError, HookError
 from evenstep.events import Best, Hook, TrainBegin, TrainEnd
 from evenstep.hf.models import library
 from evenstep.hf.saving import check_options, is_of_transformers, save_pretrained
-from evenstep.internals import class_before_sharding, unwrapped
+from evenstep.internals import unwrapped
+from evenstep.internals.fsdp import class_before_sharding
 from evenstep.optim.modes import has_modes
 from evenstep.optim.multi import inner
 

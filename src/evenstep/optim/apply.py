@@ -5,15 +5,13 @@ Loss scale, late weight and clip coefficient are one deferred multiplier,
     g' = g / (divisor · max(1, (‖g/divisor‖₂ + 1e-6) / c)),
 
 which a fused optimizer applies inside its own kernel, and one `_foreach_mul_` elsewhere. Where the verdict is read by
-the host anyway (CPU, or an optimizer that can't skip a step by itself), `HostApply` decides there; where reading would
+the host anyway (CPU, or an optimizer that can't skip a step by itself), `Apply` decides there; where reading would
 stall the device, `DeviceApply` lets the kernel skip the step. Neither decides *what* to do about an abort.
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, cast, final
+from typing import Any, NamedTuple, cast, final
 
 import torch
 from torch import Tensor
@@ -24,9 +22,7 @@ from evenstep.optim.stepping import Steps
 CLIP_EPSILON = 1e-6
 
 
-@final
-@dataclass(slots=True, kw_only=True)  # not frozen: one is made in every update, and freezing costs
-class Applied:
+class Applied(NamedTuple):
     """What became of one gradient.
 
     Args:
@@ -71,30 +67,29 @@ def norms(grads: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
     return torch.stack(foreach_norms(grads, dtype))
 
 
-class Apply(ABC):
-    """Takes the step of one update.
+class Apply:
+    """Takes the step of one update; reads the norm on the host before it: free on CPU, one wait on an accelerator.
 
     Args:
         optimizer: any optimizer of parameters on one device.
         clip_norm: c of the formula above; None does not clip.
         in_kernel: whether the optimizer's kernel divides the gradient by itself (`takes_scale`).
-        steps: in which format the step is taken; in that of the parameters by default.
+        steps: in which format the step is taken.
+
+    Attributes:
+        reads_at_once: whether the host knows at once what became of a gradient.
     """
 
+    reads_at_once = True
+
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        *,
-        clip_norm: float | None,
-        in_kernel: bool,
-        steps: Steps | None = None,
+        self, optimizer: torch.optim.Optimizer, *, clip_norm: float | None, in_kernel: bool, steps: Steps
     ) -> None:
         self._optimizer = cast("Any", optimizer)
-        self._step = steps or Steps()
+        self._step = steps
         self._clip_norm = clip_norm
         self._in_kernel = in_kernel
 
-    @abstractmethod
     def __call__(self, grads: list[Tensor], squared: Tensor, divisor: float | Tensor, update: int = 0) -> Applied:
         """Take the step with g/divisor clipped, unless it is not finite.
 
@@ -104,16 +99,6 @@ class Apply(ABC):
             divisor: loss scale × late weight.
             update: number of the update.
         """
-
-    def resume(self) -> None:
-        """Make steps again after the host has answered an abort."""
-
-
-@final
-class HostApply(Apply):
-    """Reads the norm on the host before the step: free on CPU, one wait on an accelerator."""
-
-    def __call__(self, grads: list[Tensor], squared: Tensor, divisor: float | Tensor, update: int = 0) -> Applied:
         divisor = float(divisor)
         norm = math.sqrt(float(squared)) / divisor if divisor else math.nan
         if not math.isfinite(norm):
@@ -131,6 +116,9 @@ class HostApply(Apply):
             self._step(self._optimizer, update)
         return Applied(norm=norm, aborted=0.0)
 
+    def resume(self) -> None:
+        """Make steps again after the host has answered an abort."""
+
 
 @final
 class DeviceApply(Apply):
@@ -141,21 +129,19 @@ class DeviceApply(Apply):
     SGD leaves its momentum uninitialised when its kernel skips the step that makes it.
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        *,
-        clip_norm: float | None,
-        in_kernel: bool,
-        steps: Steps | None = None,
-    ) -> None:
-        super().__init__(optimizer, clip_norm=clip_norm, in_kernel=in_kernel, steps=steps)
-        self._first: HostApply | None = HostApply(optimizer, clip_norm=clip_norm, in_kernel=in_kernel, steps=steps)
-        self._halted: Tensor | None = None
+    reads_at_once = False
+    _is_first = True  # whether no step was made yet
+    _halted: Tensor | None = None
 
     def __call__(self, grads: list[Tensor], squared: Tensor, divisor: float | Tensor, update: int = 0) -> Applied:
-        if self._first is not None:
-            return self._first_step(self._first, grads, squared, divisor, update)
+        if self._is_first:
+            if self._halted is not None:
+                return Applied(norm=math.nan, aborted=1.0)
+            applied = super().__call__(grads, squared, divisor, update)
+            if applied.aborted:
+                self._halted = torch.ones((), device=squared.device)
+            self._is_first = bool(applied.aborted)
+            return applied
         norm = squared.sqrt() / divisor
         not_finite = (norm * 0).ne_(0).float()  # 0·inf and 0·NaN are NaN, which differs from 0
         aborted = not_finite if self._halted is None else torch.maximum(self._halted, not_finite)
@@ -173,18 +159,6 @@ class DeviceApply(Apply):
         if self._in_kernel:
             del self._optimizer.grad_scale
         return Applied(norm=norm, aborted=aborted)
-
-    def _first_step(
-        self, first: HostApply, grads: list[Tensor], squared: Tensor, divisor: float | Tensor, update: int
-    ) -> Applied:
-        if self._halted is not None:
-            return Applied(norm=math.nan, aborted=1.0)
-        applied = first(grads, squared, divisor, update)
-        if applied.aborted:
-            self._halted = torch.ones((), device=squared.device)
-        else:
-            self._first = None
-        return applied
 
     def resume(self) -> None:
         self._halted = None
@@ -205,11 +179,11 @@ def build_apply(
         clip_norm: see `Apply`.
         device: where the parameters are.
         defer: whether the verdict stays on the device; None: on an accelerator, if the optimizer can skip a step.
-        steps: see `Apply`.
+        steps: see `Apply`; by default in that of the parameters.
     """
     scales = takes_scale(optimizer)
     # The kernels read the scale as float32: too coarse for float64 parameters.
     in_kernel = scales and all(p.dtype != torch.float64 for g in optimizer.param_groups for p in g["params"])
     defer = device.type != "cpu" if defer is None else defer
-    apply = DeviceApply if defer and scales else HostApply
-    return apply(optimizer, clip_norm=clip_norm, in_kernel=in_kernel, steps=steps)
+    kind = DeviceApply if defer and scales else Apply
+    return kind(optimizer, clip_norm=clip_norm, in_kernel=in_kernel, steps=steps or Steps())

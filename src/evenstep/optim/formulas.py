@@ -2,15 +2,23 @@
 
 What changes from update to update (rates, bias corrections) comes in as numbers, computed on the host in float64 as
 torch's kernels do; what is chosen once (amsgrad, nesterov, …) is a field. The state has torch's names and meaning, so
-an optimizer may be stepped by these formulas, by its own `step`, and by these again. It steps nothing by itself.
+an optimizer may be stepped by these formulas, by its own `step`, and by these again. They step nothing by themselves.
+
+A formula is of the parameters of one group. Called with a parameter, its gradient, its state and its numbers it
+gives parameter and state after the step, and changes nothing in place:
+
+    kept            the names of the tensors in the optimizer's state that have the parameter's shape, in their order
+    counts          whether the state has a `step`, too
+    width           of how many numbers the step is made, beside tensors
+    steps_taken     how many steps a parameter has taken, as far as the next one depends on that, from its state
+    numbers         those of the next step, from the group's options as they are now and how many steps were taken
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -20,47 +28,9 @@ FORMULAS = (AdamW, Adam, SGD)
 """The optimizers whose steps are written here; classes made of them may do anything else."""
 
 
-class Formula(ABC):
-    """The step of the parameters of one group.
-
-    Attributes:
-        kept: the names of the tensors in the optimizer's state that have the parameter's shape.
-        counts: whether the state has a `step`, too.
-        width: of how many numbers the step is made, beside tensors.
-    """
-
-    kept: tuple[str, ...]
-    counts: bool
-    width: int
-
-    @abstractmethod
-    def steps_taken(self, state: Mapping[str, Any]) -> int:
-        """How many steps a parameter has taken, as far as the next one depends on that."""
-
-    @abstractmethod
-    def numbers(self, group: Mapping[str, Any], taken: int) -> list[float]:
-        """What the next step of a group's parameters is made of, `width` numbers.
-
-        Args:
-            group: its options as they are now.
-            taken: how many steps have been taken.
-        """
-
-    @abstractmethod
-    def __call__(
-        self, parameter: Tensor, gradient: Tensor, kept: Sequence[Tensor], numbers: Sequence[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
-        """The parameter and its state after the step; nothing is changed in place.
-
-        Args:
-            kept: its state, in the order of the names.
-            numbers: as `numbers` gave them, each 0-dim.
-        """
-
-
 @final
 @dataclass(frozen=True, slots=True)
-class AdamFormula(Formula):
+class AdamFormula:
     """m ← m + (1-β₁)(g-m),  v ← β₂v + (1-β₂)g²,  θ ← θ - lr/(1-β₁ᵗ) · m / (√v/√(1-β₂ᵗ) + ε).
 
     Weight decay is before it: θ ← (1 - lr·λ)θ where it is decoupled (AdamW), else g ← g + λθ (Adam).
@@ -81,7 +51,7 @@ class AdamFormula(Formula):
     width = 7
 
     @property
-    def kept(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def kept(self) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if self.amsgrad else ("exp_avg", "exp_avg_sq")
 
     def steps_taken(self, state: Mapping[str, Any]) -> int:
@@ -121,7 +91,7 @@ class AdamFormula(Formula):
 
 @final
 @dataclass(frozen=True, slots=True)
-class SgdFormula(Formula):
+class SgdFormula:
     """g ← g + λθ,  b ← μb + (1-τ)g  (the first b is g),  θ ← θ - lr·b;  with nesterov  θ ← θ - lr·(g + μb)."""
 
     momentum: bool
@@ -132,7 +102,7 @@ class SgdFormula(Formula):
     width = 5
 
     @property
-    def kept(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def kept(self) -> tuple[str, ...]:
         return ("momentum_buffer",) if self.momentum else ()
 
     def steps_taken(self, state: Mapping[str, Any]) -> int:
@@ -156,6 +126,9 @@ class SgdFormula(Formula):
         moved = keeps * kept[0] + takes * gradient
         gradient = gradient + momentum * moved if self.nesterov else moved
         return parameter - rate * gradient, [moved]
+
+
+Formula: TypeAlias = AdamFormula | SgdFormula
 
 
 def formula_of(optimizer: Optimizer, group: Mapping[str, Any]) -> Formula:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from evenstep.errors import TaskError
-from evenstep.internals import collectives, end_backward, gather_now, reduce_now
+from evenstep.internals.fsdp import collectives, end_backward, gather_now, reduce_now
 from evenstep.parallel.group import Group
 
 

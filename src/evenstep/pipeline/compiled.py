@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import TaskError, clause
-from evenstep.internals import compile_graph, graph_breaks, is_compile_error, pytree
+from evenstep.internals import pytree
+from evenstep.internals.compiler import compile_graph, graph_breaks, is_compile_error
 
 
 class Made(NamedTuple):

@@ -19,14 +19,8 @@ from torch import nn
 
 from evenstep.errors import ArgumentError
 from evenstep.events import Incident
-from evenstep.internals import (
-    children_of,
-    compile_each_shape,
-    compiled_in_place,
-    cpp_compiler_fault,
-    has_inner_hooks,
-    unwrapped,
-)
+from evenstep.internals import children_of, compiled_in_place, has_inner_hooks, unwrapped
+from evenstep.internals.compiler import compile_each_shape, cpp_compiler_fault
 from evenstep.parallel import Strategy
 from evenstep.parallel.reducer.sharded import Sharded, units
 from evenstep.pipeline import PipelineModel

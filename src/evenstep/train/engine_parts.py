@@ -17,7 +17,7 @@ from evenstep.devices import make_current
 from evenstep.events import Bus, Incident
 from evenstep.internals import unwrapped
 from evenstep.names import named_parameters
-from evenstep.optim.apply import Apply, HostApply, build_apply
+from evenstep.optim.apply import Apply, build_apply
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.modes import Modes
 from evenstep.optim.stepping import Steps
@@ -184,7 +184,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         cuts=cuts,
         modes=Modes(optimizer, model.parameters(), execution.reducers.after_step),
         saved=saved,
-        reads_at_once=device.type == "cpu" if whole else isinstance(apply, HostApply),
+        reads_at_once=device.type == "cpu" if whole else apply.reads_at_once,
         settings=settings,
         compiled=update or compiled,
     )

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from io import StringIO
 from pathlib import Path
-from time import perf_counter
-from typing import Any, final
+from typing import Any, cast, final
 from warnings import catch_warnings, simplefilter
 
 from torch import Tensor
@@ -52,15 +51,6 @@ class Verdict:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProofRow:
-    """One row."""
-
-    name: str
-    run: Callable[[], Verdict]
-
-
-@final
 class Prover:
     """Runs what rows need, each thing once.
 
@@ -74,13 +64,13 @@ class Prover:
         self._causes: dict[str, list[str]] = {}
         self._raised: dict[str, str] = {}
 
-    def rows(self) -> list[ProofRow]:
-        """All rows, in their order: the quick ones first."""
+    def rows(self) -> dict[str, Callable[[], Verdict]]:
+        """All rows by name, in their order: the quick ones first."""
         bench, ranks = self._bench, self._bench.ranks
         apart = [(f"ranks {ranks} {name}", partial(self._apart, name)) for name in ("ddp", "fsdp", "zero1")]
         listed: list[tuple[str, Callable[[], Verdict]]] = [
             ("loss", self._loss),
-            ("again", self._again),
+            ("again", lambda: self._again),
             *((f"cuts {cut}", partial(self._cut, cut)) for cut in CUTS),
             ("optimizer", self._optimizer),
             (f"format {bench.precision}", self._format),
@@ -91,7 +81,7 @@ class Prover:
             *apart,
             (f"stages {ranks}", self._stages),
         ]
-        return [ProofRow(name=name, run=partial(self._judged, name, run)) for name, run in listed]
+        return {name: partial(self._judged, name, run) for name, run in listed}
 
     def _judged(self, name: str, run: Callable[[], Verdict]) -> Verdict:
         """What a row says, and what it raises, as a value; what the run itself prints is not heard."""
@@ -171,11 +161,8 @@ class Prover:
             return Verdict(measure=measure, value="no sum", bound="a sum", holds=False, causes=[str(error)])
         return Verdict(measure=measure, value="a sum", bound="a sum", holds=True)
 
-    def _again(self) -> Verdict:
-        return self._is_again
-
     @cached_property
-    def _is_again(self) -> Verdict:
+    def _again(self) -> Verdict:
         again = self._run(Variant())
         return self._same(again, self._plain, lambda: self._blame("again"))
 
@@ -208,7 +195,7 @@ class Prover:
                 find[what] = next(filter(None, stops), [])
             else:
                 one = replace(self._still, cut="1")
-                find[what] = causes_of_cut(bench.open, one, replace(one, cut=_cut(what)), updates=bench.updates)
+                find[what] = causes_of_cut(bench.open, one, replace(one, cut=cast("Cut", what)), updates=bench.updates)
         return self._causes[what]
 
     @property
@@ -228,7 +215,7 @@ class Prover:
     def _if_not_again(self) -> list[str]:
         return (
             []
-            if self._is_again.holds
+            if self._again.holds
             else ["the run is another each time that it is made, whatever is done to it: see row `again`"]
         )
 
@@ -381,19 +368,9 @@ def _rounding(subject: Subject) -> list[Rounding]:
     return [Rounding()]
 
 
-def _cut(name: str) -> Cut:
-    return next(one for one in CUTS if one == name)
-
-
 def _largest(apart: Difference) -> str:
     return f"largest in `{apart.of}`" if apart.of else ""
 
 
 def _in(apart: Difference) -> str:
     return f", most of it in `{apart.of}`" if apart.of else ""
-
-
-def report(row: ProofRow) -> tuple[Verdict, float]:
-    """What a row says, and the seconds it took."""
-    began = perf_counter()
-    return row.run(), perf_counter() - began

@@ -129,7 +129,7 @@ def run_once(
             source = wide_data(source)
         listen = Listen()
         more = [Laboratory(wide=variant.wide, still=variant.still), listen, StopAt(updates), *hooks(subject)]
-        trainer = subject.trainer(data=source, hooks=[*(subject.hooks if own_hooks else ()), *more], folder=folder)
+        trainer = subject.trainer(source, [*(subject.hooks if own_hooks else ()), *more], folder)
         with closing(source):
             begin = model_state(trainer)
             if folder is not None:

@@ -50,12 +50,6 @@ class Variant:
     workers: int = 0
 
 
-class MakeTrainer(Protocol):
-    """Gives the trainer of a subject."""
-
-    def __call__(self, *, data: Data, hooks: Sequence[Hook], folder: Path | None) -> Trainer: ...
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
@@ -68,7 +62,7 @@ class Subject:
         lr_schedule: multiplies the rates; None where nothing does.
         updates: how many the whole run has, for its LR schedule.
         clip_norm: of the global gradient.
-        trainer: makes the trainer.
+        trainer: makes the trainer, of the data, hooks and the folder that it saves in, if any.
         others: what else may hold state, by what messages call it, such as modules of the recipe.
     """
 
@@ -77,7 +71,7 @@ class Subject:
     optimizer: Optimizer
     data: Data
     hooks: Sequence[Hook]
-    trainer: MakeTrainer
+    trainer: Callable[[Data, Sequence[Hook], Path | None], Trainer]
     updates: int | None
     coefficients: Mapping[str, float] | None = field(default_factory=dict[str, float])
     lr_schedule: LrSchedule | None = None

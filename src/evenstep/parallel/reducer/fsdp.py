@@ -9,7 +9,7 @@ from typing import final
 
 from torch import nn
 
-from evenstep.internals import add_late_gradient, end_backward, gradient_of
+from evenstep.internals.fsdp import add_late_gradient, end_backward, gradient_of
 from evenstep.parallel.reducer.padded import PaddedReducer
 from evenstep.parallel.reducer.per_plan import PlanReducer
 from evenstep.parallel.reducer.reducer import Reducer

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
-from evenstep.internals import gradient_of, leave_inputs_alone
+from evenstep.internals.fsdp import gradient_of, leave_inputs_alone
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import ParameterLayout
 from evenstep.parallel.reducer.padded import PaddedReducer

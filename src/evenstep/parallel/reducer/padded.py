@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import OutOfMemoryError
-from evenstep.internals import (
+from evenstep.internals.fsdp import (
     at_end_of_backward,
     forget_gathers,
     forget_order,

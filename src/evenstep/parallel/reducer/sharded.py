@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from evenstep.arguments import require_flag, require_object, require_whole
 from evenstep.errors import ArgumentError
-from evenstep.internals import begin, choose_formats, complete_sums, forget_gathers, forget_gradient, parts, record
+from evenstep.internals.fsdp import begin, choose_formats, complete_sums, forget_gathers, forget_gradient, parts, record
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import Shards
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer

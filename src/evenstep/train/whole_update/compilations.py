@@ -14,7 +14,7 @@ import torch
 
 from evenstep.errors import TaskError, clause
 from evenstep.events import Incident
-from evenstep.internals import (
+from evenstep.internals.compiler import (
     NotCompiledError,
     as_compiled,
     compile_each_shape,

@@ -15,12 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from evenstep.errors import TaskError
-from evenstep.internals import (
-    buffers_of,
-    keep_address,
-    only_compiled,
-    parameters_of,
-)
+from evenstep.internals import buffers_of, parameters_of
+from evenstep.internals.compiler import keep_address, only_compiled
 from evenstep.names import named_parameters
 from evenstep.optim.ema import Ema
 from evenstep.optim.formula_state import FormulaState

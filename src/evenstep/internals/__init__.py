@@ -1,0 +1,347 @@
+"""What is used of torch that it does not promise to keep, each with the reason; nothing else here asks for it.
+
+All of it is as it was found in torch 2.11 to 2.15, but where a release is named: `tests/unit/test_internals.py` fails
+when torch changes any of it, or when a file elsewhere uses a name of torch's that begins with an underscore. Here what
+belongs to tensors, modules, optimizers, the autograd engine and process groups; that of torch's compiler is in
+`compiler`, and that of FSDP2 in `fsdp`.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import lru_cache
+from importlib import import_module
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo, Store, TCPStore
+from torch.autograd import graph
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["PrefixStore", "ProcessGroup", "ProcessGroupGloo", "Store", "TCPStore", "TorchDispatchMode", "pytree"]
+# `torch.distributed` has stores and groups without types, `torch.utils.pytree` is not in all versions, and the dispatch
+# mode is documented under this name only.
+
+_torch = cast("Any", torch)
+_backward, _nodes = cast("Any", graph)._engine_run_backward, logging.getLogger(graph.__name__)
+_engine = cast("Any", torch.autograd).Variable._execution_engine
+_optimizers = cast("Any", import_module("torch.optim.optimizer"))
+_WRAPPED_STEP = cast("Any", Optimizer).profile_hook_step(Optimizer.step).__code__
+_BACKWARD_HOOKS, _ACCUMULATE_HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
+_WITHOUT_GRAD = _optimizers._use_grad_for_differentiable(Optimizer.step).__code__
+_IS_SPARSE, _NORMS_TAKE_SPARSE = attrgetter("is_sparse"), torch.__version__ >= "2.15"  # as versions, not as text
+_profiler = cast("Callable[[], bool]", cast("Any", torch.autograd)._profiler_enabled)
+
+
+def foreach_norms(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
+    """‖t‖₂ of each tensor, 0-dim, computed in `dtype` (None: in its own); this and the next four in one launch.
+
+    torch's optimizers are made of these kernels, which have no public names.
+
+    Raises:
+        RuntimeError: a tensor is sparse, which the kernel itself refused before torch 2.15; the others refuse it still.
+    """
+    if _NORMS_TAKE_SPARSE and any(map(_IS_SPARSE, tensors)):
+        raise RuntimeError("norms of sparse tensors are those of their coalesced values")
+    return _torch._foreach_norm(tensors) if dtype is None else _torch._foreach_norm(tensors, 2, dtype)
+
+
+def foreach_multiply(tensors: Sequence[Tensor], factor: float) -> None:
+    """t ← t · factor, in place."""
+    if tensors:  # a rank of a pipeline may have nothing to train
+        _torch._foreach_mul_(tensors, factor)
+
+
+def foreach_divide(tensors: Sequence[Tensor], divisor: Tensor) -> None:
+    """t ← t / divisor, in place; the divisor is 0-dim and stays on its device."""
+    if tensors:
+        _torch._foreach_div_(tensors, divisor)
+
+
+def foreach_copy(tensors: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """t ← source, cast to the format of t, in place."""
+    if tensors:
+        _torch._foreach_copy_(tensors, sources)
+
+
+def foreach_move(tensors: Sequence[Tensor], ends: Sequence[Tensor], share: float | Sequence[Tensor]) -> None:
+    """t ← t + share · (end - t), in place."""
+    if tensors:
+        _torch._foreach_lerp_(tensors, ends, share)
+
+
+def any_gradient_hooks(parameters: Sequence[Tensor]) -> bool:
+    """Whether `has_gradient_hooks` is so for one of them; mostly none has any, which is seen at once."""
+    if not any(map(_BACKWARD_HOOKS, parameters)) and not any(map(_ACCUMULATE_HOOKS, parameters)):
+        return False
+    return any(map(has_gradient_hooks, parameters))
+
+
+set_grad_enabled = cast("Callable[[bool], None]", _torch._C._set_grad_enabled)
+"""What `torch.set_grad_enabled` calls, which is a class that takes three times as long."""
+
+
+class NoGrad:
+    """`torch.no_grad()`, which takes five times as long."""
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before = torch.is_grad_enabled()
+        set_grad_enabled(False)
+
+    def __exit__(self, *_: object) -> None:
+        set_grad_enabled(self._before)
+
+
+fused_adam, fused_adamw, fused_sgd = _torch._fused_adam_, _torch._fused_adamw_, _torch._fused_sgd_
+foreach_add, foreach_subtract = _torch._foreach_add_, _torch._foreach_sub_
+"""The kernels that torch's fused optimizers are made of."""
+
+base_of = cast("Callable[[Tensor], Tensor | None]", attrgetter("_base"))
+"""The tensor that one is a view of; None for one that is no view."""
+
+
+def has_gradient_hooks(parameter: Tensor) -> bool:
+    """Whether something of the user's changes or takes the parameter's gradients; nothing public tells."""
+    return bool(_foreign(parameter._backward_hooks)) or bool(accumulation_hook(parameter))
+
+
+def accumulation_hook(parameter: Tensor) -> str:
+    """The module of what of the user's is called each time the parameter's gradient was added to; "" for nothing."""
+    return next(iter(_foreign(getattr(parameter, "_post_accumulate_grad_hooks", None))), "")
+
+
+def _foreign(hooks: Any) -> list[str]:
+    """The modules of hooks that are not ours."""
+    places = [str(getattr(getattr(hook, "func", hook), "__module__", "")) for hook in (hooks or {}).values()]
+    return [place for place in places if not place.startswith("evenstep.")]
+
+
+def times_written(tensor: Tensor) -> int:
+    """How often the tensor was written to in place: nothing public tells without reading its values."""
+    return tensor._version
+
+
+def function_behind(node: object) -> type[torch.autograd.Function] | None:
+    """The `torch.autograd.Function` whose backward a node of a graph is; None for torch's own nodes."""
+    return getattr(node, "_forward_cls", None)
+
+
+def run_backward(loss: Tensor, gradient: Tensor) -> None:
+    """Go back from `loss`, beginning with `gradient`; the graph is freed.
+
+    `torch.autograd.backward` first looks at the gradient, which costs as much as three small kernels. What comes after
+    that logs each node where that is asked for, and keeps Python's context for the threads of devices: the CPU goes
+    back in this one.
+    """
+    go_back = _backward if not loss.is_cpu or _nodes.isEnabledFor(logging.DEBUG) else _engine.run_backward
+    go_back((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+def profiler_runs() -> bool:
+    """Whether torch's profiler records now: names for what is done cost time, and nobody else sees them."""
+    return _profiler()
+
+
+def record_memory_history() -> None:
+    """Record each allocation on CUDA devices from now on; what is recorded has no public names."""
+    cast("Any", torch.cuda.memory)._record_memory_history(max_entries=1_000_000)
+
+
+def save_memory_history(path: Path) -> None:
+    """Write what was recorded, as torch's own page for it reads it."""
+    cast("Any", torch.cuda.memory)._dump_snapshot(str(path))
+
+
+def end_memory_history() -> None:
+    """Record no more."""
+    cast("Any", torch.cuda.memory)._record_memory_history(enabled=None)
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module that `torch.compile` wrapped, whose parameter names have no prefix; or `module` itself."""
+    return cast("nn.Module", getattr(module, "_orig_mod", module))
+
+
+def say_stepped(optimizer: Optimizer) -> None:
+    """Let a torch scheduler step that is asked ahead: it warns where the optimizer has made no step before it."""
+    vars(optimizer)["_opt_called"] = True
+
+
+def compiled_in_place(module: nn.Module) -> bool:
+    """Whether `module.compile()` was called."""
+    return cast("Any", module)._compiled_call_impl is not None
+
+
+def has_step_hooks(optimizer: Optimizer) -> bool:
+    """Whether something of the user's would be called with the optimizer's step, or has been put in its place."""
+    one = cast("Any", optimizer)
+    if "step" in vars(optimizer):  # where torch's LR schedulers put theirs
+        return True
+    for hooks in (one._optimizer_step_pre_hooks, one._optimizer_step_post_hooks):
+        for hook in hooks.values():
+            if not str(getattr(hook, "__module__", "")).startswith("evenstep."):
+                return True
+    return False
+
+
+def has_foreign_hooks(module: nn.Module) -> bool:
+    """Whether modules of `module`, or it itself, have hooks of the user's around their forwards or backwards."""
+    hooks: list[Any] = []
+    for part in module.modules():
+        one = cast("Any", part)
+        for held in (one._forward_hooks, one._forward_pre_hooks, one._backward_hooks, one._backward_pre_hooks):
+            hooks += held.values()
+    return any(not str(getattr(hook, "__module__", "")).startswith("evenstep.") for hook in hooks)
+
+
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Whether a module itself has hooks around its backward."""
+    one = cast("Any", module)
+    return bool(one._backward_hooks or one._backward_pre_hooks)
+
+
+def has_inner_hooks(module: nn.Module) -> bool:
+    """Whether modules inside `module` have hooks of any kind around their forwards or backwards."""
+    parts: list[Any] = [one for one in module.modules() if one is not module]
+    return any(
+        one._forward_hooks or one._forward_pre_hooks or one._backward_hooks or one._backward_pre_hooks for one in parts
+    )
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether calling the module calls forward hooks, which can be registered but not asked for."""
+    one = cast("Any", module)
+    return bool(one._forward_hooks or one._forward_pre_hooks)
+
+
+def children_of(module: nn.Module) -> dict[str, nn.Module]:
+    """The live dict of a module's children: `named_children` leaves out one that stands there for the second time, and
+    `add_module` refuses names that are also attributes, such as "layers" or "last".
+    """
+    return _live(cast("Any", module)._modules)
+
+
+def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """The live dict of a module's own parameters, to see whether others have taken their places."""
+    return _live(cast("Any", module)._parameters)
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
+    """The live dict of a module's own buffers, in which one can be put back without `__setattr__`."""
+    return _live(cast("Any", module)._buffers)
+
+
+def _live(own: Any) -> Any:
+    """A module's dict; of a module of `torch.jit`, which has none, what it holds now."""
+    return own if isinstance(own, dict) else dict(own.items())
+
+
+def is_saved(module: nn.Module, buffer: str) -> bool:
+    """Whether a module's own buffer is in its `state_dict`: only the module's list of those that are not tells."""
+    return buffer not in cast("Any", module)._non_persistent_buffers_set
+
+
+def share_contents(view: nn.Module, module: nn.Module) -> None:
+    """Let one module hold all that another holds, also what is put there later."""
+    for name in ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"):
+        view.__dict__[name] = module.__dict__[name]
+
+
+TAKES_SCALE = "_step_supports_amp_scaling"
+"""The attribute by which an optimizer says that its kernel takes `grad_scale` and `found_inf`."""
+
+
+def takes_scale(optimizer: Optimizer) -> bool:
+    """Whether the optimizer's kernel takes `grad_scale` and `found_inf`, as torch's fused ones do."""
+    return bool(getattr(optimizer, TAKES_SCALE, False))
+
+
+def unwrapped_step(optimizer: Any) -> Callable[[Any], object] | None:
+    """The optimizer's step without what torch wraps around it; None where somebody would see the difference.
+
+    The range that it records for a profiler and the search for hooks cost as much as ten small kernels.
+    """
+    step = type(optimizer).step
+    if (
+        getattr(step, "__code__", None) is _WRAPPED_STEP
+        and "step" not in vars(optimizer)  # where torch's LR schedulers put theirs
+        and not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+        and not (_optimizers._global_optimizer_pre_hooks or _optimizers._global_optimizer_post_hooks)
+        and not _profiler()
+    ):
+        return step.__wrapped__
+    return None
+
+
+@lru_cache(maxsize=64)
+def is_torchs_step(step: Any) -> bool:
+    """Whether a step without its wrapper is one that torch has written, and switches gradients off for."""
+    return step.__code__ is _WITHOUT_GRAD and step.__wrapped__.__globals__["__name__"].startswith("torch.optim.")
+
+
+def has_state_hooks(optimizer: Optimizer) -> bool:
+    """Whether hooks change what `state_dict` gives."""
+    return bool(cast("Any", optimizer)._optimizer_state_dict_post_hooks)
+
+
+def workers_of(loader: object) -> list[Any]:
+    """The processes of a `DataLoader`'s iterator: to see that one has ended, and to end one that hangs."""
+    return list(getattr(loader, "_workers", ()))
+
+
+def end_workers(loader: object) -> None:
+    """End a loader's processes now: torch does so when the garbage collector finds the iterator, which a traceback can
+    delay without bound.
+    """
+    shutdown = getattr(loader, "_shutdown_workers", None)
+    if shutdown is not None:
+        shutdown()
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """The part of a sharded tensor that this rank holds, sharing its memory; any other tensor itself.
+
+    Asked without importing `DTensor`, which takes long, and without autograd, which would make a view.
+    """
+    to_local = getattr(tensor, "to_local", None)
+    if to_local is None:
+        return tensor
+    with torch.no_grad():
+        return to_local()
+
+
+def group_around(backend: Any, kind: Any, device_type: str, store: Store, rank: int, ranks: int) -> ProcessGroup:
+    """A process group in which one backend does all the work.
+
+    `new_group` makes one as well, but keeps it for as long as the process lives, and all ranks must call it.
+    """
+    group = cast("Any", ProcessGroup(store, rank, ranks))
+    group._set_default_backend(kind)
+    group._register_backend(torch.device(device_type), kind, backend)
+    return group
+
+
+def set_timeout(backend: Any, timeout: timedelta) -> None:
+    """Set how long a backend's operations may take from now on; its constructor has another one, for connecting."""
+    backend._set_default_timeout(timeout)
+
+
+def nccl_around(store: Store, rank: int, ranks: int, timeout: timedelta) -> Any:
+    """NCCL's backend for the current CUDA device; how long its operations may take is an option without public name."""
+    kind = cast("Any", dist).ProcessGroupNCCL
+    options = kind.Options()
+    options._timeout = timeout
+    return kind(store, rank, ranks, options)
+
+
+def name_of_group(group: ProcessGroup) -> str:
+    """The name by which functional collectives find the group, in torch's table of all groups."""
+    return cast("Any", dist.distributed_c10d)._world.pg_names[group]

@@ -1,0 +1,231 @@
+"""What is used of FSDP2 beside its public names, of torch 2.13 and newer."""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from operator import attrgetter
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.internals import pytree
+
+_BACKWARD_HOOKS = attrgetter("_backward_hooks")
+
+
+def parts(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The modules that FSDP2 gathers at once, by name; the outermost, "", first."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return ((name, part) for name, part in module.named_modules() if isinstance(part, FSDPModule))
+
+
+def class_before_sharding(module: nn.Module) -> Any:
+    """The class of a module; FSDP2 gives what it shards one of its own, of that class and `FSDPModule`."""
+    from torch.distributed.fsdp import FSDPModule
+
+    kind = type(module)
+    return next(base for base in kind.__bases__ if base is not FSDPModule) if isinstance(module, FSDPModule) else kind
+
+
+def state(part: Any) -> Any:
+    """FSDP2's state of a part: there is no public way to reduce outside of a backward, or to forget passes."""
+    return part._get_fsdp_state()
+
+
+def record(part: Any) -> Any | None:
+    """FSDP2's record of a part's parameters, in which it keeps gradients before their reduction; None without any."""
+    return next(iter(state(part)._fsdp_param_groups), None)
+
+
+def forget_order(root: Any) -> None:
+    """Forget in which order earlier passes went forward: FSDP2 would gather the next one's parts by it."""
+    for _, part in parts(root):
+        if (group := record(part)) is not None:
+            group._post_forward_indices.clear()
+            group.comm_ctx.post_forward_order.clear()
+
+
+def begin(root: Any) -> None:
+    """Make ready what FSDP2 makes in its first forward: a rank may reduce, or reset, before it has run any."""
+    state(root)._lazy_init()
+
+
+def end_backward(root: Any) -> None:
+    """Do what FSDP2 does at the end of a backward: reduce what is not reduced yet, and wait for all that is.
+
+    Since torch 2.15 it asks who ends the backward, which is decided when one begins; none need have begun here.
+    """
+    of_root = state(root)
+    if getattr(of_root._state_ctx, "manual_backward_finalization_active", False) is None:
+        of_root._state_ctx.manual_backward_finalization_active = False
+    of_root._root_post_backward_final_callback()
+
+
+def forget_gathers(root: Any) -> None:
+    """Forget gathers that were begun and will not end: FSDP2 would wait for them before it forgets anything."""
+    for _, part in parts(root):
+        if (group := record(part)) is not None:
+            group._all_gather_result = None
+
+
+@contextmanager
+def gathering_nothing(root: Any) -> Generator[None]:
+    """Inside, modules compute with the parameters that they hold now: FSDP2 gathers and frees none of them.
+
+    Its hooks still put inputs into the format of the parameters.
+    """
+    kept = [(of_part, of_part._fsdp_param_groups) for of_part in (state(part) for _, part in parts(root))]
+    for of_part, _ in kept:
+        of_part._fsdp_param_groups = []
+    try:
+        yield
+    finally:
+        for of_part, groups in kept:
+            of_part._fsdp_param_groups = groups
+
+
+_MANAGED = "_is_fsdp_managed_module"
+
+
+@contextmanager
+def looking_whole(root: Any) -> Generator[None]:
+    """Inside, modules have their own classes, and no mark of FSDP2.
+
+    Libraries look for them, and speak to other ranks where they are there: `generate` of transformers, in each step.
+    """
+    kinds = [(part, cast("Any", type(part))) for _, part in parts(root)]
+    marked = [vars(module) for module in root.modules() if _MANAGED in vars(module)]
+    for part, _ in kinds:
+        part.__class__ = class_before_sharding(part)
+    for attributes in marked:
+        del attributes[_MANAGED]
+    try:
+        yield
+    finally:
+        for part, kind in kinds:
+            part.__class__ = kind
+        for attributes in marked:
+            attributes[_MANAGED] = True
+
+
+def at_end_of_backward(part: Any, act: Callable[[], None]) -> None:
+    """Call `act` when all gradients of a backward have come, before FSDP2 does its rest: hooks only see one tensor."""
+    of_part = state(part)
+    rest = of_part._root_post_backward_final_callback
+
+    def ends() -> None:
+        act()
+        rest()
+
+    of_part._root_post_backward_final_callback = ends
+
+
+def choose_formats(part: Any) -> None:
+    """Choose a part's number formats anew: FSDP2 has done so once, by what was trained in its first pass."""
+    if (group := record(part)) is not None:
+        group._init_mp_dtypes()
+
+
+def collectives(group: Any) -> tuple[Any, Any]:
+    """How FSDP2 gathers and how it reduces a part: it takes others', but does not give its own."""
+    return group._all_gather_comm, group._reduce_scatter_comm
+
+
+def gather_now(group: Any) -> None:
+    """Gather a part as peers do, and leave it as it was; by itself FSDP2 does not gather what is gathered."""
+    group.wait_for_unshard()
+    kept = group.is_unsharded
+    group._to_sharded()
+    group.unshard()
+    group.wait_for_unshard()
+    if not kept:
+        group._to_sharded()
+
+
+def reduce_now(group: Any) -> None:
+    """Reduce a part's gradients, or zeros, as at the end of its backward."""
+    group.post_backward()
+
+
+def gradient_of(shard: Any) -> Tensor | None:
+    """The gradient that FSDP2 has kept from reduction: as autograd left it, or already in the format to reduce in.
+
+    Before torch 2.15 it keeps sums over backwards in that format beside `.grad`; since then all are in `.grad`.
+    """
+    kept = shard.unsharded_accumulated_grad
+    return shard.unsharded_param.grad if kept is None else kept
+
+
+def forget_gradient(shard: Any) -> None:
+    """Forget what `gradient_of` would give."""
+    shard.unsharded_param.grad = None
+    if _sums_beside(shard):
+        shard.unsharded_accumulated_grad = None
+
+
+def add_late_gradient(shard: Any) -> None:
+    """Add what came into `.grad` after a backward to its sum, as FSDP2 does at the end of one."""
+    if _sums_beside(shard):
+        shard.accumulate_unsharded_grad_if_needed()
+        shard.to_accumulated_grad_if_needed()
+
+
+def complete_sums(group: Any) -> None:
+    """Let no part hold sums beside nothing: FSDP2 takes zeros in the gathered format for what has no gradient.
+
+    Before torch 2.15 it then fails where sums are in a wider one (https://github.com/pytorch/pytorch/issues/196996).
+    """
+    shards = [one for one in group.fsdp_params if _sums_beside(one)]
+    if all(shard.unsharded_accumulated_grad is None for shard in shards):
+        return
+    for shard in shards:
+        if shard.unsharded_accumulated_grad is None and shard.unsharded_param.requires_grad:
+            shard.unsharded_accumulated_grad = torch.zeros_like(shard.unsharded_param, dtype=shard.reduce_dtype)
+
+
+def _sums_beside(shard: Any) -> bool:
+    """Whether FSDP2 keeps sums beside `.grad`: since torch 2.15 the name is a property that gives `.grad`."""
+    return "unsharded_accumulated_grad" in vars(shard)
+
+
+def leave_inputs_alone(part: Any) -> None:
+    """Let a part use its inputs themselves.
+
+    To find the end of a part's backward, FSDP2 passes its inputs through an identity, in which autograd sums what comes
+    back from several uses of one input within the part before it adds what comes from elsewhere: other bits than
+    without it. Here the end is found by hooks, which change nothing. An input that others use as well gets its gradient
+    later, and a leaf, as in a re-entrant checkpoint, may get it before the part is through: then the part stays
+    gathered until the backward ends. So it does between two calls one of which takes what the other gives: where that
+    gradient comes, FSDP2 has the earlier one begin, before hooks that were put there later.
+    """
+    group, begin_backward = record(part), state(part)._pre_backward
+
+    def watch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not torch.is_grad_enabled():
+            return args, kwargs
+        tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor) and one.requires_grad]
+        inputs = {id(one): one for one in tensors}
+        own = any(begin_backward in (_BACKWARD_HOOKS(one) or {}).values() for one in inputs.values())
+        if own or any(one.is_leaf for one in inputs.values()):
+            return args, kwargs
+        countdown = _countdown(len(inputs), cast("Any", group).post_backward)
+        for one in inputs.values():
+            one.register_hook(countdown)
+        return args, kwargs
+
+    if group is not None:
+        group._register_post_backward_hook = watch
+
+
+def _countdown(count: int, act: Callable[[], None]) -> Callable[[Tensor], None]:
+    left = count
+
+    def arrived(gradient: Tensor) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            left = count
+            act()
+
+    return arrived
