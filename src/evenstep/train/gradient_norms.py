@@ -43,7 +43,9 @@ class NormsOfWhole:
         Args:
             values: of this rank, by the name of a parameter; of one that stages share, one of them counts.
         """
-        each = each_norm(self._layout, [_dense(value) for value in values.values()], self._norms)
+        dense = [_dense(value) for value in values.values()]
+        wide = _norm_dtype({value.dtype for value in dense})  # parameters of 16 bits are no gradients of their masters
+        each = each_norm(self._layout, dense, partial(norms, dtype=wide))
         return dict(zip(values, each.unbind(), strict=True))
 
 
@@ -69,7 +71,8 @@ class NormsOfStages:
 
         Parameters without a gradient on any rank are left out, so that the sum is that of a model that is whole.
         """
-        anywhere, each = self._each([(slot, p.grad) for slot, p in self._counted if p.grad is not None])
+        present = [(slot, p.grad) for slot, p in self._counted if p.grad is not None]
+        anywhere, each = self._each(present, self._dtype)
         if len(anywhere) < len(each):
             each = each.index_select(0, self._places(tuple(anywhere)))
         return each.dot(each) if anywhere else None
@@ -77,19 +80,19 @@ class NormsOfStages:
     def each(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `NormsOfWhole.each`."""
         known = [(self._slots[name], _dense(value)) for name, value in values.items() if name in self._slots]
-        anywhere, each = self._each(known)
+        anywhere, each = self._each(known, self._zeros.dtype)  # parameters may be narrower than their gradients
         names = list(self._slots)
         return {names[slot]: each[slot] for slot in anywhere}
 
-    def _each(self, present: list[tuple[int, Tensor]]) -> tuple[list[int], Tensor]:
-        """Norms by slot, alike on all ranks, and the slots of which any rank has one."""
+    def _each(self, present: list[tuple[int, Tensor]], dtype: torch.dtype | None) -> tuple[list[int], Tensor]:
+        """Norms by slot, in this format, alike on all ranks, and the slots of which any rank has one."""
         each = torch.zeros_like(self._zeros)
         having = {slot for slot, _ in present}
         counts = self._pipeline.sum_floats([float(slot in having) for slot in range(len(each))])
         anywhere = [slot for slot, count in enumerate(counts) if count]
         if present:
             places = self._places(tuple([slot for slot, _ in present]))
-            each[places] = each_norm(self._layout, [g for _, g in present], partial(norms, dtype=self._dtype))
+            each[places] = each_norm(self._layout, [g for _, g in present], partial(norms, dtype=dtype))
         self._pipeline.sum(each)()
         return anywhere, each
 

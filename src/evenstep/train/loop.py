@@ -137,6 +137,7 @@ class Loop:
             leave = self.settle() or self._write()
             if leave is not None:
                 return leave
+            agreed = requests.agree(group)  # the update at which it was requested may not have happened
         if agreed.evaluate:
             with requests.granting("evaluate"):
                 self.evaluator.all()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from evenstep.errors import ArgumentError
 from evenstep.events import Record, Storage
 from evenstep.events.storage import pack
+from evenstep.events.throughput import Throughput
 
 NUMBERS = st.integers(-1000, 1000).map(float)
 ENTRIES = st.lists(
@@ -168,6 +169,17 @@ def test_ranks_are_summed_before_dividing_and_may_lack_what_others_have() -> Non
     storage.put("a", torch.tensor(3.0), 1, update=1)
     assert storage.settle(gather) == [(1, "a", 1.0, 4.0), (1, "b", 2.5, 2.0)]
     assert seen == [{(1, "a"): [3.0, 1.0]}]
+
+
+def test_the_weights_of_a_window_are_counted_in_it_where_other_ranks_alone_have_put_them() -> None:
+    storage = Storage(throughput=Throughput(["train/loss"], "tokens"))
+    storage.put("perf/update_s", 0.5, update=1)  # as a rank without micro-batches, or without the last stage
+    storage.put("perf/update_s", 0.5, update=2)
+    theirs: dict[tuple[int, str], Any] = {(update, "train/loss"): (1.0, 10.0 * update) for update in (1, 2)}
+    records = storage.settle(lambda pairs: [pairs, theirs])
+    found = {(record.update, record.name): record.value for record in records}
+    assert [found.get((update, "progress/tokens")) for update in (1, 2)] == [10.0, 30.0]
+    assert [found.get((update, "perf/tokens_per_s")) for update in (1, 2)] == [20.0, 40.0]
 
 
 def test_a_rank_with_nothing_pending_takes_part_in_the_gathering() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evenstep import Checkpointing, Hook, MapData, Task, Trainer
+from evenstep import Checkpointing, Evaluate, Failures, Hook, Logging, MapData, Task, Trainer, Training
+from evenstep.events import UpdateEnd
 from evenstep.parallel import Ordered
 from evenstep.train.requests import End, Requests
 
@@ -70,3 +71,35 @@ def test_a_stop_that_one_rank_requests_while_a_checkpoint_is_written_stops_all_a
 
     first, second = on_ranks(2, act)
     assert first == second == (3, "stopped", "enough")
+
+
+def test_what_was_requested_at_an_update_that_was_aborted_is_done_only_when_it_is_made(tmp_path: Path) -> None:
+    """As far as the host may run ahead of what was committed, evaluations and checkpoints stay at their updates."""
+    points = [(torch.full((2,), float(n)), torch.tensor(float(n % 3))) for n in range(16)]
+    points[5][0].fill_(float("nan"))  # in the third global batch
+
+    class Every3(Hook):
+        def after_update(self, event: UpdateEnd) -> None:
+            if event.committed and event.update % 3 == 0:
+                self.trainer.request_save()
+
+    model = nn.Linear(2, 1)
+    trainer = Trainer(
+        model=model,
+        task=Squares(),
+        optimizer=torch.optim.SGD(model.parameters(), lr=1e-3, fused=True),
+        data=MapData(points, global_batch_size=2, shuffle=False),
+        updates=7,
+        device="cpu",
+        evaluations={"valid": MapData(points[6:10], global_batch_size=4)},
+        hooks=[Evaluate(every_updates=3), Every3()],
+        folder=tmp_path,
+        train=Training(settle_every_updates=4),
+        checkpoint=Checkpointing(keep_last=None),
+        failures=Failures(non_finite="skip"),
+        log=Logging(every_updates=100, writers=()),
+    )
+    trainer.train()
+    assert [record.update for record in trainer.storage.history("valid/loss")] == [3, 6, 7]
+    saved = sorted(path.name for path in Path(tmp_path, "checkpoints").glob("step-*"))
+    assert saved == ["step-00000003", "step-00000006", "step-00000007"]
