@@ -148,7 +148,11 @@ def _table(kind: str, about: str, keys: Mapping[str, tuple[Any, str]]) -> type[S
             default = None if NoneType in get_args(may_be) else ...
         fields[name] = (may_be, Field(default, description=says))
     named = f"{kind.title().replace('_', '')}Table"
-    return create_model(named, __base__=ScheduleTable, __module__=__name__, __doc__=about, **fields)
+    # descriptions are given; to look for them in the source, pydantic would go through all frames and all modules
+    written = {"use_attribute_docstrings": False}
+    return create_model(
+        named, __base__=ScheduleTable, __module__=__name__, __doc__=about, __cls_kwargs__=written, **fields
+    )
 
 
 TABLES = {kind: _table(kind, about, keys) for kind, (about, keys) in _KEYS.items()}

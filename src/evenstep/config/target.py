@@ -39,11 +39,13 @@ def importable(folder: Path) -> Generator[None]:
 
 def loaded_from(folder: Path) -> dict[str, Path]:
     """The files of the modules that were found through `folder`, by module name."""
-    folder = folder.resolve()
+    inside = str(folder.resolve())
     found: dict[str, Path] = {}
     for name, module in list(sys.modules.items()):
-        stem = folder.joinpath(*name.split("."))
         file = getattr(module, "__file__", None)
+        if file is not None and not os.path.normpath(file).startswith(inside):
+            continue  # thousands are: no path is made for each
+        stem = Path(inside, *name.split("."))
         if file is None:
             # a folder without `__init__.py` is a module without a file: it must be forgotten as well
             if str(stem) in cast("list[str]", list(getattr(module, "__path__", ()))):
