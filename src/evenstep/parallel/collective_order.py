@@ -183,9 +183,7 @@ class CollectiveOrder:
         if self._in_step:
             return call()
         sequence, place = self._sequence.collectives, self._place
-        if place < len(sequence) and sequence[place] == collective:
-            pass
-        else:
+        if place >= len(sequence) or sequence[place] != collective:
             self._catch_up(collective)
         self._place += 1
         if collective.reduces:

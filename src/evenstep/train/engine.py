@@ -171,9 +171,8 @@ class Engine:
         self.storage, self.precision = setup.storage, setup.precision
         self.group, self.reducers = parts.execution.group, parts.execution.reducers
         self.bus, self.seed, self._ema, self._report = bus, setup.seed, setup.train.ema, report
-        self.phases = parts.context.phases
-        self.recomputed, self._empty_cache = setup.recomputed.names, setup.empty_cache
-        self.in_float8 = setup.linear_layers.names
+        self.phases, self._empty_cache = parts.context.phases, setup.empty_cache
+        self.recomputed, self.in_float8 = setup.recomputed.names, setup.linear_layers.names
         self._evaluated = (("", False),) if self._ema is None else self._ema.passes
         self.progress, self._begun = Progress(), Tree()
         self._pending, self._cuts = list[PendingUpdate](), dict[str, SplitLimit]()
@@ -361,7 +360,8 @@ class Engine:
         """
         if self.progress.update >= number and not self.reducers.is_ended(number):
             self.reducers.after_update(number)
-            self.core.begin()  # statistics that the ranks have averaged stay, whatever breaks off next
+            if self.reducers.alone is not None:
+                self.core.begin()  # statistics that ranks have shared by now stay, whatever breaks off next
             if self._empty_cache is not None:
                 self._empty_cache(number)
 

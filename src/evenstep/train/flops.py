@@ -7,12 +7,13 @@ is counted as often as it is computed. Pointwise operations are not counted, as 
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Final
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from evenstep.data import GlobalBatch
+from evenstep.pipeline.compiled import as_written
 from evenstep.train.engine import Engine
 
 # TFLOP/s of dense matrices in 16 bits, TF32, float32 and float8, from NVIDIA's data sheets; 0: it has no such units
@@ -40,12 +41,8 @@ def flops_per_sample(engine: Engine, batch: GlobalBatch) -> float | None:
     """
     first = batch.microbatches[:1]
     mark, counter = engine.storage.mark(), FlopCounterMode(display=False)
-    with (
-        engine.bus.silent(),
-        engine.reducers.uncompressed(),
-        cast("Any", torch.compiler).set_stance("force_eager"),  # in compiled kernels nothing can be counted
-        counter,
-    ):
+    # in compiled kernels nothing can be counted
+    with engine.bus.silent(), engine.reducers.uncompressed(), as_written(), counter:
         engine.core.rerun(replace(batch, microbatches=first), engine.progress.update + 1)
     engine.storage.drop_after(mark)
     engine.core.begin()
