@@ -27,7 +27,8 @@ def is_users(filename: str) -> bool:
     if "ipykernel" in filename or filename.startswith("<ipython-input"):
         return not filename.endswith(".py") or "site-packages" not in filename
     file = Path(filename).resolve()
-    return file.is_file() and not is_ours(filename) and not _is_librarys(file)
+    is_librarys = "site-packages" in file.parts or any(file.is_relative_to(place) for place in _LIBRARIES)
+    return file.is_file() and not is_ours(filename) and not is_librarys
 
 
 def is_ours(filename: str) -> bool:
@@ -38,7 +39,3 @@ def is_ours(filename: str) -> bool:
     """
     file = Path(filename).resolve()
     return file.is_relative_to(_OURS) and not file.is_relative_to(_OURS / "recipes")
-
-
-def _is_librarys(file: Path) -> bool:
-    return "site-packages" in file.parts or any(file.is_relative_to(place) for place in _LIBRARIES)

@@ -54,7 +54,9 @@ def lazy_names(
         if name not in home_of:
             return renamed(name)
         with _uncollected():
-            return answer_calls(getattr(import_module(home_of[name], package), name))
+            found = answer_calls(getattr(import_module(home_of[name], package), name))
+        setattr(sys.modules[package], name, found)  # so that it is asked for once
+        return found
 
     def listed() -> list[str]:
         return sorted({*vars(sys.modules[package]), *home_of})

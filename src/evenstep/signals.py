@@ -13,7 +13,6 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from time import monotonic
 from types import FrameType
 from typing import final
@@ -109,17 +108,13 @@ def interrupted(said: str) -> KeyboardInterrupt:
     return error
 
 
-@final
-@dataclass(slots=True)
-class CaughtSignal:
-    """Which signal has asked for the end, if any."""
-
-    number: signal.Signals | None = None
-
-
 @contextmanager
-def stopping(request_stop: Callable[[str], None], *, spares_own: bool = False) -> Generator[CaughtSignal]:
+def stopping(
+    request_stop: Callable[[str], None], *, spares_own: bool = False
+) -> Generator[Callable[[], signal.Signals | None]]:
     """Pass signals on to `request_stop` inside the `with`; outside the main thread, which alone gets signals, nothing.
+
+    Gives a function that tells which signal has asked for the end, if any.
 
     Args:
         request_stop: takes the reason; called from a signal handler, so it may only note it.
@@ -128,31 +123,31 @@ def stopping(request_stop: Callable[[str], None], *, spares_own: bool = False) -
     Raises:
         KeyboardInterrupt: at the second signal, wherever the program is.
     """
-    caught, owner = CaughtSignal(), os.getpid()
-    first_at = 0.0
+    caught: signal.Signals | None = None
+    owner, first_at = os.getpid(), 0.0
 
     def handle(number: int, _frame: FrameType | None) -> None:
-        nonlocal first_at
+        nonlocal caught, first_at
         # a data worker that was forked from this process has inherited the handler, but not the run
         if os.getpid() != owner:
             if number == signal.SIGTERM:
                 os._exit(128 + number)
             return
-        if number == signal.SIGINT == caught.number:
+        if number == signal.SIGINT == caught:
             raise KeyboardInterrupt
-        if number == signal.SIGTERM and caught.number in _WARNINGS:
-            caught.number, first_at = signal.SIGTERM, monotonic()
+        if number == signal.SIGTERM and caught in _WARNINGS:
+            caught, first_at = signal.SIGTERM, monotonic()
             return
-        if caught.number is not None:
+        if caught is not None:
             if monotonic() - first_at > COPIES_S:
                 raise Terminated
             return
-        caught.number, first_at = signal.Signals(number), monotonic()
-        request_stop(caught.number.name)
+        caught, first_at = signal.Signals(number), monotonic()
+        request_stop(caught.name)
         with suppress(OSError):  # nobody reads our messages any more, which is no reason not to save
             # not print, because a print may be what was interrupted
             again = "Ctrl-C again" if number == signal.SIGINT else "another one"
-            what = f"{caught.number.name}: stopping after this update; {again} leaves at once"
+            what = f"{caught.name}: stopping after this update; {again} leaves at once"
             os.write(2, f"\nevenstep: {what}.\n".encode())
 
     is_main = threading.current_thread() is threading.main_thread()
@@ -160,7 +155,7 @@ def stopping(request_stop: Callable[[str], None], *, spares_own: bool = False) -
     taken = [number for number in numbers if is_main and not (spares_own and _is_handled(number))]
     before = {number: signal.signal(number, handle) for number in taken}
     try:
-        yield caught
+        yield lambda: caught
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -21,7 +21,7 @@ from evenstep.builders.ranks import rank_device, ranks_of
 from evenstep.builders.schedule import build_schedule
 from evenstep.builders.tasks import build_coefficients, build_combine, build_mixing, windows_of
 from evenstep.config.faults import Fault, told
-from evenstep.config.schema import Config, ProfileTable
+from evenstep.config.schema import Config
 from evenstep.config.schema_lr import AnySchedule
 from evenstep.config.tasks import data_tables, evaluations_of, schedules_of
 from evenstep.config.translate import faults_of, keys_in
@@ -58,8 +58,8 @@ def _options(config: Config) -> Iterator[Fault]:
     yield from faults_of(partial(build_failures, config), keys_in("failures", failures))
     profile = config.profile
     if profile is not None:
-        check = partial(_check_profile, profile, config.train.updates)
-        yield from faults_of(check, keys_in("profile", profile), "train.updates")
+        given, updates = profile.model_dump(), config.train.updates
+        yield from faults_of(lambda: Profile(**given).check(updates), keys_in("profile", profile), "train.updates")
     keys = keys_in("failures", failures) | keys_in("checkpoint", checkpoint) | {"metric": "checkpoint.best.metric"}
     yield from faults_of(partial(build_checkpointing, config), keys)
     for name, policy in (("non_finite", failures.non_finite), ("loss_spike", failures.loss_spike)):
@@ -139,10 +139,6 @@ def _whole_updates(config: Config) -> Iterator[Fault]:
     keys |= {"optimizer": "optimizer.name", "memory.checkpoint": "memory.checkpoint", "combine": "combine"}
     for rule in (kinds, options):
         yield from faults_of(rule, keys, "launch.ranks")
-
-
-def _check_profile(profile: ProfileTable, updates: int | None) -> None:
-    Profile(**profile.model_dump()).check(updates)
 
 
 def _data(config: Config) -> Iterator[Fault]:

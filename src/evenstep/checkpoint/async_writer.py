@@ -147,10 +147,11 @@ class AsyncWriter:
         save = CheckpointWrite(
             self.folder, update, state, group=self._group, disk=self._disk, resumed_from=resumed_from
         )
-        ready = _nothing if self._staging is None else self._staging.copy(save.files())
+        ready = None if self._staging is None else self._staging.copy(save.files())
 
         def write() -> Written:
-            ready()
+            if ready is not None:
+                ready()
             return save.write()
 
         after: list[Callable[[list[Any]], Any]] = [lambda results: self._publish(pending, results)]
@@ -250,9 +251,6 @@ class AsyncWriter:
             raise CheckpointError(
                 f"a checkpoint was not written within {self._timeout_s:g} s, so it is given up; look at the disk."
             ) from error
-
-
-def _nothing() -> None: ...
 
 
 def _chained(result: Any, jobs: "Sequence[Callable[[list[Any]], Any]]") -> Any:

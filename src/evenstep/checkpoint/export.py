@@ -27,7 +27,7 @@ from evenstep.keywords import answered
 from evenstep.writable import why_not_written
 
 ExportFormat = Literal["fp32", "bf16", "fp16"]
-_FORMATS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+FORMATS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @answered
@@ -101,7 +101,7 @@ def _write(
         for place in staged.values():
             place.unlink(missing_ok=True)  # of an export that was cut off
         for file, names in held.items():
-            tensors = {name: _converted(weights.read(name), name, dtype) for name in names}
+            tensors = {name: converted(weights.read(name), name, dtype) for name in names}
             write_file(staged[file], TensorFile(tensors).chunks(), disk)
         weights.verify()
         for file, content in indices.items():
@@ -140,7 +140,7 @@ def _once(weights: StoredWeights) -> list[str]:
 
 
 def _bytes(outline: Tensor, dtype: str | None) -> int:
-    size = outline.element_size() if dtype is None or not outline.is_floating_point() else _FORMATS[dtype].itemsize
+    size = outline.element_size() if dtype is None or not outline.is_floating_point() else FORMATS[dtype].itemsize
     return outline.numel() * size
 
 
@@ -169,13 +169,18 @@ def _part(to: Path, number: int, count: int) -> Path:
     return to.with_name(f"{to.name.removesuffix(SUFFIX)}-{number:05d}-of-{count:05d}{SUFFIX}")
 
 
-def _converted(value: Tensor, name: str, dtype: str | None) -> Tensor:
+def converted(value: Tensor, name: str, dtype: str | None) -> Tensor:
+    """A tensor of this name in another format, if it is floating.
+
+    Raises:
+        CheckpointError: the format can't hold it.
+    """
     if dtype is None or not value.is_floating_point():
         return value
-    converted = value.to(_FORMATS[dtype])
-    if bool((converted.isfinite() != value.isfinite()).any()):
+    narrow = value.to(FORMATS[dtype])
+    if bool((narrow.isfinite() != value.isfinite()).any()):
         raise CheckpointError(
             f"`{name}` has values of up to {float(value.abs().max()):g}, which {dtype} can't hold; export in bf16 or "
             f"fp32."
         )
-    return converted
+    return narrow

@@ -66,7 +66,7 @@ class Staging:
         for file, image in zip(files, self._images, strict=True):
             file.take_from(image)
         if device is None:
-            return _nothing
+            return lambda: None
         event = torch.Event(device)
         # of the tensors' own device, on which the copies are, whichever one is the current
         event.record(torch.accelerator.current_stream(device))
@@ -96,6 +96,3 @@ def _blocks(size: int) -> int:
 def _device(tensors: Sequence[Tensor]) -> torch.device | None:
     """The accelerator that some of the tensors are on, if copies from it can run beside the host's work."""
     return next((tensor.device for tensor in tensors if tensor.device.type == "cuda"), None)
-
-
-def _nothing() -> None: ...

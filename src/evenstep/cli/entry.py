@@ -9,12 +9,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from shutil import get_terminal_size
 from textwrap import fill
-from typing import cast, final
+from typing import NamedTuple, cast
 
 from evenstep.addresses import check_here
 from evenstep.cli.arguments import in_home, split
@@ -25,9 +24,7 @@ from evenstep.signals import Terminated, ending, ignore_at_the_end, leave_with, 
 from evenstep.version import __version__
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class Option(NamedTuple):
     """An option of a subcommand: its name without the dashes, a line of help, and what its value is, if it has one."""
 
     name: str
@@ -35,9 +32,7 @@ class Option:
     value: str | None = None
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class Command(NamedTuple):
     """A subcommand.
 
     Args:

@@ -51,12 +51,7 @@ class Elsewhere:
     def __call__(
         self, variant: Variant, *, updates: int, folder: Path | None = None, kill_at: int | None = None
     ) -> Ended | None:
-        """What it has come to; None where it was killed.
-
-        Raises:
-            RefusedError: a variant that this run can't have.
-            EvenstepError: it has failed.
-        """
+        """See `InProcesses`."""
         what = {"updates": updates, "folder": None if folder is None else str(folder), "kill_at": kill_at}
         with self._answer(variant, what) as (place, code):
             if kill_at is not None and code == -9:
@@ -67,11 +62,7 @@ class Elsewhere:
         return Ended(**found)
 
     def traced(self, variant: Variant, update: int) -> Traced:
-        """The trace of an update, over all ranks.
-
-        Raises:
-            EvenstepError: it has failed.
-        """
+        """See `InProcesses`; raises EvenstepError where it has failed."""
         what = {"updates": update, "folder": None, "kill_at": None, "traced": True}
         with self._answer(variant, what) as (place, code):
             # written by the process that was started for it, into a folder of this one

@@ -6,7 +6,6 @@ settings that leave the updates already made as they are can be changed.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -117,7 +116,7 @@ def _with_origin(setting: Setting, folder: Path) -> Setting:
     if recipe is None:
         fault = f"`recipe` is {CURRENT}, but the folder that {folder / RECIPE} was copied from is gone; give its path."
         raise ConfigError([fault])
-    return replace(setting, text=str(recipe.absolute()))
+    return setting._replace(text=str(recipe.absolute()))
 
 
 def _of_settings(keys: Sequence[str], before: Config, after: Config) -> list[str]:

@@ -80,7 +80,7 @@ def _train(trainer: Trainer, group: Group, *, shows_end: bool) -> int:
         result = trainer.train()
     if shows_end:
         print(f"{result.outcome}: {result.reason}")
-    signals = [number for number in group.gather(caught.number) if number is not None]  # one rank's is enough
+    signals = [number for number in group.gather(caught()) if number is not None]  # one rank's is enough
     if result.outcome == "done":
         return EXIT_DONE
     if signals:

@@ -6,17 +6,14 @@ find faults.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date
-from typing import Any, cast, final
+from typing import Any, NamedTuple, cast
 
 from evenstep.arguments import meant
 from evenstep.config.schema import Config
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class Fault(NamedTuple):
     """One thing that is wrong.
 
     Args:

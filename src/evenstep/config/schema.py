@@ -348,14 +348,10 @@ class EarlyStopTable(Section, of=EarlyStop):
     """A change of at most this much is no improvement."""
 
 
-def _of_writer(value: object) -> str:
-    return NAME_OR_TABLE[not isinstance(value, str)]
-
-
 # not a plain union: pydantic would report a wrong value once for each of its members
 WriterNameOrTarget = Annotated[
     Annotated[options.WriterName, Tag(NAME_OR_TABLE[0])] | Annotated[TargetTable, Tag(NAME_OR_TABLE[1])],
-    Discriminator(_of_writer),
+    Discriminator(lambda value: NAME_OR_TABLE[not isinstance(value, str)]),
 ]
 
 

@@ -8,9 +8,8 @@ import os
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, NamedTuple, cast
 
 from evenstep.errors import ConfigError
 from evenstep.train.failures.tracebacks import FULL
@@ -19,9 +18,7 @@ PREFIX = "EVENSTEP_"
 Tree = dict[str, Any]
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(NamedTuple):
     """One value from outside the file.
 
     Args:

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from evenstep.data.batch import JSON, Data, GlobalBatch, Position
 
@@ -30,9 +31,7 @@ class WrappedData(Data):
     def batches(
         self, start: Position, *, seed: int, rank: int = 0, ranks: int = 1, pin_memory: bool = False
     ) -> Iterator[GlobalBatch]:
-        def read(position: Position) -> Iterator[GlobalBatch]:
-            return self.data.batches(position, seed=seed, rank=rank, ranks=ranks, pin_memory=pin_memory)
-
+        read = partial(self.data.batches, seed=seed, rank=rank, ranks=ranks, pin_memory=pin_memory)
         return self.through(start, read)
 
     def batches_together(
@@ -45,11 +44,9 @@ class WrappedData(Data):
         total: Callable[[Sequence[float]], Sequence[float]],
         pin_memory: bool = False,
     ) -> Iterator[GlobalBatch]:
-        def read(position: Position) -> Iterator[GlobalBatch]:
-            return self.data.batches_together(
-                position, seed=seed, rank=rank, ranks=ranks, total=total, pin_memory=pin_memory
-            )
-
+        read = partial(
+            self.data.batches_together, seed=seed, rank=rank, ranks=ranks, total=total, pin_memory=pin_memory
+        )
         return self.through(start, read)
 
     def num_batches(self, epoch: int, *, seed: int) -> int | None:

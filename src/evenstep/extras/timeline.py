@@ -57,7 +57,6 @@ class RankTimeline:
         began: when the rank began, in seconds of the epoch.
         pipeline_rank: its place in its pipeline, 0 where there is none.
         data_rank: which of several pipelines, or replicas, it is in.
-        schedule: the pipeline schedule's name, "" where there is none.
         rank_of: for each stage its rank in the pipeline.
         edges: from stage to stage.
     """
@@ -67,7 +66,6 @@ class RankTimeline:
     began: float
     pipeline_rank: int
     data_rank: int
-    schedule: str
     rank_of: tuple[int, ...]
     edges: tuple[tuple[int, int], ...]
     actions: tuple[TimedAction, ...]
@@ -180,7 +178,6 @@ def read_rank(content: Mapping[str, object]) -> RankTimeline | None:
             "began": float(began),
             "pipeline_rank": int(pipeline_rank),
             "data_rank": int(data_rank),
-            "schedule": str(schedule),
             "rank_of": list(rank_of),
             "edges": list(edges),
             "actions": list(actions),
@@ -201,7 +198,6 @@ def read_rank(content: Mapping[str, object]) -> RankTimeline | None:
         began=began,
         pipeline_rank=pipeline_rank,
         data_rank=data_rank,
-        schedule=schedule,
         rank_of=owners,
         edges=tuple((pair[0], pair[1]) for pair in pairs),
         actions=tuple(known),

@@ -8,12 +8,11 @@ from torch.nn import functional
 
 from evenstep.arguments import require_word
 from evenstep.errors import ArgumentError, TaskError
-from evenstep.hf.columns import Columns
+from evenstep.hf.columns import IGNORED, Columns
 from evenstep.hf.outputs import batch_of, check_whole, logits_of, require_smoothing, tensor_of, weights_of
 from evenstep.train import Loss, Task
 
 Problem = Literal["single_label", "multi_label", "regression"]
-IGNORED = -100
 
 
 class Classification(Task):

@@ -16,6 +16,7 @@ from evenstep.internals import unwrapped
 
 _OF_TOKENIZERS = ("token_type_ids", "special_tokens_mask", "offset_mapping")  # they come unasked, and may be ignored
 _OF_TASKS = ("labels", "weights")
+IGNORED = -100  # the label of what is not counted
 LEARNED = "what is not to be learned has the label -100, in `labels`"
 
 

@@ -63,7 +63,7 @@ def _is_row(one: Any, length: int) -> bool:
 def check_documents(model: nn.Module) -> None:
     """Raise ArgumentError unless two documents of a row give the scores that each gives by itself."""
     weight = next(model.parameters())
-    vocab = _vocab(model)
+    vocab = len(cast(Any, model).get_input_embeddings().weight)
     tokens = torch.arange(_FIRST + _SECOND, device=weight.device) * 7 % vocab
     other = tokens.clone()
     other[:_FIRST] = (tokens[:_FIRST] + 3) % vocab
@@ -91,8 +91,3 @@ def check_documents(model: nn.Module) -> None:
             f"{type(model).__name__} are {max(seen, moved):.2g} off beside another one (they are up to {largest:.2g}); "
             f"train it on rows of one document each, or with another attention (`attn_implementation='sdpa'`)."
         )
-
-
-def _vocab(model: nn.Module) -> int:
-    embedding: Any = cast(Any, model).get_input_embeddings()
-    return int(embedding.weight.shape[0])

@@ -19,7 +19,7 @@ from torch.nn import functional
 from evenstep.arguments import require_flag
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.hf.causal import check_causal
-from evenstep.hf.columns import Columns
+from evenstep.hf.columns import IGNORED, Columns
 from evenstep.hf.documents import check_documents, halves_of_row, restarts
 from evenstep.hf.head import ChunkedHead
 from evenstep.hf.outputs import (
@@ -33,7 +33,6 @@ from evenstep.hf.outputs import (
 )
 from evenstep.train import Loss, Task
 
-IGNORED = -100
 _NOT_FOR_THE_MODEL = ("labels", "weights")
 
 

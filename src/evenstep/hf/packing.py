@@ -14,9 +14,8 @@ from torch import Tensor
 from evenstep.arguments import require_count, require_flag
 from evenstep.data.batching import pack
 from evenstep.errors import ArgumentError, DataError
-from evenstep.hf.columns import LEARNED, unused_column
+from evenstep.hf.columns import IGNORED, LEARNED, unused_column
 
-IGNORED = -100
 _PADDING = {"input_ids": 0, "labels": IGNORED, "weights": 0.0}
 
 

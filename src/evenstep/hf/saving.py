@@ -6,13 +6,12 @@ of adapters alone. What is written appears whole under its name, or not at all.
 
 import shutil
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
-import torch
 from torch import nn
 
 from evenstep.arguments import require_flag
-from evenstep.checkpoint.export import ExportFormat
+from evenstep.checkpoint.export import FORMATS, ExportFormat, converted
 from evenstep.checkpoint.weights import StoredWeights, open_weights
 from evenstep.errors import ArgumentError, CheckpointError, clause
 from evenstep.hf.models import library
@@ -20,18 +19,12 @@ from evenstep.keywords import answered
 from evenstep.train import load_weights
 from evenstep.writable import why_not_written
 
-_FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _STAGED = ".saving-"
-
-
-@runtime_checkable
-class _Saves(Protocol):
-    def save_pretrained(self, save_directory: str, **options: Any) -> Any: ...
 
 
 def is_of_transformers(model: nn.Module) -> bool:
     """Whether a model knows its layout, as those of transformers and peft do."""
-    return isinstance(model, _Saves)
+    return callable(getattr(model, "save_pretrained", None))
 
 
 @answered
@@ -63,7 +56,7 @@ def save_pretrained(
     """
     to = Path(to)
     require_flag("average", average)
-    if not isinstance(model, _Saves):
+    if not is_of_transformers(model):
         raise ArgumentError(
             f"`model` must be one of transformers, which know their layout, but is a {type(model).__name__}; write its "
             f"weights alone: `evenstep.checkpoint.export_weights(run, 'model.safetensors')`."
@@ -74,14 +67,14 @@ def save_pretrained(
     if why := why_not_written(to.parent, folder=True):
         raise ArgumentError(f"`to` is `{to}`, which can't be written: {why}; give another place.")
     open_weights(weights, average=average).check_evaluated()
-    load_weights(cast(nn.Module, model), weights, average=average)
+    load_weights(model, weights, average=average)
     if dtype is not None:
-        _convert(cast(nn.Module, model), dtype)
+        _convert(model, dtype)
     options = {} if max_file_bytes is None else {"max_shard_size": max_file_bytes}
     staged = to.with_name(f"{_STAGED}{to.name}")
     shutil.rmtree(staged, ignore_errors=True)  # of an export that was cut off
     try:
-        model.save_pretrained(str(staged), **options)
+        cast("Any", model).save_pretrained(str(staged), **options)
         if tokenizer is not None:
             read = library("transformers").AutoTokenizer.from_pretrained(str(tokenizer), local_files_only=True)
             read.save_pretrained(str(staged))
@@ -96,8 +89,8 @@ def save_pretrained(
 
 def check_options(dtype: object, tokenizer: Path | str | None) -> None:
     """Raise ArgumentError for a format that there is not, or a folder without a tokenizer."""
-    if dtype is not None and dtype not in _FORMATS:
-        raise ArgumentError(f"`dtype` must be one of {', '.join(_FORMATS)}, but is {dtype!r}.")
+    if dtype is not None and dtype not in FORMATS:
+        raise ArgumentError(f"`dtype` must be one of {', '.join(FORMATS)}, but is {dtype!r}.")
     if tokenizer is not None and not any(Path(tokenizer).glob("tokenizer*")):
         raise ArgumentError(
             f"`tokenizer` must be a folder of this machine with a tokenizer's files (`tokenizer_config.json`, …), but "
@@ -106,11 +99,6 @@ def check_options(dtype: object, tokenizer: Path | str | None) -> None:
 
 
 def _convert(model: nn.Module, dtype: str) -> None:
-    largest = torch.finfo(_FORMATS[dtype]).max
     for name, one in model.state_dict().items():
-        if one.is_floating_point() and bool((one.abs() > largest).any()):
-            raise CheckpointError(
-                f"`{name}` has values of up to {float(one.abs().max()):g}, which {dtype} can't hold; export in bf16 or "
-                f"fp32."
-            )
-    model.to(_FORMATS[dtype])
+        converted(one, name, dtype)  # raises for what the format can't hold
+    model.to(FORMATS[dtype])

@@ -40,7 +40,7 @@ def handling_signals(loop: "Loop") -> Generator[None]:
                 write_page(folder.path, engine.progress.update, loop.reporter.report)
     update = engine.progress.update
     saved = folder.checkpoint_of(update) if loop.checkpointer.enabled else None
-    end_program(caught.number, group=group, update=update, saved=saved)
+    end_program(caught(), group=group, update=update, saved=saved)
 
 
 def where(loop: "Loop") -> str:

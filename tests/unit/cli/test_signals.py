@@ -19,9 +19,9 @@ def test_handlers_are_given_back_and_the_first_signal_asks_to_stop() -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     reasons: list[str] = []
     with stopping(reasons.append) as caught:
-        assert caught.number is None
+        assert caught() is None
         signal.raise_signal(signal.SIGTERM)
-        assert caught.number is signal.SIGTERM
+        assert caught() is signal.SIGTERM
     assert reasons == ["SIGTERM"]
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
@@ -56,7 +56,7 @@ def test_the_sigterm_after_a_schedulers_warning_is_not_a_second_one(monkeypatch:
     with stopping(reasons.append) as caught:
         signal.raise_signal(signal.SIGUSR1)
         signal.raise_signal(signal.SIGTERM)
-        assert caught.number is signal.SIGTERM
+        assert caught() is signal.SIGTERM
         with pytest.raises(Terminated):
             signal.raise_signal(signal.SIGTERM)
     assert reasons == ["SIGUSR1"]

@@ -74,7 +74,7 @@ def _measured(
             saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, _unpacked):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = forward()
     forward_s = _timed(forward, device, repeats)
     outputs = [tensor for tensor in tensors(output) if tensor.requires_grad]
@@ -104,10 +104,6 @@ def _measured(
         ),
     )
     return cost, output
-
-
-def _unpacked(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _timed(run: Callable[[], object], device: torch.device, repeats: int) -> float:

@@ -24,8 +24,6 @@ class MetricFigures:
     last_update: int
     best: float | None
     best_update: int | None
-    num_values: int
-    num_non_finite: int
 
 
 def metric_figures(metrics: Mapping[str, Mapping[int, float]]) -> list[MetricFigures]:
@@ -62,8 +60,6 @@ def _figures(name: str, values: Mapping[int, float]) -> MetricFigures:
         last_update=last_update,
         best=best[0],
         best_update=best[1],
-        num_values=len(values),
-        num_non_finite=len(values) - len(finite),
     )
 
 

@@ -28,7 +28,7 @@ from evenstep.extras.report.figures import (
 )
 from evenstep.extras.report.phases import PhaseShares, phases
 from evenstep.extras.report.run import ReportedRun, number, read_run
-from evenstep.extras.report.settings import SettingRow, between, from_defaults
+from evenstep.extras.report.settings import Row, between, from_defaults
 from evenstep.extras.report.timeline import Timelines, draw, timelines
 from evenstep.version import __version__
 
@@ -63,7 +63,7 @@ class _Shown:
     reason: str
     tiles: list[tuple[str, str, tuple[str, ...]]]
     figures: dict[str, MetricFigures]
-    changed: list[SettingRow] | None
+    changed: list[Row] | None
     phases: PhaseShares | None
     timelines: Timelines | None
 

@@ -48,7 +48,6 @@ class CheckpointLine:
     name: str
     update: int
     created: str
-    num_files: int
     num_bytes: int
     is_latest: bool
 
@@ -227,7 +226,6 @@ def _read_checkpoints(files: Files, run: ReportedRun) -> None:
                         name=name,
                         update=update,
                         created=created,
-                        num_files=len(sizes) + 1,
                         num_bytes=sum(sizes),
                         is_latest=name == latest,
                     )

@@ -7,21 +7,16 @@ those of the version that made the run.
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 _WHERE = ("name", "runs", "recipe", "resume")  # where a run is, not what it does
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettingRow:
-    """A key and what it is in each of several runs, or in a run and by default; "" where it is not set."""
-
-    key: str
-    values: tuple[str, ...]
+Row: TypeAlias = tuple[str, tuple[str, ...]]
+"""A key and what it is in each of several runs, or in a run and by default; "" where it is not set."""
 
 
-def from_defaults(config: str, defaults: str) -> list[SettingRow] | None:
+def from_defaults(config: str, defaults: str) -> list[Row] | None:
     """The settings of a run that are not as by default, each with its value and its default.
 
     Args:
@@ -32,25 +27,25 @@ def from_defaults(config: str, defaults: str) -> list[SettingRow] | None:
         None where one of both is not known.
 
     >>> from_defaults("seed = 1\\n[train]\\nupdates = 5", "seed = 42")
-    [SettingRow(key='seed', values=('1', '42')), SettingRow(key='train.updates', values=('5', ''))]
+    [('seed', ('1', '42')), ('train.updates', ('5', ''))]
     """
     given, usual = _flat(config), _flat(defaults)
     if given is None or usual is None or not config or not defaults:
         return None
     differs = [key for key in given if given[key] != usual.get(key, "") and key not in _WHERE]
-    return [SettingRow(key=key, values=(given[key], usual.get(key, ""))) for key in differs]
+    return [(key, (given[key], usual.get(key, ""))) for key in differs]
 
 
-def between(configs: Sequence[str]) -> list[SettingRow]:
+def between(configs: Sequence[str]) -> list[Row]:
     """The settings in which runs differ, in the order in which they come.
 
     >>> between(["seed = 1\\nthreads = 2", "seed = 3\\nthreads = 2"])
-    [SettingRow(key='seed', values=('1', '3'))]
+    [('seed', ('1', '3'))]
     """
     each = [_flat(config) or {} for config in configs]
     keys = dict.fromkeys(key for one in each for key in one if key not in _WHERE)
-    rows = [SettingRow(key=key, values=tuple(one.get(key, "") for one in each)) for key in keys]
-    return [row for row in rows if len(set(row.values)) > 1]
+    rows = [(key, tuple(one.get(key, "") for one in each)) for key in keys]
+    return [row for row in rows if len(set(row[1])) > 1]
 
 
 def _flat(text: str) -> dict[str, str] | None:

@@ -7,6 +7,7 @@ points.
 
 import math
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 
 Point = tuple[int, float]
 
@@ -62,9 +63,5 @@ def _of_stretch(points: Sequence[Point]) -> list[Point]:
     kept = {point for point in points if not math.isfinite(point[1])}
     kept = {min(kept)} if kept else kept
     if finite:
-        kept |= {finite[0], finite[-1], min(finite, key=_value), max(finite, key=_value)}
+        kept |= {finite[0], finite[-1], min(finite, key=itemgetter(1)), max(finite, key=itemgetter(1))}
     return sorted(kept)
-
-
-def _value(point: Point) -> float:
-    return point[1]

@@ -33,5 +33,4 @@ class Constant(LrSchedule):
         return warmup_factor(update, self.warmup_updates)
 
     def check(self, updates: int | None) -> None:
-        if updates is not None:
-            check_warmup_fits(self.warmup_updates, updates)
+        check_warmup_fits(self.warmup_updates, updates)

@@ -80,5 +80,4 @@ class CosineRestarts(LrSchedule):
         return number, (since - begin) / length
 
     def check(self, updates: int | None) -> None:
-        if updates is not None:
-            check_warmup_fits(self.warmup_updates, updates)
+        check_warmup_fits(self.warmup_updates, updates)

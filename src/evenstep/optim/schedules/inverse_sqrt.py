@@ -38,5 +38,4 @@ class InverseSqrt(LrSchedule):
         return sqrt(max(self.warmup_updates, 1) / update)
 
     def check(self, updates: int | None) -> None:
-        if updates is not None:
-            check_warmup_fits(self.warmup_updates, updates)
+        check_warmup_fits(self.warmup_updates, updates)

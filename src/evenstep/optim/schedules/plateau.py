@@ -111,8 +111,7 @@ class Plateau(LrSchedule):
         return warmup_factor(update, self.warmup_updates) * self.multiplier
 
     def check(self, updates: int | None) -> None:
-        if updates is not None:
-            check_warmup_fits(self.warmup_updates, updates)
+        check_warmup_fits(self.warmup_updates, updates)
 
     def evaluated(self, value: float, *, update: int) -> None:
         """Learn of an evaluation.

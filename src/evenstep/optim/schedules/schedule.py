@@ -85,9 +85,9 @@ def known_updates(updates: int | None, schedule: LrSchedule) -> int:
     return updates
 
 
-def check_warmup_fits(warmup_updates: int, updates: int) -> None:
-    """Raise ArgumentError if the warm-up is longer than the run."""
-    if warmup_updates > updates:
+def check_warmup_fits(warmup_updates: int, updates: int | None) -> None:
+    """Raise ArgumentError if the warm-up is longer than the run, where its length is known."""
+    if updates is not None and warmup_updates > updates:
         raise ArgumentError(
             f"`warmup_updates` must be at most the {updates} updates of the run, but is {warmup_updates}; lower it or "
             f"train longer."
@@ -207,5 +207,4 @@ class CountedSchedule(LrSchedule):
         return max(update - max(self.warmup_updates, 1), 0)
 
     def check(self, updates: int | None) -> None:
-        if updates is not None:
-            check_warmup_fits(self.warmup_updates, updates)
+        check_warmup_fits(self.warmup_updates, updates)

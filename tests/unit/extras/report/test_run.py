@@ -95,9 +95,9 @@ def test_checkpoints_are_told_by_their_manifests(tmp_path: Path):
     (tmp_path / "latest").write_text("step-00000020\n")
     (tmp_path / "checkpoints" / "step-00000030").mkdir()
     found = read_run(tmp_path).checkpoints
-    assert [(line.name, line.update, line.num_bytes, line.num_files, line.is_latest) for line in found] == [
-        ("step-00000003", 3, 12, 3, False),
-        ("step-00000020", 20, 12, 3, True),
+    assert [(line.name, line.update, line.num_bytes, line.is_latest) for line in found] == [
+        ("step-00000003", 3, 12, False),
+        ("step-00000020", 20, 12, True),
     ]
 
 

@@ -20,7 +20,6 @@ def recorded(rank: int, actions: list[tuple[Action, float, float, float]], *, be
         began=began,
         pipeline_rank=rank,
         data_rank=0,
-        schedule="gpipe",
         rank_of=LAYOUT.rank_of,
         edges=LAYOUT.edges,
         actions=tuple(timed),
