@@ -67,6 +67,11 @@ def layers(*, last: nn.Module | None = None, tied: bool = False) -> Layers:
     return Layers(Layers.of(made).layers, ties=(("0.weight", "2.weight", "6.weight"),) if tied else ())
 
 
+adamw = partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1, foreach=True)
+# torch plans fewer operations over shards for it: for what does not depend on the optimizer
+momentum = partial(torch.optim.SGD, lr=0.1, momentum=0.9, foreach=True)
+
+
 def trainer(strategy: type[Strategy] | Any, *, mesh: Mesh | None = None, **more: Any) -> Trainer:
     mesh = mesh or Mesh()
     schedule, tied, last = more.pop("schedule", "1f1b"), more.pop("tied", False), more.pop("last", None)
@@ -80,7 +85,7 @@ def trainer(strategy: type[Strategy] | Any, *, mesh: Mesh | None = None, **more:
     }
     return Trainer(
         model=model,
-        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, foreach=True),
+        optimizer=more.pop("optimizer", adamw)(model.parameters()),
         device="cpu",
         strategy=strategy(mesh.data),
         **(options | more),
@@ -162,6 +167,7 @@ def sixteen_bit_parameters_train() -> object:
 def metrics_and_evaluations_are_those_of_one_process() -> object:
     more: dict[str, Any] = {
         "evaluations": {"valid": MapData(points(8), global_batch_size=4, micro_batch_size=2, shuffle=False)},
+        "optimizer": momentum,
     }
     ours, theirs = (trainer(kind, mesh=mesh, **more) for kind, mesh in ((OrderedFsdp, MESH), (Ordered, None)))
     return ours.train().metrics == theirs.train().metrics
@@ -269,11 +275,11 @@ def memory_that_runs_out_in_any_schedule_and_phase_changes_no_gradient() -> obje
 
 def _runs_out(ways: list[tuple[Any, str, str]]) -> bool:
     """On one of the two last stages; the other replica begins anew with it."""
-    found, wanted = list[float](), trained(Ordered, last=Full(""))
+    found, wanted = list[float](), trained(Ordered, last=Full(""), optimizer=momentum)
     hit = MESH.world.gather(MESH.pipeline.rank == 1 and MESH.data.rank == 1).index(True)
     for kind, schedule, phase in ways:
         last = Full(phase if MESH.world.rank == hit else "")
-        one = trainer(kind, mesh=MESH, schedule=schedule, last=last)
+        one = trainer(kind, mesh=MESH, schedule=schedule, last=last, optimizer=momentum)
         one.train()
         assert MESH.world.gather(last.calls)[hit] > 3
         found.append(near(one.state_dict(), wanted))
@@ -339,7 +345,8 @@ class Writes(Square):
 def writing(strategy: Any, *, mesh: Mesh | None = None, task: Task | None = None, **more: Any) -> Trainer:
     task = task or Writes()
     valid = MapData(points(9), global_batch_size=4, micro_batch_size=1, shuffle=False)
-    return trainer(strategy, mesh=mesh, model=Deep(), task=task, evaluations={"valid": valid}, **more)
+    more = {"model": Deep(), "task": task, "evaluations": {"valid": valid}, "optimizer": momentum, **more}
+    return trainer(strategy, mesh=mesh, **more)
 
 
 def tasks_write_and_are_taught_in_stages_as_in_one_process() -> object:
@@ -367,7 +374,7 @@ def a_run_with_a_teacher_goes_on_with_other_stages() -> object:
 
     go_on(OrderedFsdp, MESH, 2)
     last = go_on(Ordered, Mesh.of(MESH.world, pipeline=4), 5)
-    return equal(last.state_dict(), trained(Ordered, model=Deep(), task=Writes(), updates=5))
+    return equal(last.state_dict(), trained(Ordered, model=Deep(), task=Writes(), updates=5, optimizer=momentum))
 
 
 def a_rank_of_a_pipeline_that_runs_out_of_memory_learns_and_writes_in_parts() -> object:
@@ -387,8 +394,9 @@ def a_rank_of_a_pipeline_that_runs_out_of_memory_learns_and_writes_in_parts() ->
             return super().evaluate(model, batch)
 
     valid = MapData(points(9), global_batch_size=9, micro_batch_size=3, shuffle=False)
-    ours = trainer(OrderedFsdp, mesh=MESH, model=Deep(0.0), task=Short(), evaluations={"valid": valid})
-    wanted = trainer(Ordered, model=Deep(0.0), task=Writes(), evaluations={"valid": valid})
+    more: dict[str, Any] = {"evaluations": {"valid": valid}, "optimizer": momentum}
+    ours = trainer(OrderedFsdp, mesh=MESH, model=Deep(0.0), task=Short(), **more)
+    wanted = trainer(Ordered, model=Deep(0.0), task=Writes(), **more)
     metrics = ours.train().metrics, wanted.train().metrics
     assert MESH.world.gather(len(struck))[hit]
     return (
@@ -410,7 +418,8 @@ def the_teacher_of_the_first_update_gives_what_the_model_gives() -> object:
 
     for strategy in (Fsdp, zero1):
         for precision in ("32-true", "bf16-mixed", "bf16-true"):
-            trainer(strategy, mesh=MESH, task=Compares(), precision=precision, updates=2).train()
+            more: dict[str, Any] = {"precision": precision, "updates": 2, "optimizer": momentum}
+            trainer(strategy, mesh=MESH, task=Compares(), **more).train()
     everybody = MESH.world.gather(found)
     return sorted(len(one) for one in everybody), all(all(one) for one in everybody)
 

@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import socket
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import wait
 from typing import Any
@@ -31,6 +32,11 @@ _PRELOADED = [
     "evenstep.cli.entry",
     "evenstep.cli.resume",
     "evenstep.cli.train",
+    "evenstep.train.build_loop",
+    "evenstep.train.engine_parts",
+    "evenstep.train.failures.emergency",
+    "evenstep.train.setup",
+    "evenstep.train.signal_handling",
     "evenstep.train.trainer",
     "evenstep.pipeline",
     "evenstep.parallel",
@@ -113,6 +119,8 @@ def begin() -> None:
     import torch
 
     gc.freeze()  # what the server has imported stays: a collection need not go through it
+    for finalizer in list(weakref.finalize._registry):
+        finalizer.atexit = False  # torch would take its operators back one by one, which shows nothing
     faulthandler.enable()
     # as in a script: what the rank starts, such as a loader's workers, is forked from it, and ends with it
     multiprocessing.current_process().daemon = False

@@ -144,6 +144,10 @@ def test_the_suite_runs_its_tests_by_name_with_no_plugins_but_its_own(tmp_path: 
     assert {name: one["outcome"] for name, one in cases.items()} == {
         "test_memory::test_what_is_cast_before_it_is_moved_stays_pinned[cpu]": "passed"
     }
+
+
+@pytest.mark.slow  # the same call as the test before it, with what pytest itself says of a name that is nobody's
+def test_a_name_that_no_test_has_is_no_success(tmp_path: Path) -> None:
     assert suite.tests(suite.environment(tmp_path), "no_such_name", seconds=100) == ({}, 5)
 
 
