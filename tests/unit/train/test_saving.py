@@ -150,6 +150,31 @@ def test_a_save_that_fails_in_the_background_is_an_incident_and_the_next_one_is_
     assert [state["progress"]["update"] for state in states(tmp_path)] == [2, 6, 8, 9]
 
 
+def test_a_save_that_was_under_way_when_the_run_failed_does_not_say_that_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(monkeypatch, errno.ENOSPC, names="step-00000003")
+    log = Log()
+    with pytest.raises(ValueError, match="a bug"):
+        trainer_of(tmp_path, hooks=[Save(every_updates=3), log, FailAt(4, ValueError("a bug"))]).train()
+    [save] = [incident for incident in log.incidents if incident.kind == "save_failed"]
+    assert errno.errorcode[errno.ENOSPC] in save.message
+    assert "goes on" not in save.message
+
+
+def test_what_is_kept_of_a_failure_behind_an_update_has_the_number_of_that_update(tmp_path: Path) -> None:
+    class Fails(Hook):
+        def after_update(self, event: UpdateEnd) -> None:
+            if event.update == 4:
+                raise ValueError("a bug")
+
+    log = Log()
+    with pytest.raises(ValueError, match="a bug"):
+        trainer_of(tmp_path, hooks=[log, Fails()]).train()
+    assert log.incidents[-1].message.startswith("what update 4 failed with is kept")
+    assert [path.name for path in (tmp_path / "failures").iterdir()] == ["update-00000004-rank-00000"]
+
+
 def test_the_last_save_must_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch, errno.ENOSPC, names="step-00000009")
     with pytest.raises(CheckpointError, match="the checkpoint of update 9 could not be written"):

@@ -65,8 +65,9 @@ def _save(error: BaseException, loop: "Loop", *, is_whole: bool) -> None:
         else:
             _tell(checkpointer, update, "the error came while parameters were changed: the newest checkpoint stands.")
     if loop.in_progress is not None:
-        path = _write_failure(checkpointer.folder, describe_failure(error, *loop.in_progress, loop.engine.reducers))
-        message = f"what update {update + 1} failed with is kept: `evenstep replay {path}` runs it again."
+        batch, number = loop.in_progress
+        path = _write_failure(checkpointer.folder, describe_failure(error, batch, number, loop.engine.reducers))
+        message = f"what update {number} failed with is kept: `evenstep replay {path}` runs it again."
         _tell(checkpointer, update, message)
 
 
