@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Checkpointing, Hook, MapData, Task, Trainer
+from evenstep import Checkpointing, Hook, Logging, MapData, Task, Trainer
 from evenstep.checkpoint import Disk, complete_checkpoints, locked, read_checkpoint
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.events import Incident, SaveBegin, SaveEnd, TrainBegin, UpdateBegin, UpdateEnd
@@ -154,12 +154,41 @@ def test_a_save_that_was_under_way_when_the_run_failed_does_not_say_that_trainin
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken(monkeypatch, errno.ENOSPC, names="step-00000003")
+    failing, create = threading.Event(), Disk.create
+
+    def late(self: Disk, path: Path) -> Any:
+        assert failing.wait(20)
+        return create(self, path)
+
+    class Fails(Hook):
+        def before_update(self, event: UpdateBegin) -> None:
+            if event.update == 4:
+                failing.set()
+                raise ValueError("a bug")
+
+    monkeypatch.setattr(Disk, "create", late)
     log = Log()
     with pytest.raises(ValueError, match="a bug"):
-        trainer_of(tmp_path, hooks=[Save(every_updates=3), log, FailAt(4, ValueError("a bug"))]).train()
+        trainer_of(tmp_path, hooks=[Save(every_updates=3), log, Fails()]).train()
     [save] = [incident for incident in log.incidents if incident.kind == "save_failed"]
     assert errno.errorcode[errno.ENOSPC] in save.message
     assert "goes on" not in save.message
+
+
+def test_what_is_saved_after_an_error_has_the_metrics_that_were_not_yet_written(tmp_path: Path) -> None:
+    log = Logging(every_updates=100, writers=())
+
+    def kept(trainer: Trainer) -> tuple[Any, ...]:
+        losses = [record.value for record in trainer.storage.history("train/loss")]
+        return losses, trainer.storage.throughput.total
+
+    with pytest.raises(ValueError, match="a bug"):
+        trainer_of(tmp_path / "one", hooks=FailAt(5, ValueError("a bug")), log=log).train()
+    resumed, undisturbed = trainer_of(tmp_path / "one", log=log), trainer_of(tmp_path / "other", log=log)
+    resumed.resume()
+    resumed.train()
+    undisturbed.train()
+    assert kept(resumed) == kept(undisturbed)
 
 
 def test_what_is_kept_of_a_failure_behind_an_update_has_the_number_of_that_update(tmp_path: Path) -> None:
