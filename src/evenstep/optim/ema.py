@@ -193,8 +193,9 @@ class Ema:
         values = self._values([*self._moving, *self._copied])
         live = [value.to(tensor.dtype) for value, tensor in zip(values, average, strict=False)]
         if isinstance(aborted, Tensor):
-            share = (1.0 - aborted) * weight
-            foreach_move(average, live, [share.to(tensor.dtype) for tensor in average])
+            # in the average's own format: the verdict is a float32, which would round the decay of a float64 average
+            shares = {dtype: (1.0 - aborted.to(dtype)) * weight for dtype in {tensor.dtype for tensor in average}}
+            foreach_move(average, live, [shares[tensor.dtype] for tensor in average])
         else:
             foreach_move(average, live, weight)
         for name, value in zip(self._copied, values[len(average) :], strict=True):

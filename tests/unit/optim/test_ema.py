@@ -74,6 +74,14 @@ def test_it_moves_at_every_so_many_updates_only() -> None:
     assert averaged(ema, model) == 1.0
 
 
+def test_a_float64_average_is_the_formulas_also_where_only_the_device_knows_of_the_verdict() -> None:
+    model, ema = line().double(), Ema(decay=0.9)
+    ema.attach(model)
+    moved(model, 1.0)
+    ema.after_update(1, torch.tensor(0.0))
+    assert averaged(ema, model) == pytest.approx(1 - 0.9, rel=1e-15)
+
+
 def test_an_update_that_only_the_device_knows_as_aborted_moves_nothing() -> None:
     model, ema = line(), Ema(decay=0.5)
     ema.attach(model)

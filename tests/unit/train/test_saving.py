@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Checkpointing, Hook, MapData, Task, Trainer
+from evenstep import Checkpointing, Hook, Logging, MapData, Task, Trainer
 from evenstep.checkpoint import Disk, complete_checkpoints, locked, read_checkpoint
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.events import Incident, SaveBegin, SaveEnd, TrainBegin, UpdateBegin, UpdateEnd
@@ -148,6 +148,60 @@ def test_a_save_that_fails_in_the_background_is_an_incident_and_the_next_one_is_
     assert errno.errorcode[code] in incident.message
     assert "Training goes on; the next save tries again." in incident.message
     assert [state["progress"]["update"] for state in states(tmp_path)] == [2, 6, 8, 9]
+
+
+def test_a_save_that_was_under_way_when_the_run_failed_does_not_say_that_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(monkeypatch, errno.ENOSPC, names="step-00000003")
+    failing, create = threading.Event(), Disk.create
+
+    def late(self: Disk, path: Path) -> Any:
+        assert failing.wait(20)
+        return create(self, path)
+
+    class Fails(Hook):
+        def before_update(self, event: UpdateBegin) -> None:
+            if event.update == 4:
+                failing.set()
+                raise ValueError("a bug")
+
+    monkeypatch.setattr(Disk, "create", late)
+    log = Log()
+    with pytest.raises(ValueError, match="a bug"):
+        trainer_of(tmp_path, hooks=[Save(every_updates=3), log, Fails()]).train()
+    [save] = [incident for incident in log.incidents if incident.kind == "save_failed"]
+    assert errno.errorcode[errno.ENOSPC] in save.message
+    assert "goes on" not in save.message
+
+
+def test_what_is_saved_after_an_error_has_the_metrics_that_were_not_yet_written(tmp_path: Path) -> None:
+    log = Logging(every_updates=100, writers=())
+
+    def kept(trainer: Trainer) -> tuple[Any, ...]:
+        losses = [record.value for record in trainer.storage.history("train/loss")]
+        return losses, trainer.storage.throughput.total
+
+    with pytest.raises(ValueError, match="a bug"):
+        trainer_of(tmp_path / "one", hooks=FailAt(5, ValueError("a bug")), log=log).train()
+    resumed, undisturbed = trainer_of(tmp_path / "one", log=log), trainer_of(tmp_path / "other", log=log)
+    resumed.resume()
+    resumed.train()
+    undisturbed.train()
+    assert kept(resumed) == kept(undisturbed)
+
+
+def test_what_is_kept_of_a_failure_behind_an_update_has_the_number_of_that_update(tmp_path: Path) -> None:
+    class Fails(Hook):
+        def after_update(self, event: UpdateEnd) -> None:
+            if event.update == 4:
+                raise ValueError("a bug")
+
+    log = Log()
+    with pytest.raises(ValueError, match="a bug"):
+        trainer_of(tmp_path, hooks=[log, Fails()]).train()
+    assert log.incidents[-1].message.startswith("what update 4 failed with is kept")
+    assert [path.name for path in (tmp_path / "failures").iterdir()] == ["update-00000004-rank-00000"]
 
 
 def test_the_last_save_must_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

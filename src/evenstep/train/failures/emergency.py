@@ -35,10 +35,12 @@ def emergency_save(error: BaseException, loop: "Loop", *, end: Callable[[BaseExc
         is_whole = engine.is_whole
         loop.abandon()
         loop.reporter.report(failed(error, engine.group, engine.progress.update))
-        if loop.checkpointer.enabled:
-            _save(error, loop, is_whole=is_whole)
-        if engine.group.ranks == 1:  # the others may not be there to sum with
-            loop.write_known()
+        try:
+            if engine.group.ranks == 1:  # the others may not be there to sum with
+                loop.write_known()  # first, so that what is saved counts what is written
+        finally:
+            if loop.checkpointer.enabled:
+                _save(error, loop, is_whole=is_whole)
         end(error)
     except Exception as second:  # noqa: BLE001 - nothing is lost: it is attached to the error in flight
         error.add_note(f"Then writing the last metrics raised {type(second).__name__}: {second}")
@@ -65,8 +67,9 @@ def _save(error: BaseException, loop: "Loop", *, is_whole: bool) -> None:
         else:
             _tell(checkpointer, update, "the error came while parameters were changed: the newest checkpoint stands.")
     if loop.in_progress is not None:
-        path = _write_failure(checkpointer.folder, describe_failure(error, *loop.in_progress, loop.engine.reducers))
-        message = f"what update {update + 1} failed with is kept: `evenstep replay {path}` runs it again."
+        batch, number = loop.in_progress
+        path = _write_failure(checkpointer.folder, describe_failure(error, batch, number, loop.engine.reducers))
+        message = f"what update {number} failed with is kept: `evenstep replay {path}` runs it again."
         _tell(checkpointer, update, message)
 
 

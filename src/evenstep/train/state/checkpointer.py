@@ -133,7 +133,7 @@ class Checkpointer:
             Whether it came to nothing.
         """
         result = None if self._writer is None else self._writer.end_alone()
-        self._ended(result)
+        self._ended(result, goes_on=False)
         return result is not None and result.path is None
 
     def load(self, state: Tree) -> None:
@@ -258,7 +258,7 @@ class Checkpointer:
         """
         self._ended(self._require().wait(), raises=True)
 
-    def _ended(self, result: SaveResult | None, *, raises: bool = False) -> None:
+    def _ended(self, result: SaveResult | None, *, raises: bool = False, goes_on: bool = True) -> None:
         if result is None:
             return
         error, self._path = result.error, result.path
@@ -269,7 +269,8 @@ class Checkpointer:
         if error is not None and raises:
             raise error
         if error is not None:
-            what = f"{error} Training goes on; the next save tries again." if result.path is None else str(error)
+            goes_on = goes_on and result.path is None
+            what = f"{error} Training goes on; the next save tries again." if goes_on else str(error)
             self.reporter.report(Incident(kind="save_failed", update=result.update, message=what, details={}))
 
     def _require(self) -> AsyncWriter:
