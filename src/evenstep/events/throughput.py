@@ -10,6 +10,8 @@ then that these are made. It reads no clock.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import final
 
 from evenstep.events.series import Record
@@ -43,21 +45,26 @@ class Throughput:
         self.forget()
 
     def __call__(self, records: Sequence[Record]) -> list[Record]:
-        """The records that follow from `records`, which come by update."""
+        """The records that follow from `records`, which come by update, and within it in any order.
+
+        A window's end is put by the first rank, a loss by the ranks that had work, whose names may come later.
+        """
         found: list[Record] = []
-        for record in records:
-            name = record.name
-            if name in self._losses:
-                self.total += record.weight
-                self._weight += record.weight
-                self._updates.add(record.update)
-            elif name == "perf/samples_per_s":
-                found += self._flops(record)
-            elif name == "perf/update_s" and self._updates:
-                seconds, update = record.value * len(self._updates), record.update
-                found.append(Record(update, f"progress/{self._unit}", self.total, 1.0))
-                found.append(Record(update, f"perf/{self._unit}_per_s", self._weight / seconds, seconds))
-                self.forget()
+        for update, some in groupby(records, attrgetter("update")):
+            those = list(some)
+            for record in those:
+                if record.name in self._losses:
+                    self.total += record.weight
+                    self._weight += record.weight
+                    self._updates.add(update)
+            for record in those:
+                if record.name == "perf/samples_per_s":
+                    found += self._flops(record)
+                elif record.name == "perf/update_s" and self._updates:
+                    seconds = record.value * len(self._updates)
+                    found.append(Record(update, f"progress/{self._unit}", self.total, 1.0))
+                    found.append(Record(update, f"perf/{self._unit}_per_s", self._weight / seconds, seconds))
+                    self.forget()
         return found
 
     def forget(self) -> None:

@@ -150,16 +150,18 @@ class DeviceApply(Apply):
         steps: Steps | None = None,
     ) -> None:
         super().__init__(optimizer, clip_norm=clip_norm, in_kernel=in_kernel, steps=steps)
-        self._first: HostApply | None = HostApply(optimizer, clip_norm=clip_norm, in_kernel=in_kernel, steps=steps)
+        self._is_first = True
         self._halted: Tensor | None = None
 
     def __call__(self, grads: list[Tensor], squared: Tensor, divisor: float | Tensor, update: int = 0) -> Applied:
-        if self._first is not None:
-            return self._first_step(self._first, grads, squared, divisor, update)
         norm = squared.sqrt() / divisor
         not_finite = (norm * 0).ne_(0).float()  # 0·inf and 0·NaN are NaN, which differs from 0
         aborted = not_finite if self._halted is None else torch.maximum(self._halted, not_finite)
         self._halted = aborted
+        # by the same arithmetic as all others: a resumed run begins anew with the first
+        if self._is_first and float(aborted):
+            return Applied(norm=norm, aborted=1.0)
+        self._is_first = False
         scale = torch.ones_like(norm) * divisor
         if self._clip_norm is not None:
             scale = scale * ((norm + CLIP_EPSILON) / self._clip_norm).clamp(min=1.0)
@@ -173,18 +175,6 @@ class DeviceApply(Apply):
         if self._in_kernel:
             del self._optimizer.grad_scale
         return Applied(norm=norm, aborted=aborted)
-
-    def _first_step(
-        self, first: HostApply, grads: list[Tensor], squared: Tensor, divisor: float | Tensor, update: int
-    ) -> Applied:
-        if self._halted is not None:
-            return Applied(norm=math.nan, aborted=1.0)
-        applied = first(grads, squared, divisor, update)
-        if applied.aborted:
-            self._halted = torch.ones((), device=squared.device)
-        else:
-            self._first = None
-        return applied
 
     def resume(self) -> None:
         self._halted = None
