@@ -35,13 +35,12 @@ def test_what_cannot_be_is_refused(evenstep: Run, recipe: Path, arguments: list[
 
 
 def test_the_advice_of_a_run_in_stages_takes_all_of_them_away(evenstep: Run, recipe: Path) -> None:
-    stages = ["--parallel.pipeline", "2", "--parallel.pipeline_schedule", "gpipe", "--parallel.stages_per_rank", "1"]
+    stages = ["--parallel.pipeline", "2", "--parallel.stages_per_rank", "1"]
     done = evenstep("find-lr", "run.toml", "--tries", "3", *stages)
     advice = done.err.partition("add `")[2].partition("`")[0]
-    assert advice == "--parallel.pipeline 1 --parallel.pipeline_schedule none --parallel.stages_per_rank none"
+    assert advice == "--parallel.pipeline 1 --parallel.stages_per_rank none"
     (recipe / "run.toml").write_text(
-        (recipe / "run.toml").read_text()
-        + '\n[parallel]\npipeline = 2\npipeline_schedule = "gpipe"\nstages_per_rank = 1\n'
+        (recipe / "run.toml").read_text() + "\n[parallel]\npipeline = 2\nstages_per_rank = 1\n"
     )
     assert evenstep("find-lr", "run.toml", "--tries", "3", *advice.split()).code == 0
 

@@ -99,11 +99,6 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
             "`optimizer.groups.head.args` has no effect on a group that is `optimizer.groups.head.frozen`; leave one",
         ),
         (
-            ["--parallel.pipeline_schedule", "gpipe"],
-            "",
-            "`parallel.pipeline_schedule` is for `parallel.pipeline` of 2 or",
-        ),
-        (
             ["--failures.max_skipped_samples", "3"],
             "",
             '`failures.max_skipped_samples` is for `failures.loader` "skip", b',
