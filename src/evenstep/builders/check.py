@@ -77,8 +77,10 @@ def _groups(config: Config) -> Iterator[Fault]:
         if group.name is not None and group.target is not None:
             one_of_two = partial(check_one_of_two, "name", "target", group.name, group.target)
             yield from faults_of(one_of_two, keys)
-        if group.frozen and (group.name or group.target or group.args or group.lr_schedule):
-            yield told(f"`optimizer.groups.{name}.frozen` leaves nothing to step, but there is more; leave one out.")
+        idle = [key for key in ("name", "target", "args", "lr_schedule") if getattr(group, key)] if group.frozen else []
+        for key in idle:
+            about = f"optimizer.groups.{name}"
+            yield told(f"`{about}.{key}` has no effect on a group that is `{about}.frozen`; leave one of them out.")
     fields = {name: getattr(table, name) for name in ("weight_decay_on", "layer_decay", "layers")}
     yield from faults_of(lambda: Grouping(groups=groups, **fields), keys_in("optimizer", table))
 

@@ -4,7 +4,7 @@ What is wrong with a dataset is said with the key that it stands at. It reads no
 """
 
 import os
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -137,6 +137,23 @@ def _refuse(config: DataTable, key: str, names: Iterable[str], why: str) -> None
     given = [name for name in names if getattr(config, name) != DataTable.model_fields[name].default]
     if given:
         raise ConfigError([f"`{key}.{name}` is for {why}; leave it out." for name in given])
+
+
+def refuse_of_loader(failures: FailuresTable, datasets: Mapping[str, object]) -> None:
+    """Raise ConfigError for what is to be done about samples that fail, where all training sets are streams."""
+    if not all(map(is_stream, datasets.values())):
+        return
+    key = next(iter(datasets))
+    names = ("loader", "loader_retries")
+    given = [name for name in names if getattr(failures, name) != FailuresTable.model_fields[name].default]
+    if given:
+        raise ConfigError(
+            [
+                f"`failures.{name}` is for datasets with a length, but `{key}.train` gives a stream, of which a sample "
+                f"that fails can be neither read again nor left out; leave it out, or let the stream itself do it."
+                for name in given
+            ]
+        )
 
 
 def _largest(config: DataTable, pipeline_ranks: int) -> int | None:

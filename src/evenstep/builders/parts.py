@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from evenstep.builders.data import build_data, build_evaluation, first_samples
+from evenstep.builders.data import build_data, build_evaluation, first_samples, refuse_of_loader
 from evenstep.builders.optimizer import build_grouped, build_optimizer
 from evenstep.builders.options import build_checkpointing, build_failures, build_precision, build_training
 from evenstep.builders.pipeline import build_model
@@ -207,6 +207,7 @@ def _build_sets(run: OpenRun) -> tuple[Data, dict[str, Data]]:
     """The training set, or the mixture of those of several tasks, and the evaluation sets by name."""
     config, calls, tables = run.config, run.calls, data_tables(run.config)
     datasets = {key: _make(run, f"{key}.train", object) for key in tables}
+    refuse_of_loader(config.failures, datasets)
     overfit, batches = config.overfit, config.limit.batches
     if overfit is not None:
         datasets = {key: first_samples(dataset, overfit, key) for key, dataset in datasets.items()}

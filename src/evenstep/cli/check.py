@@ -138,7 +138,7 @@ def _check(opened: OpenRun, folder: Path, source: str, group: Group, unmet: str)
     parts = build_parts(opened, mesh, begins=not goes_on)
     with closing(parts):
         one = OneUpdate()
-        trainer = replace(parts, config=_staying(opened.config)).trainer(
+        trainer = replace(parts, config=staying(opened.config)).trainer(
             hooks=[*followers(opened.config), *([Evaluate(every_updates=1)] if parts.evaluations else []), one],
             evaluations={name: FirstBatches(data, 1) for name, data in parts.evaluations.items()},
             strategy=build_strategy(opened.config, group if mesh is None else mesh.data),
@@ -190,8 +190,8 @@ def _kept_by(group: Group) -> str:
     return "" if group.ranks == 1 else f", on the first of {group.ranks} ranks"
 
 
-def _staying(config: Config) -> Config:
-    """The run without going back to checkpoints, of which a check keeps none."""
+def staying(config: Config) -> Config:
+    """The run without going back to checkpoints, where none are kept."""
     failures = config.failures
     changes: dict[str, str] = {}
     if failures.non_finite.startswith("rewind"):

@@ -4,11 +4,14 @@ It builds the run as `check` does, starts the ranks that it asks for, and throws
 """
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from evenstep.builders import build_mesh, build_parts, build_strategy, joined, open_run
+from evenstep.cli.check import staying
 from evenstep.cli.starting import start_ranks
+from evenstep.config.check import given_for
 from evenstep.config.sources import settings_of
 from evenstep.errors import ConfigError
 from evenstep.exits import EXIT_DONE
@@ -27,15 +30,16 @@ def run(
     again = [part for name, text in options.items() if text is not None for part in (f"--{name}", text)]
     with open_run(Path(path), settings_of(settings)) as opened:
         if opened.config.parallel.pipeline > 1:
-            raise ConfigError(
-                ["`parallel.pipeline` is for stages, whose state can't be put back whole; add `--parallel.pipeline 1`."]
-            )
+            own = given_for(opened.config, "parallel.pipeline")
+            add = " ".join(["--parallel.pipeline 1", *(f"--{key} none" for key in own)])
+            raise ConfigError([f"`parallel.pipeline` is for stages, whose state can't be put back whole; add `{add}`."])
         code = start_ranks(opened.config, ["find-lr", path, *again, *settings], restarts=False)
         if code is not None:
             return code
         with joined(opened.config) as group:
             mesh = build_mesh(opened.config, group)
             parts = build_parts(opened, mesh)
+            parts = replace(parts, config=staying(parts.config))
             with closing(parts):
                 trainer = parts.trainer(
                     evaluations=parts.evaluations, strategy=build_strategy(opened.config, mesh.data)

@@ -173,6 +173,7 @@ def _shrunk(config: Config, workers: int) -> list[Setting]:
         "train.max_total_minutes": "none",
         "train.stop_below_lr": "none",
         "failures.lost_rank": "stop",
+        "failures.max_rewinds": "none",
     }
     if config.failures.non_finite.startswith("rewind"):
         changed["failures.non_finite"] = "stop"

@@ -32,6 +32,10 @@ ONLY_FOR: dict[str, dict[Sequence[object], tuple[str, ...]]] = {
             "train.float32_outputs",
         ),
     },
+    "failures.loader": {("skip",): ("failures.max_skipped_samples",)},
+    "failures.loss_spike": {
+        ("report", "stop", "rewind", "rewind_past"): ("failures.spike_window_updates", "failures.spike_threshold")
+    },
     "mixture.kind": {
         ("sampled",): ("mixture.temperature", "mixture.draws", "tasks.NAME.sampling_weight"),
         ("all", "round_robin"): ("tasks.NAME.repeats",),
@@ -50,13 +54,22 @@ def broken_rules(config: Config) -> list[Fault]:
     return [told(text) for rule in _RULES for text in rule(config)]
 
 
+def given_for(config: Config, other: str) -> list[str]:
+    """The keys that are given and do something only where the key `other` has some of its values."""
+    return [key for keys in ONLY_FOR[other].values() for key in _given(config, keys)]
+
+
+def _given(config: Config, keys: Sequence[str]) -> list[str]:
+    every = [key for written in keys for key in _every(config, written)]
+    return [key for key in every for given, default in [_value(config, key)] if given != default]
+
+
 def _only_for(config: Config) -> Iterator[str]:
     for other, by_values in ONLY_FOR.items():
         value, _ = _value(config, other)
         for allowed, keys in by_values.items():
-            for key in (key for written in keys for key in _every(config, written)):
-                given, default = _value(config, key)
-                if given != default and value not in allowed:
+            for key in _given(config, keys):
+                if value not in allowed:
                     words = f"of {allowed[0]} or more" if isinstance(allowed, range) else one_of([*map(str, allowed)])
                     yield f"`{key}` is for `{other}` {words}, but that is {quoted(value)}; leave it out, or change it."
 
@@ -120,6 +133,16 @@ def _data(config: Config) -> Iterator[str]:
                     f'{size} is "auto", which cuts the samples of `{key}.global_batch_size`, but the batches are by '
                     f"tokens; set {tokens} instead, which is cut finer where it does not fit."
                 )
+
+
+def _rewinds(config: Config) -> Iterator[str]:
+    failures = config.failures
+    given, default = _value(config, "failures.max_rewinds")
+    if given != default and not any(one.startswith("rewind") for one in (failures.non_finite, failures.loss_spike)):
+        yield (
+            f"`failures.max_rewinds` is {given}, but neither `failures.non_finite` nor `failures.loss_spike` goes "
+            f'back; leave it out, or set one of them to "rewind" or "rewind_past".'
+        )
 
 
 def _evaluations(config: Config) -> Iterator[str]:
@@ -201,6 +224,7 @@ _RULES: Sequence[Callable[[Config], Iterator[str]]] = (
     _tasks,
     _data,
     _only_for,
+    _rewinds,
     _evaluations,
     _excluded,
 )

@@ -43,7 +43,10 @@ class Throughput:
         self.forget()
 
     def __call__(self, records: Sequence[Record]) -> list[Record]:
-        """The records that follow from `records`, which come by update."""
+        """The records that follow from `records`, which come by update, and within it in any order.
+
+        A window's end is put by the first rank, a loss by the ranks that had work, whose names may come later.
+        """
         found: list[Record] = []
         # a window's weights before its time: those that other ranks alone have put stand last in their update
         for record in sorted(records, key=lambda one: (one.update, one.name not in self._losses)):

@@ -134,18 +134,14 @@ class DeviceApply(Apply):
     _halted: Tensor | None = None
 
     def __call__(self, grads: list[Tensor], squared: Tensor, divisor: float | Tensor, update: int = 0) -> Applied:
-        if self._is_first:
-            if self._halted is not None:
-                return Applied(norm=math.nan, aborted=1.0)
-            applied = super().__call__(grads, squared, divisor, update)
-            if applied.aborted:
-                self._halted = torch.ones((), device=squared.device)
-            self._is_first = bool(applied.aborted)
-            return applied
         norm = squared.sqrt() / divisor
         not_finite = (norm * 0).ne_(0).float()  # 0·inf and 0·NaN are NaN, which differs from 0
         aborted = not_finite if self._halted is None else torch.maximum(self._halted, not_finite)
         self._halted = aborted
+        # by the same arithmetic as all others: a resumed run begins anew with the first
+        if self._is_first and float(aborted):
+            return Applied(norm=norm, aborted=1.0)
+        self._is_first = False
         scale = torch.ones_like(norm) * divisor
         if self._clip_norm is not None:
             scale = scale * ((norm + CLIP_EPSILON) / self._clip_norm).clamp(min=1.0)

@@ -227,6 +227,18 @@ def test_a_dataset_without_a_length_is_a_stream(build: Build) -> None:
         build("--data.train.target", "parts.py:Stream", "--data.oversized", "skip", "--data.micro_batch_tokens", "3")
 
 
+@pytest.mark.parametrize("setting", [("loader", "skip"), ("loader_retries", "5")])
+def test_samples_of_a_stream_that_fail_can_be_neither_left_out_nor_read_again(
+    build: Build, setting: tuple[str, str]
+) -> None:
+    given = (f"--failures.{setting[0]}", setting[1])
+    build(*given)
+    with pytest.raises(
+        ConfigError, match=rf"`failures\.{setting[0]}` is for datasets with a length, but `data.train` g"
+    ):
+        build("--data.train.target", "parts.py:Stream", *given)
+
+
 def test_batches_by_tokens_take_the_datasets_lengths(build: Build) -> None:
     tokens = '{ global_batch_tokens = 3, oversized = "skip", train = { target = "parts.py:samples" } }'
     data = build("--data", tokens).data

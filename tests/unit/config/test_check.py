@@ -96,8 +96,19 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
         (
             ["--optimizer.groups.head", '{patterns = ["*"], frozen = true, args = {momentum = 0.5}}'],
             "",
-            "`optimizer.groups.head.frozen` leaves nothing to step",
+            "`optimizer.groups.head.args` has no effect on a group that is `optimizer.groups.head.frozen`; leave one",
         ),
+        (
+            ["--failures.max_skipped_samples", "3"],
+            "",
+            '`failures.max_skipped_samples` is for `failures.loader` "skip", b',
+        ),
+        (
+            ["--failures.loss_spike", "ignore", "--failures.spike_threshold", "5"],
+            "",
+            '`failures.spike_threshold` is for `failures.loss_spike` "report", "stop", "rewind" or "rewind_past", but',
+        ),
+        (["--failures.max_rewinds", "1"], "", "`failures.max_rewinds` is 1, but neither `failures.non_finite` nor"),
         (
             ["--optimizer.groups.head", '{patterns = ["*"], lr_schedule = {warmup_updates = 11}}'],
             "",

@@ -90,6 +90,29 @@ def test_after_an_abort_nothing_is_applied_until_the_host_has_answered() -> None
     assert all(torch.equal(a, b - 1.0) for a, b in zip(parameters, before, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_first_step_has_the_bits_of_a_later_one_so_that_a_resumed_run_has_those_of_one_that_was_not(
+    dtype: torch.dtype,
+) -> None:
+    """A verdict that stays on the device is read at the first step of each start."""
+    generator = torch.Generator().manual_seed(0)
+    values = [torch.randn(64, generator=generator, dtype=dtype) for _ in range(4)]
+
+    def trained(stops_after: int) -> Tensor:
+        parameter = nn.Parameter(torch.zeros(64, dtype=dtype))
+        optimizer = torch.optim.SGD([parameter], lr=1.0, fused=True)
+        apply = build_apply(optimizer, clip_norm=0.3, device=CPU, defer=True)
+        for number, value in enumerate(values):
+            if number == stops_after:
+                apply = build_apply(optimizer, clip_norm=0.3, device=CPU, defer=True)
+            parameter.grad = value.clone()
+            apply(gradients([parameter]), squared_norm([value]), 3.0)
+        return parameter.detach()
+
+    for stops_after in (1, 2, 3):
+        assert torch.equal(trained(stops_after), trained(4))
+
+
 def test_a_divisor_of_zero_is_not_finite() -> None:
     parameters = made()
     grads = gradients(parameters)

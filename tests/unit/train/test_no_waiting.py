@@ -77,7 +77,7 @@ def engine_of(
         train=Training(check_loss=False, **train),
     )
     apply: Any = engine.core._apply
-    apply._first = None
+    apply._is_first = False
     return engine
 
 

@@ -45,7 +45,7 @@ class Timer(Hook):
     def __init__(self, *, every_updates: int = 10) -> None:
         require_whole("every_updates", every_updates)
         self._every = every_updates
-        self._pause_began = 0.0
+        self._evaluation_began = self._save_began = 0.0
         self._saving = False
         self._begin()
 
@@ -55,7 +55,7 @@ class Timer(Hook):
 
     def before_update(self, event: UpdateBegin) -> None:
         if self._saving:  # which goes on in the background: what came before this update is all that it cost
-            self._began += perf_counter() - self._pause_began - (event.data_s or 0.0)
+            self._began += perf_counter() - self._save_began - (event.data_s or 0.0)
             self._saving = False
         if event.data_s is not None:
             self._data_s += event.data_s
@@ -73,20 +73,20 @@ class Timer(Hook):
                 self._put(event.update)
 
     def before_evaluate(self, event: EvaluateBegin) -> None:
-        if not self._saving:  # else the pause has begun, and goes on
-            self._pause_began = perf_counter()
+        self._evaluation_began = perf_counter()
 
     def after_evaluate(self, event: EvaluateEnd) -> None:
-        if not self._saving:
-            self._began += perf_counter() - self._pause_began
+        spent = perf_counter() - self._evaluation_began
+        self._began += spent
+        self._save_began += spent  # a save may be under way, whose time is left out as well, and this not twice
 
     def before_save(self, event: SaveBegin) -> None:
-        self._pause_began = perf_counter()
+        self._save_began = perf_counter()
         self._saving = True
 
     def after_save(self, event: SaveEnd) -> None:
         if self._saving:
-            self._began += perf_counter() - self._pause_began
+            self._began += perf_counter() - self._save_began
             self._saving = False
 
     def after_train(self, event: TrainEnd) -> None:

@@ -78,18 +78,25 @@ def test_evaluations_and_checkpoints_do_not_count(trainer: Any, clock: Clock) ->
     assert values(trainer)["perf/update_s"] == 1.5
 
 
-def test_an_evaluation_while_a_checkpoint_is_written_does_not_count_twice(trainer: Any, clock: Clock) -> None:
+@pytest.mark.parametrize("ends", ["in the midst", "before the next update", "at the end of the run"])
+def test_an_evaluation_during_a_save_in_the_background_is_left_out_once(trainer: Any, clock: Clock, ends: str) -> None:
     hook = begun(trainer)
     update(hook, clock, 1, 1.0)
-    hook.before_save(SaveBegin(update=1))  # in the background, and not yet ended when the run evaluates at its end
-    clock.now += 1
+    hook.before_save(SaveBegin(update=1))
+    clock.now += 2
     hook.before_evaluate(EvaluateBegin(update=1, name="valid"))
     clock.now += 50
     hook.after_evaluate(EvaluateEnd(update=1, name="valid", metrics={}))
-    clock.now += 2
-    hook.after_save(SaveEnd(update=1, path=None))
-    hook.after_train(TrainEnd(update=1, outcome="done", reason="", error=None))
-    assert values(trainer)["perf/update_s"] == 1.0
+    clock.now += 3
+    if ends != "before the next update":
+        hook.after_save(SaveEnd(update=1, path=None))
+    if ends == "at the end of the run":
+        hook.after_train(TrainEnd(update=1, outcome="done", reason="", error=None))
+        assert values(trainer)["perf/update_s"] == 1.0
+        return
+    clock.now += 0.25  # waiting for data
+    update(hook, clock, 2, 2.0)
+    assert values(trainer)["perf/update_s"] == (1.5 + 0.25 / 2)
 
 
 def test_an_update_that_was_given_up_costs_time_but_gives_nothing(trainer: Any, clock: Clock) -> None:
