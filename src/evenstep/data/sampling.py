@@ -56,9 +56,7 @@ class Sampling:
     """Every choice that decides which samples make which micro-batch; the samples are measured if need be.
 
     Args:
-        num_samples: of the dataset.
-        global_batch_size, global_batch_tokens, micro_batch_size, micro_batch_tokens, lengths, batch_size_multiple,
-            oversized, length_window, shuffle, curriculum_epochs, batch_size_unit, packed: as those of `MapData`.
+        num_samples: of the dataset. All others are as those of `MapData`.
 
     Attributes:
         sizes: of the global batches, where there are pairs.
