@@ -43,7 +43,7 @@ def lazy_names(
         homes: module → its public names, separated by spaces; `.module` is one of the package.
         old: the new name of each old one; see `renamed`.
 
-    >>> square_root = lazy_names("example", {"math": "sqrt pi"})[0]("sqrt")
+    >>> square_root = lazy_names(__name__, {"math": "sqrt pi"})[0]("sqrt")
     >>> square_root(9.0)
     3.0
     """
