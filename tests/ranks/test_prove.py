@@ -142,7 +142,7 @@ def test_an_extra_that_is_not_installed_ends_it_at_once(file: Path, tmp_path: Pa
 
 
 def test_ctrl_c_ends_it_with_130_and_leaves_no_process(file: Path) -> None:
-    slow = ["--task.args.slow_s", "0.5"]
+    slow = ["--task.args.slow_s", "0.1"]
     command = Script("-m", "evenstep", "prove", file, "--rows", "ordered", *slow)
     command.wait_for(lambda: len(started_by(command.pid)) >= 2)
     ranks = started_by(command.pid)
