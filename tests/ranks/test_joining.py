@@ -1,5 +1,6 @@
 """Ranks that do not come, come twice, or come with something else: an error in time, which says who."""
 
+import signal
 import socket
 import time
 from pathlib import Path
@@ -71,6 +72,16 @@ def test_a_port_that_is_taken_is_said(script: Path) -> None:
         one.listen()
         (text,) = said(started(script, 3, ranks=[0], world=2, port=one.getsockname()[1]))
     assert "rank 0 of 2 could not listen at 127.0.0.1:" in text
+
+
+def test_ctrl_c_ends_a_rank_that_waits_for_others_at_once(script: Path) -> None:
+    (waits,) = started(script, 60, ranks=[0], world=2, port=free_port())
+    time.sleep(2)
+    assert waits.code() is None
+    waits.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    assert waits.ended().code != 0
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("late", [0, 1])

@@ -20,6 +20,7 @@ from evenstep.version import __version__
 _ALL = "all"  # "" once all have come, else why they cannot go on
 _TWICE, _TERMS = "rank {} twice", "terms"
 _LINGER_S = 2.0
+_HEARS_S = 0.5  # the longest wait in one call of torch's, in which no signal is heard
 
 
 def meet(place: RankInfo, *, timeout_s: float) -> Store:
@@ -107,9 +108,10 @@ def _announce(store: Store, place: RankInfo) -> str:
 
 def _wait(store: Store, place: RankInfo, *, timeout_s: float, left_s: float) -> str:
     """Wait until somebody says that all have come; gives why they cannot go on, if they can't."""
-    try:
-        store.wait([_ALL], timedelta(seconds=left_s))
-    except DistStoreError:
+    until = monotonic() + left_s
+    while monotonic() < until and not _are_there(store, min(left_s, _HEARS_S)):
+        pass
+    if not store.check([_ALL]):
         ranks = range(place.ranks)
         missing = [rank for rank in ranks if not store.check([_of(rank)])]
         came = [f"rank {rank} ({store.get(_of(rank)).decode()})" for rank in ranks if rank not in missing]
@@ -119,6 +121,14 @@ def _wait(store: Store, place: RankInfo, *, timeout_s: float, left_s: float) -> 
             f"{_some(came)} came. Look at what the missing ones say, and whether WORLD_SIZE is what was started.",
         )
     return store.get(_ALL).decode().strip()
+
+
+def _are_there(store: Store, wait_s: float) -> bool:
+    try:
+        store.wait([_ALL], timedelta(seconds=wait_s))
+    except DistStoreError:
+        return False
+    return True
 
 
 def _say(store: Store, fault: str) -> str:
