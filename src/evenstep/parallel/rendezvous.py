@@ -10,7 +10,6 @@ from datetime import timedelta
 from time import monotonic, sleep
 
 import torch
-from torch.distributed import DistStoreError
 
 from evenstep.errors import EvenstepError, ReplicaError
 from evenstep.internals import PrefixStore, Store, TCPStore
@@ -20,7 +19,7 @@ from evenstep.version import __version__
 _ALL = "all"  # "" once all have come, else why they cannot go on
 _TWICE, _TERMS = "rank {} twice", "terms"
 _LINGER_S = 2.0
-_HEARS_S = 0.5  # the longest wait in one call of torch's, in which no signal is heard
+_PAUSES_S = 0.001, 0.2  # between two looks for the others, the first and the longest
 
 
 def meet(place: RankInfo, *, timeout_s: float) -> Store:
@@ -108,9 +107,11 @@ def _announce(store: Store, place: RankInfo) -> str:
 
 def _wait(store: Store, place: RankInfo, *, timeout_s: float, left_s: float) -> str:
     """Wait until somebody says that all have come; gives why they cannot go on, if they can't."""
-    until = monotonic() + left_s
-    while monotonic() < until and not _are_there(store, min(left_s, _HEARS_S)):
-        pass
+    until, (pause, longest) = monotonic() + left_s, _PAUSES_S
+    # not the store's own wait: no signal is heard in it, and torch warns on standard error when it ends without
+    while not store.check([_ALL]) and monotonic() < until:
+        sleep(pause)
+        pause = min(2 * pause, longest)
     if not store.check([_ALL]):
         ranks = range(place.ranks)
         missing = [rank for rank in ranks if not store.check([_of(rank)])]
@@ -121,14 +122,6 @@ def _wait(store: Store, place: RankInfo, *, timeout_s: float, left_s: float) -> 
             f"{_some(came)} came. Look at what the missing ones say, and whether WORLD_SIZE is what was started.",
         )
     return store.get(_ALL).decode().strip()
-
-
-def _are_there(store: Store, wait_s: float) -> bool:
-    try:
-        store.wait([_ALL], timedelta(seconds=wait_s))
-    except DistStoreError:
-        return False
-    return True
 
 
 def _say(store: Store, fault: str) -> str:
