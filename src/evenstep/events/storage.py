@@ -194,18 +194,23 @@ class Storage:
             pairs |= {(update, _CLIPPED): (float(norm > self._clip_norm), 1.0) for update, norm in norms}
         pairs.update(self._meters.take())
         everybody = gather(pairs)
-        summed = everybody[0].copy()
+        summed, first = everybody[0].copy(), everybody[0].copy()
+        differ = set[tuple[int, str]]()
         for theirs in everybody[1:]:
             for key, one in theirs.items():
                 if type(one) is not Seen:
                     total, weight = summed.get(key, (0.0, 0.0))
                     summed[key] = total + one[0], weight + one[1]
+                    if first.setdefault(key, one) != one:
+                        differ.add(key)
         _check_weights(summed)
         new = tuple.__new__  # what a named tuple calls by way of Python code: here are as many as updates and metrics
         records = [
-            new(Record, (update, name, pair[0] / pair[1], pair[1]))
-            for (update, name), pair in summed.items()
+            # the mean of equal values is that value, which a division of their sum may miss by its rounding
+            new(Record, (*key, value[0] / value[1], pair[1]))
+            for key, pair in summed.items()
             if type(pair) is not Seen and pair[1]
+            for value in (pair if key in differ else first[key],)
         ]
         records += self._meters.records(everybody)
         if self._derived is not None:

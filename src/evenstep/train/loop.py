@@ -138,7 +138,9 @@ class Loop:
             if leave is not None:
                 return leave
             agreed = requests.agree(group)  # the update at which it was requested may not have happened
-        if agreed.evaluate:
+        # what is saved at the end knows of the evaluation there, which would be made again by a run that goes on
+        is_last = agreed.save and agreed.stop is None and self.end() is not None and not self._is_evaluated
+        if agreed.evaluate or is_last:
             with requests.granting("evaluate"):
                 self.evaluator.all()
                 agreed = requests.agree(group)
@@ -355,20 +357,25 @@ class Loop:
         update, past = decision.incident.update, None
         if decision.answer is Answer.REWIND_PAST:
             past = self.feed.end_of(update) or self.engine.progress.position
-        return GoBack(update=update, past=past)
+        return GoBack(update=update, past=past, fault=decision.incident.message)
 
     def _go_back(self, leave: GoBack) -> None:
-        self.checkpointer.go_back(leave.update)
+        self.checkpointer.go_back(leave.update, leave.fault)
         self.policies.went_back()
         self.requests.forget_actions()
         if leave.past is not None:
             self.feed.give_up(self.engine.progress.position, leave.past)
 
+    @property
+    def _is_evaluated(self) -> bool:
+        return not self.evaluator.sets or self.evaluator.all_at == self.engine.progress.update
+
     def _finish(self, end: End) -> None:
         """Evaluate and save what is not yet; a run that was stopped goes on later, so it is only saved."""
-        if end.outcome == "done" and self.evaluator.all_at != self.engine.progress.update:
+        evaluates = end.outcome == "done" and not self._is_evaluated
+        if evaluates:
             self.evaluator.all()
-        wanted, self.requests.save = self.requests.save, False  # by what has heard of the evaluation
+        wanted, self.requests.save = self.requests.save or evaluates, False  # also by what has heard of the evaluation
         checkpointer = self.checkpointer
         checkpointer.settle()
         if checkpointer.enabled and (wanted or checkpointer.saved_at != self.engine.progress.update):

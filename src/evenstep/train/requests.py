@@ -34,10 +34,12 @@ class GoBack(NamedTuple):
     Args:
         update: the number of the update that must not have happened.
         past: the end of the data to be given up; None: the data are taken again.
+        fault: what went wrong in it, as a sentence.
     """
 
     update: int
     past: Position | None
+    fault: str
 
 
 class Agreed(NamedTuple):

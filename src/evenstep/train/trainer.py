@@ -265,7 +265,7 @@ class Trainer(TrainerAttributes):
                 loop.reporter.report(self._said_of_data.pop())
             with self._loop.engine.bus.span("train", lambda: begin, end):
                 try:
-                    if loop.policies.may_rewind and checkpointer.saved_at < 0:
+                    if loop.policies.may_rewind and not checkpointer.folder.newest_first():
                         self.save()  # something to go back to
                     ended = self._run()
                     self._loop.reporter.writers.event("train_end", end(None))

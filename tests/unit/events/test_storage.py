@@ -171,6 +171,15 @@ def test_ranks_are_summed_before_dividing_and_may_lack_what_others_have() -> Non
     assert seen == [{(1, "a"): [3.0, 1.0]}]
 
 
+@given(
+    value=st.floats(allow_nan=False, allow_infinity=False, max_value=1e300, min_value=-1e300), ranks=st.integers(1, 8)
+)
+def test_a_value_that_all_ranks_have_put_is_that_value_on_any_number_of_them(value: float, ranks: int) -> None:
+    storage = Storage()
+    storage.put("train/lr", value, update=1)
+    assert storage.settle(lambda pairs: [pairs] * ranks) == [(1, "train/lr", value, float(ranks))]
+
+
 def test_the_weights_of_a_window_are_counted_in_it_where_other_ranks_alone_have_put_them() -> None:
     storage = Storage(throughput=Throughput(["train/loss"], "tokens"))
     storage.put("perf/update_s", 0.5, update=1)  # as a rank without micro-batches, or without the last stage

@@ -4,15 +4,15 @@ import errno
 import threading
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Checkpointing, Hook, Logging, MapData, Task, Trainer
+from evenstep import Checkpointing, Failures, Hook, Logging, MapData, Task, Trainer
 from evenstep.checkpoint import Disk, complete_checkpoints, locked, read_checkpoint
-from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.errors import ArgumentError, CheckpointError, NonFiniteError
 from evenstep.events import Incident, SaveBegin, SaveEnd, TrainBegin, UpdateBegin, UpdateEnd
 from evenstep.events.hooks import Save
 from evenstep.extras.elastic.membership import Alone
@@ -34,8 +34,9 @@ def trainer_of(folder: Path, model: nn.Module | None = None, **more: Any) -> Tra
     points = [(torch.randn(4, generator=torch.Generator().manual_seed(n)), torch.tensor(n % 5 / 4)) for n in range(24)]
     more.setdefault("optimizer", torch.optim.AdamW(model.parameters(), lr=0.01, fused=True))
     more.setdefault("updates", 9)
-    data = MapData(points, global_batch_size=8, micro_batch_size=3)
-    return Trainer(model=model, task=Square(), data=data, device="cpu", folder=folder, **more)
+    more.setdefault("data", MapData(points, global_batch_size=8, micro_batch_size=3))
+    more.setdefault("task", Square())
+    return Trainer(model=model, device="cpu", folder=folder, **more)
 
 
 class Log(Hook):
@@ -400,3 +401,78 @@ def test_of_processes_that_have_not_met_yet_the_first_resumes(tmp_path: Path, ra
     one = trainer_of(tmp_path, strategy=Ordered(Alone(rank, 3)))
     path = one.resume("auto")
     assert (path and path.name, one.progress.update) == (found, 9 if found else 0)
+
+
+class Burst(Square):
+    """Gives NaN in all updates from `first` on."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return super().loss(output, batch) * (float("nan") if self.now.update >= self.first else 1.0)
+
+
+def test_a_run_that_has_nothing_to_go_back_to_says_why_it_must_and_what_to_do(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, task=Burst(6), failures=Failures(non_finite="rewind"), checkpoint=_EACH)
+    said = (
+        r"update 6 .*For that the run must go back to a checkpoint of fewer than 4 updates, as that of 4 did not help, "
+        r"but `.*` holds none so early: the first that it has kept is step-00000004\. Keep more \(`checkpoint"
+    )
+    with pytest.raises(CheckpointError, match=said):
+        trainer.train()
+
+
+def test_a_run_that_can_read_none_of_what_it_would_go_back_to_names_them(tmp_path: Path) -> None:
+    class Spoil(Hook):
+        def before_update(self, event: UpdateBegin) -> None:
+            for path in complete_checkpoints(tmp_path / "checkpoints") if event.update == 6 else ():
+                (path / "manifest.json").write_text("{}")
+
+    trainer = trainer_of(
+        tmp_path, task=Burst(6), hooks=[Spoil()], failures=Failures(non_finite="rewind"), checkpoint=_EACH
+    )
+    with pytest.raises(
+        CheckpointError, match=r"none that can be read: step-00000005, step-00000004 are damaged\. Keep"
+    ):
+        trainer.train()
+
+
+def test_a_run_that_begins_from_another_ones_checkpoint_has_something_to_go_back_to(tmp_path: Path) -> None:
+    trainer_of(tmp_path / "first", updates=3).train()
+    second = trainer_of(tmp_path / "second", task=Burst(4), failures=Failures(non_finite="rewind", max_rewinds=1))
+    second.resume(tmp_path / "first")
+    with pytest.raises(NonFiniteError):
+        second.train()
+    assert [path.name for path in complete_checkpoints(tmp_path / "second/checkpoints")] == ["step-00000003"]
+
+
+_EACH = Checkpointing(every_updates=1, keep_last=2, asynchronous=False)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_finished_run_that_is_resumed_evaluates_no_second_time(tmp_path: Path, by_hand: bool) -> None:
+    valid = MapData([(torch.ones(4), torch.tensor(0.5))] * 8, global_batch_size=8)
+
+    class SaveLast(Hook):
+        def after_update(self, event: UpdateEnd) -> None:
+            if by_hand and event.update == 4:
+                cast("Trainer", self.trainer).save()
+
+    def trained() -> list[str]:
+        trainer = trainer_of(
+            tmp_path,
+            evaluations={"valid": valid},
+            hooks=[SaveLast(), log],
+            checkpoint=Checkpointing(every_updates=None if by_hand else 2),
+            updates=4,
+        )
+        trainer.resume()
+        trainer.train()
+        return [line for line in (tmp_path / "metrics.jsonl").read_text().splitlines() if "valid/loss" in line]
+
+    log = Log()
+    first = trained()
+    assert len(first) == 1
+    assert log.heard.count("saved 4") == (2 if by_hand else 1)  # the one by hand knows of no evaluation
+    assert trained() == first

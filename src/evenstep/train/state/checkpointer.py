@@ -189,10 +189,13 @@ class Checkpointer:
         self.folder.is_claimed = True
         return step
 
-    def go_back(self, update: int) -> None:
+    def go_back(self, update: int, fault: str) -> None:
         """Go back, in place, to the newest checkpoint of fewer than `update` updates.
 
         Checkpoints after it are deleted, or a later resume would take them for the newest.
+
+        Args:
+            fault: what went wrong in that update, as a sentence.
 
         Raises:
             CheckpointError: there is none.
@@ -203,11 +206,15 @@ class Checkpointer:
         helped = self._last is None or update > self._last[0]
         before = update if self._last is None or helped else self._last[1]
         self.settle()
-        path = self._resume_first(self.folder.newest_first(before=before), update=before, new_settings=True)
+        paths = self.folder.newest_first(before=before)
+        path = self._resume_first(paths, update=before, new_settings=True)
         if path is None:
             raise CheckpointError(
-                f"the run must go back to before update {before}, but `{self.folder.path}` holds no sound checkpoint "
-                f"of that time; save more often, or keep more."
+                f"{fault} For that the run must go back to a checkpoint of fewer than {before} updates"
+                f"{'' if helped else f', as that of {before} did not help'}, but `{self.folder.path}` "
+                f"{self._lacks(paths)}. Keep more (`checkpoint.keep_last`; `checkpoint.keep_every_updates` keeps some "
+                f"for good), or choose a policy in `failures` that stops or skips. What comes again after going back "
+                f"has its cause in the data, the model or the learning rate."
             )
         now = self._update
         engine.parts.cuts.limit = limit
@@ -216,6 +223,13 @@ class Checkpointer:
         self.folder.forget_after(now)
         message = f"the run went back to {path.name}, since update {update} must not have happened."
         self.reporter.report(Incident(kind="rewind", update=now, message=message))
+
+    def _lacks(self, paths: Sequence[Path]) -> str:
+        """In words, why a run could go back to none of `paths`."""
+        if paths:
+            return f"holds none that can be read: {', '.join(path.name for path in paths)} are damaged"
+        kept = [path.name for path in self.folder.newest_first()]
+        return f"holds none so early: the first that it has kept is {kept[-1]}" if kept else "holds none"
 
     def _resume_first(self, paths: Sequence[Path], *, update: int, new_settings: bool) -> Path | None:
         """Go on from the first of `paths` that can be read; the others are incidents. Ranks agree on each."""
