@@ -74,8 +74,9 @@ def test_a_port_that_is_taken_is_said(script: Path) -> None:
     assert "rank 0 of 2 could not listen at 127.0.0.1:" in text
 
 
-def test_ctrl_c_ends_a_rank_that_waits_for_others_at_once(script: Path) -> None:
-    (waits,) = started(script, 60, ranks=[0], world=2, port=free_port())
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ctrl_c_ends_a_rank_that_waits_for_others_at_once(rank: int, script: Path) -> None:
+    (waits,) = started(script, 60, ranks=[rank], world=2, port=free_port())
     time.sleep(2)
     assert waits.code() is None
     waits.send_signal(signal.SIGINT)

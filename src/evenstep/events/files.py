@@ -1,11 +1,13 @@
 """Small text files of a run folder, changed so that a killed process never leaves half of one.
 
-Each function writes beside the file and then puts the whole in its place. Checkpoints have their own, stricter rules.
+Each function writes beside the file and then puts the whole in its place, or takes back what it has appended in part.
+Checkpoints have their own, stricter rules.
 """
 
 import os
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 
 from evenstep.errors import EvenstepError
@@ -60,10 +62,45 @@ def keep_lines(path: Path, keep: Callable[[str], bool]) -> None:
             _replace(path, filter(stays, file))
 
 
+def appending(path: Path) -> FileIO:
+    """Open the file `path` for `append`: without a buffer, which closing it would write after all."""
+    return FileIO(path, "a")
+
+
+def append(file: FileIO, text: str) -> None:
+    """Write the whole `text` behind what is in `file`, or nothing of it.
+
+    Raises:
+        OSError: it cannot be written.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     with appending(Path(folder, "lines")) as file:
+    ...         append(file, "one\\n")
+    ...         append(file, "two\\n")
+    ...     Path(folder, "lines").read_text()
+    'one\\ntwo\\n'
+    """
+    left = memoryview(text.encode())
+    end = file.seek(0, os.SEEK_END)
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except BaseException:
+        with suppress(OSError):
+            file.truncate(end)
+        raise
+
+
 def _replace(path: Path, lines: Iterable[bytes]) -> None:
     beside = path.with_name(f".{path.name}.new")
-    with beside.open("wb") as file:
-        file.writelines(lines)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    try:
+        with beside.open("wb") as file:
+            file.writelines(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink()
+        raise

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from evenstep.events.event import Json, TrainBegin
-from evenstep.events.files import writing
+from evenstep.events.files import append, appending, writing
 from evenstep.version import __version__
 
 STARTS = "starts.jsonl"
@@ -48,8 +48,8 @@ def write_start(folder: Path, event: TrainBegin, *, layout: Mapping[str, Json], 
     }
     with writing(folder / STARTS, then="start it again"):
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / STARTS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        with appending(folder / STARTS) as file:
+            append(file, json.dumps(line) + "\n")
 
 
 @cache

@@ -6,6 +6,7 @@ yet; that is the group's.
 """
 
 import json
+import socket
 from datetime import timedelta
 from time import monotonic, sleep
 
@@ -20,6 +21,7 @@ _ALL = "all"  # "" once all have come, else why they cannot go on
 _TWICE, _TERMS = "rank {} twice", "terms"
 _LINGER_S = 2.0
 _PAUSES_S = 0.001, 0.2  # between two looks for the others, the first and the longest
+_TRY_S, _BETWEEN_TRIES_S = 5.0, 0.2  # to reach rank 0
 
 
 def meet(place: RankInfo, *, timeout_s: float) -> Store:
@@ -57,6 +59,8 @@ def meet(place: RankInfo, *, timeout_s: float) -> Store:
 def _connected(place: RankInfo, timeout_s: float) -> Store:
     serves = place.rank == 0 and not place.store_is_served
     try:
+        if not serves:
+            _wait_for_rank_0(place, timeout_s)
         return TCPStore(
             place.address,
             place.port,
@@ -65,7 +69,7 @@ def _connected(place: RankInfo, timeout_s: float) -> Store:
             wait_for_workers=False,
             multi_tenant=True,
         )
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
         if serves:
             raise EvenstepError(
                 f"{place} could not listen at {_at(place)}, where the ranks are to meet: {_first_line(error)} "
@@ -76,6 +80,25 @@ def _connected(place: RankInfo, timeout_s: float) -> Store:
             f"listens elsewhere, or a firewall stands between; give all ranks the same MASTER_ADDR and MASTER_PORT. "
             f"({_first_line(error)})"
         ) from error
+
+
+def _wait_for_rank_0(place: RankInfo, timeout_s: float) -> None:
+    """Wait until somebody listens: in torch's own wait no signal is heard, and it fills the screen with its tries.
+
+    Raises:
+        OSError: nobody does within the timeout.
+    """
+    until = monotonic() + timeout_s
+    while True:
+        try:
+            left_s = max(until - monotonic(), 0.1)
+            with socket.create_connection((place.address, place.port), timeout=min(left_s, _TRY_S)) as tried:
+                if tried.getsockname() != tried.getpeername():  # a port that is free may be given to the one who asks
+                    return
+        except OSError:
+            if monotonic() + _BETWEEN_TRIES_S > until:
+                raise
+        sleep(_BETWEEN_TRIES_S)
 
 
 def _announce(store: Store, place: RankInfo) -> str:

@@ -1,9 +1,11 @@
+import os
+import resource
 from pathlib import Path
 
 import pytest
 
 from evenstep.errors import EvenstepError
-from evenstep.events.files import keep_lines, replace_text
+from evenstep.events.files import append, appending, keep_lines, replace_text
 
 
 def test_a_file_is_replaced_as_a_whole_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -21,6 +23,34 @@ def test_a_failed_replacement_leaves_the_old_content(tmp_path: Path) -> None:
     with pytest.raises(EvenstepError, match=r"status\.json` cannot be written: Is a directory; make room"):
         replace_text(path, "new")
     assert path.read_text() == "old"
+
+
+def test_a_replacement_that_fails_at_its_end_leaves_nothing_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    path = tmp_path / "status.json"
+    replace_text(path, "old")
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(EvenstepError, match="Input/output error"):
+        replace_text(path, "new")
+    assert list(tmp_path.iterdir()) == [path] and path.read_text() == "old"
+
+
+def test_what_can_be_appended_in_part_only_is_taken_back(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with appending(path) as file:
+        append(file, "one\n")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (6, hard))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                append(file, "twö\n")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_text() == "one\n"
 
 
 def test_lines_that_do_not_stay_and_a_half_written_last_one_are_dropped(tmp_path: Path) -> None:

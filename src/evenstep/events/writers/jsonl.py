@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import cast, final
 
 from evenstep.events.event import Event, Incident, Json
-from evenstep.events.files import keep_lines
+from evenstep.events.files import append, appending, keep_lines
 from evenstep.events.series import Record
 from evenstep.events.shown import Image, Shown, Text
 from evenstep.events.writers.lines import LinesWriter
@@ -75,8 +75,8 @@ class JsonlWriter(LinesWriter):
             self._append("shown.jsonl", {"update": event.update, "name": event.name, **self._shown(event)})
 
     def _append(self, file_name: str, line: Mapping[str, object]) -> None:
-        with self.path.with_name(file_name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        with appending(self.path.with_name(file_name)) as file:
+            append(file, json.dumps(line) + "\n")
 
     def _shown(self, event: Shown) -> dict[str, Json]:
         value = event.value

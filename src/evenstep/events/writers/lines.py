@@ -1,4 +1,4 @@
-"""The base of writers that append lines to a file of the run folder, flushed after every call.
+"""The base of writers that append lines to a file of the run folder, whole ones with every call.
 
 When a run is resumed, the lines of updates that are about to happen again are dropped, and a last line that was never
 ended. What a line looks like is its subclasses' business.
@@ -6,11 +6,11 @@ ended. What a line looks like is its subclasses' business.
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from io import FileIO
 from pathlib import Path
-from typing import TextIO
 
 from evenstep.errors import EvenstepError
-from evenstep.events.files import keep_lines
+from evenstep.events.files import append, appending, keep_lines
 from evenstep.events.series import Record
 from evenstep.events.writers.writer import Writer, run_file
 
@@ -41,7 +41,7 @@ class LinesWriter(Writer):
         self._file_name = file_name
         self._header = header
         self._path: Path | None = None
-        self._file: TextIO | None = None
+        self._file: FileIO | None = None
 
     @abstractmethod
     def lines(self, records: Sequence[Record]) -> str:
@@ -70,10 +70,9 @@ class LinesWriter(Writer):
         self._path = path = run_file(self, folder, self._file_name)
         if path.exists():
             keep_lines(path, lambda line: self._checked_update_of(line) <= update)
-        self._file = path.open("a", encoding="utf-8", newline="")
+        self._file = appending(path)
         if self._header and self._file.tell() == 0:
-            self._file.write(f"{self._header}\n")
-            self._file.flush()
+            append(self._file, f"{self._header}\n")
 
     def check(self, folder: Path) -> None:
         """Raise EvenstepError if the file that is in `folder` already can't be gone on with."""
@@ -86,12 +85,7 @@ class LinesWriter(Writer):
 
     def write(self, records: Sequence[Record]) -> None:
         assert self._file is not None, "opened before"
-        self._file.write(self.lines(records))
-        self._file.flush()
-
-    def flush(self) -> None:
-        if self._file is not None:
-            self._file.flush()
+        append(self._file, self.lines(records))
 
     def close(self) -> None:
         file, self._file = self._file, None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from evenstep.errors import EvenstepError, HookError
-from evenstep.events import Event, Incident, JsonlWriter, Record, Writer, Writers
+from evenstep.events import CsvWriter, Event, Incident, JsonlWriter, Record, Writer, Writers
 from evenstep.events.writers import retrying
 
 RECORDS = [Record(1, "a", 1.0, 1.0)]
@@ -95,6 +95,32 @@ def test_a_file_that_really_cannot_grow_is_such_an_incident(tmp_path: Path) -> N
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert re.match(r"writer `JsonlWriter` of `.*metrics\.jsonl` failed: File too large", heard[0].message)
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"update": 1, "a": 1.0}  # closing tried once more
+
+
+@pytest.mark.parametrize("grows_bytes", [0, 9])
+@pytest.mark.parametrize("kind", [JsonlWriter, CsvWriter])
+def test_what_a_full_disk_has_refused_is_written_once_when_there_is_room_again(
+    kind: type[Writer], grows_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retrying, "FIRST_WAIT_S", 1e-9)
+    written: list[bytes] = []
+    for room in (True, False):
+        folder = tmp_path / str(room)
+        folder.mkdir()
+        writers = Writers([kind()], [].append)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        with writers.opened(folder, 0):
+            writers.write(one(2))
+            (path,) = folder.glob("metrics.*")
+            if not room:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + grows_bytes, hard))
+            try:  # values of an update whose others are written already
+                writers.write([Record(2, "b", 2.0, 1.0), Record(2, "c", 3.0, 1.0)])
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            writers.write(one(3))
+        written.append(path.read_bytes())
+    assert written[0] == written[1]
 
 
 def test_a_fault_while_writing_or_closing_never_hides_the_original() -> None:
