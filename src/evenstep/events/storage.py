@@ -5,9 +5,11 @@ device, adds pairs of the same name and update, Σ sums / Σ weights, never a me
 whoever writes them. It writes nothing itself and knows no periods.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, compress, count, repeat
 from math import inf, nan
-from operator import itemgetter
+from operator import is_not, itemgetter
 from typing import Any, TypeAlias, final
 
 import torch
@@ -27,8 +29,7 @@ Entry: TypeAlias = tuple[int, str, Number, Number]
 
 _NORM, _CLIPPED = "train/grad_norm", "train/clipped"
 _COUNT = "\0"  # begins what a count is kept under: no metric has such a name
-
-
+_sum_and_weight = itemgetter(2, 3)
 _TOTAL = "progress/weight"  # of all updates, in a saved state
 
 
@@ -286,12 +287,13 @@ class Storage:
         self._series = {name: Series(*columns) for name, columns in state.items() if name != _TOTAL}
 
     def _remember(self, records: Iterable[Record]) -> None:
-        known = self._series.get
-        for update, name, value, weight in records:
-            series = known(name)
-            if series is None:
-                series = self._series[_checked(name)] = Series()
-            series.add(update, value, weight)
+        of_names = defaultdict[str, list[Record]](list)
+        for record in records:
+            of_names[record[1]].append(record)
+        for name, theirs in of_names.items():
+            if name not in self._series:
+                self._series[_checked(name)] = Series()
+            self._series[name].add(theirs)
         for series in self._series.values():
             if len(series.updates) > 2 * self._limit:
                 series.keep(self._limit)
@@ -307,11 +309,10 @@ class Storage:
 
 def _read(pending: list[Entry]) -> list[float]:
     """Sum and weight of each entry in turn, as numbers: one copy from each device that is not the host."""
-    numbers: list[Any] = [number for _, _, total, weight in pending for number in (total, weight)]
+    numbers: list[Any] = list(chain.from_iterable(map(_sum_and_weight, pending)))
     elsewhere: dict[torch.device, list[int]] = {}
-    for index, number in enumerate(numbers):
-        if type(number) is float:
-            continue
+    for index in compress(count(), map(is_not, map(type, numbers), repeat(float))):  # most are, and cost no bytecode
+        number = numbers[index]
         if not isinstance(number, Tensor):
             numbers[index] = float(number)
         elif number.dim():

@@ -139,9 +139,8 @@ class Update:
                     f"update {update} trains a model that is in evaluation mode; something has called `eval()` on it "
                     f"and not `train()` afterwards. Freeze single layers by calling `eval()` on those."
                 )
-            for attempt in self._recovery.attempts(f"update {update}", update, self._discarding()):
-                with attempt:
-                    self._in_doubt = self._weigh_and_run(batch, before)
+            compute = partial(self._weigh_and_run, batch, before)
+            self._in_doubt = self._recovery.until_done(f"update {update}", update, compute, self._discarding())
             if self._promised != update:
                 self._promised = update
                 self._execution.reducers.promise()
@@ -250,20 +249,16 @@ class Update:
     def _again(self, place: str, update: int, compute: Callable[[], object]) -> None:
         """Compute something of an aborted update with all ranks, to look at it; buffers stay as they were."""
         self._is_unjudged = True
-        for attempt in self._recovery.attempts(place, update, self._discarding()):
-            with attempt:
-                compute()
+        self._recovery.until_done(place, update, compute, self._discarding())
         self._restore()
 
     def _discarding(self) -> Callable[[], None]:
         """What undoes a try that begins now."""
-        mark = self._context.storage.mark()
+        return partial(self._discard_try, self._context.storage.mark())
 
-        def discard() -> None:
-            self._discard(mark)
-            self._buffers.restore(1.0)
-
-        return discard
+    def _discard_try(self, mark: tuple[int, int]) -> None:
+        self._discard(mark)
+        self._buffers.restore(1.0)
 
     def look(self, update: int) -> None:
         """Say what the update's passes have shown that is worth knowing, once."""
