@@ -252,7 +252,8 @@ class _HookSpan(AbstractContextManager[None]):
     def __enter__(self) -> None:
         event = self._begin()
         try:
-            for self._reached, (_, before) in self._hooks.befores:
+            for number, (_, before) in self._hooks.befores:
+                self._reached = number
                 before(event)
             self._reached = len(self._hooks.pairs)
         except BaseException as error:

@@ -8,7 +8,7 @@ whoever writes them. It writes nothing itself and knows no periods.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, compress, count, repeat
-from math import inf, nan
+from math import inf, isnan, nan
 from operator import is_not, itemgetter
 from typing import Any, TypeAlias, final
 
@@ -29,7 +29,7 @@ Entry: TypeAlias = tuple[int, str, Number, Number]
 
 _NORM, _CLIPPED = "train/grad_norm", "train/clipped"
 _COUNT = "\0"  # begins what a count is kept under: no metric has such a name
-_sum_and_weight = itemgetter(2, 3)
+_sum_and_weight, _weight = itemgetter(2, 3), itemgetter(3)  # of an entry; of a record
 _TOTAL = "progress/weight"  # of all updates, in a saved state
 
 
@@ -201,13 +201,14 @@ class Storage:
                 if type(one) is not Seen:
                     total, weight = summed.get(key, (0.0, 0.0))
                     summed[key] = total + one[0], weight + one[1]
-        _check_weights(summed)
         new = tuple.__new__  # what a named tuple calls by way of Python code: here are as many as updates and metrics
         records = [
             new(Record, (update, name, pair[0] / pair[1], pair[1]))
             for (update, name), pair in summed.items()
             if type(pair) is not Seen and pair[1]
         ]
+        if any(map(isnan, map(_weight, records))):
+            raise _no_weight(next(record for record in records if isnan(record.weight)))
         records += self._meters.records(everybody)
         if self._derived is not None:
             counts = {(update, key[1:]): pair[0] for (update, key), pair in summed.items() if key[:1] == _COUNT}
@@ -328,14 +329,12 @@ def _read(pending: list[Entry]) -> list[float]:
     return numbers
 
 
-def _check_weights(summed: Pairs) -> None:
-    """Raise ArgumentError for a weight that can be none."""
-    for (update, name), pair in summed.items():
-        if type(pair) is not Seen and pair[1] != pair[1]:
-            raise ArgumentError(
-                f"metric `{name}` of update {update} has a weight that is negative or not finite; a weight is how many "
-                f"units the sum covers, such as tokens: give 0 where there are none, and a sign to the sum."
-            )
+def _no_weight(record: Record) -> ArgumentError:
+    """The error for a weight that can be none."""
+    return ArgumentError(
+        f"metric `{record.name}` of update {record.update} has a weight that is negative or not finite; a weight is "
+        f"how many units the sum covers, such as tokens: give 0 where there are none, and a sign to the sum."
+    )
 
 
 def pack(scalars: Sequence[Tensor]) -> Tensor:
