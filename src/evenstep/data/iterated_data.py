@@ -21,7 +21,6 @@ from evenstep.errors import DataError, clause
 
 __all__ = ["Cut", "IteratedData", "Reading"]
 
-_STATES_KEPT = 2
 _STATE = {"epoch", "batch", "stream_epoch", "stream"}
 
 
@@ -265,17 +264,15 @@ class IteratedData(Data):
         cursor.waiting = cursor.waiting and bool(cursor.position.batch)
         if self._stateful is None:
             return
-        states, after = self._states, cursor.position
-        states.setdefault(before, {})
-        states[after] = {
+        after = cursor.position
+        state: dict[str, object] = {
             "epoch": after.epoch,
             "batch": after.batch,
             "stream_epoch": before.epoch,
             "stream": cursor.state,
             "waiting": cursor.waiting,
         }
-        while len(states) > _STATES_KEPT:
-            del states[next(iter(states))]
+        self._states = {before: self._states.get(before, {}), after: state}
 
     def _ran_out(self, cursor: _Cursor) -> tuple[DataFault, ...]:
         """Wait for the others, whose streams are longer; said once."""

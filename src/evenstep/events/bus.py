@@ -28,9 +28,14 @@ Heard: TypeAlias = "Receiver | None"
 
 
 class SpanHooks(NamedTuple):
-    """Who is told of a span: the two methods of each hook that listens to it, and the second ones by themselves."""
+    """Who is told of a span: the two methods of each hook that listens to it, and each by themselves.
+
+    Args:
+        befores: the first ones, with the number of the hook among `pairs`.
+    """
 
     pairs: tuple[tuple[Heard, Heard], ...]
+    befores: tuple[tuple[int, Receiver], ...]
     afters: tuple[Receiver, ...]
 
 
@@ -247,10 +252,10 @@ class _HookSpan(AbstractContextManager[None]):
     def __enter__(self) -> None:
         event = self._begin()
         try:
-            for before, _ in self._hooks.pairs:
-                if before is not None:
-                    before[1](event)
-                self._reached += 1
+            for number, (_, before) in self._hooks.befores:
+                self._reached = number
+                before(event)
+            self._reached = len(self._hooks.pairs)
         except BaseException as error:
             self._finish(error)
             raise
@@ -356,8 +361,9 @@ def _called_within(within: Callable[..., AbstractContextManager[None]], one: Rec
 
 
 def _span_hooks(befores: Sequence[Heard], afters: Sequence[Heard]) -> SpanHooks:
-    pairs = zip(befores, afters, strict=True)
+    pairs = [pair for pair in zip(befores, afters, strict=True) if pair != (None, None)]
     return SpanHooks(
-        pairs=tuple((before, after) for before, after in pairs if before is not None or after is not None),
+        pairs=tuple(pairs),
+        befores=tuple((number, before) for number, (before, _) in enumerate(pairs) if before is not None),
         afters=tuple(after for after in afters if after is not None),
     )

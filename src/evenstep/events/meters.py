@@ -120,6 +120,8 @@ class Meters:
         Raises:
             ArgumentError: a metric computes something else than numbers.
         """
+        if not self._metrics:
+            return []
         found: dict[str, tuple[int, str, list[State]]] = {}
         for theirs in everybody:
             for (update, name), seen in theirs.items():

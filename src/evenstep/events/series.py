@@ -5,10 +5,12 @@ A late value is put where its update belongs, so a window is always a slice. It 
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple, final
 
 _SAVED_VALUES = 1000
+_update, _value, _weight = itemgetter(0), itemgetter(2), itemgetter(3)
 
 
 class Record(NamedTuple):
@@ -25,7 +27,7 @@ class Series:
     """Columns of updates, values and weights.
 
     >>> series = Series([1, 3], [0.5, 0.25], [8.0, 8.0])
-    >>> series.add(2, 0.75, 8.0)
+    >>> series.add([Record(2, "loss", 0.75, 8.0)])
     >>> series.records("loss", series.start_of(2))
     [Record(update=2, name='loss', value=0.75, weight=8.0), Record(update=3, name='loss', value=0.25, weight=8.0)]
     """
@@ -39,18 +41,18 @@ class Series:
         self.values = array("d", values)
         self.weights = array("d", weights)
 
-    def add(self, update: int, value: float, weight: float) -> None:
-        """Put a value behind those of its update and of earlier ones."""
-        updates = self.updates
-        if not updates or update >= updates[-1]:  # asked first: of most metrics one comes in every update
-            updates.append(update)
-            self.values.append(value)
-            self.weights.append(weight)
+    def add(self, records: Sequence[Record]) -> None:
+        """Put the values of records, which come by update, each behind those of its update and of earlier ones."""
+        if not self.updates or records[0].update >= self.updates[-1]:  # mostly: of most metrics one comes in each
+            self.updates.extend(map(_update, records))
+            self.values.extend(map(_value, records))
+            self.weights.extend(map(_weight, records))
             return
-        place = bisect_right(updates, update)
-        updates.insert(place, update)
-        self.values.insert(place, value)
-        self.weights.insert(place, weight)
+        for update, _, value, weight in records:
+            place = bisect_right(self.updates, update)
+            self.updates.insert(place, update)
+            self.values.insert(place, value)
+            self.weights.insert(place, weight)
 
     def keep(self, count: int) -> None:
         """Forget all but the last `count` values."""

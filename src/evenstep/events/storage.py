@@ -5,9 +5,11 @@ device, adds pairs of the same name and update, Σ sums / Σ weights, never a me
 whoever writes them. It writes nothing itself and knows no periods.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from math import inf, nan
-from operator import itemgetter
+from itertools import chain, compress, count, repeat
+from math import inf, isnan, nan
+from operator import is_not, itemgetter
 from typing import Any, TypeAlias, final
 
 import torch
@@ -27,8 +29,7 @@ Entry: TypeAlias = tuple[int, str, Number, Number]
 
 _NORM, _CLIPPED = "train/grad_norm", "train/clipped"
 _COUNT = "\0"  # begins what a count is kept under: no metric has such a name
-
-
+_sum_and_weight, _weight = itemgetter(2, 3), itemgetter(3)  # of an entry; of a record
 _TOTAL = "progress/weight"  # of all updates, in a saved state
 
 
@@ -203,7 +204,6 @@ class Storage:
                     summed[key] = total + one[0], weight + one[1]
                     if first.setdefault(key, one) != one:
                         differ.add(key)
-        _check_weights(summed)
         new = tuple.__new__  # what a named tuple calls by way of Python code: here are as many as updates and metrics
         records = [
             # the mean of equal values is that value, which a division of their sum may miss by its rounding
@@ -212,6 +212,8 @@ class Storage:
             if type(pair) is not Seen and pair[1]
             for value in (pair if key in differ else first[key],)
         ]
+        if any(map(isnan, map(_weight, records))):
+            raise _no_weight(next(record for record in records if isnan(record.weight)))
         records += self._meters.records(everybody)
         if self._derived is not None:
             counts = {(update, key[1:]): pair[0] for (update, key), pair in summed.items() if key[:1] == _COUNT}
@@ -291,12 +293,13 @@ class Storage:
         self._series = {name: Series(*columns) for name, columns in state.items() if name != _TOTAL}
 
     def _remember(self, records: Iterable[Record]) -> None:
-        known = self._series.get
-        for update, name, value, weight in records:
-            series = known(name)
-            if series is None:
-                series = self._series[_checked(name)] = Series()
-            series.add(update, value, weight)
+        of_names = defaultdict[str, list[Record]](list)
+        for record in records:
+            of_names[record[1]].append(record)
+        for name, theirs in of_names.items():
+            if name not in self._series:
+                self._series[_checked(name)] = Series()
+            self._series[name].add(theirs)
         for series in self._series.values():
             if len(series.updates) > 2 * self._limit:
                 series.keep(self._limit)
@@ -312,11 +315,10 @@ class Storage:
 
 def _read(pending: list[Entry]) -> list[float]:
     """Sum and weight of each entry in turn, as numbers: one copy from each device that is not the host."""
-    numbers: list[Any] = [number for _, _, total, weight in pending for number in (total, weight)]
+    numbers: list[Any] = list(chain.from_iterable(map(_sum_and_weight, pending)))
     elsewhere: dict[torch.device, list[int]] = {}
-    for index, number in enumerate(numbers):
-        if type(number) is float:
-            continue
+    for index in compress(count(), map(is_not, map(type, numbers), repeat(float))):  # most are, and cost no bytecode
+        number = numbers[index]
         if not isinstance(number, Tensor):
             numbers[index] = float(number)
         elif number.dim():
@@ -332,14 +334,12 @@ def _read(pending: list[Entry]) -> list[float]:
     return numbers
 
 
-def _check_weights(summed: Pairs) -> None:
-    """Raise ArgumentError for a weight that can be none."""
-    for (update, name), pair in summed.items():
-        if type(pair) is not Seen and pair[1] != pair[1]:
-            raise ArgumentError(
-                f"metric `{name}` of update {update} has a weight that is negative or not finite; a weight is how many "
-                f"units the sum covers, such as tokens: give 0 where there are none, and a sign to the sum."
-            )
+def _no_weight(record: Record) -> ArgumentError:
+    """The error for a weight that can be none."""
+    return ArgumentError(
+        f"metric `{record.name}` of update {record.update} has a weight that is negative or not finite; a weight is "
+        f"how many units the sum covers, such as tokens: give 0 where there are none, and a sign to the sum."
+    )
 
 
 def pack(scalars: Sequence[Tensor]) -> Tensor:

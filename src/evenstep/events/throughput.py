@@ -37,6 +37,7 @@ class Throughput:
 
     def __init__(self, losses: Sequence[str] = (), unit: str = "weight") -> None:
         self._losses, self._unit = frozenset(losses), unit
+        self._asked = self._losses | {"perf/samples_per_s", "perf/update_s"}
         self.total = 0.0
         self.flops_per_sample: float | None = None
         self.peak_flops: float | None = None
@@ -48,8 +49,9 @@ class Throughput:
         A window's end is put by the first rank, a loss by the ranks that had work, whose names may come later.
         """
         found: list[Record] = []
+        asked = [record for record in records if record[1] in self._asked]
         # a window's weights before its time: those that other ranks alone have put stand last in their update
-        for record in sorted(records, key=lambda one: (one.update, one.name not in self._losses)):
+        for record in sorted(asked, key=lambda one: (one.update, one.name not in self._losses)):
             name = record.name
             if name in self._losses:
                 self.total += record.weight

@@ -8,6 +8,7 @@ step that someone watches or has replaced.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import compress, repeat
 from operator import attrgetter, is_, is_not, itemgetter
 from typing import Any, TypeAlias, cast
@@ -28,7 +29,7 @@ from evenstep.internals import (
     unwrapped_step,
 )
 
-_Launch: TypeAlias = Callable[[Tensor | None, Tensor | None], None]  # with `grad_scale` and `found_inf`
+_Launch: TypeAlias = tuple[Callable[..., None], list[Tensor]]  # the kernel, and the counts of steps that it reads
 _Group: TypeAlias = Mapping[str, Any]
 _State: TypeAlias = Mapping[str, Any]
 _Lists: TypeAlias = tuple[list[Tensor], list[Tensor], list[_State]]
@@ -53,8 +54,12 @@ def take_step(optimizer: Any) -> None:
     before = torch.is_grad_enabled()
     set_grad_enabled(False)
     try:
-        for launch in launches:
-            launch(scale, found_inf)
+        for kernel, counts in launches:
+            if counts:
+                foreach_add(counts, 1)
+            kernel(grad_scale=scale, found_inf=found_inf)
+            if counts and found_inf is not None:  # a step that the kernel skips does not count
+                foreach_subtract(counts, [found_inf] * len(counts))
     finally:
         set_grad_enabled(before)
 
@@ -107,30 +112,23 @@ def _adam(group: _Group, lists: _Lists) -> _Launch | None:
     amsgrad: bool = group["amsgrad"]
     largest = list(map(_largest, states)) if amsgrad else []
     kernel = fused_adamw if group["decoupled_weight_decay"] else fused_adam
-
-    def launch(scale: Tensor | None, found_inf: Tensor | None) -> None:
-        foreach_add(counts, 1)
-        kernel(
-            parameters,
-            grads,
-            means,
-            squares,
-            largest,
-            steps,
-            amsgrad=amsgrad,
-            lr=group["lr"],
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=group["maximize"],
-            grad_scale=scale,
-            found_inf=found_inf,
-        )
-        if found_inf is not None:  # a step that the kernel skips does not count
-            foreach_subtract(counts, [found_inf] * len(counts))
-
-    return launch
+    launch = partial(
+        kernel,
+        parameters,
+        grads,
+        means,
+        squares,
+        largest,
+        steps,
+        amsgrad=amsgrad,
+        lr=group["lr"],
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=group["maximize"],
+    )
+    return launch, counts
 
 
 def _counts(states: list[_State]) -> tuple[list[Tensor], list[Tensor]]:
@@ -162,24 +160,20 @@ def _sgd(group: _Group, lists: _Lists) -> _Launch | None:
     momenta = [state.get("momentum_buffer") for state in states]
     if not group["momentum"] or any(one is None for one in momenta):
         return None
-
-    def launch(scale: Tensor | None, found_inf: Tensor | None) -> None:
-        fused_sgd(
-            parameters,
-            grads,
-            momenta,
-            weight_decay=group["weight_decay"],
-            momentum=group["momentum"],
-            lr=group["lr"],
-            dampening=group["dampening"],
-            nesterov=group["nesterov"],
-            maximize=group["maximize"],
-            is_first_step=False,
-            grad_scale=scale,
-            found_inf=found_inf,
-        )
-
-    return launch
+    launch = partial(
+        fused_sgd,
+        parameters,
+        grads,
+        momenta,
+        weight_decay=group["weight_decay"],
+        momentum=group["momentum"],
+        lr=group["lr"],
+        dampening=group["dampening"],
+        nesterov=group["nesterov"],
+        maximize=group["maximize"],
+        is_first_step=False,
+    )
+    return launch, []
 
 
 _KINDS = {Adam: _adam, AdamW: _adam, SGD: _sgd}

@@ -70,20 +70,20 @@ class Runner:
             Exception: what an action raised. In a pipeline it has a note that names rank, action and micro-batch.
         """
         self.peers.begin(plan)
-        walked, acted, profiled = 0, step.acted, profiler_runs()
+        walked, stages, acted, profiled = 0, self.stages, step.acted, profiler_runs()
         try:
-            for action in plan:
-                act = self.stages[action.stage].acts.get(action.op)
+            for walked, action in enumerate(plan):  # noqa: B007 - told when an action has raised
+                op = action.op
+                act = stages[action.stage].acts.get(op)
                 if act is None:
                     can = ", ".join(op.name for op in Op)
                     raise PlanError(f"a stage can do {can}, but the plan says {action}.")
                 if profiled:
-                    with record_function(f"{action} {action.op.name.lower()}"):
+                    with record_function(f"{action} {op.name.lower()}"):
                         act(action, step)
                 else:
                     act(action, step)
-                acted(action.op)
-                walked += 1
+                acted(op)
         except BaseException as error:
             for stage in self.stages.values():
                 stage.forget()

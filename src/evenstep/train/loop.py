@@ -131,13 +131,13 @@ class Loop:
         self.checkpointer.poll()
         if requests.go_back is not None:
             return requests.take_go_back()
-        leave: Leave = None
         agreed = requests.agree(group)
-        if agreed.evaluate or agreed.save:
-            leave = self.settle() or self._write()
-            if leave is not None:
-                return leave
-            agreed = requests.agree(group)  # the update at which it was requested may not have happened
+        if not (agreed.evaluate or agreed.save):
+            return agreed.stop
+        leave: Leave = self.settle() or self._write()
+        if leave is not None:
+            return leave
+        agreed = requests.agree(group)  # the update at which it was requested may not have happened
         # what is saved at the end knows of the evaluation there, which would be made again by a run that goes on
         is_last = agreed.save and agreed.stop is None and self.end() is not None and not self._is_evaluated
         if agreed.evaluate or is_last:

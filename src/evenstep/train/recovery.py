@@ -7,10 +7,9 @@ same once more. What can't be mended is raised, and the others learn of it as of
 and steps know nothing of this; one process does the same, and meets nobody.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from traceback import format_exception
-from types import TracebackType
-from typing import TypeVar, final
+from typing import NamedTuple, TypeVar, final
 
 from evenstep.errors import LostRankError, OutOfMemoryError
 from evenstep.events import Incident, Json
@@ -26,39 +25,16 @@ from evenstep.train.tasks.task import Task
 T = TypeVar("T")
 
 
-@final
-class Attempt:
-    """One try of what ranks compute together, as the context that it is made in: what breaks it off does not leave it.
+class _BrokenOff(NamedTuple):
+    """Why a try has not succeeded.
 
     Args:
-        interrupted: why another rank has broken it off, by the error that says so here; "" for all other errors.
-
-    Attributes:
-        is_done: whether nothing was raised inside.
         reason: why another rank has broken it off; "" if this one has run out of memory.
         fault: then the traceback.
     """
 
-    __slots__ = ("_interrupted", "fault", "is_done", "reason")
-
-    def __init__(self, interrupted: Callable[[BaseException], str]) -> None:
-        self._interrupted = interrupted
-        self.is_done = False
-        self.reason = self.fault = ""
-
-    def __enter__(self) -> None:
-        """Begin; what is inside must not refer to what it computes from outside, so that it can be freed."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if error is None:
-            self.is_done = True
-        elif is_out_of_memory(error):
-            self.fault = "".join(format_exception(error))
-        else:
-            self.reason = self._interrupted(error)
-        return bool(self.fault or self.reason)
+    reason: str = ""
+    fault: str = ""
 
 
 @final
@@ -88,16 +64,13 @@ class Recovery:
         self._together = not evaluation or execution.evaluates_together
         self._step: MicrobatchStep | None = None
 
-    def attempts(self, place: str, update: int, discard: Callable[[], None]) -> Iterator[Attempt]:
-        """Tries of one computation, each from its beginning, until it has succeeded on all ranks that do it.
-
-            for attempt in recovery.attempts("update 3", 3, discard):
-                with attempt:
-                    compute()
+    def until_done(self, place: str, update: int, compute: Callable[[], T], discard: Callable[[], None]) -> T:
+        """Compute, each time from the beginning, until it has succeeded on all ranks that do it; gives the result.
 
         Args:
             place: what and where, so that ranks can see that they mean the same.
             update: the number under which incidents are reported.
+            compute: must leave nothing of what a try that breaks off has computed where that is not freed.
             discard: undoes what a failed try has left on this rank.
 
         Raises:
@@ -106,12 +79,18 @@ class Recovery:
         """
         together = self._together and not self._execution.reducers.is_alone
         number = self._execution.group.begin_work() if together else 0
-        yield (attempt := Attempt(self._interrupted))
-        while not attempt.is_done:
-            reason = attempt.reason or self._cut(place, update, attempt.fault)
-            self._step = None  # which refers to what must be freed
+        while True:
+            try:
+                result = compute()
+                break
+            except BaseException as error:
+                if (broken := self._broken_off(error)) is None:
+                    raise
+            # out of the handler, whose error holds what must be freed
+            reason = broken.reason or self._cut(place, update, broken.fault)
+            self._step = None  # which holds it as well
             if together:
-                if not attempt.reason:
+                if not broken.reason:
                     self._execution.group.interrupt(reason)
                 limits = self._meet(place, number, reason, self._cuts.limit, discard)
                 self._cuts.limit = min((limit for limit in limits if limit is not None), default=None)
@@ -120,17 +99,20 @@ class Recovery:
                     self._execution.reset()
                 discard()
                 give_back()
-            yield (attempt := Attempt(self._interrupted))
         self._step = None
+        return result
 
     def once(self, place: str, compute: Callable[[], T]) -> tuple[T | None, bool]:
         """Compute once on all ranks; gives None where one had no memory for it, and whether it was in this pipeline."""
-        number = self._execution.group.begin_work()
-        attempt = Attempt(self._interrupted)
-        with attempt:
+        group = self._execution.group
+        number = group.begin_work()
+        try:
             return compute(), False
-        group, ran_out = self._execution.group, not attempt.reason
-        reason = attempt.reason or f"rank {group.rank} ran out of memory in {place}"
+        except BaseException as error:
+            if (broken := self._broken_off(error)) is None:
+                raise
+        ran_out = not broken.reason
+        reason = broken.reason or f"rank {group.rank} ran out of memory in {place}"
         if ran_out:
             group.interrupt(reason)
         return None, any(self._meet(place, number, reason, ran_out, lambda: None))
@@ -138,6 +120,13 @@ class Recovery:
     def runs(self, step: MicrobatchStep) -> None:
         """Note which micro-batches run, within an attempt: what of the last ones did not fit is cut."""
         self._step = step
+
+    def _broken_off(self, error: BaseException) -> "_BrokenOff | None":
+        """Why a try has not succeeded, if it can be made again; None of any other error."""
+        if is_out_of_memory(error):
+            return _BrokenOff(fault="".join(format_exception(error)))
+        reason = self._interrupted(error)
+        return _BrokenOff(reason=reason) if reason else None
 
     def _interrupted(self, error: BaseException) -> str:
         """Why another rank has broken off what ranks compute together, if that is what an error here comes from."""

@@ -139,9 +139,8 @@ class Update:
                     f"update {update} trains a model that is in evaluation mode; something has called `eval()` on it "
                     f"and not `train()` afterwards. Freeze single layers by calling `eval()` on those."
                 )
-            for attempt in self._recovery.attempts(f"update {update}", update, self._discarding()):
-                with attempt:
-                    self._in_doubt = self._weigh_and_run(batch, before)
+            compute = partial(self._weigh_and_run, batch, before)
+            self._in_doubt = self._recovery.until_done(f"update {update}", update, compute, self._discarding())
             if self._promised != update:
                 self._promised = update
                 self._execution.reducers.promise()
@@ -250,20 +249,16 @@ class Update:
     def _again(self, place: str, update: int, compute: Callable[[], object]) -> None:
         """Compute something of an aborted update with all ranks, to look at it; buffers stay as they were."""
         self._is_unjudged = True
-        for attempt in self._recovery.attempts(place, update, self._discarding()):
-            with attempt:
-                compute()
+        self._recovery.until_done(place, update, compute, self._discarding())
         self._restore()
 
     def _discarding(self) -> Callable[[], None]:
         """What undoes a try that begins now."""
-        mark = self._context.storage.mark()
+        return partial(self._discard_try, self._context.storage.mark())
 
-        def discard() -> None:
-            self._discard(mark)
-            self._buffers.restore(1.0)
-
-        return discard
+    def _discard_try(self, mark: tuple[int, int]) -> None:
+        self._discard(mark)
+        self._buffers.restore(1.0)
 
     def look(self, update: int) -> None:
         """Say what the update's passes have shown that is worth knowing, once."""
@@ -381,26 +376,33 @@ class Update:
 
     def _accumulate(self, weights: Weights, update: int) -> MicrobatchResults:
         """Run the micro-batches: their gradients are then in `.grad`, summed over all ranks."""
-        execution, in_turn = self._execution, self._execution.reducers.in_turn
+        execution = self._execution
         self._forget_gradients()
-        parts = [weights.of(task) for task in weights.totals] if in_turn else [weights]
         with (
             self._context.teaching(*weights.totals),
             self._step(weights, path=(update,), update=update) as step,
         ):
-            for number, part in enumerate(parts, start=1):
-                last = number == len(parts)
-                if in_turn:
-                    passes = self._cuts.passes(self._context.tasks, part.work)
-                    execution.pad_passes(passes, self._dummy, backward=True, kind=next(iter(part.totals)), last=last)
+            if execution.reducers.in_turn:
+                self._run_in_turn(weights, step)
+            else:
                 self._recovery.runs(step)
-                execution.trainer.run(execution.plan(step.lay_out(part.work), last), step)
+                execution.trainer.run(execution.plan(step.lay_out(weights.work), True), step)
         gathered = step.gathered
         for parameter in self.trained.outside:
             parameter.grad = None
         if self._may_be_late and all(self._context.tasks[name].late_weight for name in weights.totals):
             gathered.late_total = self._late_total(step.late_weights, weights)
         return gathered
+
+    def _run_in_turn(self, weights: Weights, step: MicrobatchStep) -> None:
+        """Run one task's micro-batches after the other's, as all ranks do."""
+        execution, parts = self._execution, [weights.of(task) for task in weights.totals]
+        for part in parts:
+            last = part is parts[-1]
+            passes = self._cuts.passes(self._context.tasks, part.work)
+            execution.pad_passes(passes, self._dummy, backward=True, kind=next(iter(part.totals)), last=last)
+            self._recovery.runs(step)
+            execution.trainer.run(execution.plan(step.lay_out(part.work), last), step)
 
     def _step(self, weights: Weights, *, path: tuple[int | str, ...], update: int) -> MicrobatchStep:
         factor, cuts = self._context.precision.scale, self._cuts

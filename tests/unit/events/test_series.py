@@ -1,14 +1,18 @@
+from itertools import count
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.events.series import Series
+from evenstep.events.series import Record, Series
 
 
-@given(updates=st.lists(st.integers(0, 20)), window=st.integers(1, 25))
-def test_values_are_ordered_by_update_and_then_by_arrival(updates: list[int], window: int) -> None:
+@given(arrivals=st.lists(st.lists(st.integers(0, 20), min_size=1).map(sorted)), window=st.integers(1, 25))
+def test_values_are_ordered_by_update_and_then_by_arrival(arrivals: list[list[int]], window: int) -> None:
     series = Series()
-    for order, update in enumerate(updates):
-        series.add(update, float(order), 1.0)
+    updates = [update for together in arrivals for update in together]
+    values = map(float, count())
+    for together in arrivals:
+        series.add([Record(update, "loss", value, 1.0) for update, value in zip(together, values, strict=False)])
     expected = sorted(((update, float(order)) for order, update in enumerate(updates)), key=lambda pair: pair[0])
     assert [(record.update, record.value) for record in series.records("x")] == expected
     if updates:

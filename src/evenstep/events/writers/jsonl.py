@@ -7,6 +7,7 @@ files in the folder `shown`, which lines of shown.jsonl name.
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -19,6 +20,11 @@ from evenstep.events.shown import Image, Shown, Text
 from evenstep.events.writers.lines import LinesWriter
 
 _update_of = itemgetter(0)
+
+
+@lru_cache(maxsize=4096)
+def _key(name: str) -> str:
+    return f", {json.dumps(name)}: "
 
 
 @final
@@ -38,17 +44,13 @@ class JsonlWriter(LinesWriter):
 
     def __init__(self) -> None:
         super().__init__("metrics.jsonl")
-        self._keys: dict[str, str] = {}
 
     def lines(self, records: Sequence[Record]) -> str:
-        keys, parts = self._keys, list[str]()
+        parts = list[str]()
         for update, group in groupby(records, key=_update_of):
             parts.append(f'{{"update": {update}')
             for _, name, value, _ in group:
-                key = keys.get(name)
-                if key is None:
-                    key = keys[name] = f", {json.dumps(name)}: "
-                parts.append(f"{key}{value!r}" if value - value == 0 else f'{key}"{value!r}"')
+                parts.append(f"{_key(name)}{value!r}" if value - value == 0 else f'{_key(name)}"{value!r}"')
             parts.append("}\n")
         return "".join(parts)
 
