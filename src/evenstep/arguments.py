@@ -25,7 +25,7 @@ _PARTS_OF_STATES: dict[str, tuple[str, dict[str, type]]] = {  # what each needs,
     "progress": ("update position samples skipped", {"update": int, "position": dict, "samples": int, "skipped": int}),
     "run": (
         "seed precision",
-        {"seed": int, "precision": str, "settings": dict, "evaluated_at": int, "cuts": list, "config": dict},
+        {"seed": int, "precision": str, "settings": dict, "evaluate": bool, "cuts": list, "config": dict},
     ),
     "data": ("fingerprint", {"fingerprint": dict, "states": dict, "ranks": int}),
     "position": ("epoch batch", {"epoch": int, "batch": int}),

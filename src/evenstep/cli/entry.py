@@ -18,6 +18,7 @@ from typing import NamedTuple, cast
 from evenstep.addresses import check_here
 from evenstep.cli.arguments import in_home, split
 from evenstep.cli.messages import paragraphs
+from evenstep.cli.screen import prepare_streams, write_to_nowhere
 from evenstep.errors import ConfigError
 from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.signals import Terminated, ending, ignore_at_the_end, leave_with, not_swallowed
@@ -57,6 +58,7 @@ class Command(NamedTuple):
     trains: bool = False
 
 
+_NARROWEST = 30
 _ANY = "set any key of the run file, such as --train.updates 100; `none` takes a key away"
 _SAFE = "set a key that leaves the run itself as it was, such as --train.updates 100"
 
@@ -192,6 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     leaves = arguments is None
     if leaves:
+        prepare_streams()
         ignore_at_the_end()
     code = _run(given, leaves=leaves)
     if leaves:
@@ -201,6 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: list[str], *, leaves: bool) -> int:
     traceback = "--traceback" in given
+    code = EXIT_DONE
     try:
         try:
             code = _dispatch(given, leaves=leaves)
@@ -209,19 +213,29 @@ def _run(given: list[str], *, leaves: bool) -> int:
         except KeyboardInterrupt as error:
             code = EXIT_REQUEUE if isinstance(error, Terminated) else EXIT_INTERRUPTED
             what = "terminated" if code == EXIT_REQUEUE else "interrupted"
-            print(" ".join([f"evenstep: {what}.", *getattr(error, "__notes__", [])]), file=sys.stderr)
+            _say(" ".join([f"evenstep: {what}.", *getattr(error, "__notes__", [])]))
         except Exception as error:  # noqa: BLE001 - the outermost place: everything becomes a message and a code
+            code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_ERROR
             _tell_launcher(error)
             if traceback:
                 sys.excepthook(type(error), error, error.__traceback__)
-            print(paragraphs(error, hint=not traceback), file=sys.stderr)
-            code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_ERROR
+            _say(paragraphs(error, hint=not traceback))
         sys.stdout.flush()
-    except BrokenPipeError:
-        # whoever read our output has gone; nothing can be said to them, nor at exit when Python flushes again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_ERROR
+    except OSError as error:
+        # of standard output; if whoever read it has gone, nothing can be said to them
+        write_to_nowhere(sys.stdout)
+        if code == EXIT_DONE and not isinstance(error, BrokenPipeError):
+            _say(f"evenstep: standard output can't be written: {error.strerror}.")
+        return code or EXIT_ERROR
     return code
+
+
+def _say(text: str) -> None:
+    """Write to standard error, if that can be."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:  # the code still tells
+        write_to_nowhere(sys.stderr)
 
 
 def _tell_launcher(error: Exception) -> None:
@@ -290,7 +304,7 @@ def _options_beside(command: str) -> list[Option]:
 
 def _filled(text: str, indent: str = "") -> str:
     """Lines as wide as the terminal, each broken with `indent` before its further ones."""
-    width = get_terminal_size().columns - 2
+    width = max(get_terminal_size().columns - 2, _NARROWEST)
     lines = (fill(line, width, subsequent_indent=indent, break_on_hyphens=False) for line in text.splitlines())
     return "\n".join(lines)
 

@@ -1,14 +1,39 @@
-"""Standard output that a run outlives: when whoever reads it has gone, the run goes on unseen.
+"""The standard streams of a command: there where it was started without them, and output that a run outlives.
 
-A run that has trained for days must not end because a pager or a terminal was closed. Files are not treated so: those
-errors count.
+A run that has trained for days must not end because a pager or a terminal was closed, or can't show a letter. Files are
+not treated so: those errors count.
 """
 
 import errno
 import io
 import os
 import stat
-from typing import TextIO, final
+import sys
+from typing import TextIO, cast, final
+
+_STANDARD = 3  # in, out and for errors
+
+
+def prepare_streams() -> None:
+    """Let all that a command says be written: to nowhere where it was started without a stream, as by `>&-`.
+
+    The files that it opens would be given the number of such a stream, and what is said would be written into them.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) < _STANDARD:
+        os.set_inheritable(descriptor, True)  # for ranks and workers
+    os.close(descriptor)
+    for number, name in enumerate(("stdout", "stderr"), 1):
+        if cast("TextIO | None", getattr(sys, name)) is None:
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error has it
+
+
+def write_to_nowhere(stream: TextIO) -> None:
+    """Have nothing more come of `stream`, also at exit, when Python flushes it once more."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 @final
@@ -38,9 +63,7 @@ class Screen(io.TextIOBase):
         is_terminal = stat.S_ISCHR(os.fstat(self._stream.fileno()).st_mode)  # `isatty` is False of one that has closed
         if error.errno != errno.EPIPE and not (error.errno == errno.EIO and is_terminal):
             raise error
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._stream.fileno())
-        os.close(nowhere)
+        write_to_nowhere(self._stream)
 
     def isatty(self) -> bool:
         return self._stream.isatty()

@@ -2,14 +2,16 @@
 
 Putting a value is one append; nothing waits for the device. Settling reads all that is pending with one copy per
 device, adds pairs of the same name and update, Σ sums / Σ weights, never a mean of means, and gives the records to
-whoever writes them. It writes nothing itself and knows no periods.
+whoever writes them. Sums are exact and rounded once, so a value does not depend on which rank has put what. It writes
+nothing itself and knows no periods.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, compress, count, repeat
-from math import inf, isnan, nan
-from operator import is_not, itemgetter
+from fractions import Fraction
+from itertools import chain, compress, count, repeat, zip_longest
+from math import fsum, inf, isfinite, isnan, nan
+from operator import is_not, itemgetter, neg
 from typing import Any, TypeAlias, final
 
 import torch
@@ -24,10 +26,11 @@ from evenstep.events.shown import Shown, Value
 from evenstep.events.throughput import Throughput
 
 Number: TypeAlias = "float | Tensor"
-Pairs: TypeAlias = dict[tuple[int, str], Any]  # (sum, weight) under (update, name), or what a meter has seen
+Pairs: TypeAlias = dict[tuple[int, str], Any]  # (sum, weight, …) under (update, name), or what a meter has seen
 Entry: TypeAlias = tuple[int, str, Number, Number]
 
 _NORM, _CLIPPED = "train/grad_norm", "train/clipped"
+_ONE = 2  # a sum and its weight
 _COUNT = "\0"  # begins what a count is kept under: no metric has such a name
 _sum_and_weight, _weight = itemgetter(2, 3), itemgetter(3)  # of an entry; of a record
 _TOTAL = "progress/weight"  # of all updates, in a saved state
@@ -168,8 +171,9 @@ class Storage:
         """Read everything pending and remember it; the records come by update, then in the order first put.
 
         Args:
-            gather: gives the pairs (sum, weight) of all ranks, by rank, each under (update, name). A rank may lack
-                what another has put, and all end with the same records.
+            gather: gives the pairs of all ranks, by rank, each under (update, name): (sum, weight), and where these
+                are of several values, what their rounding has left out, as further such pairs. A rank may lack what
+                another has put, and all end with the same records.
 
         Raises:
             ArgumentError: for a tensor that is not one number, a weight that is negative or not finite, or a name that
@@ -180,43 +184,43 @@ class Storage:
         pending = self._pending.copy()
         self._pending.clear()
         pairs: Pairs = {}
+        several: dict[tuple[int, str], list[float]] = {}
         numbers = _read(pending)
         for (update, name, _, _), total, weight in zip(pending, numbers[::2], numbers[1::2], strict=True):
             key = update, name
             if not 0.0 <= weight < inf:
                 weight = nan  # which no other weight hides, here or on another rank, so that all of them say so
-            if key in pairs:
-                known = pairs[key]
-                pairs[key] = known[0] + total, known[1] + weight
-            else:
+            if key not in pairs:
                 pairs[key] = total, weight
+            elif key in several:
+                several[key] += total, weight
+            else:
+                several[key] = [*pairs[key], total, weight]
+        for key, each in several.items():
+            pairs[key] = _exactly(each)
         if self._clip_norm is not None:  # of each rank's own norm, for some step alone
             norms = [(update, pair[0]) for (update, name), pair in pairs.items() if name == _NORM]
             pairs |= {(update, _CLIPPED): (float(norm > self._clip_norm), 1.0) for update, norm in norms}
         pairs.update(self._meters.take())
         everybody = gather(pairs)
-        summed, first = everybody[0].copy(), everybody[0].copy()
-        differ = set[tuple[int, str]]()
+        summed = everybody[0].copy()
         for theirs in everybody[1:]:
             for key, one in theirs.items():
                 if type(one) is not Seen:
-                    total, weight = summed.get(key, (0.0, 0.0))
-                    summed[key] = total + one[0], weight + one[1]
-                    if first.setdefault(key, one) != one:
-                        differ.add(key)
+                    summed[key] = *summed.get(key, ()), *one
         new = tuple.__new__  # what a named tuple calls by way of Python code: here are as many as updates and metrics
         records = [
-            # the mean of equal values is that value, which a division of their sum may miss by its rounding
-            new(Record, (*key, value[0] / value[1], pair[1]))
+            new(Record, (*key, total / weight if len(pair) == _ONE else _quotient(pair), weight))
             for key, pair in summed.items()
-            if type(pair) is not Seen and pair[1]
-            for value in (pair if key in differ else first[key],)
+            if type(pair) is not Seen
+            for total, weight in (pair if len(pair) == _ONE else (0.0, fsum(pair[1::2])),)
+            if weight
         ]
         if any(map(isnan, map(_weight, records))):
             raise _no_weight(next(record for record in records if isnan(record.weight)))
         records += self._meters.records(everybody)
         if self._derived is not None:
-            counts = {(update, key[1:]): pair[0] for (update, key), pair in summed.items() if key[:1] == _COUNT}
+            counts = {(update, key[1:]): fsum(pair[::2]) for (update, key), pair in summed.items() if key[:1] == _COUNT}
             records += self._derived(records, counts)
         records.sort(key=itemgetter(0))  # by update
         more = self.throughput(records)
@@ -332,6 +336,35 @@ def _read(pending: list[Entry]) -> list[float]:
         for index, number in zip(indices, pack([numbers[index] for index in indices]).tolist(), strict=True):
             numbers[index] = number
     return numbers
+
+
+def _exactly(numbers: list[float]) -> tuple[float, ...]:
+    """The sums of every second number from the first and from the second, and in turn what their rounding leaves out.
+
+    >>> _exactly([1.0, 2.0, 2.0**-60, 1.0])
+    (1.0, 3.0, 8.673617379884035e-19, 0.0)
+    """
+    sums = zip_longest(_parts(numbers[::2]), _parts(numbers[1::2]), fillvalue=0.0)
+    return tuple(chain.from_iterable(sums))
+
+
+def _parts(values: list[float]) -> list[float]:
+    rounded = sum(values)
+    if not isfinite(rounded):
+        return [rounded]
+    parts = [fsum(values)]
+    while left := fsum([*values, *map(neg, parts)]):
+        parts.append(left)
+    return parts
+
+
+def _quotient(pair: tuple[float, ...]) -> float:
+    """Σ sums / Σ weights, rounded once: so the mean of equal values is that value, too."""
+    totals, weights = pair[::2], pair[1::2]
+    rounded = sum(totals) / sum(weights)
+    if not isfinite(rounded):
+        return rounded
+    return float(sum(map(Fraction, totals), Fraction(0)) / sum(map(Fraction, weights), Fraction(0)))
 
 
 def _no_weight(record: Record) -> ArgumentError:

@@ -84,8 +84,9 @@ def check_documents(model: nn.Module) -> None:
             f"train it on rows of one document each."
         ) from error
     largest, rounding = float(alone.abs().max()), torch.finfo(weight.dtype).eps
+    coarse = max(rounding, torch.finfo(torch.float32).eps)  # some have their softmax in float32, of any weights
     seen, moved = float((packed - beside).abs().max()), float((packed - alone).abs().max())
-    if seen > 4 * rounding * largest or moved > rounding**0.5 * largest:
+    if seen > 4 * rounding * largest or moved > coarse**0.5 * largest:
         raise ArgumentError(
             f"`packed` needs a model that keeps the documents of a row apart, but a document's scores in "
             f"{type(model).__name__} are {max(seen, moved):.2g} off beside another one (they are up to {largest:.2g}); "

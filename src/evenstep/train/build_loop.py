@@ -56,7 +56,16 @@ def build_loop(
     settle = train.settle_every_updates or log.every_updates
     known_at_once = engine.parts.reads_at_once or not data.knows_length
     evaluator = Evaluations(engine=engine, sets=sets, reporter=reporter)
-    state = RunState(engine=engine, data=data, epochs=epochs, evaluations=evaluator, reporter=reporter, config=config)
+    requests = Requests()
+    state = RunState(
+        engine=engine,
+        data=data,
+        epochs=epochs,
+        evaluations=evaluator,
+        requests=requests,
+        reporter=reporter,
+        config=config,
+    )
     mirror = None if folder is None or checkpoint.mirror is None else Mirror.of_run(checkpoint.mirror, folder)
     own = RunFolder(path=folder, group=engine.group, report=reporter.report, mirror=mirror)
     return Loop(
@@ -72,7 +81,7 @@ def build_loop(
         evaluator=evaluator,
         checkpointer=Checkpointer(state=state, folder=own, options=checkpoint, reporter=reporter),
         reporter=reporter,
-        requests=Requests(),
+        requests=requests,
         updates=updates,
         epochs=epochs,
         log_every_updates=log.every_updates,

@@ -72,7 +72,7 @@ class Evaluation:
         """
         prefix, mark = self._prefix, self._context.storage.mark()
         try:
-            with evaluating(self._model, self._context.device):
+            with evaluating(self._model, self._context.device, self._context.tasks.values()):
                 self._run(update)
         except LostRankError:
             self._context.storage.drop_after(mark)  # those that are left evaluate once more

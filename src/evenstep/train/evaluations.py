@@ -1,12 +1,12 @@
 """The evaluations of a run: each of its sets of data, with what hooks and writers are told of it.
 
-The parameters' average, if there is one, is evaluated in their place, or beside them. It remembers when all sets were
+The parameters' average, if there is one, is evaluated in their place, or beside them. It remembers when each set was
 last evaluated. How one set is evaluated is told in `evaluate`; when is the loop's to say.
 """
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast, final
 
 from evenstep.data import Data
@@ -27,20 +27,26 @@ class Evaluations:
         engine: whose model is evaluated.
         sets: of data, by name.
         reporter: hands the metrics to the writers.
-        all_at: the update after which all were last evaluated, or -1.
+        evaluated_at: the update after which each set was last evaluated with all, by name.
         is_running: whether an evaluation or a prediction is under way.
     """
 
     engine: Engine
     sets: Mapping[str, Data]
     reporter: Reporter
-    all_at: int = -1
+    evaluated_at: dict[str, int] = field(default_factory=dict[str, int])
     is_running: bool = False
 
     def all(self) -> None:
-        """Evaluate the parameters on all sets."""
-        self(self.sets)
-        self.all_at = self.engine.progress.update
+        """Evaluate the parameters on all sets, but for those on which they were before it broke off."""
+        for name in self.due:
+            self({name: self.sets[name]})
+            self.evaluated_at[name] = self.engine.progress.update
+
+    @property
+    def due(self) -> list[str]:
+        """The sets that the parameters as of now were not evaluated on."""
+        return [name for name in self.sets if self.evaluated_at.get(name) != self.engine.progress.update]
 
     def __call__(self, sets: Mapping[str, Data]) -> dict[str, dict[str, float]]:
         """Evaluate the parameters on `sets`; gives each one's metrics, without the prefix."""

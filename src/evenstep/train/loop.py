@@ -84,7 +84,7 @@ class Loop:
             with self.feed.opened(self.engine.progress.position):
                 self._fit()
                 self._count_flops()
-                leave = self.requests.take_go_back() or self.requests.agree(self.engine.group).stop or self._ended()
+                leave = self.act() or self._ended()  # an evaluation may be due, before which a run has ended
                 while leave is None:
                     leave = self._epoch()
                     if not isinstance(leave, GoBack):
@@ -139,7 +139,7 @@ class Loop:
             return leave
         agreed = requests.agree(group)  # the update at which it was requested may not have happened
         # what is saved at the end knows of the evaluation there, which would be made again by a run that goes on
-        is_last = agreed.save and agreed.stop is None and self.end() is not None and not self._is_evaluated
+        is_last = agreed.save and agreed.stop is None and self.end() is not None and self.evaluator.due
         if agreed.evaluate or is_last:
             with requests.granting("evaluate"):
                 self.evaluator.all()
@@ -152,8 +152,11 @@ class Loop:
 
     def abandon(self) -> None:
         """Forget what was not committed, after something has raised in the middle of it."""
+        dispatched = self.engine.progress.update
         self.feed.forget()
         self.engine.abandon()
+        if self.engine.progress.update != dispatched:
+            self.requests.forget_actions()
 
     def write_known(self) -> None:
         """Write the metrics that are known, after an error; nothing is decided any more."""
@@ -360,19 +363,15 @@ class Loop:
         return GoBack(update=update, past=past, fault=decision.incident.message)
 
     def _go_back(self, leave: GoBack) -> None:
+        self.requests.forget_actions()
         self.checkpointer.go_back(leave.update, leave.fault)
         self.policies.went_back()
-        self.requests.forget_actions()
         if leave.past is not None:
             self.feed.give_up(self.engine.progress.position, leave.past)
 
-    @property
-    def _is_evaluated(self) -> bool:
-        return not self.evaluator.sets or self.evaluator.all_at == self.engine.progress.update
-
     def _finish(self, end: End) -> None:
         """Evaluate and save what is not yet; a run that was stopped goes on later, so it is only saved."""
-        evaluates = end.outcome == "done" and not self._is_evaluated
+        evaluates = end.outcome == "done" and bool(self.evaluator.due)
         if evaluates:
             self.evaluator.all()
         wanted, self.requests.save = self.requests.save or evaluates, False  # also by what has heard of the evaluation

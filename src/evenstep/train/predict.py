@@ -74,7 +74,7 @@ def predict(
         Position(), seed=context.seed, rank=reducers.rank, ranks=reducers.ranks, total=total
     )
     try:
-        with evaluating(model, context.device), closing(cast("Any", batches)):
+        with evaluating(model, context.device, context.tasks.values()), closing(cast("Any", batches)):
             for batch in batches:
                 hear(batch)
                 kept = exchanged(keep(batch, context, execution))

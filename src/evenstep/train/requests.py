@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, final
 
 from evenstep.data import Position
-from evenstep.errors import LostRankError
 from evenstep.parallel import Group
 
 
@@ -90,11 +89,11 @@ class Requests:
 
     @contextmanager
     def granting(self, wish: Literal["save", "evaluate"]) -> Generator[None]:
-        """What is done inside is no longer wanted, unless it breaks off because ranks have been lost or have come."""
+        """What is done inside is no longer wanted, unless it breaks off: then it is done when the run goes on."""
         setattr(self, wish, False)
         try:
             yield
-        except LostRankError:
+        except BaseException:
             setattr(self, wish, True)
             raise
 

@@ -53,10 +53,16 @@ def without_side_effects(owners: Iterable[object]) -> Generator[None]:
 
 
 @contextmanager
-def evaluating(model: nn.Module, device: torch.device) -> Generator[None]:
-    """Inside, `model` is in evaluation mode, without gradients; its modes and the generators come back as they were."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
+def evaluating(model: nn.Module, device: torch.device, owners: Iterable[object] = ()) -> Generator[None]:
+    """Inside, `model` is in evaluation mode, without gradients; its modes and the generators come back as they were.
+
+    Args:
+        owners: tasks, whose own networks are in evaluation mode as well.
+    """
+    theirs = [one for one in _with_modules(owners) if isinstance(one, nn.Module)]
+    modes = {module: module.training for module in (*model.modules(), *theirs)}
+    for one in (*theirs, model):
+        one.eval()
     try:
         with torch.no_grad(), undisturbed(device):
             yield

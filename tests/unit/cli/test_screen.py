@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,33 @@ def test_nothing_is_raised_when_the_terminal_has_been_closed() -> None:
         screen = Screen(stream)
         for number in range(3):
             print(f"update {number}", file=screen, flush=True)
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_what_is_said_goes_into_no_file_where_a_command_is_started_without_streams(tmp_path: Path, closed: str) -> None:
+    """A file that it opens is given the number of a stream that is not there."""
+    program = (
+        "import sys; from evenstep.cli.screen import prepare_streams; prepare_streams(); file = open('kept', 'w');"
+        "print('said'); print('said', file=sys.stderr); import os; os.write(1, b'said'); os.write(2, b'said')"
+    )
+    ended = subprocess.run(
+        f'exec "$PYTHON" -c "{program}" {closed}',
+        shell=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHON": sys.executable},
+        check=False,
+        capture_output=True,
+    )
+    assert (ended.returncode, (tmp_path / "kept").read_text()) == (0, "")
+
+
+def test_letters_that_the_terminal_does_not_have_are_written_as_escapes(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "evenstep", "new", "digits", "--to", "naïve"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0 and "na\\xefve" in ended.stdout, ended

@@ -40,6 +40,24 @@ def test_settling_is_the_sum_over_the_sum_and_never_a_mean_of_means(
     assert storage.settle() == expected
 
 
+@given(
+    entries=st.lists(
+        st.tuples(st.floats(-1e9, 1e9), st.floats(0.001, 1e6), st.integers(0, 3)), min_size=1, max_size=12
+    ),
+)
+def test_a_value_has_the_same_bits_whichever_rank_has_put_what(entries: list[tuple[float, float, int]]) -> None:
+    storages = [Storage() for _ in range(4)]
+    for total, weight, rank in entries:
+        storages[rank].put("a", total, weight, update=1)
+    everybody: list[Any] = []
+    for storage in storages[1:]:
+        storage.settle(lambda pairs: [everybody.append(pairs) or {}])
+    (record,) = storages[0].settle(lambda pairs: [pairs, *everybody])
+    weight = sum(Fraction(weight) for _, weight, _ in entries)
+    assert record.weight == float(weight)
+    assert record.value == float(sum(Fraction(total) for total, _, _ in entries) / weight)
+
+
 def test_a_weight_of_zero_in_all_leaves_the_metric_out() -> None:
     storage = Storage()
     storage.put("a", 0.0, 0, update=1)

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from evenstep import Checkpointing, Failures, Hook, Logging, MapData, Task, Trainer
 from evenstep.checkpoint import Disk, complete_checkpoints, locked, read_checkpoint
 from evenstep.errors import ArgumentError, CheckpointError, NonFiniteError
-from evenstep.events import Incident, SaveBegin, SaveEnd, TrainBegin, UpdateBegin, UpdateEnd
-from evenstep.events.hooks import Save
+from evenstep.events import EvaluateEnd, Incident, SaveBegin, SaveEnd, TrainBegin, UpdateBegin, UpdateEnd
+from evenstep.events.hooks import Evaluate, Save
 from evenstep.extras.elastic.membership import Alone
+from evenstep.optim.schedules.plateau import Plateau
 from evenstep.parallel import Ordered
 
 
@@ -286,6 +287,67 @@ def test_nothing_is_saved_for_whoever_is_in_a_hurry_nor_on_a_disk_that_fails(
     with pytest.raises(type(error)):
         trainer_of(tmp_path, hooks=[FailAt(6, error)]).train()
     assert states(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), SystemExit(3)], ids=["error", "exit"])
+def test_the_state_is_saved_and_the_batch_kept_whatever_is_raised_by_who_is_told(
+    tmp_path: Path, error: BaseException
+) -> None:
+    class Mute(Hook):
+        def on_incident(self, event: Incident) -> None:
+            raise RuntimeError("can't be said")
+
+    with pytest.raises(type(error)) as raised:
+        trainer_of(tmp_path, hooks=[FailAt(6, error), Mute()]).train()
+    assert raised.value is error and any("can't be said" in note for note in error.__notes__)
+    assert [state["progress"]["update"] for state in states(tmp_path)] == [5]
+    assert [path.name for path in (tmp_path / "failures").iterdir()] == ["update-00000006-rank-00000"]
+
+
+def test_an_evaluation_that_has_failed_is_made_when_the_run_goes_on_and_no_set_counts_twice(tmp_path: Path) -> None:
+    class Tells(Hook):
+        def after_evaluate(self, event: EvaluateEnd) -> None:
+            heard.append((event.update, event.name, dict(event.metrics)))
+
+    class FailsOnce(Square):
+        def loss(self, output: Any, batch: Any) -> Tensor:
+            if not self.now.is_training and self.now.update == fails_at and len(batch[0]) == 5:
+                raise ValueError("a bug")
+            return super().loss(output, batch)
+
+    def trained(folder: Path, network: nn.Module) -> tuple[Any, ...]:
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        trainer = trainer_of(
+            folder,
+            network,
+            task=FailsOnce(),
+            optimizer=optimizer,
+            lr_schedule=Plateau(metric="first/loss", factor=0.5, patience_evaluations=1, min_delta=0.1),
+            evaluations={
+                "first": MapData(points[:3], global_batch_size=3),
+                "second": MapData(points, global_batch_size=5),
+            },
+            hooks=[Evaluate(every_updates=2), Tells()],
+            checkpoint=Checkpointing(every_updates=5),
+        )
+        trainer.resume()
+        trainer.train()
+        lines = [line for line in (folder / "metrics.jsonl").read_text().splitlines() if "/loss" in line]
+        return lines, network.state_dict()
+
+    points = [(torch.full((4,), n / 5), torch.tensor(n / 5)) for n in range(5)]
+    fails_at, heard = -1, list[Any]()
+    wanted, of_straight = trained(tmp_path / "straight", network()), heard.copy()
+    for update in (4, 8, 9):
+        folder, fails_at = tmp_path / f"{update}", update
+        heard.clear()
+        with pytest.raises(ValueError, match="a bug"):
+            trained(folder, network())
+        assert heard.pop()[:2] == (update, "second")  # the one that has failed
+        fails_at = -1
+        lines, parameters = trained(folder, network())
+        assert (heard, lines) == (of_straight, wanted[0])
+        assert all(torch.equal(value, parameters[name]) for name, value in wanted[1].items())
 
 
 def test_a_batch_that_cannot_be_kept_is_found_again_in_the_data(tmp_path: Path) -> None:

@@ -242,6 +242,37 @@ def test_a_task_that_is_a_module_is_in_evaluation_mode_when_the_model_is() -> No
     assert task.training
 
 
+def test_networks_that_a_task_holds_are_in_evaluation_mode_in_evaluations_and_predictions_alone() -> None:
+    modes: list[bool] = []
+
+    class Compares(Task):
+        def __init__(self) -> None:
+            self.judge = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)).double().requires_grad_(False)
+
+        def loss(self, output: Any, batch: Any) -> Tensor:
+            modes.append(self.judge[1].training)
+            return (self.judge(output) - 1).square().sum()
+
+        def predict(self, output: Any, batch: Any) -> Any:
+            modes.append(self.judge[1].training)
+            return output
+
+    model, task = network(), Compares()
+    trainer = Trainer(
+        model=model,
+        task=task,
+        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        data=MapData(points(4), global_batch_size=4),
+        evaluations=MapData(points(4), global_batch_size=4),
+        updates=1,
+        device="cpu",
+        log=Logging(writers=()),
+    )
+    trainer.train()
+    trainer.predict(MapData(points(4), global_batch_size=4))
+    assert modes[-3:] == [True, False, False] and task.judge[1].training
+
+
 def test_in_16_bits_they_stay_float32() -> None:
     class Scaled(Task):
         def __init__(self) -> None:

@@ -142,8 +142,9 @@ class ElasticRun:
         """Take for evaluated, saved and looked at what the others have: processes that have come know nothing of it."""
         evaluations, saves, guard = self.loop.evaluator, self.loop.checkpointer, self.loop.engine.parts.guard
         saved = saves.saved_at, saves.is_prepared
-        told = self.group.gather((evaluations.all_at, saved, guard.pending, guard.tries))
-        evaluations.all_at = min(evaluated for evaluated, *_ in told)
+        told = self.group.gather((evaluations.evaluated_at, saved, guard.pending, guard.tries))
+        evaluated = [theirs for theirs, *_ in told]
+        evaluations.evaluated_at = {name: min(one.get(name, -1) for one in evaluated) for name in evaluations.sets}
         saves.saved_at = told[0][1][0]
         saves.is_prepared = any(is_prepared for _, (_, is_prepared), *_ in told)
         guard.pending.intersection_update(*(pending for *_, pending, _ in told))

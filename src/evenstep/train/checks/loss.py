@@ -98,7 +98,7 @@ class Guard:
         tasks, device = self.run.context.tasks, self.run.context.device
         for name in [one for one in names if one in self.pending and one in tasks and one not in besides]:
             owners = [self.model, *tasks.values()]
-            with without_side_effects(owners), evaluating(self.model, device), _as_in_training():
+            with without_side_effects(owners), evaluating(self.model, device, tasks.values()), _as_in_training():
                 notes = self._look(name, [one for one in batch.microbatches if one.task == name])
             for note in [*notes, *([norm_note(norms)] if norms and name not in self.pending else [])]:
                 about = note.partition(":")[0]

@@ -4,6 +4,7 @@ It never hides the error that is in flight, and it cannot go on from it: that is
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,14 +35,13 @@ def emergency_save(error: BaseException, loop: "Loop", *, end: Callable[[BaseExc
             engine.group.fail(clause(error))
         is_whole = engine.is_whole
         loop.abandon()
-        loop.reporter.report(failed(error, engine.group, engine.progress.update))
-        try:
-            if engine.group.ranks == 1:  # the others may not be there to sum with
-                loop.write_known()  # first, so that what is saved counts what is written
-        finally:
+        with ExitStack() as after:  # each is done, whatever hooks and screens raise when they are told
+            after.callback(end, error)
             if loop.checkpointer.enabled:
-                _save(error, loop, is_whole=is_whole)
-        end(error)
+                after.callback(_save, error, loop, is_whole=is_whole)
+            if engine.group.ranks == 1:  # the others may not be there to sum with
+                after.callback(loop.write_known)  # first, so that what is saved counts what is written
+            loop.reporter.report(failed(error, engine.group, engine.progress.update))
     except Exception as second:  # noqa: BLE001 - nothing is lost: it is attached to the error in flight
         error.add_note(f"Then writing the last metrics raised {type(second).__name__}: {second}")
 
@@ -54,9 +54,13 @@ def _save(error: BaseException, loop: "Loop", *, is_whole: bool) -> None:
     """
     checkpointer, update = loop.checkpointer, loop.engine.progress.update
     checkpointer.settle_alone()
-    if not isinstance(error, Exception) or isinstance(error, CheckpointError) or update == 0:
+    if isinstance(error, KeyboardInterrupt | CheckpointError) or update == 0:
         return  # somebody is in a hurry, the disk is the trouble, or nothing was reached
-    if update > checkpointer.saved_at:
+    with ExitStack() as after:
+        if loop.in_progress is not None:
+            after.callback(_keep_failure, error, *loop.in_progress, checkpointer, loop.engine.reducers)
+        if update <= checkpointer.saved_at:
+            return
         if checkpointer.state.part_held[1] > 1 and loop.engine.group.can_change:
             message = (
                 "what this rank alone holds is lost with it, and the others go on without; if none can, the newest"
@@ -66,11 +70,14 @@ def _save(error: BaseException, loop: "Loop", *, is_whole: bool) -> None:
             _save_state(checkpointer, update)
         else:
             _tell(checkpointer, update, "the error came while parameters were changed: the newest checkpoint stands.")
-    if loop.in_progress is not None:
-        batch, number = loop.in_progress
-        path = _write_failure(checkpointer.folder, describe_failure(error, batch, number, loop.engine.reducers))
-        message = f"what update {number} failed with is kept: `evenstep replay {path}` runs it again."
-        _tell(checkpointer, update, message)
+
+
+def _keep_failure(
+    error: BaseException, batch: GlobalBatch, number: int, checkpointer: Checkpointer, reducers: Reducers
+) -> None:
+    path = _write_failure(checkpointer.folder, describe_failure(error, batch, number, reducers))
+    message = f"what update {number} failed with is kept: `evenstep replay {path}` runs it again."
+    _tell(checkpointer, checkpointer.state.engine.progress.update, message)
 
 
 def _save_state(checkpointer: Checkpointer, update: int) -> None:

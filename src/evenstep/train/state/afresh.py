@@ -67,7 +67,7 @@ def begun_afresh(state: Tree, reset: Collection[Reset], data: Tree) -> Tree:
         state = {**state, "lr_schedule": {}, "hooks": hooks}
     if "metrics" in reset:
         hooks = {name: one for name, one in state["hooks"].items() if not _follows(one)}
-        run, state = {**run, "evaluated_at": -1}, {**state, "hooks": hooks, "storage": None}
+        run, state = {**run, "evaluated_at": {}}, {**state, "hooks": hooks, "storage": None}
     if "data" in reset:
         begun = {**begun, "data": update}
         progress = {**state["progress"], "position": Progress().state_dict()["position"]}

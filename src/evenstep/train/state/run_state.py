@@ -27,6 +27,7 @@ from evenstep.train.tasks.tasks import states_of
 
 if TYPE_CHECKING:
     from evenstep.train.evaluations import Evaluations
+    from evenstep.train.requests import Requests
 
 _WANTED = "a trainer's `state_dict`"
 _PARTS = ("model", "optimizer", "progress", "data", "hooks", "storage", "run")
@@ -41,6 +42,7 @@ class RunState:
         engine: with model, optimizer, metrics and counters.
         epochs: how long the run is, where that is not said in updates.
         evaluations: that know when they were last made.
+        requests: that know whether one is still to be made.
         reporter: that knows how finely each rank cuts.
         config: kept as it is.
     """
@@ -49,6 +51,7 @@ class RunState:
     data: Data
     epochs: int | None
     evaluations: "Evaluations"
+    requests: "Requests"
     reporter: Reporter
     config: dict[str, Any]
 
@@ -102,7 +105,8 @@ class RunState:
             "storage": engine.storage.state_dict(),
             "run": {
                 **engine.described(),
-                "evaluated_at": self.evaluations.all_at,
+                "evaluate": self.requests.evaluate,
+                "evaluated_at": dict(self.evaluations.evaluated_at),
                 "cuts": self.reporter.limits,
                 "config": self.config,
             },
@@ -243,7 +247,11 @@ class RunState:
             self.engine.core.learning_rates.updates = self._planned(begun_at)
         if own["storage"] is not None:
             self.engine.storage.load_state_dict(own["storage"])
-        self.evaluations.all_at = own["run"].get("evaluated_at", -1)
+        self.requests.evaluate = own["run"].get("evaluate", False)
+        evaluated_at: dict[str, int] | int = own["run"].get("evaluated_at", {})
+        if isinstance(evaluated_at, int):  # before each set's was kept, there was one for all
+            evaluated_at = dict.fromkeys(self.evaluations.sets, evaluated_at)
+        self.evaluations.evaluated_at = dict(evaluated_at)
         self._load_cuts(own["run"].get("cuts", []))
         return changed
 
