@@ -70,7 +70,7 @@ def test_what_is_said_goes_into_no_file_where_a_command_is_started_without_strea
 
 def test_letters_that_the_terminal_does_not_have_are_written_as_escapes(tmp_path: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "evenstep", "new", "--from", "digits", "naïve"],
+        [sys.executable, "-m", "evenstep", "new", "--from", "digits", "naïve/mine"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)},
         check=False,
