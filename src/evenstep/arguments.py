@@ -19,13 +19,23 @@ from evenstep.other_trainers import SCHEDULES
 
 T = TypeVar("T")
 
-_PARTS_OF_STATES: dict[str, tuple[str, dict[str, type]]] = {  # what each needs, and of which kind what it has is
+_PARTS_OF_STATES: dict[
+    str, tuple[str, dict[str, type | UnionType]]
+] = {  # what each needs, and of which kind what it has is
     **{name: ("", {}) for name in ("model", "ema", "precision", "trained", "tasks", "hooks", "storage", "lr_schedule")},
     "optimizer": ("class state groups", {"class": str, "state": dict, "groups": list}),
     "progress": ("update position samples skipped", {"update": int, "position": dict, "samples": int, "skipped": int}),
     "run": (
         "seed precision",
-        {"seed": int, "precision": str, "settings": dict, "evaluate": bool, "cuts": list, "config": dict},
+        {
+            "seed": int,
+            "precision": str,
+            "settings": dict,
+            "evaluate": bool,
+            "evaluated_at": dict | int,
+            "cuts": list,
+            "config": dict,
+        },
     ),
     "data": ("fingerprint", {"fingerprint": dict, "states": dict, "ranks": int}),
     "position": ("epoch batch", {"epoch": int, "batch": int}),
