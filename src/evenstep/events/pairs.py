@@ -57,7 +57,7 @@ def pairs_of(pending: Sequence[Entry]) -> Pairs:
 
 
 def joined(everybody: Sequence[Pairs]) -> Pairs:
-    """The pairs of all ranks, in which each has all numbers that any rank's has; what meters have seen is the first's."""
+    """The pairs of all ranks, in which each has all numbers that any rank's has; of meters it is the first's."""
     together = everybody[0].copy()
     for theirs in everybody[1:]:
         for key, one in theirs.items():
@@ -83,8 +83,8 @@ def means(pairs: Pairs) -> list[Record]:
     if any(map(isnan, map(_weight, records))):
         record = next(one for one in records if isnan(one.weight))
         raise ArgumentError(
-            f"metric `{record.name}` of update {record.update} has a weight that is negative or not finite; a weight is "
-            f"how many units the sum covers, such as tokens: give 0 where there are none, and a sign to the sum."
+            f"metric `{record.name}` of update {record.update} has a weight that is negative or not finite; a weight "
+            f"is how many units the sum covers, such as tokens: give 0 where there are none, and a sign to the sum."
         )
     return records
 
