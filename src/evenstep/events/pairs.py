@@ -122,8 +122,9 @@ def _read(pending: Sequence[Entry]) -> list[float]:
 
 
 def _parts(values: list[float]) -> list[float]:
+    """Numbers that add up to the sum of `values` exactly: that sum rounded, then what is left rounded, and so on."""
     rounded = sum(values)
-    if not isfinite(rounded):
+    if not isfinite(rounded) or not fsum([*values, -rounded]):
         return [rounded]
     parts = [fsum(values)]
     while left := fsum([*values, *map(neg, parts)]):
