@@ -361,7 +361,7 @@ AREAS = (
                 "… on pipeline ranks, with the bits of one process",
                 "usage/test_compiled.py::test_compiled_layers_in_stages_on_two_ranks_have_the_bits_of_one_process",
             ),
-            works("… on CUDA; statistics of each task; shapes of thousands of lengths"),
+            works("… on CUDA; shapes of thousands of lengths"),
             limit(
                 "what is compiled in parts, again and again, or not at all is said",
                 "unit/train/test_compiled.py::test_what_is_compiled_in_parts_is_said_with_the_reason",
@@ -943,7 +943,10 @@ AREAS = (
                 "statistics of each task where activations are computed again",
                 "unit/train/test_activation_checkpointing.py::test_statistics_of_each_task_are_moved_once",
             ),
-            limit("statistics of each task under `torch.compile`"),
+            works(
+                "statistics of each task in compiled blocks",
+                "unit/train/test_compiled.py::test_statistics_of_each_task_are_those_of_the_run_that_is_not_compiled",
+            ),
         ),
     ),
     Area(

@@ -7,12 +7,10 @@ nothing itself and knows no periods.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from fractions import Fraction
-from itertools import chain, compress, count, repeat, zip_longest
-from math import fsum, inf, isfinite, isnan, nan
-from operator import is_not, itemgetter, neg
-from typing import Any, TypeAlias, final
+from collections.abc import Callable, Iterable
+from math import fsum
+from operator import itemgetter
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -20,19 +18,13 @@ from torch import Tensor
 from evenstep.devices import scalar_on
 from evenstep.errors import ArgumentError
 from evenstep.events.derived import DerivedMetrics
-from evenstep.events.meters import Meters, Seen
+from evenstep.events.meters import Meters
+from evenstep.events.pairs import COUNT, Entry, Number, Pairs, joined, means, pairs_of
 from evenstep.events.series import Record, Series
 from evenstep.events.shown import Shown, Value
 from evenstep.events.throughput import Throughput
 
-Number: TypeAlias = "float | Tensor"
-Pairs: TypeAlias = dict[tuple[int, str], Any]  # (sum, weight, …) under (update, name), or what a meter has seen
-Entry: TypeAlias = tuple[int, str, Number, Number]
-
 _NORM, _CLIPPED = "train/grad_norm", "train/clipped"
-_ONE = 2  # a sum and its weight
-_COUNT = "\0"  # begins what a count is kept under: no metric has such a name
-_sum_and_weight, _weight = itemgetter(2, 3), itemgetter(3)  # of an entry; of a record
 _TOTAL = "progress/weight"  # of all updates, in a saved state
 
 
@@ -101,7 +93,7 @@ class Storage:
             name: with the place that it is counted at, such as "valid/matches".
             count: a number or a detached 0-dim tensor, as for `put`.
         """
-        self._append((update, f"{_COUNT}{name}", count, 0.0))
+        self._append((update, f"{COUNT}{name}", count, 0.0))
 
     def show(self, name: str, value: Value, *, update: int) -> None:
         """Show a text, an image or a histogram under `name` at `update`; of several under one name the first is kept.
@@ -183,44 +175,17 @@ class Storage:
         """
         pending = self._pending.copy()
         self._pending.clear()
-        pairs: Pairs = {}
-        several: dict[tuple[int, str], list[float]] = {}
-        numbers = _read(pending)
-        for (update, name, _, _), total, weight in zip(pending, numbers[::2], numbers[1::2], strict=True):
-            key = update, name
-            if not 0.0 <= weight < inf:
-                weight = nan  # which no other weight hides, here or on another rank, so that all of them say so
-            if key not in pairs:
-                pairs[key] = total, weight
-            elif key in several:
-                several[key] += total, weight
-            else:
-                several[key] = [*pairs[key], total, weight]
-        for key, each in several.items():
-            pairs[key] = _exactly(each)
+        pairs = pairs_of(pending)
         if self._clip_norm is not None:  # of each rank's own norm, for some step alone
             norms = [(update, pair[0]) for (update, name), pair in pairs.items() if name == _NORM]
             pairs |= {(update, _CLIPPED): (float(norm > self._clip_norm), 1.0) for update, norm in norms}
         pairs.update(self._meters.take())
         everybody = gather(pairs)
-        summed = everybody[0].copy()
-        for theirs in everybody[1:]:
-            for key, one in theirs.items():
-                if type(one) is not Seen:
-                    summed[key] = *summed.get(key, ()), *one
-        new = tuple.__new__  # what a named tuple calls by way of Python code: here are as many as updates and metrics
-        records = [
-            new(Record, (*key, total / weight if len(pair) == _ONE else _quotient(pair), weight))
-            for key, pair in summed.items()
-            if type(pair) is not Seen
-            for total, weight in (pair if len(pair) == _ONE else (0.0, fsum(pair[1::2])),)
-            if weight
-        ]
-        if any(map(isnan, map(_weight, records))):
-            raise _no_weight(next(record for record in records if isnan(record.weight)))
+        summed = joined(everybody)
+        records = means(summed)
         records += self._meters.records(everybody)
         if self._derived is not None:
-            counts = {(update, key[1:]): fsum(pair[::2]) for (update, key), pair in summed.items() if key[:1] == _COUNT}
+            counts = {(update, key[1:]): fsum(pair[::2]) for (update, key), pair in summed.items() if key[:1] == COUNT}
             records += self._derived(records, counts)
         records.sort(key=itemgetter(0))  # by update
         more = self.throughput(records)
@@ -315,75 +280,6 @@ class Storage:
         if series is None:
             return []
         return series.records(name, start=series.start_of(window_updates))
-
-
-def _read(pending: list[Entry]) -> list[float]:
-    """Sum and weight of each entry in turn, as numbers: one copy from each device that is not the host."""
-    numbers: list[Any] = list(chain.from_iterable(map(_sum_and_weight, pending)))
-    elsewhere: dict[torch.device, list[int]] = {}
-    for index in compress(count(), map(is_not, map(type, numbers), repeat(float))):  # most are, and cost no bytecode
-        number = numbers[index]
-        if not isinstance(number, Tensor):
-            numbers[index] = float(number)
-        elif number.dim():
-            name, shape = pending[index // 2][1].removeprefix(_COUNT), list(number.shape)
-            raise ArgumentError(f"metric `{name}` must be put as 0-dim tensors, but one has shape {shape}; sum it.")
-        elif number.is_cpu:
-            numbers[index] = float(number.item())
-        else:
-            elsewhere.setdefault(number.device, []).append(index)
-    for indices in elsewhere.values():
-        for index, number in zip(indices, pack([numbers[index] for index in indices]).tolist(), strict=True):
-            numbers[index] = number
-    return numbers
-
-
-def _exactly(numbers: list[float]) -> tuple[float, ...]:
-    """The sums of every second number from the first and from the second, and in turn what their rounding leaves out.
-
-    >>> _exactly([1.0, 2.0, 2.0**-60, 1.0])
-    (1.0, 3.0, 8.673617379884035e-19, 0.0)
-    """
-    sums = zip_longest(_parts(numbers[::2]), _parts(numbers[1::2]), fillvalue=0.0)
-    return tuple(chain.from_iterable(sums))
-
-
-def _parts(values: list[float]) -> list[float]:
-    rounded = sum(values)
-    if not isfinite(rounded):
-        return [rounded]
-    parts = [fsum(values)]
-    while left := fsum([*values, *map(neg, parts)]):
-        parts.append(left)
-    return parts
-
-
-def _quotient(pair: tuple[float, ...]) -> float:
-    """Σ sums / Σ weights, rounded once: so the mean of equal values is that value, too."""
-    totals, weights = pair[::2], pair[1::2]
-    rounded = sum(totals) / sum(weights)
-    if not isfinite(rounded):
-        return rounded
-    return float(sum(map(Fraction, totals), Fraction(0)) / sum(map(Fraction, weights), Fraction(0)))
-
-
-def _no_weight(record: Record) -> ArgumentError:
-    """The error for a weight that can be none."""
-    return ArgumentError(
-        f"metric `{record.name}` of update {record.update} has a weight that is negative or not finite; a weight is "
-        f"how many units the sum covers, such as tokens: give 0 where there are none, and a sign to the sum."
-    )
-
-
-def pack(scalars: Sequence[Tensor]) -> Tensor:
-    """0-dim tensors of one device, of any types, as one tensor [len(scalars)] there; exact for integers below 2⁵³.
-
-    >>> pack([torch.tensor(0.5), torch.tensor(2**40 + 1)])
-    tensor([5.0000e-01, 1.0995e+12], dtype=torch.float64)
-    """
-    wide = torch.float32 if scalars[0].device.type == "mps" else torch.float64  # Apple's GPUs have no float64
-    with torch.no_grad():
-        return torch.stack([one if one.is_floating_point() else one.to(wide) for one in scalars])
 
 
 def _checked(name: str) -> str:

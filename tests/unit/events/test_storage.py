@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from evenstep.errors import ArgumentError
 from evenstep.events import Record, Storage
-from evenstep.events.storage import pack
+from evenstep.events.pairs import pack
 from evenstep.events.throughput import Throughput
 
 NUMBERS = st.integers(-1000, 1000).map(float)
