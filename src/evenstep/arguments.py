@@ -32,7 +32,7 @@ _PARTS_OF_STATES: dict[
             "precision": str,
             "settings": dict,
             "evaluate": bool,
-            "evaluated_at": dict | int,
+            "evaluated_at": (dict, int),
             "cuts": list,
             "config": dict,
         },
