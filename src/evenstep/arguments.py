@@ -20,7 +20,7 @@ from evenstep.other_trainers import SCHEDULES
 T = TypeVar("T")
 
 _PARTS_OF_STATES: dict[
-    str, tuple[str, dict[str, type | UnionType]]
+    str, tuple[str, dict[str, type | tuple[type, ...]]]
 ] = {  # what each needs, and of which kind what it has is
     **{name: ("", {}) for name in ("model", "ema", "precision", "trained", "tasks", "hooks", "storage", "lr_schedule")},
     "optimizer": ("class state groups", {"class": str, "state": dict, "groups": list}),
