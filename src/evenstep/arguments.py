@@ -15,7 +15,7 @@ from types import UnionType
 from typing import Any, SupportsIndex, TypeVar, cast
 
 from evenstep.errors import ArgumentError, CheckpointError
-from evenstep.other_trainers import SCHEDULES
+from evenstep.other_trainers import SCHEDULES, STRATEGIES
 
 T = TypeVar("T")
 
@@ -171,13 +171,14 @@ def meant(word: str, known: Collection[str]) -> str:
 
     >>> meant("fp16", ["bf16-mixed", "16-mixed"]), meant("reduce_lr_on_plateau", ["linear", "plateau"])
     ('16-mixed', 'plateau')
-    >>> meant("MultiStepLR", ["step", "listed"])
-    'listed'
+    >>> meant("MultiStepLR", ["step", "listed"]), meant("zero3", ["fsdp", "zero1"])
+    ('listed', 'fsdp')
     """
     said = as_spelt_here(word)
     schedule = SCHEDULES.get(said.removesuffix("scheduler").removesuffix("lr"), "")
-    if schedule in known:
-        return schedule
+    for theirs in (schedule, STRATEGIES.get(word.lower(), "")):
+        if theirs in known:
+            return theirs
     begins = [name for name in known if said and name.startswith(said)]
     close = begins or get_close_matches(said, known, n=1) or [name for name in known if said and said in name]
     return next(iter(close or sorted((name for name in known if name in said), key=len, reverse=True)), "")

@@ -390,6 +390,9 @@ SCHEDULES = {
 }
 """Ours for LR schedules of other trainers, by their names in lower case without "lr" or "scheduler" at the end."""
 
+STRATEGIES: dict[str, str] = dict.fromkeys(("zero2", "zero3", "deepspeed", "fsdp2", "fully_shard", "hsdp"), "fsdp")
+"""Ours for strategies of other trainers. ZeRO's stages 2 and 3 divide gradients, and parameters, between ranks."""
+
 _METHODS = {
     "before_train": "before_run on_train_begin on_train_start on_fit_start on_loop_begin",
     "after_train": "after_run on_train_end on_fit_end on_loop_end on_exception",

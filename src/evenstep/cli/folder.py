@@ -130,7 +130,7 @@ def publish(run: OpenRun, folder: Path) -> None:
 def origin_of_recipe(folder: Path) -> Path | None:
     """The folder that the recipe of the run in `folder` was copied from; None if that is not there any more."""
     said = folder / ORIGIN
-    origin = Path(said.read_text(encoding="utf-8").strip()) if said.is_file() else None
+    origin = Path(said.read_text(encoding="utf-8", errors="replace").strip()) if said.is_file() else None
     return origin if origin is not None and origin.is_dir() else None
 
 
@@ -148,7 +148,7 @@ def _copy_recipe(recipe: Path, folder: Path) -> None:
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir()
     for parent in {file.parent for file in loaded_from(recipe).values() if file.is_file()}:
-        for file in parent.glob("*.py"):
+        for file in filter(Path.is_file, parent.glob("*.py")):  # what else has such a name, nothing has imported
             copy = beside / file.relative_to(recipe)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)

@@ -76,6 +76,12 @@ def all_keys(annotation: Any = Config, outer: str = "") -> Iterator[str]:
         yield from all_keys(get_args(annotation)[1], f"{outer}NAME.")
 
 
+_OF_OPTIMIZERS = frozenset(
+    {"alpha", "amsgrad", "betas", "dampening", "eps", "foreach", "fused", "maximize", "momentum"}
+)
+_OF_OPTIMIZERS |= {"nesterov", "weight_decay"}
+
+
 def meant_by(path: Sequence[str], siblings: Sequence[str]) -> str | None:
     """The key that somebody may have meant who wrote the unknown key `path` where `siblings` are known.
 
@@ -85,8 +91,12 @@ def meant_by(path: Sequence[str], siblings: Sequence[str]) -> str | None:
     ('train.updates', 'train.epochs')
     >>> meant_by(("train", "max_iters"), ["updates", "max_minutes"]), meant_by(("grad_accum_steps",), ["data"])
     ('train.updates', 'data.micro_batch_size')
+    >>> meant_by(("optimizer", "momentum"), ["name", "lr", "args"])
+    'optimizer.args.momentum'
     """
     *outer, last = path
+    if "args" in siblings and last in _OF_OPTIMIZERS:
+        return ".".join([*outer, "args", last])
     close = [name for name in ours(last) if name in siblings] or get_close_matches(last, siblings, n=1)
     if close:
         return ".".join([*outer, close[0]])
@@ -111,7 +121,11 @@ def advice_for(path: Sequence[str], siblings: Sequence[str]) -> str:
     '`log` has every_updates, writers.'
     >>> advice_for(("output_dir",), ["name", "runs"])
     'the folder of a run is `runs` and, in it, `name`; set these.'
+    >>> advice_for(("ema", "momentum"), ["decay"])
+    'set `ema.decay`, which is 1 - momentum.'
     """
+    if path[-1] == "momentum" and "decay" in siblings:  # of an average
+        return f"set `{'.'.join([*path[:-1], 'decay'])}`, which is 1 - momentum."
     if len(path) == 1 and "folder" in (path[0], *ours(path[0])) and path[0] != "path":
         return "the folder of a run is `runs` and, in it, `name`; set these."
     meant = meant_by(path, siblings)

@@ -200,7 +200,7 @@ def weight_of(task: Task, data: object, what: str | int, num_samples: int | None
     given = default_weight(task, data, num_samples) if by_default else task.weight(data)
     try:
         weight = float(given)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise TaskError(
             f"`{type(task).__name__}.weight` must give a number or a 0-dim tensor, but gave {type(given).__name__} for "
             f"{_called(what)}: {error}"

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from evenstep.checkpoint import read_checkpoint
+from evenstep.cli.folder import ORIGIN, origin_of_recipe
 
 Run = Callable[..., Any]
 
@@ -284,3 +285,9 @@ def test_a_run_that_can_not_be_resumed_is_not_advised_to_be_resumed(evenstep: Ru
     assert "goes on from there" not in refused.err
     config.write_text(was)
     assert evenstep("resume", "runs/tiny", "--train.updates", "6").code == 0
+
+
+def test_a_note_of_where_a_recipe_was_that_nobody_can_read_is_none(tmp_path: Path) -> None:
+    for written in (b"\xff\xfe", b"a\0b", b""):
+        (tmp_path / ORIGIN).write_bytes(written)
+        assert origin_of_recipe(tmp_path) in (None, Path())

@@ -21,7 +21,7 @@ from evenstep.train.failures.diagnose import diagnose
 from evenstep.train.randomness import seed_torch
 from evenstep.train.tasks.task import Loss, Task
 from evenstep.train.transfer import build_transfer
-from evenstep.train.weigh import weigh
+from evenstep.train.weigh import weigh, weight_of
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
@@ -253,3 +253,15 @@ def test_containers_that_can_not_be_made_anew_move_as_well() -> None:
     moved = build_transfer(META)({"record": Counted(torch.zeros(1)), "lists": defaultdict(list, x=torch.zeros(1))})
     assert moved["record"].x.device == META and moved["lists"]["x"].device == META
     assert moved["lists"]["new"] == []
+
+
+@pytest.mark.parametrize("given", [10**400, "three", -1, float("inf")], ids=["huge", "text", "negative", "inf"])
+def test_a_weight_that_is_no_finite_number_of_at_least_0_is_refused_by_name(given: Any) -> None:
+    class Weighs(Task):
+        loss: Any = None
+
+        def weight(self, batch: Any) -> Any:
+            return given
+
+    with pytest.raises(TaskError, match=r"`Weighs\.weight` must give a .*number.*but gave .* for micro-batch 3"):
+        weight_of(Weighs(), None, 3)

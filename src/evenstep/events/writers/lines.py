@@ -68,7 +68,7 @@ class LinesWriter(Writer):
     def open(self, folder: Path | None, update: int) -> None:
         self.close()
         self._path = path = run_file(self, folder, self._file_name)
-        if path.exists():
+        if self._is_there(path):
             keep_lines(path, lambda line: self._checked_update_of(line) <= update)
         self._file = appending(path)
         if self._header and self._file.tell() == 0:
@@ -77,7 +77,7 @@ class LinesWriter(Writer):
     def check(self, folder: Path) -> None:
         """Raise EvenstepError if the file that is in `folder` already can't be gone on with."""
         self._path = path = folder / self._file_name
-        if path.exists():
+        if self._is_there(path):
             with path.open(encoding="utf-8", errors="replace") as lines:
                 for line in lines:
                     if line.endswith("\n"):
@@ -91,6 +91,11 @@ class LinesWriter(Writer):
         file, self._file = self._file, None
         if file is not None:
             file.close()
+
+    def _is_there(self, path: Path) -> bool:
+        if path.exists() and not path.is_file():  # whoever reads a pipe waits
+            raise EvenstepError(f"`{path}` must be a file to be written to, but is none; move it away.")
+        return path.exists()
 
     def _checked_update_of(self, line: str) -> int:
         if self._header and line.rstrip("\n") == self._header:

@@ -118,7 +118,8 @@ def norm_note(names: Sequence[str]) -> str:
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (
         f"`{names[0]}`{more} normalise{'' if more else 's'} each micro-batch by its own statistics (BatchNorm), so the "
-        f'parameters depend on how batches are cut; GroupNorm, or `norm_statistics="frozen"`, does not.'
+        f'parameters depend on how batches are cut; GroupNorm, or `norm_statistics="frozen"` '
+        f"(`train.norm_statistics` in a run file), does not."
     )
 
 

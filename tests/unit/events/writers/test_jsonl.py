@@ -1,5 +1,6 @@
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,13 @@ def test_a_file_of_something_else_is_an_error_and_is_not_touched(tmp_path: Path,
     with pytest.raises(EvenstepError, match=r"metrics\.jsonl` holds a line that this writer did not write"):
         JsonlWriter().open(tmp_path, 0)
     assert path.read_text() == '{"update": 9}\n' + line
+
+
+def test_what_is_no_file_is_refused_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    for make in (os.mkfifo, os.mkdir):
+        place = tmp_path / make.__name__ / "metrics.jsonl"
+        place.parent.mkdir()
+        make(place)
+        for use in (lambda folder: JsonlWriter().open(folder, 0), JsonlWriter().check):
+            with pytest.raises(EvenstepError, match="must be a file to be written to, but is none; move it away"):
+                use(place.parent)
