@@ -76,10 +76,10 @@ def all_keys(annotation: Any = Config, outer: str = "") -> Iterator[str]:
         yield from all_keys(get_args(annotation)[1], f"{outer}NAME.")
 
 
-_OF_OPTIMIZERS = frozenset(
-    {"alpha", "amsgrad", "betas", "dampening", "eps", "foreach", "fused", "maximize", "momentum"}
+_OF_OPTIMIZERS = (
+    *("alpha", "amsgrad", "betas", "dampening", "eps", "foreach", "fused", "maximize", "momentum", "nesterov"),
+    "weight_decay",
 )
-_OF_OPTIMIZERS |= {"nesterov", "weight_decay"}
 
 
 def meant_by(path: Sequence[str], siblings: Sequence[str]) -> str | None:
