@@ -1,6 +1,7 @@
 """Checkpoints of a run as its user meets them: in the background, after errors, on disks that fail."""
 
 import errno
+import os
 import threading
 from contextlib import nullcontext
 from pathlib import Path
@@ -417,6 +418,39 @@ def test_a_lock_that_a_killed_run_left_is_taken_over_and_said(tmp_path: Path, is
     with trainer.holding_folder() if is_held_already else nullcontext():
         trainer.train()
     assert ["took over the lock of process 1 on elsewhere" in one.message for one in log.incidents] == [True]
+
+
+@pytest.mark.parametrize("error", [None, ValueError("a bug")], ids=["save", "error"])
+def test_no_checkpoint_is_written_where_nobody_looks_after_the_directory_was_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    class Moves(Hook):
+        def before_update(self, event: UpdateBegin) -> None:
+            if event.update == 4:
+                os.chdir(tmp_path / "elsewhere")
+                if error is not None:
+                    raise error
+
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(type(error) if error else CheckpointError) as raised:
+        trainer_of(Path("run"), hooks=[Moves(), Save(every_updates=2)]).train()
+    said = [str(raised.value), *getattr(raised.value, "__notes__", [])]
+    assert any("where the trainer was built" in one and "give an absolute `folder`" in one for one in said)
+    assert [state["progress"]["update"] for state in states(tmp_path / "run")] == [2]
+    assert not (tmp_path / "elsewhere" / "run" / "checkpoints").exists()
+
+
+def test_the_directory_may_be_changed_where_the_folder_is_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Moves(Hook):
+        def before_update(self, event: UpdateBegin) -> None:
+            os.chdir("/")
+
+    monkeypatch.chdir(tmp_path)
+    trainer_of((tmp_path / "run").absolute(), hooks=[Moves(), Save(every_updates=2)]).train()
+    assert [state["progress"]["update"] for state in states(tmp_path / "run")][-1] == 9
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over_and_said(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def _save(error: BaseException, loop: "Loop", *, is_whole: bool) -> None:
     checkpointer.settle_alone()
     if isinstance(error, KeyboardInterrupt | CheckpointError) or update == 0:
         return  # somebody is in a hurry, the disk is the trouble, or nothing was reached
+    checkpointer.folder.check_place()
     with ExitStack() as after:
         if loop.in_progress is not None:
             after.callback(_keep_failure, error, *loop.in_progress, checkpointer, loop.engine.reducers)

@@ -57,7 +57,7 @@ class Checkpointer:
     def __post_init__(self) -> None:
         if self.enabled:
             self._writer = AsyncWriter(
-                self.folder.checkpoints,
+                self.folder.checkpoints.absolute(),  # wherever the working directory is when it writes
                 group=self.folder.group,
                 keep_last=self.options.keep_last,
                 keep_every_updates=self.options.keep_every_updates,
@@ -85,6 +85,7 @@ class Checkpointer:
             CheckpointError: a state that cannot be saved; where it must be, or saves are not asynchronous, any failure.
         """
         writer, update, bus = self._require(), self._update, self.state.engine.bus
+        self.folder.check_place()
         self.folder.claim()
         self._wait_for_the_one_before(writer)
         self._path = None
@@ -275,7 +276,7 @@ class Checkpointer:
     def _ended(self, result: SaveResult | None, *, raises: bool = False, goes_on: bool = True) -> None:
         if result is None:
             return
-        error, self._path = result.error, result.path
+        error, self._path = result.error, result.path and self.folder.checkpoint_of(result.update)
         if result.path is not None:
             self.saved_at = result.update
         failed = error if raises and result.path is None else None

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from socket import gethostname
@@ -32,7 +32,7 @@ from evenstep.checkpoint.folders import (
     without_manifest,
 )
 from evenstep.checkpoint.lock import LOCK
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.events import Incident
 from evenstep.parallel import Group
 from evenstep.writable import nearest
@@ -123,6 +123,7 @@ class RunFolder:
     is_claimed: bool = False
     _depth: int = 0
     _taken_over: str = ""
+    _built_in: Path = field(default_factory=Path.cwd)
 
     @property
     def checkpoints(self) -> Path:
@@ -133,6 +134,15 @@ class RunFolder:
     def checkpoint_of(self, update: int) -> Path:
         """Where the checkpoint after `update` is."""
         return self.checkpoints / step_name(update)
+
+    def check_place(self) -> None:
+        """Raise CheckpointError if the path means another folder than when the run was built."""
+        if self.path is not None and not self.path.is_absolute() and Path.cwd() != self._built_in:
+            raise CheckpointError(
+                f"the run's folder is `{self.path}` in `{self._built_in}`, where the trainer was built, but the "
+                f"working directory is `{Path.cwd()}` now, and a checkpoint there would not be found; give an "
+                f"absolute `folder`, or leave the directory as it was (`os.chdir`)."
+            )
 
     def newest_first(self, *, before: int | None = None) -> list[Path]:
         """The complete checkpoints of fewer than `before` updates, sound or not, also those in the mirror alone.
