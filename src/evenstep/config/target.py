@@ -6,6 +6,7 @@ that Python would find in that folder, so files of a recipe import each other as
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from typing import Any, cast
 from evenstep.arguments import advice
 from evenstep.config.faults import quoted
 from evenstep.errors import ArgumentError, MissingExtraError, clause
+
+_DETOUR = re.compile(r"/\.{0,2}/")  # in a path that may begin otherwise than it says
 
 
 @contextmanager
@@ -43,7 +46,7 @@ def loaded_from(folder: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if file is not None and not os.path.normpath(file).startswith(inside):
+        if file is not None and not file.startswith(inside) and not _DETOUR.search(file):
             continue  # thousands are: no path is made for each
         stem = Path(inside, *name.split("."))
         if file is None:

@@ -16,6 +16,8 @@ from evenstep.errors import ReplicaError, TaskError
 from evenstep.parallel import Group
 from evenstep.train.tasks.task import Task, default_weight
 
+_LARGEST = 1e300  # the sum over an update is finite too
+
 
 @final
 @dataclass(slots=True, kw_only=True)  # not frozen: one is made in every update, and freezing costs
@@ -205,10 +207,10 @@ def weight_of(task: Task, data: object, what: str | int, num_samples: int | None
             f"`{type(task).__name__}.weight` must give a number or a 0-dim tensor, but gave {type(given).__name__} for "
             f"{_called(what)}: {error}"
         ) from error
-    if not 0 <= weight < math.inf:
+    if not 0 <= weight <= _LARGEST:
         raise TaskError(
-            f"`{type(task).__name__}.weight` must give a finite number of at least 0, but gave {weight} for "
-            f"{_called(what)}; it is the number of units that the summed loss covers."
+            f"`{type(task).__name__}.weight` must give a finite number of at least 0, and at most {_LARGEST:g}, but "
+            f"gave {weight} for {_called(what)}; it is the number of units that the summed loss covers."
         )
     return weight
 

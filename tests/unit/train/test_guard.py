@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from evenstep import Hook, Loss, MapData, Mixture, Task, Trainer, Training
-from evenstep.errors import TaskError
+from evenstep.errors import LostRankError, TaskError
+from evenstep.pipeline import Layers, PipelineModel
 from evenstep.precision import Bf16Mixed, Fp16Mixed
 
 SAMPLES = [(torch.randn(6, generator=torch.Generator().manual_seed(n)), torch.tensor(n % 3)) for n in range(24)]
@@ -315,3 +316,16 @@ def test_the_attention_of_torch_is_compared_as_it_trains(
     else:
         assert trainer.train().update == 1
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize(("error", "advised"), [(ValueError("a bug"), True), (LostRankError("rank 1 is gone"), False)])
+def test_who_is_lost_in_the_first_look_is_not_told_to_leave_it_out(error: Exception, advised: bool) -> None:
+    class Raises(Sums):
+        def loss(self, output: Any, batch: Any) -> Any:
+            raise error
+
+    layers = Layers.of([nn.Linear(6, 8), nn.Linear(8, 3)])
+    with pytest.raises(type(error)) as raised:
+        trainer_of(Raises(), PipelineModel(layers)).train()
+    notes = getattr(raised.value, "__notes__", [])
+    assert any("check_loss" in note for note in notes) == advised

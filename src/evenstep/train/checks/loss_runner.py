@@ -14,7 +14,7 @@ from torch import Tensor
 
 from evenstep.arguments import said
 from evenstep.data import Microbatch
-from evenstep.errors import TaskError, clause
+from evenstep.errors import LostRankError, TaskError, clause
 from evenstep.memory import give_back, is_out_of_memory
 from evenstep.train.checks.additive import LossValue, LossValues
 from evenstep.train.context import TrainContext
@@ -110,7 +110,7 @@ class LossRunner:
                 recorder.losses.clear()
                 return self._passed(name, work, recorder, path, derives=True)
             if execution.evaluates_together:  # what one rank does not run, others wait for
-                if not out_of_memory:
+                if not out_of_memory and not isinstance(error, LostRankError):
                     error.add_note(WHILE_LOOKING)
                 raise
             # what else is raised the update will raise as well, and say it
