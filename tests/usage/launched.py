@@ -40,6 +40,11 @@ _PRELOADED = [
     "evenstep.train.trainer",
     "evenstep.pipeline",
     "evenstep.parallel",
+    "torch.distributed.launcher",
+    "torch.utils._sympy.reference",
+    "evenstep.cli.prove",
+    "evenstep.extras.report",
+    "rich.console",
 ]
 
 
