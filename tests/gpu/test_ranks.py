@@ -21,7 +21,7 @@ def test_one_sha256_over_all_cuts_with_ordered(device: torch.device, precision: 
     precision_of(precision, device)  # skipped where it can't be
     name = device.type
     cuts = {"one rank": (1, 1), "two ranks": (2, 1), "two stages": (2, 2)}
-    if precision == "32-true":
+    if precision == "32-true" and device.type != "cpu":  # on the CPU `make prove` shows it
         cuts["four ranks"] = (4, 1)
     ends = {
         cut: on_ranks(ranks, trained, name, "ordered", stages, precision)[0] for cut, (ranks, stages) in cuts.items()

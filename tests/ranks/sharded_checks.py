@@ -73,7 +73,8 @@ def trainer(strategy: Strategy, task: Any = None, *, samples: int = 20, **more: 
     return Trainer(
         model=model,
         task=task or Square(),
-        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.5, foreach=True),
+        # torch plans fewer operations over shards for it than for AdamW
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.5, foreach=True),
         device="cpu",
         strategy=strategy,
         # BatchNorm is left out where a batch is a single sample
@@ -430,9 +431,8 @@ class Full(OfHead):
 
 
 def memory_that_runs_out_in_one_of_several_tasks_changes_no_gradient(group: Group) -> object:
-    """Each task and phase, on one of the strategies in turn."""
-    phases = list(product(range(3), ("inputs", "loss", "backward")))
-    return _runs_out(group, [((Fsdp, OrderedFsdp)[number // 2 % 2], *one) for number, one in enumerate(phases)])
+    """Each task, phase and strategy at least once."""
+    return _runs_out(group, [(Fsdp, 0, "backward"), (OrderedFsdp, 1, "inputs"), (Fsdp, 2, "loss")])
 
 
 def memory_that_runs_out_in_any_task_and_phase_changes_no_gradient(group: Group) -> object:

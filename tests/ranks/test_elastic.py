@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -62,18 +63,25 @@ def logged(folder: Path) -> list[int]:
     return [json.loads(line)["update"] for line in lines]
 
 
-def test_a_killed_rank_is_started_again_by_either_launcher_and_the_run_ends_at_the_same_bits(recipe: Path) -> None:
+LAUNCHERS: dict[str, dict[str, Any]] = {
+    "ours": {"settings": ("--launch.ranks", 2, "--launch.max_restarts", 2), "killed": "0"},
+    "torchrun": {"torchrun": ("--standalone", "--nproc-per-node=2", "--max-restarts=2"), "killed": "1"},
+}
+
+
+@pytest.mark.parametrize("launcher", ["ours", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_a_killed_rank_is_started_again_and_the_run_ends_at_the_same_bits(recipe: Path, launcher: str) -> None:
     undisturbed = started(recipe, "undisturbed").ended(TIMEOUT_S)
-    elastic = ("--standalone", "--nproc-per-node=2", "--max-restarts=2")
-    ours = started(recipe, "ours", "--launch.ranks", 2, "--launch.max_restarts", 2, KILLED_RANK="0").ended(TIMEOUT_S)
-    torchs = started(recipe, "torchs", torchrun=elastic, KILLED_RANK="1").ended(TIMEOUT_S)
-    assert [undisturbed.code, ours.code, torchs.code] == [0, 0, 0], (undisturbed, ours, torchs)
-    wanted = parameters(recipe / "undisturbed")
-    for name, end in (("ours", ours), ("torchs", torchs)):
-        # 6 was saved, 7 perhaps in the emergency
-        assert re.search(r"resuming .* from update [67] to", end.out + end.err), end
-        assert same_bits(parameters(recipe / name), wanted)
-        assert logged(recipe / name) == list(range(1, 13)), "each update once"
+    how = LAUNCHERS[launcher]
+    killed = started(
+        recipe, "killed", *how.get("settings", ()), torchrun=how.get("torchrun", ()), KILLED_RANK=how["killed"]
+    )
+    end = killed.ended(TIMEOUT_S)
+    assert [undisturbed.code, end.code] == [0, 0], (undisturbed, end)
+    # 6 was saved, 7 perhaps in the emergency
+    assert re.search(r"resuming .* from update [67] to", end.out + end.err), end
+    assert same_bits(parameters(recipe / "killed"), parameters(recipe / "undisturbed"))
+    assert logged(recipe / "killed") == list(range(1, 13)), "each update once"
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ def train(folder: str, strategy: str, pipeline: int, init_from: str = "") -> flo
     trainer = evenstep.Trainer(
         model=model,
         task=Square(),
-        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01, foreach=True),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, foreach=True),
         data=evenstep.MapData(points(), global_batch_size=8, micro_batch_size=2),
         evaluations=evenstep.MapData(points(), global_batch_size=16, micro_batch_size=2, shuffle=False),
         updates=4,

@@ -306,7 +306,7 @@ AREAS = (
             ),
             works(
                 "`--launch.max_restarts`: what was saved resumes on any number of ranks",
-                "ranks/test_elastic.py::test_a_killed_rank_is_started_again_by_either_launcher_and_the_run_ends_at_the_same_bits",
+                "ranks/test_elastic.py::test_a_killed_rank_is_started_again_and_the_run_ends_at_the_same_bits",
             ),
             works(
                 '`failures.lost_rank = "continue"` (extra `torchft`): `ddp` and `ordered` on CPUs, map-style data',

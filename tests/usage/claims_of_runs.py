@@ -789,7 +789,7 @@ AREAS = (
             ),
             works(
                 "with every strategy and reduction, in stages with backwards in one piece and in two, with replicas",
-                "usage/test_recomputed.py::test_it_is_the_same_run_on_two_ranks_with_every_strategy",
+                "usage/test_recomputed.py::test_it_is_the_same_run_on_two_ranks",
                 "usage/test_recomputed.py::test_it_is_the_same_run_in_stages_with_backwards_in_one_piece_and_in_two",
                 "usage/test_recomputed.py::test_it_is_the_same_run_in_stages_with_replicas",
             ),

@@ -50,9 +50,9 @@ LEAVINGS: tuple[Leaving, ...] = ("mid-epoch", "epoch border", "second epoch", "e
 
 OWN = [
     *(Row(stream="counting", leaving=one, slow=one not in ("second epoch", "exception")) for one in LEAVINGS),
-    *(Row(stream="uneven", ranks=2, leaving=one, slow=one not in ("mid-epoch", "exception")) for one in LEAVINGS),
-    *(Row(stream="uneven", ranks=2, leaving=one, strategy="fsdp", slow=one != "second epoch") for one in LEAVINGS),
-    *(Row(stream="unlike", ranks=2, leaving=one, slow=one != "mid-epoch") for one in LEAVINGS),
+    *(Row(stream="uneven", ranks=2, leaving=one, slow=one != "mid-epoch") for one in LEAVINGS),
+    *(Row(stream="uneven", ranks=2, leaving=one, strategy="fsdp", slow=True) for one in LEAVINGS),
+    *(Row(stream="unlike", ranks=2, leaving=one, slow=one != "exception") for one in LEAVINGS),
     *(Row(stream="unlike", ranks=2, leaving=one, strategy="zero1", slow=True) for one in ("mid-epoch", "exception")),
     Row(stream="empty_on_rank_1", ranks=2, leaving="second epoch", slow=True),
     Row(stream="augmenting"),

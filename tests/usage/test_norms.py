@@ -16,7 +16,7 @@ LAYOUTS = [
     ("ddp", 2, 1),
     ("zero1", 2, 1),
     ("fsdp", 2, 1),
-    ("ordered-fsdp", 2, 1),
+    pytest.param("ordered-fsdp", 2, 1, marks=pytest.mark.slow),
     ("hybrid", 4, 1),
     ("single", 2, 2),
     ("ordered-fsdp", 4, 2),

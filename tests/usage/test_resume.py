@@ -230,7 +230,9 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[pytest.mark.slow] if one == "train.compile" else []) for one in SETTINGS]
+)
 def test_other_settings_of_updates_are_refused_unless_they_are_meant_and_then_they_count_and_are_said(
     name: str, tmp_path: Path
 ) -> None:

@@ -139,7 +139,7 @@ atexit.register(first)
 """
 
 
-_SAMPLE = [("first", signal.SIGTERM), ("last", signal.SIGINT)]
+_SAMPLE = [("last", signal.SIGINT)]
 _ENDS = [(("first", 60.0), number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
 _ENDS += [(("last", 0.0), number) for _, number in _ENDS]
 

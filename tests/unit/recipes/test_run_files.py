@@ -20,7 +20,16 @@ def threads_as_they_were() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.parent.name)
+_LONG = {"translation"}  # it reads all messages of the machine's programs
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.parent.name, marks=[pytest.mark.slow] if path.parent.name in _LONG else [])
+        for path in RUN_FILES
+    ],
+)
 def test_a_recipe_makes_its_first_update(path: Path, capsys: pytest.CaptureFixture[str]):
     if path.parent.name == "translation" and not any(Path("/usr/share/locale/de/LC_MESSAGES").glob("*.mo")):
         pytest.skip("this machine's programs have no translations")

@@ -307,7 +307,8 @@ def test_counts_that_nothing_is_made_of_are_refused() -> None:
         trainer_of(gives(Loss(None, counts={"matches": 1}), derived={})).train()
 
 
-def test_counts_of_training_are_derived_too() -> None:
+@pytest.mark.parametrize("compile", ["off", pytest.param("update", marks=pytest.mark.slow)])
+def test_counts_of_training_are_derived_too(compile: Any) -> None:
     class Hits(Task):
         derived: Any = {"hits": lambda metrics: metrics["hit"] ** 2}  # noqa: RUF012
 
@@ -315,12 +316,11 @@ def test_counts_of_training_are_derived_too() -> None:
             return Loss((output**2).sum(), counts={"hit": torch.tensor(len(output))})
 
     model = nn.Linear(3, 1)
-    for compile in ("off", "update"):
-        engine = Engine(
-            model, Hits(), torch.optim.SGD(model.parameters(), lr=0.1), device="cpu", train=Training(compile=compile)
-        )
-        outcome: Any = engine.update((torch.ones(2, 3),), (torch.ones(3, 3),))
-        assert outcome.metrics()["hits"] == 25
+    engine = Engine(
+        model, Hits(), torch.optim.SGD(model.parameters(), lr=0.1), device="cpu", train=Training(compile=compile)
+    )
+    outcome: Any = engine.update((torch.ones(2, 3),), (torch.ones(3, 3),))
+    assert outcome.metrics()["hits"] == 25
 
 
 def test_a_name_that_only_training_has_leaves_a_metric_out_of_evaluations() -> None:
