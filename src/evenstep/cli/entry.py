@@ -214,8 +214,8 @@ def _run(given: list[str], *, leaves: bool) -> int:
             code = EXIT_REQUEUE if isinstance(error, Terminated) else EXIT_INTERRUPTED
             what = "terminated" if code == EXIT_REQUEUE else "interrupted"
             _say(" ".join([f"evenstep: {what}.", *getattr(error, "__notes__", [])]))
-        except Exception as error:  # noqa: BLE001 - the outermost place: everything becomes a message and a code
-            code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_ERROR
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the outermost place: all becomes a message and a code
+            code = _code_of(error)
             _tell_launcher(error)
             if traceback:
                 sys.excepthook(type(error), error, error.__traceback__)
@@ -230,6 +230,13 @@ def _run(given: list[str], *, leaves: bool) -> int:
     return code
 
 
+def _code_of(error: BaseException) -> int:
+    """The exit code; that of `sys.exit` in a run's own code stays, but is never that of a run that is done."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) and error.code != EXIT_DONE else EXIT_ERROR
+    return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_ERROR
+
+
 def _say(text: str) -> None:
     """Write to standard error, if that can be."""
     try:
@@ -238,7 +245,7 @@ def _say(text: str) -> None:
         write_to_nowhere(sys.stderr)
 
 
-def _tell_launcher(error: Exception) -> None:
+def _tell_launcher(error: BaseException) -> None:
     """Leave the error where torchrun, if it has started this process, looks for what to show of it."""
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler

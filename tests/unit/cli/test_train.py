@@ -47,6 +47,24 @@ def test_a_full_disk_while_the_recipe_is_copied_is_said_with_its_place(
     assert "evenstep: `runs/tiny/recipe` cannot be written: No space left on device; make room" in done.err
 
 
+@pytest.mark.parametrize(("given", "code"), [("4", 4), ("0", 1), ("", 1), ("'enough'", 1)])
+def test_sys_exit_in_a_runs_own_code_is_said_and_such_a_run_is_not_done(
+    evenstep: Run, recipe: Path, given: str, code: int
+) -> None:
+    with (recipe / "parts.py").open("a") as parts:
+        parts.write(
+            "import sys\n"
+            "class Leaves(Regress):\n"
+            "    def loss(self, output, batch):\n"
+            f"        if self.now.update == 4 and self.now.is_training: sys.exit({given})\n"
+            "        return super().loss(output, batch)\n"
+        )
+    done = evenstep("train", "run.toml", "--task.target", "parts.py:Leaves")
+    assert done.code == code
+    assert done.err.startswith("evenstep: SystemExit") and "(raised at " in done.err and "parts.py:" in done.err
+    assert "The run is saved up to step-00000003: `evenstep resume runs/tiny` goes on from there" in done.err
+
+
 def test_a_run_folder_holds_all_that_there_is_to_know(evenstep: Run, recipe: Path) -> None:
     assert evenstep("train", "run.toml", "--seed", "7").code == 0
     folder = recipe / "runs" / "tiny"
