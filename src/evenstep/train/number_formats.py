@@ -1,6 +1,7 @@
-"""What a precision whose model is of 16 bits means for the other parts of a run: decided once, when it is built.
+"""What a precision of 16 bits means for the other parts of a run: decided once, when it is built.
 
-Who steps in which format, how a strategy gathers, and what can't be together. What the formats are is `precision`'s.
+Who steps in which format, how a strategy gathers, what can't be together, and which layers torch can't compute so. What
+the formats are is `precision`'s.
 """
 
 from collections.abc import Sequence
@@ -23,11 +24,16 @@ from evenstep.precision import Precision
 from evenstep.precision.sixteen_bits import stays_float32
 
 
-def check_formats(precision: Precision, *, model: nn.Module, optimizer: Optimizer, strategy: Strategy) -> None:
-    """Raise ArgumentError for what can't be together with a model of 16 bits; nothing is changed."""
+def check_formats(
+    precision: Precision, *, model: nn.Module, optimizer: Optimizer, strategy: Strategy, device: torch.device
+) -> None:
+    """Raise ArgumentError for what can't be together with 16 bits; nothing is changed."""
+    if device.type == "cpu":
+        _check_recurrent(precision, model)
     if precision.format is None:
         return
     mixed = "bf16-mixed" if precision.format is torch.bfloat16 else "16-mixed"
+    _check_orthogonal(precision, model, mixed)
     for one in inner(optimizer):
         if has_modes(one):
             raise ArgumentError(
@@ -51,6 +57,40 @@ def check_formats(precision: Precision, *, model: nn.Module, optimizer: Optimize
                 f"with precision '{precision.name}' the parameters of `{name}`, a {type(module).__name__}, stay "
                 f"float32 beside its statistics, but `fsdp` gathers all parameters in one format; use `ddp` or "
                 f"`zero1`, a layer without running statistics, or precision '{mixed}'."
+            )
+
+
+def _check_recurrent(precision: Precision, model: nn.Module) -> None:
+    """Raise ArgumentError for an LSTM where torch has no kernel for it: under autocast it asks for one all the same."""
+    name = next((name for name, module in model.named_modules() if isinstance(module, nn.LSTM)), None)
+    if name is None:
+        return
+    with torch.random.fork_rng(devices=()):  # it draws its weights
+        small = nn.LSTM(1, 1)
+    try:
+        with precision.forward(torch.device("cpu")):
+            small(torch.zeros(1, 1, 1))
+    except RuntimeError as error:
+        instead = {"bf16-mixed": "bf16-true", "16-mixed": "16-true"}.get(precision.name, "32-true")
+        raise ArgumentError(
+            f"with precision '{precision.name}' torch gives the LSTM `{name}` to oneDNN, which has no kernel of it for "
+            f"this processor ({str(error).partition('.')[0]}); call `torch.backends.mkldnn.set_flags(False)` before "
+            f"training, after which torch computes all by itself, or use precision '{instead}' or '32-true'."
+        ) from error
+
+
+def _check_orthogonal(precision: Precision, model: nn.Module, mixed: str) -> None:
+    """Raise ArgumentError for orthogonal parameters in 16 bits, of which torch makes no gradient that is finite."""
+    for name, module in model.named_modules():
+        outer = model.get_submodule(name.rpartition(".")[0])
+        kind = type(module)  # it has no public name
+        if (kind.__module__, kind.__name__) == ("torch.nn.utils.parametrizations", "_Orthogonal") and not (
+            stays_float32(outer)
+        ):
+            raise ArgumentError(
+                f"`{name.rpartition('.')[0]}` of the model is made orthogonal, of which torch has no finite gradient "
+                f"in 16 bits, and with precision '{precision.name}' it would be computed in them; use precision "
+                f"'{mixed}'."
             )
 
 

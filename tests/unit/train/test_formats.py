@@ -191,21 +191,67 @@ def test_a_parameter_may_be_frozen_and_unfrozen(name: str) -> None:
     assert not torch.equal(values(engine)[:24], before)
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_recurrent_layers_train(name: str) -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm, self.out = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 1)
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 1)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.out(self.lstm(x[:, None])[0][:, -1])
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.lstm(x[:, None])[0][:, -1])
 
-    torch.manual_seed(0)
-    engine = engine_of(Net(), name)
+
+def assert_trains(model: nn.Module, precision: str) -> None:
+    engine = engine_of(model, precision)
     before = values(engine)
     train(engine, 2)
     assert not torch.equal(values(engine), before) and bool(values(engine).isfinite().all())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_recurrent_layers_train(name: str) -> None:
+    torch.manual_seed(0)
+    assert_trains(Recurrent(), name)
+
+
+@pytest.mark.parametrize("name", ["bf16-mixed", "16-mixed"])
+def test_an_lstm_that_this_processor_has_no_kernel_of_is_refused_and_what_is_advised_trains(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("could not create a primitive descriptor. More")
+
+    model, advised = Recurrent(), name.replace("mixed", "true")
+    before = torch.get_rng_state()
+    with monkeypatch.context() as patch:
+        patch.setattr(nn.LSTM, "forward", refuse)
+        with pytest.raises(
+            ArgumentError, match=r"the LSTM `lstm` to oneDNN.*\(could not create a primitive desc"
+        ) as said:
+            engine_of(model, name)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert "`torch.backends.mkldnn.set_flags(False)`" in str(said.value) and f"precision '{advised}'" in str(said.value)
+    assert_trains(Recurrent(), advised)
+    torch.backends.mkldnn.set_flags(False)
+    try:
+        assert_trains(model, name)
+    finally:
+        torch.backends.mkldnn.set_flags(True)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("shape", [(3, 3), (3, 5)])
+def test_orthogonal_parameters_are_refused_and_train_in_the_mode_that_is_advised(
+    name: str, shape: tuple[int, int]
+) -> None:
+    def model() -> nn.Module:
+        orthogonal = nn.utils.parametrizations.orthogonal(nn.Linear(*shape))
+        return nn.Sequential(orthogonal, nn.Linear(shape[1], 1))
+
+    advised = "bf16-mixed" if name.startswith("bf16") else "16-mixed"
+    words = rf"`0.parametrizations.weight` of the model is made orthogonal.*; use precision '{advised}'"
+    with pytest.raises(ArgumentError, match=words):
+        engine_of(model(), name)
+    assert_trains(model(), advised)
 
 
 # --- against float64
