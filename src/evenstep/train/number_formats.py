@@ -62,7 +62,8 @@ def check_formats(
 
 def _check_recurrent(precision: Precision, model: nn.Module) -> None:
     """Raise ArgumentError for an LSTM where torch has no kernel for it: under autocast it asks for one all the same."""
-    name = next((name for name, module in model.named_modules() if isinstance(module, nn.LSTM)), None)
+    named = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.LSTM))
+    name = next((name for name, module in named if _is_given_to_onednn(module)), None)
     if name is None:
         return
     with torch.random.fork_rng(devices=()):  # it draws its weights
@@ -73,10 +74,14 @@ def _check_recurrent(precision: Precision, model: nn.Module) -> None:
     except RuntimeError as error:
         instead = {"bf16-mixed": "bf16-true", "16-mixed": "16-true"}.get(precision.name, "32-true")
         raise ArgumentError(
-            f"with precision '{precision.name}' torch gives the LSTM `{name}` to oneDNN, which has no kernel of it for "
+            f"with precision '{precision.name}' torch gives the LSTM{f' `{name}`' if name else ''} to oneDNN, which has no kernel of it for "
             f"this processor ({str(error).partition('.')[0]}); call `torch.backends.mkldnn.set_flags(False)` before "
             f"training, after which torch computes all by itself, or use precision '{instead}' or '32-true'."
         ) from error
+
+
+def _is_given_to_onednn(lstm: nn.LSTM) -> bool:
+    return lstm.proj_size == 0 and all(one.dtype == torch.float32 for one in lstm.parameters())
 
 
 def _check_orthogonal(precision: Precision, model: nn.Module, mixed: str) -> None:

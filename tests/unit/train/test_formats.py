@@ -192,9 +192,10 @@ def test_a_parameter_may_be_frozen_and_unfrozen(name: str) -> None:
 
 
 class Recurrent(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.lstm, self.out = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 1)
+        self.lstm = nn.LSTM(3, 4, batch_first=True, **options)
+        self.out = nn.Linear(options.get("proj_size", 4), 1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.lstm(x[:, None])[0][:, -1])
@@ -231,6 +232,7 @@ def test_an_lstm_that_this_processor_has_no_kernel_of_is_refused_and_what_is_adv
     assert torch.equal(torch.get_rng_state(), before)
     assert "`torch.backends.mkldnn.set_flags(False)`" in str(said.value) and f"precision '{advised}'" in str(said.value)
     assert_trains(Recurrent(), advised)
+    assert_trains(Recurrent(proj_size=2), name)  # which torch computes by itself
     torch.backends.mkldnn.set_flags(False)
     try:
         assert_trains(model, name)
