@@ -72,9 +72,10 @@ def _check_recurrent(precision: Precision, model: nn.Module) -> None:
         with precision.forward(torch.device("cpu")):
             small(torch.zeros(1, 1, 1))
     except RuntimeError as error:
+        which = f" `{name}`" if name else ""
         instead = {"bf16-mixed": "bf16-true", "16-mixed": "16-true"}.get(precision.name, "32-true")
         raise ArgumentError(
-            f"with precision '{precision.name}' torch gives the LSTM{f' `{name}`' if name else ''} to oneDNN, which has no kernel of it for "
+            f"with precision '{precision.name}' torch gives the LSTM{which} to oneDNN, which has no kernel of it for "
             f"this processor ({str(error).partition('.')[0]}); call `torch.backends.mkldnn.set_flags(False)` before "
             f"training, after which torch computes all by itself, or use precision '{instead}' or '32-true'."
         ) from error
