@@ -34,6 +34,7 @@ from evenstep.memory import is_out_of_memory
 from evenstep.nothing import NOTHING
 from evenstep.pipeline import Stage
 from evenstep.pipeline.compiled import as_written
+from evenstep.precision.kernels import explain_kernels
 from evenstep.train.context import TrainContext
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.memory.sub_batch import SubBatch, whole_of
@@ -183,6 +184,7 @@ class MicrobatchStep:
         except Exception as error:
             explain(error)
             explain_derivatives(error)
+            explain_kernels(error, context.precision)
             if context.poison is None or not stage.is_whole or not torch.is_grad_enabled() or is_out_of_memory(error):
                 raise
             self.gathered.failures[one.index] = one.task, error

@@ -1,13 +1,13 @@
-"""What a precision of 16 bits means for the other parts of a run: decided once, when it is built.
+"""What a precision whose model is of 16 bits means for the other parts of a run: decided once, when it is built.
 
-Who steps in which format, how a strategy gathers, what can't be together, and which layers torch can't compute so. What
-the formats are is `precision`'s.
+Who steps in which format, how a strategy gathers, and what can't be together. What the formats are is `precision`'s.
 """
 
 from collections.abc import Sequence
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
@@ -24,12 +24,8 @@ from evenstep.precision import Precision
 from evenstep.precision.sixteen_bits import stays_float32
 
 
-def check_formats(
-    precision: Precision, *, model: nn.Module, optimizer: Optimizer, strategy: Strategy, device: torch.device
-) -> None:
-    """Raise ArgumentError for what can't be together with 16 bits; nothing is changed."""
-    if device.type == "cpu":
-        _check_recurrent(precision, model)
+def check_formats(precision: Precision, *, model: nn.Module, optimizer: Optimizer, strategy: Strategy) -> None:
+    """Raise ArgumentError for what can't be together with a model of 16 bits; nothing is changed."""
     if precision.format is None:
         return
     mixed = "bf16-mixed" if precision.format is torch.bfloat16 else "16-mixed"
@@ -60,43 +56,17 @@ def check_formats(
             )
 
 
-def _check_recurrent(precision: Precision, model: nn.Module) -> None:
-    """Raise ArgumentError for an LSTM where torch has no kernel for it: under autocast it asks for one all the same."""
-    named = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.LSTM))
-    name = next((name for name, module in named if _is_given_to_onednn(module)), None)
-    if name is None:
-        return
-    with torch.random.fork_rng(devices=()):  # it draws its weights
-        small = nn.LSTM(1, 1)
-    try:
-        with precision.forward(torch.device("cpu")):
-            small(torch.zeros(1, 1, 1))
-    except RuntimeError as error:
-        which = f" `{name}`" if name else ""
-        instead = {"bf16-mixed": "bf16-true", "16-mixed": "16-true"}.get(precision.name, "32-true")
-        raise ArgumentError(
-            f"with precision '{precision.name}' torch gives the LSTM{which} to oneDNN, which has no kernel of it for "
-            f"this processor ({str(error).partition('.')[0]}); call `torch.backends.mkldnn.set_flags(False)` before "
-            f"training, after which torch computes all by itself, or use precision '{instead}' or '32-true'."
-        ) from error
-
-
-def _is_given_to_onednn(lstm: nn.LSTM) -> bool:
-    return lstm.proj_size == 0 and all(one.dtype == torch.float32 for one in lstm.parameters())
-
-
 def _check_orthogonal(precision: Precision, model: nn.Module, mixed: str) -> None:
-    """Raise ArgumentError for orthogonal parameters in 16 bits, of which torch makes no gradient that is finite."""
+    """Raise ArgumentError for trained orthogonal parameters in 16 bits, of which torch makes no finite gradient."""
     for name, module in model.named_modules():
-        outer = model.get_submodule(name.rpartition(".")[0])
-        kind = type(module)  # it has no public name
-        if (kind.__module__, kind.__name__) == ("torch.nn.utils.parametrizations", "_Orthogonal") and not (
-            stays_float32(outer)
-        ):
+        if not isinstance(module, ParametrizationList) or stays_float32(module):
+            continue
+        kinds = {(type(one).__module__, type(one).__name__) for one in module}  # torch's has no public name
+        is_trained = any(one.requires_grad for one in module.parameters())
+        if is_trained and (nn.utils.parametrizations.__name__, "_Orthogonal") in kinds:
             raise ArgumentError(
-                f"`{name.rpartition('.')[0]}` of the model is made orthogonal, of which torch has no finite gradient "
-                f"in 16 bits, and with precision '{precision.name}' it would be computed in them; use precision "
-                f"'{mixed}'."
+                f"`{name}` of the model is made orthogonal, of which torch has no finite gradient in 16 bits, and with "
+                f"precision '{precision.name}' it would be computed in them; use precision '{mixed}'."
             )
 
 

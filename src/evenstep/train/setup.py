@@ -127,7 +127,7 @@ def set_up(
         check_parameters(model, optimizer, formats)
         on = device_of(device, formats)
         check_local(sharing, model=model, optimizer=optimizer, train=train, policies=policies)
-        check_formats(formats, model=model, optimizer=optimizer, strategy=sharing, device=on)
+        check_formats(formats, model=model, optimizer=optimizer, strategy=sharing)
         check_layers(model, strategy=sharing, precision=formats, train=train)
         if train.compile == "model":
             check_compiled(model, sharing, on)
