@@ -218,6 +218,7 @@ def heads_without_work_keep_their_bits(mixings: Any = (RoundRobin,), strategies:
             strategy,
             mesh=mesh,
             last=Heads(),
+            optimizer=adamw,  # whose decay would move a head without work
             task=tasks,
             data=Mixture(data, mixing=mixing()),
             evaluations=valid,

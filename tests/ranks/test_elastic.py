@@ -7,7 +7,6 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import safetensors.torch
@@ -63,20 +62,19 @@ def logged(folder: Path) -> list[int]:
     return [json.loads(line)["update"] for line in lines]
 
 
-LAUNCHERS: dict[str, dict[str, Any]] = {
-    "ours": {"settings": ("--launch.ranks", 2, "--launch.max_restarts", 2), "killed": "0"},
-    "torchrun": {"torchrun": ("--standalone", "--nproc-per-node=2", "--max-restarts=2"), "killed": "1"},
-}
+OURS = "--launch.ranks", 2, "--launch.max_restarts", 2
+TORCHRUN = "--standalone", "--nproc-per-node=2", "--max-restarts=2"
 
 
-@pytest.mark.parametrize("launcher", ["ours", pytest.param("torchrun", marks=pytest.mark.slow)])
-def test_a_killed_rank_is_started_again_and_the_run_ends_at_the_same_bits(recipe: Path, launcher: str) -> None:
+@pytest.mark.parametrize(
+    ("settings", "torchrun", "rank"),
+    [pytest.param(OURS, (), "0", id="ours"), pytest.param((), TORCHRUN, "1", id="torchrun", marks=pytest.mark.slow)],
+)
+def test_a_killed_rank_is_started_again_and_the_run_ends_at_the_same_bits(
+    recipe: Path, settings: tuple[object, ...], torchrun: tuple[object, ...], rank: str
+) -> None:
     undisturbed = started(recipe, "undisturbed").ended(TIMEOUT_S)
-    how = LAUNCHERS[launcher]
-    killed = started(
-        recipe, "killed", *how.get("settings", ()), torchrun=how.get("torchrun", ()), KILLED_RANK=how["killed"]
-    )
-    end = killed.ended(TIMEOUT_S)
+    end = started(recipe, "killed", *settings, torchrun=torchrun, KILLED_RANK=rank).ended(TIMEOUT_S)
     assert [undisturbed.code, end.code] == [0, 0], (undisturbed, end)
     # 6 was saved, 7 perhaps in the emergency
     assert re.search(r"resuming .* from update [67] to", end.out + end.err), end

@@ -178,6 +178,7 @@ def quantized(
         trainer = trainer_of(
             model,
             [*hooks_of(kind), StopAt(stop)],
+            optimizer=adamw,
             micro=2,
             strategy=strategy_of(strategy, model, group),
             folder=None if folder is None else Path(folder),
@@ -210,7 +211,7 @@ def on_strategies(
 def codebooks_and_noise(folder: str) -> tuple[dict[str, set[str]], dict[str, set[str]], dict[str, set[str]]]:
     """Codebooks summed as is fastest; noise; and noise until layers have codebooks."""
     group, exact = group_of_ranks(), ("ordered-zero1", "ordered-fsdp", "stages")
-    fast = on_strategies("product", ("ddp", "zero1", "fsdp"), (1, 3), folder, group)
+    fast = on_strategies("product", ("ddp", "zero1", "fsdp"), (1, 3, 5), folder, group)
     noise = on_strategies("noise", exact, (3,), folder, group)
     return fast, noise, on_strategies("product and noise", exact, (3,), folder, group)
 
@@ -219,7 +220,7 @@ def codebooks(folder: str) -> dict[str, Any]:
     """What codebooks come to on two ranks: by strategy, moved between them, gone back, and how far shards are off."""
     group = group_of_ranks()
     strategies = ("ordered", "ordered-zero1", "ordered-fsdp", "stages", "local")
-    results: dict[str, Any] = on_strategies("product", strategies, (3,), folder, group)
+    results: dict[str, Any] = on_strategies("product", strategies, (1, 3), folder, group)
     for stop, strategy in ((1, "stages"), (3, "ordered-fsdp"), (5, "ordered-zero1"), (None, "ordered")):
         results["moved"] = quantized("product", strategy, stop=stop, folder=f"{folder}/moved", group=group)
     results |= {"back": gone_back(f"{folder}/back", group), "furthest": furthest(group)}

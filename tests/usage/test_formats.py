@@ -80,7 +80,7 @@ def test_an_overflow_is_one_on_all_ranks_and_stages_and_nothing_else_notices() -
     """The verdict, and the scale that is found, are those of one process; and so are all bits."""
     scaled: list[dict[str, Any]] = [
         {"tied": True, "pipeline": pipeline, "strategy": strategy, "scale": TOO_MUCH}
-        for pipeline, strategy in ((2, "ordered"), (1, "ordered-fsdp"))
+        for pipeline, strategy in ((1, "ordered"), (2, "ordered"), (1, "ordered-fsdp"))
     ]
     names = ("16-true", "16-true-no-master")
     ways = [(name, more) for name in names for more in scaled]

@@ -215,7 +215,7 @@ def _run(given: list[str], *, leaves: bool) -> int:
             what = "terminated" if code == EXIT_REQUEUE else "interrupted"
             _say(" ".join([f"evenstep: {what}.", *getattr(error, "__notes__", [])]))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the outermost place: all becomes a message and a code
-            code = _code_of(error)
+            code = _exit_code(error)
             _tell_launcher(error)
             if traceback:
                 sys.excepthook(type(error), error, error.__traceback__)
@@ -230,10 +230,11 @@ def _run(given: list[str], *, leaves: bool) -> int:
     return code
 
 
-def _code_of(error: BaseException) -> int:
+def _exit_code(error: BaseException) -> int:
     """The exit code; that of `sys.exit` in a run's own code stays, but is never that of a run that is done."""
     if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) and error.code != EXIT_DONE else EXIT_ERROR
+        code = error.code & 0xFF if isinstance(error.code, int) else EXIT_ERROR  # of an int a system keeps 8 bits
+        return code if code != EXIT_DONE else EXIT_ERROR
     return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_ERROR
 
 

@@ -36,6 +36,7 @@ _WRAPPED_STEP = cast("Any", Optimizer).profile_hook_step(Optimizer.step).__code_
 _BACKWARD_HOOKS, _ACCUMULATE_HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
 _WITHOUT_GRAD = _optimizers._use_grad_for_differentiable(Optimizer.step).__code__
 _IS_SPARSE, _NORMS_TAKE_SPARSE = attrgetter("is_sparse"), torch.__version__ >= "2.15"  # as versions, not as text
+_ORTHOGONAL = cast("type[nn.Module]", cast("Any", nn.utils.parametrizations)._Orthogonal)
 _profiler = cast("Callable[[], bool]", cast("Any", torch.autograd)._profiler_enabled)
 
 
@@ -200,6 +201,11 @@ def has_foreign_hooks(module: nn.Module) -> bool:
         for held in (one._forward_hooks, one._forward_pre_hooks, one._backward_hooks, one._backward_pre_hooks):
             hooks += held.values()
     return any(not str(getattr(hook, "__module__", "")).startswith("evenstep.") for hook in hooks)
+
+
+def is_orthogonal(parametrization: nn.Module) -> bool:
+    """Whether `torch.nn.utils.parametrizations.orthogonal` has made it, whose class has no public name."""
+    return isinstance(parametrization, _ORTHOGONAL)
 
 
 def has_backward_hooks(module: nn.Module) -> bool:

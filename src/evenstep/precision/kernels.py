@@ -2,7 +2,7 @@
 
 from evenstep.precision.precision import Precision
 
-_INSTEAD = {"bf16-mixed": "bf16-true", "16-mixed": "16-true"}
+_INSTEAD = {"bf16-mixed": "bf16-true", "16-mixed": "16-true", "float8-mixed": "bf16-true"}
 
 
 def explain_kernels(error: Exception, precision: Precision) -> None:

@@ -11,7 +11,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
-from evenstep.internals import local_tensor
+from evenstep.internals import is_orthogonal, local_tensor
 from evenstep.names import named_parameters
 from evenstep.optim.hidden_state import holds_parameters
 from evenstep.optim.modes import has_modes
@@ -59,11 +59,12 @@ def check_formats(precision: Precision, *, model: nn.Module, optimizer: Optimize
 def _check_orthogonal(precision: Precision, model: nn.Module, mixed: str) -> None:
     """Raise ArgumentError for trained orthogonal parameters in 16 bits, of which torch makes no finite gradient."""
     for name, module in model.named_modules():
-        if not isinstance(module, ParametrizationList) or stays_float32(module):
-            continue
-        kinds = {(type(one).__module__, type(one).__name__) for one in module}  # torch's has no public name
-        is_trained = any(one.requires_grad for one in module.parameters())
-        if is_trained and (nn.utils.parametrizations.__name__, "_Orthogonal") in kinds:
+        if (
+            isinstance(module, ParametrizationList)
+            and any(map(is_orthogonal, module))
+            and any(one.requires_grad for one in module.parameters())
+            and not stays_float32(module)
+        ):
             raise ArgumentError(
                 f"`{name}` of the model is made orthogonal, of which torch has no finite gradient in 16 bits, and with "
                 f"precision '{precision.name}' it would be computed in them; use precision '{mixed}'."

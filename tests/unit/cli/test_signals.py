@@ -139,7 +139,7 @@ atexit.register(first)
 """
 
 
-_SAMPLE = [("last", signal.SIGINT)]
+_SAMPLE = "last", signal.SIGINT
 _ENDS = [(("first", 60.0), number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
 _ENDS += [(("last", 0.0), number) for _, number in _ENDS]
 
@@ -148,7 +148,7 @@ _ENDS += [(("last", 0.0), number) for _, number in _ENDS]
     ("at", "pause", "number"),
     [
         pytest.param(
-            *end, number, marks=[] if (end[0], number) in _SAMPLE else [pytest.mark.slow], id=f"{end[0]}-{number.name}"
+            *end, number, marks=[] if (end[0], number) == _SAMPLE else [pytest.mark.slow], id=f"{end[0]}-{number.name}"
         )
         for end, number in _ENDS
     ],

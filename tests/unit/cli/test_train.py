@@ -47,7 +47,7 @@ def test_a_full_disk_while_the_recipe_is_copied_is_said_with_its_place(
     assert "evenstep: `runs/tiny/recipe` cannot be written: No space left on device; make room" in done.err
 
 
-@pytest.mark.parametrize(("given", "code"), [("4", 4), ("0", 1), ("", 1), ("'enough'", 1)])
+@pytest.mark.parametrize(("given", "code"), [("4", 4), ("-1", 255), ("0", 1), ("256", 1), ("", 1), ("'enough'", 1)])
 def test_sys_exit_in_a_runs_own_code_is_said_and_such_a_run_is_not_done(
     evenstep: Run, recipe: Path, given: str, code: int
 ) -> None:

@@ -20,13 +20,10 @@ def threads_as_they_were() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-_LONG = {"translation"}  # it reads all messages of the machine's programs
-
-
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, id=path.parent.name, marks=[pytest.mark.slow] if path.parent.name in _LONG else [])
+        pytest.param(path, id=path.parent.name, marks=[pytest.mark.slow] if path.parent.name == "translation" else [])
         for path in RUN_FILES
     ],
 )

@@ -213,7 +213,9 @@ def within_the_bound_of_its_format(precision: str) -> Tensor:
 
 
 @pytest.mark.usefixtures("as_found")
-@pytest.mark.parametrize("precision", ["bf16-mixed", pytest.param("16-mixed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "precision", [pytest.param(one, marks=[pytest.mark.slow] if one != "bf16-mixed" else []) for one in MIXED]
+)
 def test_updates_compiled_in_mixed_formats_are_those_that_are_not(precision: str) -> None:
     found, plain = within_the_bound_of_its_format(precision), end_of("off", precision)
     assert math.dist(found, plain) <= 1e-5 * math.hypot(*plain)  # the same roundings, but for float32's own
