@@ -40,6 +40,7 @@ OF_FSDP = {
 }
 OF_TORCH = {
     "_base",
+    "_Orthogonal",
     "_non_persistent_buffers_set",
     "_buffers",
     "_dump_snapshot",
@@ -348,6 +349,13 @@ def test_what_is_called_with_an_optimizers_step_is_seen() -> None:
     assert not internals.has_foreign_hooks(model)
     model[0].register_forward_pre_hook(lambda *_: None)
     assert internals.has_foreign_hooks(model)
+
+
+def test_an_orthogonal_parametrization_is_told_from_others() -> None:
+    linear = nn.utils.parametrizations.orthogonal(nn.Linear(2, 2))
+    nn.utils.parametrizations.weight_norm(linear, "bias", dim=None)
+    found = {name: [internals.is_orthogonal(one) for one in made] for name, made in linear.parametrizations.items()}
+    assert found == {"weight": [True], "bias": [False]}
 
 
 def test_hooks_inside_of_a_module_are_seen_and_its_own_are_not() -> None:
