@@ -192,11 +192,21 @@ def _with(**members: Any) -> evenstep.Trainer:
         ({"inputs": 3}, r"`Own.inputs` must be a method, but is 3; write `def inputs\(self, batch\)`."),
         ({"loss": lambda self, output: output.sum()}, r"`Own.loss` is called with output and batch, but takes"),
         ({"weight": lambda self, output, batch: 4}, r"`Own.weight` is called with batch, but takes"),
+        ({"loss": lambda self, model, batch: model(batch).sum()}, r"called with output and .* called model and batch"),
+        ({"loss": lambda self, batch, output: output.sum()}, r"called with output and batch, but .* batch and output"),
     ],
 )
 def test_a_members_fault_is_found_when_the_trainer_is_built(members: dict[str, Any], said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
         _with(**members)
+
+
+def test_an_error_of_the_loss_says_what_the_loss_was_called_with() -> None:
+    """Such as where the target alone was expected in the place of the batch."""
+    trainer = _with(loss=lambda self, output, target: (output - target).square().sum())
+    with pytest.raises(TypeError) as raised:
+        trainer.train()
+    assert "and the whole batch (`[0]` [4, 2], `[1]` [4, 1])." in raised.value.__notes__[0]
 
 
 def _loss(**given: Any) -> Any:

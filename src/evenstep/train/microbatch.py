@@ -42,7 +42,7 @@ from evenstep.train.randomness import LOSS, branch_of
 from evenstep.train.recording import Recording
 from evenstep.train.tasks.derivatives import explain_derivatives
 from evenstep.train.tasks.norm_statistics import explain
-from evenstep.train.tasks.task import evaluates_itself
+from evenstep.train.tasks.task import evaluates_itself, loss_of
 from evenstep.train.weigh import Weights
 
 Outputs = Mapping[int, Any]  # by the places of the layers that give them
@@ -179,7 +179,7 @@ class MicrobatchStep:
                     output = task.postprocess(output, batch)
                     if seen is not None:
                         seen.append(output)
-                loss = task.loss(output, batch)
+                loss = loss_of(task, output, batch)
             total = self._recording.take(task, one, piece, loss)
         except Exception as error:
             explain(error)
@@ -208,7 +208,11 @@ class MicrobatchStep:
         one, piece = self._parts[microbatch]
         self.doing = "backward", one.index, piece
         with self._around_backward(one) if self._observed else NOTHING:
-            backward_of(loss, self._seed_of(loss, one))
+            try:
+                backward_of(loss, self._seed_of(loss, one))
+            except RuntimeError as error:
+                explain_derivatives(error)
+                raise
 
     def going_back(self, microbatch: int) -> AbstractContextManager[None]:
         """Around the backward of a stage that gives no loss."""

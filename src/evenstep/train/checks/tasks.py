@@ -156,6 +156,12 @@ def _check_members(task: Task) -> None:
             ) from None
         except ValueError:  # compiled: it does not tell
             continue
+        taken = [*signature(own).parameters][: len(names)]
+        if any(one in ("model", *names) and one != name for one, name in zip(taken, names, strict=False)):
+            raise ArgumentError(
+                f"`{kind}.{name}` is called with {' and '.join(names)}, but its arguments are called "
+                f"{' and '.join(taken)}, as if others were given; write `{written}`."
+            )
     require_flag(f"{kind}.late_weight", task.late_weight)
     require_flag(f"{kind}.uses_average", task.uses_average)
     if not isinstance(cast("object", task.derived), Mapping):

@@ -1,7 +1,7 @@
 """Losses that take derivatives themselves: penalties on gradients, residuals of equations, inner steps.
 
-They need a graph wherever they are computed, also where the engine makes none: in evaluations. It knows such an error,
-and says what to do about it.
+They need a graph wherever they are computed, also where the engine makes none: in evaluations. And they need one of the
+derivatives, which torch doesn't make of what it compiles. The engine knows such errors, and says what to do about them.
 """
 
 import torch
@@ -18,10 +18,20 @@ def takes_derivatives(error: Exception) -> bool:
 
 
 def explain_derivatives(error: Exception) -> None:
-    """Add to such an error how a loss of derivatives is evaluated."""
+    """Add to such an error what to do: how a loss of derivatives is evaluated, or that it can't be compiled.
+
+    >>> error = RuntimeError("torch.compile with aot_autograd does not currently support double backward")
+    >>> explain_derivatives(error); error.__notes__[0][:44]
+    'What is compiled has derivatives of first or'
+    """
     if takes_derivatives(error):
         error.add_note(
             "Evaluations make no graph, so a loss that takes derivatives can't be had there as in training. Let the "
             "task evaluate with one: `def evaluate(self, model, batch):`, and in it `with torch.enable_grad(): return "
             "super().evaluate(model, batch)`."
+        )
+    elif "support double backward" in str(error):
+        error.add_note(
+            "What is compiled has derivatives of first order only, and here the loss takes some itself. Set `compile` "
+            "to 'off' (`train.compile` in a run file)."
         )

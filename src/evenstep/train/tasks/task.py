@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from evenstep.devices import scalar_on
 from evenstep.errors import TaskError
 from evenstep.events.shown import Value
+from evenstep.memory import is_out_of_memory
 from evenstep.pipeline.layers import arguments
 from evenstep.renamed import warn
 from evenstep.train.memory.split import contents, halves, num_samples
@@ -257,6 +258,24 @@ def evaluates_itself(task: Task) -> bool:
     (False, True)
     """
     return getattr(task.evaluate, "__func__", None) is not Task.evaluate
+
+
+def loss_of(task: Task, output: Any, batch: Any) -> "Loss | Tensor | None":
+    """What `Task.loss` gives; what it raises says what it was called with.
+
+    >>> Line = type("Line", (Task,), {"loss": lambda self, output, target: (output - target).square().sum()})
+    >>> try: loss_of(Line(), torch.ones(4, 1), (torch.ones(4, 8), torch.ones(4, 1)))
+    ... except TypeError as error: print(error.__notes__[0])
+    `Task.loss` was called with the output ([4, 1]) and the whole batch (`[0]` [4, 8], `[1]` [4, 1]).
+    """
+    try:
+        return task.loss(output, batch)
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if not is_out_of_memory(error):
+            error.add_note(
+                f"`Task.loss` was called with the output ({contents(output)}) and the whole batch ({contents(batch)})."
+            )
+        raise
 
 
 def default_weight(task: Task, batch: Any, known: int | None = None) -> int:
