@@ -681,7 +681,10 @@ def functions(lines: list[str]) -> list[str]:
 def test_an_error_of_ones_own_comes_with_ones_own_lines_and_says_the_update() -> None:
     lines = shown(trainer_of(task=Labels()))
     assert functions(lines) == ["shown", "train", "loss"]
-    assert lines[-2] == "KeyError: 'labels'"
+    assert lines[-3] == "KeyError: 'labels'"
+    assert (
+        lines[-2] == "`Task.loss` was called with the output ([4, 1]) and the whole batch (`[0]` [4, 1], `[1]` [4, 1])."
+    )
     assert re.fullmatch(r"In update 1, at .*test_library\.py:\d+ in loss\. \(EVENSTEP_FULL_TRACEBACK=1 .*\)", lines[-1])
 
 
@@ -713,7 +716,7 @@ def test_all_frames_are_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("EVENSTEP_FULL_TRACEBACK", "1")
     lines = shown(trainer_of(task=Labels()))
     assert any("evenstep/train/microbatch.py" in line for line in lines)
-    assert lines[-1] == "KeyError: 'labels'"
+    assert lines[-2] == "KeyError: 'labels'"
 
 
 def test_an_error_of_evensteps_own_shows_the_call_alone() -> None:
