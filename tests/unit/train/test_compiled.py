@@ -394,32 +394,6 @@ def test_what_the_compiler_refuses_is_refused_with_its_words(monkeypatch: pytest
         engine_of(chain()).update(*batches(0))
 
 
-class Slopes(Squares):
-    """The slope of the output is to be 1 everywhere."""
-
-    def inputs(self, batch: Any) -> Any:
-        self._points = batch[0].clone().requires_grad_()
-        return self._points
-
-    def loss(self, output: Tensor, batch: Any) -> Tensor:
-        (slope,) = torch.autograd.grad(output.sum(), self._points, create_graph=True)
-        return ((slope - 1) ** 2).sum()
-
-
-@pytest.mark.slow
-def test_a_loss_of_derivatives_of_what_is_compiled_is_refused_with_what_to_do() -> None:
-    def engine(compile: Literal["off", "model"]) -> Engine:
-        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-        return Engine(model, Slopes(), optimizer, device="cpu", train=Training(compile=compile))
-
-    torch.compiler.reset()
-    with pytest.raises(RuntimeError, match="double backward") as raised:
-        engine("model").update(*batches(0))
-    assert "the loss takes some itself. Set `compile` to 'off'" in "".join(raised.value.__notes__)
-    assert isinstance(engine("off").update(*batches(0)), Committed)
-
-
 @pytest.mark.slow
 def test_machine_code_gives_the_run_within_1e_6_and_two_such_runs_the_same_bits() -> None:
     torch.compiler.reset()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Engine, Loss, Task, Training
+from evenstep import Committed, Engine, Loss, Task, Training
 from evenstep.errors import OutOfMemoryError, TaskError
 
 
@@ -72,6 +72,15 @@ def test_a_loss_of_derivatives_can_not_be_evaluated_as_it_is_and_the_advice_work
     engine.update(points())
     (slope,) = torch.autograd.grad(engine.model(at := points().requires_grad_()).sum(), at)
     assert engine.evaluate(points()[:5], points()[5:])["loss"] == pytest.approx(float((slope - 1).square().sum()) / 12)
+
+
+@pytest.mark.slow
+def test_a_loss_of_derivatives_of_what_is_compiled_is_refused_with_what_to_do() -> None:
+    torch.compiler.reset()
+    with pytest.raises(RuntimeError, match="double backward") as raised:
+        engine_of(Residual(), compile="model").update(points())
+    assert "the loss takes some itself. Set `compile` to 'off'" in "".join(raised.value.__notes__)
+    assert isinstance(engine_of(Residual(), compile="off").update(points()), Committed)
 
 
 def decorrelated(output: Tensor) -> Tensor:

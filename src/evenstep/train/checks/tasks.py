@@ -148,15 +148,17 @@ def _check_members(task: Task) -> None:
         if not callable(own):
             raise ArgumentError(f"`{kind}.{name}` must be a method, but is {said(own)}; write `{written}`.")
         try:
-            signature(own).bind(*names)
-        except TypeError:
-            raise ArgumentError(
-                f"`{kind}.{name}` is called with {' and '.join(names) or 'nothing'}, but takes "
-                f"`{signature(own)}`; write `{written}`."
-            ) from None
+            takes = signature(own)
         except ValueError:  # compiled: it does not tell
             continue
-        taken = [*signature(own).parameters][: len(names)]
+        try:
+            takes.bind(*names)
+        except TypeError:
+            raise ArgumentError(
+                f"`{kind}.{name}` is called with {' and '.join(names) or 'nothing'}, but takes `{takes}`; write "
+                f"`{written}`."
+            ) from None
+        taken = [*takes.parameters][: len(names)]
         if any(one in ("model", *names) and one != name for one, name in zip(taken, names, strict=False)):
             raise ArgumentError(
                 f"`{kind}.{name}` is called with {' and '.join(names)}, but its arguments are called "

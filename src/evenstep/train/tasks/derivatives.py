@@ -1,7 +1,7 @@
 """Losses that take derivatives themselves: penalties on gradients, residuals of equations, inner steps.
 
-They need a graph wherever they are computed, also where the engine makes none: in evaluations. And they need one of the
-derivatives, which torch doesn't make of what it compiles. The engine knows such errors, and says what to do about them.
+They need a graph wherever they are computed, also where the engine makes none: in evaluations. Torch computes their
+gradients, which are second derivatives, of no compiled model. The engine knows both errors, and says what to do.
 """
 
 import torch

@@ -88,8 +88,8 @@ class TaskListener(Hook):
 def _of_own(name: str, method: Callable[[Event], object]) -> Callable[[Event], None]:
     """The method, called for events of this task, and for those of none."""
 
-    def told(event: Event) -> None:
-        if getattr(event, "task", name) == name:
+    def told(event: Any) -> None:
+        if not hasattr(type(event), "task") or event.task == name:  # the event itself would answer with a message
             method(event)
 
     return told
