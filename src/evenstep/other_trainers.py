@@ -418,3 +418,37 @@ _METHODS = {
 }
 METHODS = {_theirs: _ours for _ours, _words in _METHODS.items() for _theirs in _words.split()}
 """Ours for methods of hooks and callbacks of other trainers."""
+
+ATTRIBUTES = {
+    "Trainer": {
+        "`trainer.train()`": "fit run",
+        "`trainer.evaluate()`, of the sets that were given as `evaluations`": "validate test val",
+        "`trainer.save()`": "save_checkpoint save_model",
+        "`trainer.request_stop(…)`": "should_stop terminate",
+        "`trainer.train().metrics`, or `trainer.storage`": "callback_metrics logged_metrics",
+        "`trainer.resume()`": "resume_or_load load_checkpoint",
+        "`Trainer(hooks=…)`": "register_hook register_hooks add_callback",
+        "`trainer.progress.update`": "global_step iter current_step",
+        "`trainer.updates`": "max_iter max_iters max_steps",
+        "`trainer.folder`": "work_dir output_dir",
+        "`update` of an `evenstep.Engine`, for a loop of one's own": "run_step train_step",
+        "`trainer.storage`": "message_hub event_storage",
+        "`trainer.progress.position.epoch`": "epoch current_epoch",
+    },
+    "Engine": {
+        "`engine.update(*microbatches)`, which does forwards, backwards, their reduction and the optimizer's step": ""
+        "step backward zero_grad forward train_batch train_step run_step training_step fit run train manual_backward "
+        "optimizer_step accumulate no_sync sync_gradients set_gradient_accumulation_boundary",
+        "`engine.evaluate(*microbatches)`": "eval eval_batch validate test val validation_step eval_step",
+        "`Training(clip_norm=…)`, the engine's argument `train`": "clip_grad_norm_ clip_grad_norm clip_gradients",
+        "`torch.save(engine.state_dict(), path)`, which all ranks call and the first writes": "save save_checkpoint "
+        "save_state save_model",
+        "`engine.load_state_dict(torch.load(path))`": "load load_checkpoint load_state",
+        "`engine.progress.update`": "global_step global_steps step_count current_step",
+        "`loss`, `grad_norm` and `metrics()` of what `engine.update(…)` returns": "loss metrics get_global_grad_norm",
+        "`engine.optimizer.param_groups`, and the argument `lr_schedule`": "lr get_lr lr_scheduler scheduler",
+        "`engine.group`": "rank world_size process_index num_processes is_main_process is_local_main_process",
+        "`engine.model`": "module unwrap_model",
+    },
+}
+"""What is said of other trainers' attributes and methods, by the class that is asked for them."""

@@ -85,6 +85,34 @@ def test_ctrl_c_ends_a_rank_that_waits_for_others_at_once(rank: int, script: Pat
     assert time.monotonic() - began < 10
 
 
+GONE = """
+import os, sys
+import torch
+from evenstep.parallel import Processes, renewable
+if os.environ["RANK"] == "1":
+    renewable.ProcessGroupGloo = renewable.Renewable._wait_for_all = lambda *args, **given: os._exit(3)
+Processes(torch.device("cpu"), timeout_s=float(sys.argv[1]))
+"""
+
+
+def test_ctrl_c_ends_a_rank_that_was_to_connect_to_one_that_is_gone_at_once(tmp_path: Path) -> None:
+    (tmp_path / "gone.py").write_text(GONE)
+    waits, gone = started(tmp_path / "gone.py", 60, ranks=[0, 1], world=2, port=free_port())
+    assert gone.ended().code == 3
+    time.sleep(0.5)  # the other sees within less that all have come
+    assert waits.code() is None
+    waits.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    assert waits.ended().code != 0
+    assert time.monotonic() - began < 10
+
+
+def test_a_rank_that_is_gone_before_it_connects_is_an_error_in_time(tmp_path: Path) -> None:
+    (tmp_path / "gone.py").write_text(GONE)
+    waits, _ = ended(started(tmp_path / "gone.py", 2, ranks=[0, 1], world=2, port=free_port()))
+    assert "could not connect to each of them within 2 s: 1 of 2 ranks came to it." in waits.err
+
+
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_rank_that_comes_late_but_in_time_is_waited_for(late: int, script: Path) -> None:
     port = free_port()

@@ -47,6 +47,7 @@ def test_sigterm_saves_on_all_ranks_and_resumes_on_one(file: Path, tmp_path: Pat
     launcher.send_signal(signal.SIGTERM)
     stopped = launcher.ended()
     assert stopped.code == 75, stopped
+    assert "death signal" not in stopped.err  # which torch's launcher says, in words of its own
     assert (tmp_path / "runs/run/latest").exists(), stopped
     saved = (tmp_path / "runs/run/latest").read_text()
     assert saved.startswith("step-")

@@ -12,6 +12,7 @@ import evenstep
 from evenstep import Best, Checkpointing, EarlyStop, Evaluate, Hook, Logging, MapData, Plateau, Training
 from evenstep.data import FirstBatches
 from evenstep.errors import ArgumentError, EvenstepError, HookError
+from evenstep.other_trainers import ATTRIBUTES
 
 DRAWN = torch.Generator().manual_seed(0)
 PAIRS = [(torch.randn(3, generator=DRAWN), torch.randn(1, generator=DRAWN)) for _ in range(12)]
@@ -135,3 +136,58 @@ def test_a_model_in_float64_is_trained_in_float64_as_that_error_says() -> None:
 def test_another_trainers_method_is_answered_by_ours(name: str, meant: str) -> None:
     with pytest.raises(AttributeError, match=f"'Trainer' object has no attribute '{name}'; here it is {meant}"):
         getattr(trainer_of(), name)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("step", r"`engine.update\(\*microbatches\)`, which does forwards, backwards"),
+        ("backward", r"`engine.update\(\*microbatches\)`"),
+        ("clip_grad_norm_", r"`Training\(clip_norm=…\)`"),
+        ("save_checkpoint", r"`torch.save\(engine.state_dict\(\), path\)`"),
+        ("unwrap_model", "`engine.model`"),
+    ],
+)
+def test_a_method_of_what_others_prepare_is_answered_by_the_engines(name: str, meant: str) -> None:
+    model = nn.Linear(3, 1)
+    engine = evenstep.Engine(model, Line(), torch.optim.SGD(model.parameters(), lr=0.05), device="cpu")
+    with pytest.raises(AttributeError, match=f"'Engine' object has no attribute '{name}'; here it is {meant}"):
+        getattr(engine, name)
+
+
+def test_no_name_that_is_answered_so_is_one_of_ours() -> None:
+    model = nn.Linear(3, 1)
+    engine = evenstep.Engine(model, Line(), torch.optim.SGD(model.parameters(), lr=0.05), device="cpu")
+    for one in (trainer_of(), engine):
+        theirs = " ".join(ATTRIBUTES[type(one).__name__].values()).split()
+        assert len(set(theirs)) == len(theirs)
+        assert not {*theirs} & {*dir(one)}
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "given", "said"),
+    [
+        (
+            "train",
+            (),
+            {"max_epochs": 3},
+            "`train` has no argument `max_epochs`; give it to `Trainer`: write `epochs=…`",
+        ),
+        ("train", (), {"ckpt_path": "last"}, r"`train` has no argument `ckpt_path`; call `trainer.resume\(…\)` before"),
+        (
+            "train",
+            (nn.Linear(3, 1), []),
+            {},
+            r"`train` takes no arguments; what it works with is given to `Trainer\(…\)`",
+        ),
+        ("train", (), {"rubbish": 3}, "`train` has no argument `rubbish`; it takes none"),
+        ("evaluate", (), {"dataloaders": []}, "`evaluate` has no argument `dataloaders`; give it to a `Trainer`"),
+        ("predict", (), {"dataloaders": []}, "`predict` has no argument `dataloaders`; write `data=…`"),
+        ("predict", (), {}, "`predict` must be given `data` too"),
+    ],
+)
+def test_a_method_that_is_called_as_another_trainers_says_what_to_write(
+    method: str, args: tuple[Any, ...], given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(evenstep.ArgumentError, match=said):
+        getattr(trainer_of(), method)(*args, **given)

@@ -64,8 +64,9 @@ def _ended(ranks: int, arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # The launcher logs every ending of a rank as an error with a table; what matters is said below.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # The launcher logs every ending of a rank as an error with a table, and signals; what matters is said below.
+    for name in [one for one in logging.root.manager.loggerDict if one.startswith("torch.distributed.elastic")]:
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # each has a level of its own
     logs = Path(tempfile.mkdtemp(prefix="evenstep-ranks-"))
     others = dict.fromkeys(range(1, ranks), Std.ALL)
     # torch 2.11 can't be told, and gives them half a minute

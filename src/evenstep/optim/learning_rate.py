@@ -185,9 +185,13 @@ class LearningRates:
                 group["lr"] = one.fill_(value) if isinstance(one, Tensor) else one
             self._set = [_as_set(one) for one in held] if self._set else []
 
-    def reloaded(self) -> None:
-        """The optimizer's options are those of a checkpoint: what they are now says nothing about who set them."""
-        self._set = []
+    def reloaded(self, begun_at: int) -> None:
+        """The optimizer's options are those of a checkpoint: what they are now says nothing about who set them.
+
+        Args:
+            begun_at: see the attribute.
+        """
+        self.begun_at, self._set = begun_at, []
 
     def _refuse(self, number: int, update: int) -> None:
         now = float(self._optimizer.param_groups[number]["lr"])

@@ -33,6 +33,7 @@ from evenstep.parallel.inside import check_others_come
 GLOO, NCCL = "renewable_gloo", "renewable_nccl"  # names of backends for torch
 _UNUSED_TAG = 2**30  # of a message that nobody sends
 _LOOKED_EVERY_S = 0.001
+_PAUSES_S = 0.0005, 0.05  # between two looks for the others, the first and the longest
 _COLLECTIVES = (
     "_allgather_base",
     "_reduce_scatter_base",
@@ -100,9 +101,21 @@ class Renewable(ProcessGroup):
         return group_around(backend, self._kind(), self._device_type(), store, self._rank, self._ranks), backend
 
     def _connected(self, store: Store, timeout: timedelta) -> Any:
+        self._wait_for_all(store, timeout.total_seconds())
         backend = ProcessGroupGloo(store, self._rank, self._ranks, timeout=timeout)
         set_timeout(backend, self._timeout)
         return backend
+
+    def _wait_for_all(self, store: Store, timeout_s: float) -> None:
+        """Wait until all ranks are about to connect: while gloo waits for one of them, no signal is heard."""
+        until, (pause_s, longest_s) = monotonic() + timeout_s, _PAUSES_S
+        came = store.add("came", 1)
+        while came < self._ranks:
+            if monotonic() > until:
+                raise RuntimeError(f"{came} of {self._ranks} ranks came to it.")
+            sleep(pause_s)
+            pause_s = min(2 * pause_s, longest_s)
+            came = store.add("came", 0)
 
     def _kind(self) -> Any:
         return ProcessGroup.BackendType.GLOO

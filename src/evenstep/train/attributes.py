@@ -15,6 +15,7 @@ from evenstep.checkpoint import ended_on_all
 from evenstep.errors import ArgumentError, HookError
 from evenstep.events import Hook, Json
 from evenstep.events.hooks.target import MetricTarget
+from evenstep.keywords import no_attribute
 from evenstep.parallel import Group
 from evenstep.pipeline import PipelineModel
 from evenstep.renamed import warn
@@ -29,23 +30,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _OLD_NAMES = {"ask_stop": "request_stop", "ask_save": "request_save", "ask_evaluate": "request_evaluate"}
-_OF_OTHERS = {
-    **dict.fromkeys(("fit", "run"), "`trainer.train()`"),
-    **dict.fromkeys(("validate", "test", "val"), "`trainer.evaluate()`, of the sets that were given as `evaluations`"),
-    **dict.fromkeys(("save_checkpoint", "save_model"), "`trainer.save()`"),
-    **dict.fromkeys(("should_stop", "terminate"), "`trainer.request_stop(…)`"),
-    **dict.fromkeys(("callback_metrics", "logged_metrics"), "`trainer.train().metrics`, or `trainer.storage`"),
-    **dict.fromkeys(("resume_or_load", "load_checkpoint"), "`trainer.resume()`"),
-    **dict.fromkeys(("register_hook", "register_hooks", "add_callback"), "`Trainer(hooks=…)`"),
-    **dict.fromkeys(("global_step", "iter", "current_step"), "`trainer.progress.update`"),
-    **dict.fromkeys(("max_iter", "max_iters", "max_steps"), "`trainer.updates`"),
-    **dict.fromkeys(("work_dir", "output_dir"), "`trainer.folder`"),
-    **dict.fromkeys(("run_step", "train_step"), "`update` of an `evenstep.Engine`, for a loop of one's own"),
-    **dict.fromkeys(("message_hub", "event_storage"), "`trainer.storage`"),
-    "epoch": "`trainer.progress.position.epoch`",
-    "current_epoch": "`trainer.progress.position.epoch`",
-}
-"""What other trainers' attributes are called here."""
 
 
 class TrainerAttributes:
@@ -61,8 +45,7 @@ class TrainerAttributes:
 
         def __getattr__(self, name: str) -> Any:  # only of what is not there
             if name not in _OLD_NAMES:
-                meant = f"; here it is {_OF_OTHERS[name]}" if name in _OF_OTHERS else ""
-                raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'{meant}")
+                no_attribute(self, name)
             warn(f"trainer.{name}", f"trainer.{_OLD_NAMES[name]}")
             return getattr(self, _OLD_NAMES[name])
 

@@ -27,6 +27,7 @@ from evenstep.data import Data, GlobalBatch, Position
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError, clause
 from evenstep.events import Bus, Incident, Record
 from evenstep.internals import unwrapped
+from evenstep.keywords import no_attribute
 from evenstep.optim.schedules import LrSchedule
 from evenstep.optim.step import let_begin_late
 from evenstep.options import Training, check_length
@@ -140,6 +141,7 @@ class Engine:
         mark_used(setup.kept)
 
     if not TYPE_CHECKING:  # which knows what there is
+        __getattr__ = no_attribute  # asked only for what is not there
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name[0] != "_" and name != "progress" and "_causes" in self.__dict__:
@@ -167,8 +169,7 @@ class Engine:
 
         self.parts = parts = build_parts(setup, updates=updates, bus=bus, report=report)
         self.model, self.optimizer, self.core = setup.model, setup.optimizer, parts.core
-        self._compute = parts.compute
-        self.storage, self.precision = setup.storage, setup.precision
+        self.storage, self.precision, self._compute = setup.storage, setup.precision, parts.compute
         self.group, self.reducers = parts.execution.group, parts.execution.reducers
         self.bus, self.seed, self._ema, self._report = bus, setup.seed, setup.train.ema, report
         self.phases, self._empty_cache = parts.context.phases, setup.empty_cache
@@ -239,8 +240,7 @@ class Engine:
         apart = replace(context, storage=build_storage(context.tasks, context.device))
         values: dict[str, float] = {}
         with around_evaluation(self.bus, self.progress.update, EVALUATION, values), self.together():
-            records = self.evaluated(EVALUATION, batch, context=apart)
-            values |= {record.name: record.value for record in records}
+            values |= {record.name: record.value for record in self.evaluated(EVALUATION, batch, context=apart)}
         return {name.removeprefix(f"{EVALUATION}/"): value for name, value in values.items()}
 
     def taught(self, inputs: Any) -> Any:
@@ -470,8 +470,7 @@ class Engine:
         self.core.is_whole = True
         changed += self.core.learning_rates.load_state_dict(state.get("lr_schedule", {}))
         self._begun = state["run"].get("begun") or {}
-        self.core.learning_rates.begun_at = self._begun.get("lr_schedule", 0)
-        self.core.learning_rates.reloaded()
+        self.core.learning_rates.reloaded(self._begun.get("lr_schedule", 0))
         return changed
 
     @contextmanager

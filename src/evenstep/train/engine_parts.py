@@ -5,7 +5,7 @@ verdict is read. It runs nothing.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -129,25 +129,9 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     teacher = _teacher(setup, execution)
     context = context if teacher is None else replace(context, teaching=teacher.held)
     recompute(model, setup.recomputed.here, context.randomness)
-    layout = execution.reducers.layout
-    steps = build_steps(precision, model=model, optimizer=optimizer, rounded=rounded, layout=layout, seed=setup.seed)
-    local = build_local_state(execution.reducers, optimizer, steps, train.ema)
-    trained = TrainedParameters(model, optimizer, names, share=execution.reducers.share, check=precision.check_trained)
     # After the strategy has made replicas equal: the average begins as a copy of the parameters.
-    saved = TrainState(
-        model=unwrapped(model),
-        optimizer=optimizer,
-        names=names,
-        layout=layout,
-        ema=train.ema,
-        precision=precision,
-        steps=steps,
-        averaged_as=averaged_as(precision, model, rounded),
-        trained=trained,
-        local=local,
-        portion=build_pipeline_state_sharding(model, execution.trainer.peers.wire),
-    )
-    first = FirstStep(steps, model, layout, report, saved.hidden_state if setup.keeps else None)
+    saved = _saved(setup, execution, names, rounded)
+    first = FirstStep(saved.steps, model, saved.layout, report, saved.hidden_state if setup.keeps else None)
     apply = _apply(setup, execution, first)
     core = Update(
         model=model,
@@ -156,13 +140,13 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         context=context,
         execution=execution,
         apply=apply,
-        steps=steps,
+        steps=saved.steps,
         ema=train.ema,
         learning_rates=learning_rates,
         cuts=cuts,
         on_out_of_memory=setup.policies.out_of_memory or Retry(),
         report=report,
-        trained=trained,
+        trained=saved.trained,
         combine=tasks.combine,
         unkeyed=unkeyed,
         looks=() if compiled is None else (compiled.look,),
@@ -174,19 +158,25 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         core=core,
         compute=update or core,
         teacher=teacher,
-        guard=Guard(
-            run=LossRunner(context=context, execution=execution, cuts=cuts),
-            model=model,
-            # on standard error, unless Python's `logging` is told otherwise; once for all ranks
-            say=logging.getLogger("evenstep").warning if execution.group.rank == 0 else lambda text: None,
-            pending=set(context.tasks) if train.check_loss else set[str](),
-        ),
+        guard=_guard(model, context, execution, cuts, pending=context.tasks if train.check_loss else ()),
         cuts=cuts,
         modes=Modes(optimizer, model.parameters(), execution.reducers.after_step),
         saved=saved,
         reads_at_once=device.type == "cpu" if whole else apply.reads_at_once,
         settings=settings,
         compiled=update or compiled,
+    )
+
+
+def _guard(
+    model: nn.Module, context: TrainContext, execution: Execution, cuts: SplitLimit, *, pending: Iterable[str]
+) -> Guard:
+    return Guard(
+        run=LossRunner(context=context, execution=execution, cuts=cuts),
+        model=model,
+        # on standard error, unless Python's `logging` is told otherwise; once for all ranks
+        say=logging.getLogger("evenstep").warning if execution.group.rank == 0 else lambda text: None,
+        pending=set(pending),
     )
 
 
@@ -231,6 +221,27 @@ def _context(setup: Setup, strategy: Strategy, norms: Norms, bus: Bus) -> TrainC
         coefficients=tasks.coefficients,
         norms=norms,
         poison=poison_of(setup.optimizer, setup.policies.non_finite, strategy),
+    )
+
+
+def _saved(setup: Setup, execution: Execution, names: list[list[str]], rounded: list[str]) -> TrainState:
+    """The tensors of the state, with the masters of what is `rounded`."""
+    model, optimizer, precision, ema = setup.model, setup.optimizer, setup.precision, setup.train.ema
+    reducers = execution.reducers
+    layout = reducers.layout
+    steps = build_steps(precision, model=model, optimizer=optimizer, rounded=rounded, layout=layout, seed=setup.seed)
+    return TrainState(
+        model=unwrapped(model),
+        optimizer=optimizer,
+        names=names,
+        layout=layout,
+        ema=ema,
+        precision=precision,
+        steps=steps,
+        averaged_as=averaged_as(precision, model, rounded),
+        trained=TrainedParameters(model, optimizer, names, share=reducers.share, check=precision.check_trained),
+        local=build_local_state(reducers, optimizer, steps, ema),
+        portion=build_pipeline_state_sharding(model, execution.trainer.peers.wire),
     )
 
 
