@@ -1,6 +1,6 @@
 """What tests of quantisation share: a small run, and what is run on several ranks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -194,12 +194,12 @@ def quantized(
 
 
 def on_strategies(
-    kind: str, strategies: tuple[str, ...], stops: tuple[int, ...], folder: str, group: Any = None
+    kind: str, strategies: Mapping[str, Sequence[int]], folder: str, group: Any = None
 ) -> dict[str, set[str]]:
-    """What `quantized` gives on these ranks, stopped and resumed at each of `stops`."""
+    """What `quantized` gives on these ranks with each strategy, stopped and resumed at each of its updates."""
     group = group or group_of_ranks()
     results: dict[str, set[str]] = {}
-    for strategy in strategies:
+    for strategy, stops in strategies.items():
         for stop in stops:
             own = f"{folder}/{kind}-{strategy}-{stop}"
             first = quantized(kind, strategy, stop=stop, folder=own, group=group)
@@ -210,17 +210,17 @@ def on_strategies(
 
 def codebooks_and_noise(folder: str) -> tuple[dict[str, set[str]], dict[str, set[str]], dict[str, set[str]]]:
     """Codebooks summed as is fastest; noise; and noise until layers have codebooks."""
-    group, exact = group_of_ranks(), ("ordered-zero1", "ordered-fsdp", "stages")
-    fast = on_strategies("product", ("ddp", "zero1", "fsdp"), (1, 3, 5), folder, group)
-    noise = on_strategies("noise", exact, (3,), folder, group)
-    return fast, noise, on_strategies("product and noise", exact, (3,), folder, group)
+    group, exact = group_of_ranks(), {"ordered-zero1": (3,), "ordered-fsdp": (3,), "stages": (3,)}
+    fast = on_strategies("product", {"ddp": (1, 5), "zero1": (3,), "fsdp": (3, 5)}, folder, group)
+    noise = on_strategies("noise", exact, folder, group)
+    return fast, noise, on_strategies("product and noise", exact, folder, group)
 
 
 def codebooks(folder: str) -> dict[str, Any]:
     """What codebooks come to on two ranks: by strategy, moved between them, gone back, and how far shards are off."""
     group = group_of_ranks()
-    strategies = ("ordered", "ordered-zero1", "ordered-fsdp", "stages", "local")
-    results: dict[str, Any] = on_strategies("product", strategies, (1, 3), folder, group)
+    strategies = {"ordered": (3,), "ordered-zero1": (1,), "ordered-fsdp": (3,), "stages": (1,), "local": (1,)}
+    results: dict[str, Any] = on_strategies("product", strategies, folder, group)
     for stop, strategy in ((1, "stages"), (3, "ordered-fsdp"), (5, "ordered-zero1"), (None, "ordered")):
         results["moved"] = quantized("product", strategy, stop=stop, folder=f"{folder}/moved", group=group)
     results |= {"back": gone_back(f"{folder}/back", group), "furthest": furthest(group)}

@@ -189,5 +189,5 @@ def test_no_name_that_is_answered_so_is_one_of_ours() -> None:
 def test_a_method_that_is_called_as_another_trainers_says_what_to_write(
     method: str, args: tuple[Any, ...], given: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(evenstep.ArgumentError, match=said):
+    with pytest.raises(ArgumentError, match=said):
         getattr(trainer_of(), method)(*args, **given)

@@ -23,8 +23,8 @@ def test_codebooks_on_ranks_have_the_bits_of_one_process_wherever_they_are_resum
 @pytest.mark.slow
 def test_codebooks_of_stages_in_shards_and_of_copies_of_shards_have_the_bits_of_one_process(tmp_path: Path) -> None:
     alone = quantization_programs.quantized("product", "ordered")
-    strategies = ("ordered-hybrid", "stages-ordered-fsdp")
-    every = on_ranks(4, quantization_programs.on_strategies, "product", strategies, (3,), str(tmp_path))
+    strategies = {"ordered-hybrid": (3,), "stages-ordered-fsdp": (3,)}
+    every = on_ranks(4, quantization_programs.on_strategies, "product", strategies, str(tmp_path))
     assert every[0]["stages-ordered-fsdp"] == {alone}
     assert all(results["ordered-hybrid"] == {alone} for results in every)
 
@@ -42,9 +42,21 @@ def test_codebooks_are_alike_on_all_ranks_and_resumed_and_noise_has_the_bits_of_
 def test_fake_quantised_layers_on_ranks_have_the_bits_of_one_process_and_are_resumed(tmp_path: Path) -> None:
     pytest.importorskip("torchao", reason="the extra `quantization` is not installed")
     alone = quantization_programs.quantized("aware", "ordered")
-    strategies = ("ordered", "ordered-zero1", "ordered-fsdp", "stages", "local")
-    every = on_ranks(2, quantization_programs.on_strategies, "aware", strategies, (2, 4), str(tmp_path))
+    strategies = {"ordered": (2,), "ordered-zero1": (4,), "ordered-fsdp": (2, 4), "stages": (4,), "local": (2,)}
+    every = on_ranks(2, quantization_programs.on_strategies, "aware", strategies, str(tmp_path))
     assert every[0]["stages"] == {alone}  # the first rank has the state of all stages
     for results in every:
         assert results["ordered"] == results["ordered-zero1"] == results["ordered-fsdp"] == {alone}
         assert "is a FakeQuantizedLinear, which is for ranks that step together" in min(results["local"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "stops"), [("product", (1, 3, 5)), ("aware", (2, 4))])
+def test_stopped_at_any_update_every_strategy_has_the_bits_of_one_process(
+    kind: str, stops: tuple[int, ...], tmp_path: Path
+) -> None:
+    pytest.importorskip("torchao", reason="the extra `quantization` is not installed")
+    strategies = dict.fromkeys(("ordered", "ordered-zero1", "ordered-fsdp", "stages"), stops)
+    alone = quantization_programs.quantized(kind, "ordered")
+    every = on_ranks(2, quantization_programs.on_strategies, kind, strategies, str(tmp_path))
+    assert all(digests == {alone} for digests in every[0].values())

@@ -58,8 +58,10 @@ class Classification(Task):
         self._columns.look_at(model)
 
     def inputs(self, batch: Any) -> dict[str, Any]:
-        """All of the batch but labels and weights, by name."""
-        return {name: one for name, one in batch_of(self, batch).items() if name not in ("labels", "weights")}
+        """All of the batch but labels and weights, by name; decoders keep no keys and values for generation."""
+        no_cache = {"use_cache": False} if self._columns.lists("use_cache") else {}
+        given = batch_of(self, batch)
+        return {**no_cache, **{name: one for name, one in given.items() if name not in ("labels", "weights")}}
 
     def weight(self, batch: Any) -> int | Tensor:
         """How many labels are counted, or the sum of their weights."""

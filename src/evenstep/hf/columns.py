@@ -25,12 +25,17 @@ class Columns:
     """What of a batch the model of a task looks at; as long as it knows no model, everything."""
 
     def __init__(self) -> None:
-        self._model, self._taken = "", None
+        self._model, self._taken, self._listed = "", None, frozenset[str]()
         self._is_said = False
 
     def look_at(self, model: nn.Module) -> None:
         """Find out what `model` is called with."""
         self._model, self._taken = type(unwrapped(model)).__name__, names_taken(model)
+        self._listed = frozenset(name for one in _signatures(model) for name in one)
+
+    def lists(self, name: str) -> bool:
+        """Whether the model's `forward` lists an argument of this name."""
+        return name in self._listed
 
     def check(self, batch: Mapping[str, Any]) -> None:
         """Raise TaskError for a tensor of the batch with a value for each token that the model would ignore.
@@ -69,10 +74,7 @@ def names_taken(model: nn.Module) -> Set[str] | None:
     >>> sorted(names_taken(Scores())), names_taken(Any())
     (['attention_mask', 'input_ids', 'self'], None)
     """
-    whole: Any = unwrapped(model)
-    own = base = inspect.signature(type(whole).forward).parameters
-    if hasattr(whole, "get_base_model"):  # a model of peft, which hands on what it does not know
-        base = inspect.signature(type(whole.get_base_model()).forward).parameters
+    own, base = _signatures(model)
     names = {*own}
     for one in base.values():
         if one.kind is inspect.Parameter.VAR_KEYWORD:
@@ -82,6 +84,15 @@ def names_taken(model: nn.Module) -> Set[str] | None:
             names |= listed.__required_keys__ | listed.__optional_keys__
         names.add(one.name)
     return names
+
+
+def _signatures(model: nn.Module) -> tuple[Mapping[str, inspect.Parameter], Mapping[str, inspect.Parameter]]:
+    """The parameters of a model's `forward`, and of that of the model within, to which it hands on what it is given."""
+    whole: Any = unwrapped(model)
+    own = base = inspect.signature(type(whole).forward).parameters
+    if hasattr(whole, "get_base_model"):  # a model of peft, which hands on what it does not know
+        base = inspect.signature(type(whole.get_base_model()).forward).parameters
+    return own, base
 
 
 def unused_column(sample: Mapping[str, Any], tokens: int, known: Collection[str]) -> str:

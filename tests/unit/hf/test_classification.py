@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Logging, MapData, Trainer
+from evenstep import Logging, MapData, Memory, Trainer, Training
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.hf import Classification
 
-from .conftest import DOCUMENTS
+from .conftest import DOCUMENTS, LLAMA
 from .test_language import padded, parameters, summed
 
 Made = Callable[..., nn.Module]
@@ -129,3 +129,30 @@ def test_labels_that_are_not_those_of_the_problem_are_refused() -> None:
         Classification(problem="labels")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TaskError, match="needs a model that gives `logits`, but got a NoneType"):
         Classification().loss({"last_hidden_state": torch.zeros(1)}, {**batch, "labels": torch.zeros(4).long()})
+
+
+def test_a_decoder_is_computed_again_in_the_backward_with_the_same_bits(made: Made) -> None:
+    """It keeps keys and values unless it is told not to, and would find them there the second time."""
+    samples = [{"input_ids": one, "labels": len(one) % 3} for one in DOCUMENTS[:8]]
+
+    def collate(some: list[Any]) -> dict[str, Tensor]:
+        rows = padded([one["input_ids"] for one in some])
+        return {**rows, "labels": torch.tensor([one["labels"] for one in some])}
+
+    def run(checkpoint: str) -> Tensor:
+        decoder = {**LLAMA, "model_type": "gemma2", "head_dim": 8, "num_labels": 3, "pad_token_id": 0}
+        model = made(decoder, kind="SequenceClassification")
+        trainer = Trainer(
+            model=model,
+            task=Classification(),
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data=MapData(samples, global_batch_size=4, collate=collate),
+            updates=2,
+            device="cpu",
+            train=Training(memory=Memory(checkpoint=checkpoint)),
+            log=Logging(writers=()),
+        )
+        trainer.train()
+        return parameters(trainer)
+
+    assert torch.equal(run("blocks"), run("none"))

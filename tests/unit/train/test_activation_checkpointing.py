@@ -388,6 +388,24 @@ def test_a_forward_that_does_something_else_the_second_time_is_explained() -> No
     assert "Let `memory.checkpoint`" in "".join(raised.value.__notes__)
 
 
+def test_a_forward_that_fails_the_second_time_is_explained() -> None:
+    class Keeps(nn.Module):
+        """Joins what it is given to what it has kept, as decoders do that generate."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.kept = nn.Linear(WIDTH, WIDTH), torch.empty(0, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.kept = torch.cat([self.kept, x.detach()])
+            return self.linear(x + self.kept).tanh()
+
+    with pytest.raises(RuntimeError, match="size of tensor") as raised:
+        engine(nn.Sequential(nn.Linear(4, WIDTH), Keeps(), nn.Linear(WIDTH, 1)), "1").update(*batches(1))
+    (note,) = [one for one in raised.value.__notes__ if "again" in one]
+    assert "`1` was computed again, in the backward" in note and "`use_cache=False`" in note
+
+
 # which torch's compiler asks for and keeps quiet about, but for who takes warnings for errors
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_a_compiled_block_is_computed_again_as_compiled() -> None:

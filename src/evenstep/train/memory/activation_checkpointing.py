@@ -17,8 +17,16 @@ from torch.utils.checkpoint import checkpoint
 
 from evenstep.errors import TaskError
 from evenstep.internals import buffers_of, compiled_in_place, pytree, times_written
+from evenstep.memory import is_out_of_memory
 from evenstep.parallel.buffers import is_norm
 from evenstep.train.randomness import Randomness, RandomnessSnapshot
+
+OTHER_FORWARD = (
+    "A module's forward has computed something else when it was computed again in the backward: it may depend on what "
+    "it keeps in attributes, or in a cache that it is given, as models of transformers do unless `Task.inputs` gives "
+    "them `use_cache=False`. Let `memory.checkpoint`, or a checkpoint of the model's own, leave it out, or let it keep "
+    "nothing."
+)
 
 
 def recompute(model: nn.Module, chosen: Mapping[str, nn.Module], randomness: Randomness) -> None:
@@ -126,13 +134,21 @@ class _RecordedForward:
         of = self._of
         if self._moment is not None:
             with of.randomness.again(self._moment), self._buffers_again():
-                return of.forward(*args, **kwargs)
+                return self._forward_again(*args, **kwargs)
         versions = self._keep_buffers()
         with of.randomness.noted() as moment:
             output = of.forward(*args, **kwargs)
         self._moment = moment
         self._see_buffers(versions)
         return output
+
+    def _forward_again(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._of.forward(*args, **kwargs)
+        except (RuntimeError, TypeError, ValueError, LookupError) as error:
+            if not is_out_of_memory(error):
+                error.add_note(f"`{self._of.name}` was computed again, in the backward. {OTHER_FORWARD}")
+            raise
 
     def _keep_buffers(self) -> list[int]:
         """Copy the buffers that the forward will move, in the first one all; gives how often each was written."""
