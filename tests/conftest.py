@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -36,6 +37,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         _set_aside()
+        _let_propagate()
         gc.enable()
 
 
@@ -50,6 +52,13 @@ def _set_aside() -> None:
     """Let collections of garbage, which the engine makes when memory runs out, pass over what imports have left."""
     gc.collect()
     gc.freeze()
+
+
+def _let_propagate() -> None:
+    """Let torch's loggers hand on to the root, where pytest listens: else it goes to each of them, thrice a test."""
+    for name, one in logging.root.manager.loggerDict.items():
+        if name.startswith("torch.") and isinstance(one, logging.Logger):
+            one.propagate = True
 
 
 _NO_SHARDS = "install a newer one, or take `zero1` or `ddp`"  # the end of what `fsdp` says before torch 2.13

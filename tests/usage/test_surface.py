@@ -50,11 +50,11 @@ def test_gradual_unfreezing_trains_as_a_plain_loop_does(ranks: int, strategy: st
     [(1, "single"), (2, "ordered-fsdp"), pytest.param(2, "ordered-zero1", marks=pytest.mark.slow)],
 )
 def test_a_run_in_the_midst_of_unfreezing_is_gone_on_with_exactly(ranks: int, strategy: str, tmp_path: Path) -> None:
+    [undisturbed] = on_ranks(1, programs.unfreezing, "ordered" if ranks > 1 else "single")
     for stop in (2, 4):  # when the first layer has been unfrozen; when the last one is frozen, too
         folder = tmp_path / str(stop)
         half = on_ranks(ranks, programs.unfreezing, strategy, folder, stop)[0]
         assert not isinstance(half, Failed), half
-        [undisturbed] = on_ranks(1, programs.unfreezing, "ordered" if ranks > 1 else "single")
         assert on_ranks(ranks, programs.unfreezing, strategy, folder)[0] == undisturbed
 
 

@@ -21,13 +21,13 @@ _BLOCK = 2**13  # places whose samples are computed together, in a fraction of a
 _TABLE = 2**11  # numbers that a half can have for which hashing all of them once is worth it
 
 
-def scatter(scatter_key: int, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
+def scatter(scatter_key: int | NDArray[np.uint64], numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
     """Hash every number under a key: `evenstep.keys.mix(scatter_key ^ n)`, for a whole array at once.
 
     A bijection for each key: different numbers never collide.
 
     Args:
-        scatter_key: in [0, 2⁶⁴).
+        scatter_key: in [0, 2⁶⁴); several, `[keys, 1]`, give a row each.
         numbers: `[n]`, not negative.
 
     Reference: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
@@ -35,8 +35,7 @@ def scatter(scatter_key: int, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
     >>> scatter(0, np.arange(2)).tolist()
     [16294208416658607535, 10451216379200822465]
     """
-    value = numbers.astype(np.uint64)
-    value ^= np.uint64(scatter_key)
+    value = numbers.astype(np.uint64) ^ np.asarray(scatter_key, dtype=np.uint64)
     value += np.uint64(0x9E3779B97F4A7C15)
     value ^= value >> np.uint64(30)
     value *= np.uint64(0xBF58476D1CE4E5B9)
@@ -86,10 +85,11 @@ class Enciphered:
         rounds = 0 if num_samples < 2 else 8 + 2 * min(8, 128 // num_samples)
         keys = [mix(order_key + number) for number in range(rounds)]
         self._rounds = [_Round(round_key, (self._low, high)[place % 2]) for place, round_key in enumerate(keys)]
-        if self._low <= _TABLE:
-            digits = np.arange(self._low, dtype=np.int64)
-            for one in self._rounds:
-                one.table = one.hashed(digits)
+        if rounds and self._low <= _TABLE:
+            sizes = [one.size for one in self._rounds]
+            tables = _hashed(_column(keys), _column(sizes), np.arange(self._low, dtype=np.int64))
+            for one, table in zip(self._rounds, tables, strict=True):
+                one.table = table
         self._begin = 0
         self._samples = np.empty(0, dtype=np.int64)
 
@@ -142,12 +142,23 @@ class _Round:
         self.table: NDArray[np.int64] | None = None
 
     def hashed(self, digits: NDArray[np.int64]) -> NDArray[np.int64]:
-        """32 bits of the digits' hashes, taken to 0..size-1 by multiplying."""
-        value = scatter(self.key, digits)
-        value >>= np.uint64(32)
-        value *= np.uint64(self.size)
-        value >>= np.uint64(32)
-        return value.view(np.int64)
+        """F of any digits."""
+        return _hashed(self.key, self.size, digits)
+
+
+def _hashed(
+    key: int | NDArray[np.uint64], size: int | NDArray[np.uint64], digits: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """32 bits of the digits' hashes, taken to 0..size-1 by multiplying; a row for each of several keys and sizes."""
+    value = scatter(key, digits)
+    value >>= np.uint64(32)
+    value *= np.asarray(size, dtype=np.uint64)
+    value >>= np.uint64(32)
+    return value.view(np.int64)
+
+
+def _column(numbers: list[int]) -> NDArray[np.uint64]:
+    return np.array(numbers, dtype=np.uint64)[:, np.newaxis]
 
 
 @final

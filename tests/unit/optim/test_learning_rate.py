@@ -52,7 +52,7 @@ def test_a_rate_that_comes_from_a_checkpoint_is_nobodys_change() -> None:
     rates = LearningRates(optimizer, Linear(warmup_updates=4), 8)
     rates(4)
     optimizer.param_groups[0]["lr"] = 0.125  # as of update 1
-    rates.reloaded()
+    rates.reloaded(0)
     assert rates(2) == [0.25]
 
 
