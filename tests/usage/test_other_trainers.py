@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 import evenstep
 from evenstep import Best, Checkpointing, EarlyStop, Evaluate, Hook, Logging, MapData, Plateau, Training
@@ -191,3 +191,18 @@ def test_a_method_that_is_called_as_another_trainers_says_what_to_write(
 ) -> None:
     with pytest.raises(ArgumentError, match=said):
         getattr(trainer_of(), method)(*args, **given)
+
+
+def test_an_engine_goes_on_from_what_is_saved_and_loaded_as_that_says(tmp_path: Path) -> None:
+    def engine() -> evenstep.Engine:
+        model = nn.Linear(3, 1)
+        return evenstep.Engine(model, Line(), torch.optim.AdamW(model.parameters(), lr=0.05), device="cpu")
+
+    first, second = engine(), engine()
+    batches = [default_collate(PAIRS[at : at + 4]) for at in range(0, 12, 4)]
+    first.update(batches[0])
+    torch.save(first.state_dict(), tmp_path / "engine.pt")
+    second.load_state_dict(torch.load(tmp_path / "engine.pt"))
+    for one in (first, second):
+        one.update(*batches[1:])
+    assert torch.equal(first.model.weight, second.model.weight)
