@@ -1,21 +1,20 @@
-"""Answers a call that does not fit, of a constructor, function or method: an unknown name, one too few, one by place.
+"""Answers a call of a constructor or public function that does not fit: an unknown name, one too few, one by place.
 
 Python's own TypeError names the wrong one and not the right one. Who comes from another trainer writes that one's
 names, which `other_trainers` knows. Nothing is done unless a call has failed. It loads no torch.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar, cast
+from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 from evenstep.errors import ArgumentError
 from evenstep.other_trainers import ATTRIBUTES, BY_NAME, MEANT, WRITE
 
 P = ParamSpec("P")
-S = TypeVar("S")
 T = TypeVar("T")
 
 _OF_BATCHES = ("data", "evaluations", "global_batch_size", "micro_batch_size", "global_batch_tokens", "collate")
@@ -74,7 +73,7 @@ def answering(constructor: Callable[..., None]) -> Callable[..., None]:
 
 
 def answered(function: Callable[P, T]) -> Callable[P, T]:
-    """A public function or method that answers calls that do not fit; written above its definition.
+    """A public function that answers calls that do not fit; written above its definition.
 
     >>> @answered
     ... def halve(number, *, rounded=False): return number / 2
@@ -88,55 +87,10 @@ def answered(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **given)
         except TypeError:
-            takes = signature(function)
-            own = 1 if "self" in takes.parameters else 0  # of a method, its object
-            takes = takes.replace(parameters=[*takes.parameters.values()][own:])
-            check_call(function.__name__, takes, args[own:], given)
+            check_call(function.__name__, signature(function), args, given)
             raise
 
     return answering_call
-
-
-def answered_method(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """A method that answers calls that do not fit; what its object is to be built with is said to belong there.
-
-    >>> class Curve:
-    ...     def __init__(self, *, warmup=0): pass
-    ...     @answered_method
-    ...     def rate(self, update=0): return update
-    >>> Curve().rate(warmup=3)
-    Traceback (most recent call last):
-    evenstep.errors.ArgumentError: `rate` has no argument `warmup`; give it to `Curve`: write `warmup=…`.
-    """
-
-    @wraps(method)
-    def answering_call(self: S, /, *args: P.args, **given: P.kwargs) -> T:
-        try:
-            return method(self, *args, **given)
-        except TypeError:
-            said, own = method.__name__, signature(method)
-            takes = own.replace(parameters=[*own.parameters.values()][1:])
-            _check_belongs(said, takes.parameters, type(self), args, given)
-            check_call(said, takes, args, given)
-            raise
-
-    return answering_call
-
-
-def _check_belongs(
-    said: str, takes: Collection[str], kind: type, args: Sequence[Any], given: Mapping[str, Any]
-) -> None:
-    """Raise ArgumentError where a method is given what its object is built with."""
-    built, name = signature(cast("Any", kind).__init__).parameters, kind.__name__
-    for word in given:
-        meant = [word, *ours(word)]
-        if not any(one in takes for one in meant) and any(one in built or one in WRITE for one in meant):
-            where = f"give it to `{name}`: " if any(one in built for one in meant) else ""
-            raise ArgumentError(f"`{said}` has no argument `{word}`; {where}{advice_for(word, built)}") from None
-    if args and not takes:
-        raise ArgumentError(
-            f"`{said}` takes no arguments; what it works with is given to `{name}(…)`, when that is built."
-        ) from None
 
 
 def no_attribute(owner: object, name: str) -> NoReturn:

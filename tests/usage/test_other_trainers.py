@@ -164,35 +164,6 @@ def test_no_name_that_is_answered_so_is_one_of_ours() -> None:
         assert not {*theirs} & {*dir(one)}
 
 
-@pytest.mark.parametrize(
-    ("method", "args", "given", "said"),
-    [
-        (
-            "train",
-            (),
-            {"max_epochs": 3},
-            "`train` has no argument `max_epochs`; give it to `Trainer`: write `epochs=…`",
-        ),
-        ("train", (), {"ckpt_path": "last"}, r"`train` has no argument `ckpt_path`; call `trainer.resume\(…\)` before"),
-        (
-            "train",
-            (nn.Linear(3, 1), []),
-            {},
-            r"`train` takes no arguments; what it works with is given to `Trainer\(…\)`",
-        ),
-        ("train", (), {"rubbish": 3}, "`train` has no argument `rubbish`; it takes none"),
-        ("evaluate", (), {"dataloaders": []}, "`evaluate` has no argument `dataloaders`; give it to a `Trainer`"),
-        ("predict", (), {"dataloaders": []}, "`predict` has no argument `dataloaders`; write `data=…`"),
-        ("predict", (), {}, "`predict` must be given `data` too"),
-    ],
-)
-def test_a_method_that_is_called_as_another_trainers_says_what_to_write(
-    method: str, args: tuple[Any, ...], given: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ArgumentError, match=said):
-        getattr(trainer_of(), method)(*args, **given)
-
-
 def test_an_engine_goes_on_from_what_is_saved_and_loaded_as_that_says(tmp_path: Path) -> None:
     def engine() -> evenstep.Engine:
         model = nn.Linear(3, 1)

@@ -20,7 +20,6 @@ from evenstep.data import Data, data_of
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError
 from evenstep.events import Hook, TrainBegin, TrainEnd
-from evenstep.keywords import answered, answered_method
 from evenstep.nothing import NOTHING
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Checkpointing, Failures, Logging, Reset, Training, check_length
@@ -187,7 +186,6 @@ class Trainer(TrainerAttributes):
         self._check_evaluates()
         self._loop.requests.evaluate = True
 
-    @answered_method
     def train(self) -> Result:
         """Train until all is done, then evaluate and save what is not yet; or until something asks to stop, then save.
 
@@ -300,7 +298,6 @@ class Trainer(TrainerAttributes):
         """
         return self._loop.checkpointer.folder.hold()
 
-    @answered
     def evaluate(self, name: str | None = None) -> dict[str, dict[str, float]]:
         """Evaluate the parameters (or their average, if there is one) as of the last committed update.
 
@@ -324,7 +321,6 @@ class Trainer(TrainerAttributes):
             self._loop.settle_between_updates()
             return self._loop.evaluator(sets)
 
-    @answered_method
     def predict(self, data: "Data | DataLoader[Any]", *, collect: bool | None = None) -> list[Prediction]:
         """What the task keeps (`Task.predict`) of one epoch of `data`, in its order, by the parameters of `evaluate`.
 
