@@ -90,7 +90,7 @@ import os, sys
 import torch
 from evenstep.parallel import Processes, renewable
 if os.environ["RANK"] == "1":
-    renewable.ProcessGroupGloo = renewable.Renewable._wait_for_all = lambda *args, **given: os._exit(3)
+    renewable.Renewable._wait_for_all = lambda *args: os._exit(3)
 Processes(torch.device("cpu"), timeout_s=float(sys.argv[1]))
 """
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from launched import digest, group_of_ranks, strategy_named
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 from evenstep import Logging, MapData, Memory, Task, Trainer, Training
 from evenstep.errors import EvenstepError
@@ -85,17 +86,13 @@ def built(kind: str, name: str) -> Any:
             return None
         torch.manual_seed(0)
         model = auto.from_config(config)
-        batch = {column: torch.stack([row[column] for row in rows(kind)[:4]]) for column in rows(kind)[0]}
+        batch = default_collate(rows(kind)[:4])
         labels = batch.pop("labels")
-        more = {"labels": labels.clamp(min=0)} if kind == "Seq2SeqLM" else {}
-        deepcopy(model).train()(**batch, **more, **cacheless(kind)).logits.float().square().mean().backward()
+        more = {"Seq2SeqLM": {"labels": labels}, "CausalLM": {"use_cache": False}}.get(kind, {})
+        deepcopy(model).train()(**batch, **more).logits.float().square().mean().backward()
     except Exception:  # noqa: BLE001 - whatever a library raises of settings that it was not made for
         return None
     return model
-
-
-def cacheless(kind: str) -> dict[str, Any]:
-    return {"use_cache": False} if kind == "CausalLM" else {}
 
 
 def rows(kind: str) -> list[dict[str, Tensor]]:
@@ -137,7 +134,7 @@ def trained(kind: str, model: nn.Module, *, strategy: Any = None, size: int = 2,
 
 
 def on_strategies(kind: str, names: Sequence[str], strategies: Sequence[tuple[str, str]]) -> dict[str, dict[str, str]]:
-    """By architecture and way, "strategy, what is computed again": a digest, or what was refused, and then no more."""
+    """By architecture and way, "strategy, what is computed again": a digest, or what was raised, and then no more."""
     warnings.filterwarnings("ignore")
     group, found = group_of_ranks(), dict[str, dict[str, str]]()
     for name in names:
@@ -150,8 +147,8 @@ def on_strategies(kind: str, names: Sequence[str], strategies: Sequence[tuple[st
                 state = trained(kind, deepcopy(model), strategy=strategy_named(strategy, group), checkpoint=checkpoint)
             except (EvenstepError, RuntimeError) as error:
                 ways[f"{strategy}, {checkpoint}"] = f"{type(error).__name__}: {error}"
-                if "has none: no" not in str(error):  # blocks: refused before ranks have begun anything together
-                    break
+                if "has none: no" not in str(error):  # blocks: that is refused before ranks begin anything together
+                    return found
             else:
                 ways[f"{strategy}, {checkpoint}"] = digest(state)
         gc.collect()

@@ -5,9 +5,9 @@ samples there are. It depends on no library's random stream, on nothing drawn be
 the order into batches.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import isqrt
-from typing import Literal, TypeAlias, final
+from typing import Literal, NamedTuple, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,7 @@ def scatter(scatter_key: int | NDArray[np.uint64], numbers: NDArray[np.int64]) -
     >>> scatter(0, np.arange(2)).tolist()
     [16294208416658607535, 10451216379200822465]
     """
-    value = numbers.astype(np.uint64) ^ np.asarray(scatter_key, dtype=np.uint64)
+    value = numbers.view(np.uint64) ^ np.asarray(scatter_key, dtype=np.uint64)
     value += np.uint64(0x9E3779B97F4A7C15)
     value ^= value >> np.uint64(30)
     value *= np.uint64(0xBF58476D1CE4E5B9)
@@ -84,12 +84,12 @@ class Enciphered:
         high = -(-num_samples // self._low)
         rounds = 0 if num_samples < 2 else 8 + 2 * min(8, 128 // num_samples)
         keys = [mix(order_key + number) for number in range(rounds)]
-        self._rounds = [_Round(round_key, (self._low, high)[place % 2]) for place, round_key in enumerate(keys)]
-        if rounds and self._low <= _TABLE:
-            sizes = [one.size for one in self._rounds]
-            tables = _hashed(_column(keys), _column(sizes), np.arange(self._low, dtype=np.int64))
-            for one, table in zip(self._rounds, tables, strict=True):
-                one.table = table
+        sizes = [(self._low, high)[number % 2] for number in range(rounds)]
+        tables: Iterable[NDArray[np.int64] | None] = [None] * rounds
+        if self._low <= _TABLE:
+            columns = [np.array(one, dtype=np.uint64)[:, np.newaxis] for one in (keys, sizes)]
+            tables = _hashed(columns[0], columns[1], np.arange(self._low, dtype=np.int64))
+        self._rounds = [_Round(*each) for each in zip(keys, sizes, tables, strict=True)]
         self._begin = 0
         self._samples = np.empty(0, dtype=np.int64)
 
@@ -115,7 +115,7 @@ class Enciphered:
         right = numbers // self._low
         left = numbers - right * self._low
         for one in self._rounds:
-            moved = one.hashed(right) if one.table is None else one.table[right]
+            moved = _hashed(one.key, one.size, right) if one.table is None else one.table[right]
             moved += left
             # less the size where that is not below 0: as numbers without a sign those below 0 are the largest
             less = moved - one.size
@@ -125,40 +125,29 @@ class Enciphered:
         return right
 
 
-@final
-class _Round:
-    """F of one round.
+class _Round(NamedTuple):
+    """One round.
 
     Args:
         key: of its hash.
         size: of the digit that is changed; below 2³² for any dataset.
-
-    Attributes:
         table: F of all digits, where they are few.
     """
 
-    def __init__(self, key: int, size: int) -> None:
-        self.key, self.size = key, size
-        self.table: NDArray[np.int64] | None = None
-
-    def hashed(self, digits: NDArray[np.int64]) -> NDArray[np.int64]:
-        """F of any digits."""
-        return _hashed(self.key, self.size, digits)
+    key: int
+    size: int
+    table: NDArray[np.int64] | None
 
 
 def _hashed(
     key: int | NDArray[np.uint64], size: int | NDArray[np.uint64], digits: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """32 bits of the digits' hashes, taken to 0..size-1 by multiplying; a row for each of several keys and sizes."""
+    """F: 32 bits of the digits' hashes, taken to 0..size-1 by multiplying; a row for each of several keys and sizes."""
     value = scatter(key, digits)
     value >>= np.uint64(32)
     value *= np.asarray(size, dtype=np.uint64)
     value >>= np.uint64(32)
     return value.view(np.int64)
-
-
-def _column(numbers: list[int]) -> NDArray[np.uint64]:
-    return np.array(numbers, dtype=np.uint64)[:, np.newaxis]
 
 
 @final

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from typing import Any, cast, final
 
-import numpy as np
 import torch
 
-from evenstep.data.seeding import seed_generators, undisturbed
+from evenstep.data.seeding import numpy_words, seed_generators, undisturbed
 from evenstep.data.stream import Stateful
 from evenstep.keys import key, mix
 from evenstep.nothing import NOTHING
@@ -128,5 +127,4 @@ class Reader:
 
 def _generators() -> tuple[object, ...]:
     """Where the three global generators are."""
-    _, words, *rest = cast("tuple[Any, ...]", np.random.get_state())
-    return torch.default_generator.get_state().numpy().tobytes(), words.tobytes(), (rest, random.getstate())
+    return torch.default_generator.get_state().numpy().tobytes(), numpy_words(), random.getstate()

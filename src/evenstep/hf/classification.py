@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from evenstep.arguments import require_word
 from evenstep.errors import ArgumentError, TaskError
-from evenstep.hf.columns import IGNORED, Columns
+from evenstep.hf.columns import IGNORED, Columns, without_cache
 from evenstep.hf.outputs import batch_of, check_whole, logits_of, require_smoothing, tensor_of, weights_of
 from evenstep.train import Loss, Task
 
@@ -51,17 +51,17 @@ class Classification(Task):
                 f"smoothed numbers into `labels`."
             )
         self._problem, self._label_smoothing = problem, float(label_smoothing)
-        self._columns = Columns()
+        self._columns, self._more = Columns(), dict[str, bool]()
 
     def prepare(self, model: nn.Module) -> None:
         check_whole(self, model)
         self._columns.look_at(model)
+        self._more = without_cache(model)
 
     def inputs(self, batch: Any) -> dict[str, Any]:
         """All of the batch but labels and weights, by name; decoders keep no keys and values for generation."""
-        no_cache = {"use_cache": False} if self._columns.lists("use_cache") else {}
         given = batch_of(self, batch)
-        return {**no_cache, **{name: one for name, one in given.items() if name not in ("labels", "weights")}}
+        return self._more | {name: one for name, one in given.items() if name not in ("labels", "weights")}
 
     def weight(self, batch: Any) -> int | Tensor:
         """How many labels are counted, or the sum of their weights."""

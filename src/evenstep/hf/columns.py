@@ -25,17 +25,12 @@ class Columns:
     """What of a batch the model of a task looks at; as long as it knows no model, everything."""
 
     def __init__(self) -> None:
-        self._model, self._taken, self._listed = "", None, frozenset[str]()
+        self._model, self._taken = "", None
         self._is_said = False
 
     def look_at(self, model: nn.Module) -> None:
         """Find out what `model` is called with."""
         self._model, self._taken = type(unwrapped(model)).__name__, names_taken(model)
-        self._listed = frozenset(name for one in _signatures(model) for name in one)
-
-    def lists(self, name: str) -> bool:
-        """Whether the model's `forward` lists an argument of this name."""
-        return name in self._listed
 
     def check(self, batch: Mapping[str, Any]) -> None:
         """Raise TaskError for a tensor of the batch with a value for each token that the model would ignore.
@@ -84,6 +79,15 @@ def names_taken(model: nn.Module) -> Set[str] | None:
             names |= listed.__required_keys__ | listed.__optional_keys__
         names.add(one.name)
     return names
+
+
+def without_cache(model: nn.Module) -> dict[str, bool]:
+    """What a decoder is given so that it keeps no keys and values for generation; nothing where `forward` lists none.
+
+    >>> without_cache(nn.Linear(1, 1))
+    {}
+    """
+    return {"use_cache": False} if any("use_cache" in one for one in _signatures(model)) else {}
 
 
 def _signatures(model: nn.Module) -> tuple[Mapping[str, inspect.Parameter], Mapping[str, inspect.Parameter]]:

@@ -7,6 +7,7 @@ yet; that is the group's.
 
 import json
 import socket
+from collections.abc import Callable
 from datetime import timedelta
 from time import monotonic, sleep
 
@@ -20,7 +21,7 @@ from evenstep.version import __version__
 _ALL = "all"  # "" once all have come, else why they cannot go on
 _TWICE, _TERMS = "rank {} twice", "terms"
 _LINGER_S = 2.0
-_PAUSES_S = 0.001, 0.2  # between two looks for the others, the first and the longest
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.2  # between two looks for the others
 _TRY_S, _BETWEEN_TRIES_S = 5.0, 0.2  # to reach rank 0
 
 
@@ -130,12 +131,7 @@ def _announce(store: Store, place: RankInfo) -> str:
 
 def _wait(store: Store, place: RankInfo, *, timeout_s: float, left_s: float) -> str:
     """Wait until somebody says that all have come; gives why they cannot go on, if they can't."""
-    until, (pause, longest) = monotonic() + left_s, _PAUSES_S
-    # not the store's own wait: no signal is heard in it, and torch warns on standard error when it ends without
-    while not store.check([_ALL]) and monotonic() < until:
-        sleep(pause)
-        pause = min(2 * pause, longest)
-    if not store.check([_ALL]):
+    if not wait_until(lambda: store.check([_ALL]), left_s, longest_s=_LONGEST_PAUSE_S):
         ranks = range(place.ranks)
         missing = [rank for rank in ranks if not store.check([_of(rank)])]
         came = [f"rank {rank} ({store.get(_of(rank)).decode()})" for rank in ranks if rank not in missing]
@@ -145,6 +141,23 @@ def _wait(store: Store, place: RankInfo, *, timeout_s: float, left_s: float) -> 
             f"{_some(came)} came. Look at what the missing ones say, and whether WORLD_SIZE is what was started.",
         )
     return store.get(_ALL).decode().strip()
+
+
+def wait_until(found: Callable[[], bool], timeout_s: float, *, longest_s: float) -> bool:
+    """Wait until something is found in a store; gives whether it was in time.
+
+    Not by the store's own wait: no signal is heard in it, and torch warns on standard error when it ends without.
+
+    Args:
+        longest_s: between two looks, in seconds; the first ones follow each other faster.
+    """
+    until, pause_s = monotonic() + timeout_s, _FIRST_PAUSE_S
+    while not found():
+        if monotonic() > until:
+            return False
+        sleep(pause_s)
+        pause_s = min(2 * pause_s, longest_s)
+    return True
 
 
 def _say(store: Store, fault: str) -> str:

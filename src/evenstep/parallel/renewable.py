@@ -29,11 +29,12 @@ from evenstep.internals import (
     set_timeout,
 )
 from evenstep.parallel.inside import check_others_come
+from evenstep.parallel.rendezvous import wait_until
 
 GLOO, NCCL = "renewable_gloo", "renewable_nccl"  # names of backends for torch
 _UNUSED_TAG = 2**30  # of a message that nobody sends
 _LOOKED_EVERY_S = 0.001
-_PAUSES_S = 0.0005, 0.05  # between two looks for the others, the first and the longest
+_LONGEST_PAUSE_S = 0.05  # between two looks for the others
 _COLLECTIVES = (
     "_allgather_base",
     "_reduce_scatter_base",
@@ -108,14 +109,9 @@ class Renewable(ProcessGroup):
 
     def _wait_for_all(self, store: Store, timeout_s: float) -> None:
         """Wait until all ranks are about to connect: while gloo waits for one of them, no signal is heard."""
-        until, (pause_s, longest_s) = monotonic() + timeout_s, _PAUSES_S
-        came = store.add("came", 1)
-        while came < self._ranks:
-            if monotonic() > until:
-                raise RuntimeError(f"{came} of {self._ranks} ranks came to it.")
-            sleep(pause_s)
-            pause_s = min(2 * pause_s, longest_s)
-            came = store.add("came", 0)
+        store.add("came", 1)
+        if not wait_until(lambda: store.add("came", 0) >= self._ranks, timeout_s, longest_s=_LONGEST_PAUSE_S):
+            raise RuntimeError(f"{store.add('came', 0)} of {self._ranks} ranks came to it.")
 
     def _kind(self) -> Any:
         return ProcessGroup.BackendType.GLOO

@@ -36,7 +36,7 @@ from evenstep.pipeline import Stage
 from evenstep.pipeline.compiled import as_written
 from evenstep.precision.kernels import explain_kernels
 from evenstep.train.context import TrainContext
-from evenstep.train.memory.activation_checkpointing import OTHER_FORWARD
+from evenstep.train.memory.activation_checkpointing import MAY_DEPEND
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.memory.sub_batch import SubBatch, whole_of
 from evenstep.train.randomness import LOSS, branch_of
@@ -324,7 +324,10 @@ def backward_of(loss: Tensor, gradient: Tensor) -> None:
                 "from must be of this micro-batch's forward, not kept from an earlier one."
             )
         if isinstance(error, CheckpointError):
-            error.add_note(OTHER_FORWARD)
+            error.add_note(
+                "A module's forward has computed something else when it was computed again in the backward: "
+                + MAY_DEPEND
+            )
         raise
 
 

@@ -10,13 +10,13 @@ import random
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from ctypes import string_at
-from typing import Any, NamedTuple, cast, final
+from typing import Any, NamedTuple, final
 from zlib import crc32
 
 import numpy as np
 import torch
 
+from evenstep.data.seeding import numpy_words
 from evenstep.keys import branch_below, key_below
 
 LOSS = crc32(b"loss") | 1 << 40  # as `keys` takes the name "loss", without encoding it each time
@@ -24,7 +24,6 @@ _seed_cpu = torch.default_generator.manual_seed
 # Of a Mersenne twister that was seeded and has drawn nothing: the first of its words (of Python's), its place behind
 # them, and no normal number that is left over. After its first draw the place is another, and with it all words.
 _SEEDED = 1 << 31, 624, None
-_NUMPY_BYTES = 624 * 4 + 4  # the words of a twister, and its place
 LOOKS = 256  # passages between two looks, once it has looked at the 1st, 2nd, 4th, … of them
 
 
@@ -56,16 +55,6 @@ def seed_device(device: torch.device, number: int) -> None:
 def _seed_python_and_numpy(number: int) -> None:
     random.seed(number)
     np.random.seed(number >> 31)  # from other bits: all three are Mersenne twisters
-
-
-def _numpy_words() -> bytes:
-    """The words of numpy's generator and its place among them; `np.random.get_state` takes 65 µs to tell them.
-
-    >>> np.random.seed(3); fresh = _numpy_words()
-    >>> _ = np.random.rand(); _numpy_words() == fresh
-    False
-    """
-    return string_at(cast("Any", np.random).get_bit_generator().ctypes.state_address, _NUMPY_BYTES)
 
 
 class RandomnessSnapshot(NamedTuple):
@@ -221,17 +210,17 @@ class Randomness:
             self._callers = random.getstate(), np.random.get_state()
         _seed_python_and_numpy(number)
         if not self._drawn:
-            self._fresh = _numpy_words()
+            self._fresh = numpy_words()
 
     def _look(self) -> None:
         """Find out what has drawn since the generators were seeded last."""
         if self._fresh is None:
             return
-        numpy_words, self._fresh = self._fresh, None
+        fresh, self._fresh = self._fresh, None
         words, gauss = random.getstate()[1:]
         if (words[0], words[-1], gauss) != _SEEDED:
             self._drawn.add("Python's `random`")
-        if _numpy_words() != numpy_words:
+        if numpy_words() != fresh:
             self._drawn.add("`numpy.random`")
         # beside other threads, which may have drawn as well, it is keyed from now on, but nobody is named
         if self._drawn and not self._is_first and threading.current_thread() is threading.main_thread():

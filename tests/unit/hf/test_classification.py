@@ -58,27 +58,33 @@ def test_one_number_for_each_row(made: Made) -> None:
     assert summed(model, Classification(problem="regression"), batch) == pytest.approx(wanted, rel=1e-12)
 
 
-@pytest.mark.slow
-def test_any_cut_gives_the_same_parameters(made: Made) -> None:
+def trained(model: nn.Module, **more: Any) -> Tensor:
+    """The parameters after some updates."""
     samples = [{"input_ids": one, "labels": len(one) % 3} for one in DOCUMENTS]
 
     def collate(some: list[Any]) -> dict[str, Tensor]:
         rows = padded([one["input_ids"] for one in some])
         return {**rows, "labels": torch.tensor([one["labels"] for one in some])}
 
+    size = more.pop("micro_batch_size", 8)
+    trainer = Trainer(
+        model=model,
+        task=Classification(),
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
+        data=MapData(samples, global_batch_size=8, micro_batch_size=size, collate=collate),
+        updates=4,
+        device="cpu",
+        log=Logging(writers=()),
+        **more,
+    )
+    trainer.train()
+    return parameters(trainer)
+
+
+@pytest.mark.slow
+def test_any_cut_gives_the_same_parameters(made: Made) -> None:
     def run(size: int) -> Tensor:
-        model = made({**BERT, "num_labels": 3}, kind="SequenceClassification")
-        trainer = Trainer(
-            model=model,
-            task=Classification(),
-            optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
-            data=MapData(samples, global_batch_size=8, micro_batch_size=size, collate=collate),
-            updates=4,
-            device="cpu",
-            log=Logging(writers=()),
-        )
-        trainer.train()
-        return parameters(trainer)
+        return trained(made({**BERT, "num_labels": 3}, kind="SequenceClassification"), micro_batch_size=size)
 
     torch.testing.assert_close(run(2), run(8), rtol=0, atol=1e-12)
 
@@ -133,26 +139,10 @@ def test_labels_that_are_not_those_of_the_problem_are_refused() -> None:
 
 def test_a_decoder_is_computed_again_in_the_backward_with_the_same_bits(made: Made) -> None:
     """It keeps keys and values unless it is told not to, and would find them there the second time."""
-    samples = [{"input_ids": one, "labels": len(one) % 3} for one in DOCUMENTS[:8]]
-
-    def collate(some: list[Any]) -> dict[str, Tensor]:
-        rows = padded([one["input_ids"] for one in some])
-        return {**rows, "labels": torch.tensor([one["labels"] for one in some])}
+    decoder = {**LLAMA, "model_type": "gemma2", "head_dim": 8, "num_labels": 3, "pad_token_id": 0}
 
     def run(checkpoint: str) -> Tensor:
-        decoder = {**LLAMA, "model_type": "gemma2", "head_dim": 8, "num_labels": 3, "pad_token_id": 0}
         model = made(decoder, kind="SequenceClassification")
-        trainer = Trainer(
-            model=model,
-            task=Classification(),
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            data=MapData(samples, global_batch_size=4, collate=collate),
-            updates=2,
-            device="cpu",
-            train=Training(memory=Memory(checkpoint=checkpoint)),
-            log=Logging(writers=()),
-        )
-        trainer.train()
-        return parameters(trainer)
+        return trained(model, train=Training(memory=Memory(checkpoint=checkpoint)))
 
     assert torch.equal(run("blocks"), run("none"))

@@ -21,11 +21,10 @@ from evenstep.memory import is_out_of_memory
 from evenstep.parallel.buffers import is_norm
 from evenstep.train.randomness import Randomness, RandomnessSnapshot
 
-OTHER_FORWARD = (
-    "A module's forward has computed something else when it was computed again in the backward: it may depend on what "
-    "it keeps in attributes, or in a cache that it is given, as models of transformers do unless `Task.inputs` gives "
-    "them `use_cache=False`. Let `memory.checkpoint`, or a checkpoint of the model's own, leave it out, or let it keep "
-    "nothing."
+MAY_DEPEND = (
+    "it may depend on what it keeps in attributes, or in a cache that it is given, as models of transformers do unless "
+    "`Task.inputs` gives them `use_cache=False`. Let `memory.checkpoint`, or a checkpoint of the model's own, leave it "
+    "out, or let it keep nothing."
 )
 
 
@@ -147,7 +146,9 @@ class _RecordedForward:
             return self._of.forward(*args, **kwargs)
         except (RuntimeError, TypeError, ValueError, LookupError) as error:
             if not is_out_of_memory(error):
-                error.add_note(f"`{self._of.name}` was computed again, in the backward. {OTHER_FORWARD}")
+                error.add_note(
+                    f"`{self._of.name}` was computed again, in the backward, and failed only then: {MAY_DEPEND}"
+                )
             raise
 
     def _keep_buffers(self) -> list[int]:
