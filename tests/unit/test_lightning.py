@@ -173,8 +173,9 @@ def test_two_ranks_have_the_bits_of_one(on_ranks: Any) -> None:
         assert ranks[0][name] == pytest.approx(metrics[name], rel=1e-6)
 
 
-def test_it_resumes_exactly(tmp_path: Any) -> None:
-    schedule = _rates(lambda each: torch.optim.lr_scheduler.CosineAnnealingLR(each, 9), interval="step")
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_it_resumes_exactly(tmp_path: Any, interval: str) -> None:
+    schedule = _rates(lambda each: torch.optim.lr_scheduler.CosineAnnealingLR(each, 9), interval=interval)
     undisturbed, begun, gone_on = (_with(configure_optimizers=schedule) for _ in range(3))
     _trainer(undisturbed, epochs=3).train()
     first = _trainer(begun, folder=tmp_path, log=evenstep.Logging(writers=()), hooks=_StopAt())
@@ -184,6 +185,19 @@ def test_it_resumes_exactly(tmp_path: Any) -> None:
     last.train()
     for one, other in zip(undisturbed.parameters(), gone_on.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_loop_that_loads_a_state_goes_on_at_the_rates_of_the_scheduler() -> None:
+    schedule = _rates(lambda each: torch.optim.lr_scheduler.ExponentialLR(each, 0.5), interval="step")
+    one, other = (
+        evenstep.Engine(**evenstep.lightning.parts(_with(configure_optimizers=schedule)), device="cpu")
+        for _ in range(2)
+    )
+    one.update((INPUTS, CLASSES))
+    other.load_state_dict(one.state_dict())
+    for _ in range(2):
+        other.update((INPUTS, CLASSES))
+    assert other.optimizer.param_groups[0]["lr"] == 1e-2 / 4
 
 
 class _StopAt(evenstep.Hook):

@@ -35,11 +35,15 @@ class _TorchRates(LrSchedule):
     def __init__(self, scheduler: LRScheduler, *, by_epoch: bool, every: int, told: int | None = None) -> None:
         self._scheduler, self._by_epoch, self._every = scheduler, by_epoch, every
         self._told = told
-        self._groups: list[dict[str, Any]] = scheduler.optimizer.param_groups
         self._kept = [{key: value for key, value in group.items() if key != "params"} for group in self._groups]
         self._live = [dict(group) for group in self._kept]
         self._factors = [self._factor()]
         self._put(self._first())
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        """Asked anew each time: an optimizer that has taken a state back has others."""
+        return self._scheduler.optimizer.param_groups
 
     def _first(self) -> list[dict[str, Any]]:
         return [{**group, "lr": group["initial_lr"]} for group in self._kept]
