@@ -297,6 +297,10 @@ def _plateau(optimizer: Any) -> Any:
             "asks `current_epoch` of Lightning's trainer",
         ),
         ({"training_step": _asks(lambda self, index: self.optimizers())}, "asks `strategy` of Lightning's trainer"),
+        (
+            {"training_step": _asks(lambda self, index: setattr(self.trainer, "should_stop", True))},
+            r"sets `should_stop` of Lightning's trainer, .* `self.trainer.request_stop\(…\)`",
+        ),
         ({"training_step": _asks(lambda self, index: self.log("n", 1.0, reduce_fx="sum"))}, "with `reduce_fx='sum'`"),
         ({"training_step": _asks(lambda self, index: self.log("n", "x"))}, "must be a number, but is 'x'"),
         ({"training_step": _asks(lambda self, index: self.log("n", 1.0, True))}, "with arguments by position"),

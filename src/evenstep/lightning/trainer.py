@@ -44,6 +44,14 @@ class TrainerStandIn:
         """The same."""
         return self.estimated_stepping_batches
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if not name.startswith("_"):
+            raise TaskError(
+                f"`{self._name}` sets `{name}` of Lightning's trainer, but evenstep's has no such thing; do it in an "
+                f"`evenstep.Hook`, which stops a run by `self.trainer.request_stop(…)`."
+            )
+        super().__setattr__(name, value)
+
     def __getattr__(self, asked: str) -> Any:
         if asked.startswith("__"):
             raise AttributeError(asked)
