@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
-from evenstep.errors import ArgumentError, EvenstepError, TaskError
+from evenstep.errors import ArgumentError, EvenstepError, NonFiniteError, TaskError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -222,6 +222,24 @@ def test_a_step_that_is_told_apart_by_dict_and_without_a_number_works() -> None:
     assert steps == [9]
 
 
+@pytest.mark.parametrize("logged", [Tensor.clone, Tensor.item, Tensor.double])
+def test_a_loss_of_one_element_is_a_loss_and_may_be_logged_as_it_is_in_any_way(logged: Any) -> None:
+    def step(self: Any, batch: Any, batch_idx: int) -> Any:
+        loss = cross_entropy(self(batch[0]), batch[1])
+        self.log("loss", logged(loss.detach()))
+        return loss.view(1)
+
+    def broken(self: Any, batch: Any, batch_idx: int) -> Any:
+        return step(self, (batch[0] * torch.nan, batch[1]), batch_idx)
+
+    plain, module = Classifier(), _with(training_step=step)
+    for each in (plain, module):
+        _trainer(each, epochs=1).train()
+    assert all(torch.equal(one, other) for one, other in zip(plain.parameters(), module.parameters(), strict=True))
+    with pytest.raises(NonFiniteError):
+        _trainer(_with(training_step=broken)).train()
+
+
 def _manual(self: Any) -> None:
     Classifier.__init__(self)
     self.automatic_optimization = False
@@ -233,6 +251,10 @@ def _two(self: Any) -> Any:
 
 def _none(self: Any, batch: Any, batch_idx: int) -> Any:
     return None
+
+
+def _of_samples(self: Any, batch: Any, batch_idx: int) -> Any:
+    return cross_entropy(self(batch[0]), batch[1], reduction="none")
 
 
 def _asks(what: Callable[..., Any]) -> Callable[..., Any]:
@@ -291,6 +313,7 @@ def _plateau(optimizer: Any) -> Any:
         ),
         ({"optimizer_step": lambda self, *_: None}, "overrides `optimizer_step`"),
         ({"training_step": _none}, "must give the loss, but gave None"),
+        ({"training_step": _of_samples}, r"one number, but gave a tensor of shape \[4\]; give its mean"),
         ({"training_step": _asks(lambda self, index: index % 10)}, "Own.training_step` asks the number of its batch"),
         (
             {"training_step": _asks(lambda self, index: self.current_epoch)},

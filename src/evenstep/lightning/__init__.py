@@ -6,6 +6,7 @@ the number of samples as weights, the torch scheduler a function of the update's
 is not imported: whoever has such a module has it.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import signature
 from numbers import Real
@@ -312,8 +313,13 @@ class _StepTask(Task):
 
     def _mean(self, step: str, given: Any, logged: Mapping[str, Any]) -> Tensor:
         mean = _loss_in(given)
-        if isinstance(mean, Tensor):
-            return mean
+        if isinstance(mean, Tensor) and mean.numel() == 1:
+            return mean.reshape(())
+        if step == "training_step" and isinstance(mean, Tensor):
+            raise TaskError(
+                f"`{self._name}.training_step` must give the loss, one number, but gave a tensor of shape "
+                f"{list(mean.shape)}; give its mean."
+            )
         if step == "training_step":
             raise TaskError(
                 f"`{self._name}.training_step` must give the loss, but gave {said(mean)}; a batch without a loss is "
@@ -348,11 +354,13 @@ def _pair(logged: _Logged, samples: float | Tensor) -> tuple[Tensor | float, Ten
 
 def _check_loss(step: str, mean: Any, logged: _Logged) -> None:
     """Raise TaskError if what is logged as `loss`, the name of the engine's own metric, is not what was returned."""
-    if not isinstance(mean, Tensor) or torch.compiler.is_compiling():
+    if not isinstance(mean, Tensor) or mean.numel() != 1 or torch.compiler.is_compiling():
         return
     for value, _ in logged:
-        is_tensor = isinstance(value, Tensor)
-        if value.data_ptr() != mean.data_ptr() if is_tensor else value != mean.item():
+        if isinstance(value, Tensor) and value.data_ptr() == mean.data_ptr():
+            continue  # nothing is read from a device
+        one, other = float(value), mean.item()
+        if not (math.isclose(one, other, rel_tol=1e-6) or (math.isnan(one) and math.isnan(other))):
             raise TaskError(
                 f"`{step}` logs `loss`, which is another number than the loss that it returns; log it under another "
                 f"name, as `loss` is the mean of what it returns."
