@@ -92,8 +92,14 @@ def _by_lightning(module: Any) -> Any:
     return trainer
 
 
+def _as_lists(self: Any) -> Any:
+    optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+    return [[optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]]
+
+
 SCHEDULERS: dict[str, Any] = {
     "none": Classifier.configure_optimizers,
+    "a list of two lists": _as_lists,
     "by epoch": _rates(lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)),
     "every second epoch": _rates(lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5), frequency=2),
     "by update": _rates(lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9), interval="step"),

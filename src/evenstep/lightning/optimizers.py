@@ -4,7 +4,7 @@ The scheduler becomes a function of the number of an update, or of an epoch. A f
 there is refused by name.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast, final
 
 from torch.optim import Optimizer
@@ -134,8 +134,13 @@ def optimizer_and_schedule(module: Any, trainer: TrainerStandIn) -> tuple[Optimi
     name = type(module).__name__
     given: Any = module.configure_optimizers()
     schedulers: list[Any] = []
-    if isinstance(given, tuple) and len(cast("tuple[Any, ...]", given)) == 2 and isinstance(given[0], list | tuple):
-        given, listed = cast("tuple[Any, Any]", given)
+    monitor: Any = None
+    if (
+        isinstance(given, list | tuple)
+        and len(both := cast("Sequence[Any]", given)) == 2
+        and isinstance(both[0], list | tuple)
+    ):
+        given, listed = both
         schedulers = [*listed] if isinstance(listed, list | tuple) else [listed]
     if isinstance(given, list | tuple):
         several = cast("list[Any]", given)
