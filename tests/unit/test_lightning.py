@@ -4,6 +4,7 @@ Lightning is in the extra `dev`.
 """
 
 import logging
+import re
 import warnings
 from collections.abc import Callable
 from functools import wraps
@@ -74,12 +75,12 @@ def _trainer(module: Any, micro: int = MICRO, **options: Any) -> evenstep.Traine
     return evenstep.Trainer(**given, data=data, device="cpu", **{"epochs": EPOCHS, **options})
 
 
-def _by_lightning(module: Any) -> Any:
+def _by_lightning(module: Any, *, epochs: int = EPOCHS) -> Any:
     """Lightning's own trainer, the same batches in the same order."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     silent = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     trainer = lightning.Trainer(
-        max_epochs=EPOCHS,
+        max_epochs=epochs,
         accumulate_grad_batches=GLOBAL // MICRO,
         gradient_clip_val=0.5,
         accelerator="cpu",
@@ -368,6 +369,31 @@ def _plateau(optimizer: Any) -> Any:
 def test_what_can_not_be_said_exactly_is_refused_by_name(members: dict[str, Any], said: str) -> None:
     with pytest.raises(EvenstepError, match=said):
         _trainer(_with(**members)).train()
+
+
+def test_a_scheduler_that_follows_evaluations_is_what_its_refusal_says() -> None:
+    def configure_optimizers(self: Any) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            optimizer, "max", 0.5, patience=0, cooldown=1, min_lr=0.1
+        )
+        return {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "accuracy"}
+
+    theirs = _with(configure_optimizers=configure_optimizers)
+    with pytest.raises(ArgumentError, match="return the optimizer alone") as refused:
+        _trainer(theirs)
+    (written,) = re.findall(r"lr_schedule=(Plateau\(.*?\))`", str(refused.value))
+    optimizer = _by_lightning(theirs, epochs=6).optimizers[0]
+    schedule = eval(written, {"Plateau": evenstep.Plateau})
+    _trainer(
+        _with(configure_optimizers=lambda self: torch.optim.SGD(self.parameters(), lr=1.0)),
+        epochs=6,
+        lr_schedule=schedule,
+        evaluations=DataLoader(TensorDataset(INPUTS, CLASSES), 48),
+        hooks=evenstep.Evaluate(every_epochs=1),
+        train=evenstep.Training(clip_norm=0.5),
+    ).train()
+    assert optimizer.param_groups[0]["lr"] == schedule.multiplier < 1
 
 
 def _by_name(self: Any, batch: Any, *, batch_idx: int) -> Any:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import signature
 from numbers import Real
-from typing import Any, TypeAlias, TypedDict, cast, final
+from typing import Any, NotRequired, TypeAlias, TypedDict, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -39,12 +39,15 @@ _OF_BEFORE = ("training_epoch_end", "validation_epoch_end", "training_step_end",
 
 
 class LightningParts(TypedDict):
-    """What `Trainer` and `Engine` take, by the names of their arguments."""
+    """What `Trainer` and `Engine` take, by the names of their arguments; `lr_schedule` if the module has a scheduler.
+
+    Else it is theirs to be given: `Trainer(**parts(module), lr_schedule=…)`.
+    """
 
     model: nn.Module
     task: Task
     optimizer: Optimizer
-    lr_schedule: LrSchedule | None
+    lr_schedule: NotRequired[LrSchedule]
 
 
 def parts(
@@ -91,7 +94,8 @@ def parts(
     optimizer, schedule = optimizer_and_schedule(lightning, trainer)
     steps = _Steps(lightning)
     task = type(name, (_StepTask,), {})(lightning, trainer, count)  # messages name a task by its class
-    return LightningParts(model=steps, task=task, optimizer=optimizer, lr_schedule=schedule)
+    made = LightningParts(model=steps, task=task, optimizer=optimizer)
+    return made if schedule is None else {**made, "lr_schedule": schedule}
 
 
 def _base_of(module: object) -> type:

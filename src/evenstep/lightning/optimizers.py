@@ -160,7 +160,7 @@ def optimizer_and_schedule(module: Any, trainer: TrainerStandIn) -> tuple[Optimi
         table = cast("Mapping[str, Any]", given)
         _check_table(name, table, _OF_OPTIMIZER)
         schedulers += [table["lr_scheduler"]] if table.get("lr_scheduler") is not None else []
-        given = table.get("optimizer")
+        given, monitor = table.get("optimizer"), table.get("monitor")
     if not isinstance(given, Optimizer):
         raise ArgumentError(
             f"`{name}.configure_optimizers` must give an optimizer, but gives {said(given)}; return one."
@@ -169,18 +169,32 @@ def optimizer_and_schedule(module: Any, trainer: TrainerStandIn) -> tuple[Optimi
         raise ArgumentError(
             f"`{name}.configure_optimizers` gives {len(schedulers)} schedulers for one optimizer; give one."
         )
-    return given, _schedule(name, schedulers[0], given, trainer) if schedulers else None
+    return given, _schedule(name, schedulers[0], given, trainer, monitor) if schedulers else None
 
 
-def _schedule(name: str, given: Any, optimizer: Optimizer, trainer: TrainerStandIn) -> LrSchedule:
+def _as_plateau(scheduler: ReduceLROnPlateau, monitor: object) -> str:
+    """The line to write in the place of a scheduler that follows what the module logs as `monitor`."""
+    words = {
+        "metric": f"valid/{monitor or 'loss'}",
+        "mode": scheduler.mode,
+        "factor": scheduler.factor,
+        "patience_evaluations": scheduler.patience + 1,
+        "min_delta": scheduler.threshold,
+        "relative": scheduler.threshold_mode == "rel",
+        "cooldown_evaluations": scheduler.cooldown,
+        "min_factor": scheduler.min_lrs[0] / float(scheduler.optimizer.param_groups[0]["lr"] or 1.0),
+    }
+    return f"Plateau({', '.join(f'{word}={value!r}' for word, value in words.items())})"
+
+
+def _schedule(name: str, given: Any, optimizer: Optimizer, trainer: TrainerStandIn, monitor: object) -> LrSchedule:
     table = cast("dict[str, Any]", given) if isinstance(given, dict) else {"scheduler": given}
     _check_table(name, table, _OF_SCHEDULER)
     scheduler = table.get("scheduler")
     if isinstance(scheduler, ReduceLROnPlateau):
         raise ArgumentError(
             f"`{name}` gives a ReduceLROnPlateau, which goes by its own count of evaluations; give the trainer "
-            f"`lr_schedule=Plateau(metric='valid/loss', factor={scheduler.factor}, "
-            f"patience_evaluations={scheduler.patience + 1})`, and return the optimizer alone."
+            f"`lr_schedule={_as_plateau(scheduler, table.get('monitor') or monitor)}`, and return the optimizer alone."
         )
     if not isinstance(scheduler, LRScheduler):
         raise ArgumentError(f"`{name}` gives {said(scheduler)} as its scheduler, which must be one of torch; give one.")
