@@ -4,7 +4,7 @@
       take the next global batch
       update, and settle it                           before_update … after_update
       every `log_every_updates`: write the metrics
-      do what was requested: evaluate, save, stop
+      do what was requested: evaluate, save, stop     for an epoch's last update: behind after_epoch
 
 To settle is to learn which of the dispatched updates were committed. On a CPU that is known at once. Where the
 verdict stays on the device it is read every `settle_every_updates`, and always before anything that must not be undone
@@ -223,11 +223,16 @@ class Loop:
             return leave if isinstance(leave, GoBack) else self.settle() or leave
 
     def _after(self, batch: GlobalBatch) -> Leave:
-        """Do what is due after an update."""
+        """Do what is due after an update; behind the last one of an epoch hooks are first told of its end.
+
+        So what is evaluated and saved there is what they have asked for and changed at either.
+        """
         leave: Leave = self.settle() if batch.ends_epoch else None
         if leave is None and self.engine.progress.update % self.log_every_updates == 0:
             leave = self.settle() or self._write()
-        return leave or self.act()
+        if leave is None and self.engine.progress.position.epoch == batch.position.epoch:
+            leave = self.act()
+        return leave
 
     def _end_of_data(self) -> None:
         progress = self.engine.progress

@@ -9,11 +9,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Checkpointing, EarlyStop, Engine, Evaluate, Hook, MapData, PerGroup, Plateau, Step, Task, Trainer
+from evenstep import (
+    Checkpointing,
+    EarlyStop,
+    Engine,
+    Evaluate,
+    Failures,
+    Hook,
+    MapData,
+    PerGroup,
+    Plateau,
+    Step,
+    Task,
+    Trainer,
+)
 from evenstep.config.faults import did_you_mean
 from evenstep.data import Position, StreamData
 from evenstep.errors import ArgumentError, HookError
-from evenstep.events import UpdateEnd
+from evenstep.events import EpochEnd, UpdateEnd
 from evenstep.extras.multitask import Scheduled
 from evenstep.optim.schedules import LR_SCHEDULES, Constant, Cosine, Linear, Listed, LrSchedule, Multiplicative
 from evenstep.train.resolve import lr_schedule_of
@@ -132,6 +145,65 @@ def test_a_resumed_run_has_the_rates_and_bits_of_the_undisturbed_one(kind: str, 
     assert_same(whole.state_dict()["model"], second.state_dict()["model"])
     assert_same(whole.state_dict()["lr_schedule"], second.state_dict()["lr_schedule"])
     assert len({*expected.by_update.values()}) > 1, "the schedule changed nothing"
+
+
+@pytest.mark.parametrize("saved_at", [3, 4, 6])
+def test_what_hooks_ask_for_and_change_at_the_end_of_an_epoch_is_in_the_checkpoint_of_its_last_update(
+    saved_at: int, tmp_path: Path
+) -> None:
+    class Decays(Hook):
+        def after_epoch(self, event: EpochEnd) -> None:
+            for group in self.trainer.optimizer.param_groups if event.complete else ():
+                group["momentum"] *= 0.5
+
+    def run(name: str, source: Path | None = None) -> Trainer:
+        evaluations = {"valid": MapData(POINTS[:6], global_batch_size=6, shuffle=False)}
+        schedule = Plateau(factor=0.5, patience_evaluations=1, min_delta=10.0)
+        hooks, checkpoint = [Evaluate(every_epochs=1), Decays()], Checkpointing(every_updates=1, keep_last=None)
+        more = {"evaluations": evaluations, "hooks": hooks, "checkpoint": checkpoint}
+        one = trainer_of(Rates(), schedule, folder=tmp_path / name, **more)
+        if source is not None:
+            one.resume(source)
+        one.train()
+        return one
+
+    whole = run("whole").state_dict()
+    resumed = run("resumed", tmp_path / f"whole/checkpoints/step-{saved_at:08d}").state_dict()
+    assert_same(whole["model"], resumed["model"])
+    assert_same(whole["lr_schedule"], resumed["lr_schedule"])
+    assert whole["lr_schedule"]["0"]["multiplier"] == 0.5**3  # of four evaluations the first is the best
+
+
+def test_after_a_rewind_the_evaluation_at_the_end_of_an_epoch_is_made_again(tmp_path: Path) -> None:
+    class Once(Square):
+        def loss(self, output: Tensor, batch: Any) -> Tensor:
+            total = super().loss(output, batch)
+            if not self.now.is_training or self.now.update != spoils.get("update"):
+                return total
+            del spoils["update"]
+            return total * float("nan")
+
+    def run(folder: Path) -> Trainer:
+        one = trainer_of(
+            Rates(),
+            Plateau(factor=0.5, patience_evaluations=1, min_delta=10.0),
+            task=Once(),
+            evaluations={"valid": MapData(POINTS[:6], global_batch_size=6, shuffle=False)},
+            hooks=[Evaluate(every_epochs=1)],
+            folder=folder,
+            checkpoint=Checkpointing(every_updates=2),
+            failures=Failures(non_finite="rewind"),
+        )
+        one.train()
+        return one
+
+    spoils: dict[str, int] = {}
+    straight = run(tmp_path / "straight").state_dict()
+    spoils["update"] = 4  # behind the end of an epoch, and back to update 2
+    rewound = run(tmp_path / "rewound").state_dict()
+    assert not spoils
+    assert_same(straight["model"], rewound["model"])
+    assert_same(straight["lr_schedule"], rewound["lr_schedule"])
 
 
 def test_an_evaluation_after_an_aborted_save_is_not_counted_twice(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import final
 
 from evenstep.arguments import require_whole
 from evenstep.errors import ArgumentError, HookError
-from evenstep.events.event import EpochEnd, EvaluateEnd, TrainBegin, UpdateEnd
+from evenstep.events.event import EpochEnd, TrainBegin, UpdateEnd
 from evenstep.events.hook import Hook
 
 
@@ -43,7 +43,6 @@ class Evaluate(Hook):
         self._from_update = from_update
         self._every_updates = every_updates
         self._every_epochs = every_epochs
-        self._evaluated_at = -1
 
     def before_train(self, event: TrainBegin) -> None:
         if not self.trainer.evaluations:
@@ -58,11 +57,8 @@ class Evaluate(Hook):
 
     def after_epoch(self, event: EpochEnd) -> None:
         due = event.complete and self._every_epochs and (event.epoch + 1) % self._every_epochs == 0
-        if due and event.update >= self._from_update and self._evaluated_at != event.update:
+        if due and event.update >= self._from_update:
             self.trainer.request_evaluate()
-
-    def after_evaluate(self, event: EvaluateEnd) -> None:
-        self._evaluated_at = event.update
 
 
 def may_be_asked_for(hooks: Iterable[Hook | None]) -> bool:

@@ -48,7 +48,6 @@ class Save(Hook):
         self._every_updates = every_updates
         self._every_epochs = every_epochs
         self._every_minutes = every_minutes
-        self._saved_update = -1
         self._saved_at = monotonic()
 
     def before_train(self, event: TrainBegin) -> None:
@@ -62,10 +61,8 @@ class Save(Hook):
 
     def after_epoch(self, event: EpochEnd) -> None:
         due = event.complete and self._every_epochs and (event.epoch + 1) % self._every_epochs == 0
-        if due and self._saved_update != event.update:
+        if due:
             self.trainer.request_save()
 
     def after_save(self, event: SaveEnd) -> None:
         self._saved_at = monotonic()  # also if it failed: a full disk is not asked again at each update
-        if event.path is not None:
-            self._saved_update = event.update

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from evenstep.errors import ArgumentError
-from evenstep.events import Bus, EpochEnd, Evaluate, EvaluateEnd, UpdateEnd
+from evenstep.events import Bus, EpochEnd, Evaluate, UpdateEnd
 
 
 def attached(trainer: Any, **arguments: Any) -> Evaluate:
@@ -28,14 +28,6 @@ def test_it_asks_after_complete_epochs(trainer: Any) -> None:
         asked += [epoch for _ in trainer.asked]
         trainer.asked.clear()
     assert asked == [1, 3]
-
-
-def test_an_epoch_that_ends_with_an_evaluated_update_is_not_evaluated_again(trainer: Any) -> None:
-    hook = attached(trainer, every_updates=5, every_epochs=1)
-    hook.after_update(UpdateEnd(update=10, committed=True, num_samples=1))
-    hook.after_evaluate(EvaluateEnd(update=10, name="valid", metrics={}))
-    hook.after_epoch(EpochEnd(update=10, epoch=0))
-    assert trainer.asked == ["evaluate"]
 
 
 def test_no_period_is_an_error() -> None:
