@@ -239,17 +239,37 @@ def test_a_file_with_two_values_of_a_tied_parameter_is_refused_and_the_advice_wo
     assert torch.equal(model.encoder[0].weight, Net(1).encoder[2].weight)
 
 
-def test_stages_refuse_two_values_of_a_parameter_that_two_of_them_hold(tmp_path: Path) -> None:
-    def staged(seed: int) -> PipelineModel:
-        torch.manual_seed(seed)
-        layers = [Layer("0", nn.Linear(2, 2)), Layer("1", nn.Linear(2, 2))]
-        ties = (("0.weight", "1.weight"),)
-        return PipelineModel(Layers(layers, ties=ties), stages_per_rank=2, schedule="interleaved")
+def staged(seed: int) -> PipelineModel:
+    """Two stages that tie their weights."""
+    torch.manual_seed(seed)
+    layers = [Layer("0", nn.Linear(2, 2)), Layer("1", nn.Linear(2, 2))]
+    ties = (("0.weight", "1.weight"),)
+    return PipelineModel(Layers(layers, ties=ties), stages_per_rank=2, schedule="interleaved")
 
+
+def test_stages_refuse_two_values_of_a_parameter_that_two_of_them_hold_and_the_advice_works(tmp_path: Path) -> None:
     torch.manual_seed(5)
-    torch.save(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).state_dict(), tmp_path / "model.pt")
+    file, model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), staged(2)
+    torch.save(file.state_dict(), tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match=r"`0.weight` and `1.weight` are one parameter of the model"):
-        load_weights(staged(2), tmp_path / "model.pt")
+        load_weights(model, tmp_path / "model.pt")
+    load_weights(model, tmp_path / "model.pt", only="1.weight")
+    assert all(torch.equal(one, file[1].weight) for name, one in model.named_parameters() if "weight" in name)
+
+
+@pytest.mark.parametrize(
+    ("only", "left_out"), [("0.weight", ""), ("1.weight", ""), ("*.weight", "0.weight"), ("*.weight", "1.weight")]
+)
+def test_all_stages_load_and_freeze_their_copies_of_a_parameter_by_whichever_name(
+    only: str, left_out: str, tmp_path: Path
+) -> None:
+    state = staged(1).state_dict()
+    torch.save({name: one for name, one in state.items() if name != left_out}, tmp_path / "model.pt")
+    model = staged(2)
+    load_weights(model, tmp_path / "model.pt", only=only, freeze=True)
+    copies = [one for name, one in model.named_parameters() if "weight" in name]
+    assert [one.requires_grad for one in copies] == [False, False]
+    assert all(torch.equal(one, state["0.weight"]) for one in copies)
 
 
 def test_stages_load_what_they_have_and_refuse_together(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 from typing import cast, final
 
@@ -158,14 +159,19 @@ def put_weights(
     for name, flag in (("average", average), ("partial", partial), ("freeze", freeze)):
         require_flag(name, flag)
     ranks = model.mesh.pipeline if isinstance(model, PipelineModel) else Group()
-    live, aliases = _live(model)
-    names = {name: aliases.get(name, name) for name in live}  # of a tied copy in another stage, the first name
-    known = {name for theirs in ranks.gather([*names.values(), *names]) for name in theirs}
+    live, names = _live(model)
+    known = {name for theirs in ranks.gather(list(chain.from_iterable(names.values()))) for name in theirs}
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):
             meant = advice(pattern, sorted(known), f"it has {_some(sorted(known))}.")
             raise ArgumentError(f"`only` has `{pattern}`, which nothing of the model fits; {meant}")
-    wanted = {name: one for name, one in live.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    # copies of one parameter in several stages are meant by each of its names, as the one of a whole model is
+    fitting = {
+        name: [one for one in own if any(fnmatchcase(one, pattern) for pattern in patterns)]
+        for name, own in names.items()
+    }
+    names = {name: own for name, own in fitting.items() if own}
+    wanted = {name: live[name] for name in names}
 
     def compared() -> tuple[StoredWeights, LoadedWeights]:
         weights = open_weights(path, average=average)
@@ -186,7 +192,7 @@ def put_weights(
         )
 
     def read() -> dict[str, Tensor]:
-        values = {name: weights.read(_place(weights, name, names)) for name in report.loaded}
+        values = {name: weights.read(_place(weights, name, names[name])) for name in report.loaded}
         _check_tied(weights, values, wanted, names)
         weights.verify()
         return values
@@ -228,30 +234,33 @@ def _patterns(only: object) -> tuple[str, ...]:
     return tuple(cast("Sequence[str]", patterns))
 
 
-def _live(model: nn.Module) -> tuple[dict[str, Tensor], Mapping[str, str]]:
-    """The tensors of the model's state, and the first names of tied copies whose first is in another stage."""
+def _live(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
+    """The tensors of the model's state, and all names of each: with those of its copies in other stages."""
     state = unwrapped(model).state_dict(keep_vars=True)
     live = {plain(name): one for name, one in state.items() if isinstance(one, Tensor)}
-    return live, model.aliases if isinstance(model, PipelineModel) else {}
+    tied = {name: tie.names for tie in model.ties for name in tie.names} if isinstance(model, PipelineModel) else {}
+    return live, {name: [*tied.get(name, (name,))] for name in live}
 
 
-def _place(weights: StoredWeights, name: str, names: Mapping[str, str]) -> str:
-    """The name in the file of what the model calls `name`."""
-    return name if name in weights.outlines else names[name]
+def _place(weights: StoredWeights, name: str, names: Sequence[str]) -> str:
+    """The name in the file of what the model calls `name`, which may be any of `names`."""
+    own = [name] if name in names else []
+    return next((one for one in (*own, *names) if one in weights.outlines), names[0])
 
 
 def _compare(
     weights: StoredWeights,
     model: nn.Module,
     wanted: Mapping[str, Tensor],
-    names: Mapping[str, str],
+    names: Mapping[str, Sequence[str]],
     known: set[str] | None,
     *,
     freeze: bool,
 ) -> LoadedWeights:
     """What would be loaded; `known` are the names that the whole model has, or None if only some are wanted."""
     there = weights.outlines
-    found = {name: there[_place(weights, name, names)] for name in wanted if _place(weights, name, names) in there}
+    places = {name: _place(weights, name, names[name]) for name in wanted}
+    found = {name: there[place] for name, place in places.items() if place in there}
     loaded = [name for name in found if found[name].shape == wanted[name].shape]
     _check_formats(weights.source, {name: (found[name].dtype, wanted[name].dtype) for name in loaded})
     tied = {id(wanted[name]) for name in loaded}  # a file may hold tied weights under one of their names
@@ -287,21 +296,26 @@ def _check_formats(source: str, formats: Mapping[str, tuple[torch.dtype, torch.d
 
 
 def _check_tied(
-    weights: StoredWeights, values: Mapping[str, Tensor], wanted: Mapping[str, Tensor], names: Mapping[str, str]
+    weights: StoredWeights,
+    values: Mapping[str, Tensor],
+    wanted: Mapping[str, Tensor],
+    names: Mapping[str, Sequence[str]],
 ) -> None:
     """Raise CheckpointError where the file has two different values for one parameter of the model."""
     firsts: dict[int, str] = {}
     for name, value in values.items():
-        own = firsts.setdefault(id(wanted[name]), name)
-        first = names[name] if names[name] != name and names[name] in weights.outlines else own
-        if first == name:
-            continue
-        other = values[first] if first in values else weights.read(first)
-        if other.shape != value.shape or bool(((other != value) & ~(other.isnan() & value.isnan())).any()):
-            raise CheckpointError(
-                f"`{first}` and `{name}` are one parameter of the model (tied), but in `{weights.source}` they differ; "
-                f"load into a model that does not tie them, or name one of them by `only`."
-            )
+        own, place = firsts.setdefault(id(wanted[name]), name), _place(weights, name, names[name])
+        together = [*([] if own in names[name] else [own]), *names[name]]
+        for other in together:
+            if other == place or other not in weights.outlines:
+                continue
+            there = values[other] if other in values else weights.read(other)
+            if there.shape != value.shape or bool(((there != value) & ~(there.isnan() & value.isnan())).any()):
+                first, second = sorted((other, place), key=together.index)
+                raise CheckpointError(
+                    f"`{first}` and `{second}` are one parameter of the model (tied), but in `{weights.source}` they "
+                    f"differ; load into a model that does not tie them, or name one of them by `only`."
+                )
 
 
 def _some(names: Sequence[str]) -> str:
