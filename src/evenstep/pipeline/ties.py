@@ -53,14 +53,35 @@ def equalise(ties: Sequence[Tie], parameters: Mapping[str, nn.Parameter], group:
 
 
 def sum_over_owners(ties: Sequence[Tie], parameters: Mapping[str, nn.Parameter], group: Group) -> None:
-    """Replace each copy's gradient by the sum over all: ((g₀ + g₁) + g₂) + …; a missing one is no summand."""
+    """Replace each copy's gradient by the sum over all: ((g₀ + g₁) + g₂) + …; a missing one is no summand.
+
+    Raises:
+        ArgumentError: some of the copies are frozen, on all ranks.
+    """
     if not ties:
         return
-    mine = [[name for name in tie.names if name in parameters and parameters[name].grad is not None] for tie in ties]
+    own = [{name: parameters[name] for name in tie.names if name in parameters} for tie in ties]
+    mine = [{name: (one.requires_grad, one.grad is not None) for name, one in copies.items()} for copies in own]
     everybody = group.gather(mine)
     for number, tie in enumerate(ties):
-        present = {name for theirs in everybody for name in theirs[number]}
-        _sum_one(tie, present, parameters, group)
+        known = {name: flags for theirs in everybody for name, flags in theirs[number].items()}
+        check_frozen({name: trains for name, (trains, _) in known.items()})
+        _sum_one(tie, {name for name, (_, is_there) in known.items() if is_there}, parameters, group)
+
+
+def check_frozen(trains: Mapping[str, bool]) -> None:
+    """Raise ArgumentError where some copies of one parameter are frozen: their gradients are no part of its own.
+
+    Args:
+        trains: whether each copy has `requires_grad`, by name.
+    """
+    frozen = [name for name, one in trains.items() if not one]
+    if frozen and len(frozen) < len(trains):
+        others = ", ".join(f"`{name}`" for name, one in trains.items() if one)
+        raise ArgumentError(
+            f"`{frozen[0]}` is frozen, but {others}, which is the same parameter in another stage, is not; set "
+            f"`requires_grad` of all of them alike, by each of these names, or untie them."
+        )
 
 
 def _sum_one(tie: Tie, present: set[str], parameters: Mapping[str, nn.Parameter], group: Group) -> None:

@@ -17,6 +17,7 @@ from evenstep.names import named_parameters
 from evenstep.options import Training
 from evenstep.parallel import Local, Strategy
 from evenstep.pipeline import PipelineModel
+from evenstep.pipeline.ties import check_frozen
 from evenstep.precision import Precision, SixteenBits
 from evenstep.strides import shares_memory
 from evenstep.train.state.train_state import parameter_names
@@ -213,16 +214,21 @@ def check_ties(model: nn.Module, groups: Sequence[Sequence[str]]) -> None:
     group_of = {name: number for number, names in enumerate(groups) for name in names}
     firsts, held = model.aliases, named_parameters(model)
     tied = {*firsts, *firsts.values()} & held.keys()
-    everybody = model.mesh.pipeline.gather({name: group_of.get(name) for name in sorted(tied)})
+    mine = {name: (group_of.get(name), held[name].requires_grad) for name in sorted(tied)}
     places: dict[str, tuple[str, int | None]] = {}
-    for name, number in [each for theirs in everybody for each in theirs.items()]:
-        other, before = places.setdefault(firsts.get(name, name), (name, number))
+    trains: dict[str, dict[str, bool]] = {}
+    for name, (number, is_trained) in [each for theirs in model.mesh.pipeline.gather(mine) for each in theirs.items()]:
+        first = firsts.get(name, name)
+        trains.setdefault(first, {})[name] = is_trained
+        other, before = places.setdefault(first, (name, number))
         if before != number:
             raise ArgumentError(
                 f"`{other}` and `{name}` are one parameter, of which two stages have a copy, but the optimizers hold "
                 f"them in {_group(before)} and in {_group(number)}, so the copies would become different; give them "
                 f"the same group on all ranks, by their names rather than by their places."
             )
+    for copies in trains.values():
+        check_frozen(copies)
 
 
 def _group(number: int | None) -> str:

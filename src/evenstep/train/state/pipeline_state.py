@@ -90,6 +90,7 @@ class StageStateSharding(PipelineStateSharding):
             "model": {name: value for name, value in state["model"].items() if name in mine or name not in known},
             "optimizer": saved,
             "ema": _under(averaged, state["ema"], aliases),
+            "trained": _under(trained, state.get("trained", {}), aliases),
         }
 
     def _parts(self, state: Tree) -> Tree:
