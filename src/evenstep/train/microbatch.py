@@ -323,6 +323,11 @@ def backward_of(loss: Tensor, gradient: Tensor) -> None:
                 "evenstep goes back from the loss itself: `Task.loss` must not call `backward`, and what it computes "
                 "from must be of this micro-batch's forward, not kept from an earlier one."
             )
+        if "modified by an inplace operation" in str(error):
+            error.add_note(
+                "Where a module's forward is computed again (`memory.checkpoint`), what it was called with must not be "
+                "changed in place, by it or behind it: write `x = x + y` for `x += y`, or leave it out."
+            )
         if isinstance(error, CheckpointError):
             error.add_note(
                 "A module's forward has computed something else when it was computed again in the backward: "

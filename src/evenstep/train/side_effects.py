@@ -6,9 +6,11 @@ back, of the model and of whatever else is named. Parameters are not: a forward 
 
 import random
 from collections import OrderedDict, deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy, deepcopy
+from inspect import isroutine
+from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -35,7 +37,7 @@ def without_side_effects(owners: Iterable[object]) -> Generator[None]:
     (tensor([0.]), False)
     """
     everybody = _with_modules(owners)
-    kept = [_Kept(one) for one in everybody if hasattr(one, "__dict__")]
+    kept = [Attributes(one) for one in everybody if hasattr(one, "__dict__")]
     buffers = {id(one): one for owner in everybody if isinstance(owner, nn.Module) for one in owner.buffers(False)}
     values = [(buffer, times_written(buffer), buffer.detach().clone()) for buffer in buffers.values()]
     try:
@@ -86,17 +88,27 @@ def _with_modules(owners: Iterable[object]) -> list[object]:
     return list(found.values())
 
 
-class _Kept:
-    """The attributes of an object, and the state of the generators among them."""
+class Attributes:
+    """The attributes of an object as they are now, and the state of the generators among them.
+
+    >>> norm = nn.BatchNorm1d(1); kept = Attributes(norm); norm.eps = 1.0; kept.put_back(); norm.eps
+    1e-05
+    """
 
     def __init__(self, owner: object) -> None:
-        self._attributes = vars(owner)
+        self.owner, self._attributes = owner, vars(owner)
         self._before = dict(self._attributes)
         values = self._before.values()
         self._contents = [(one, copy(one)) for one in values if type(one) in _CONTAINERS]
         self._generators = [(one, _state_of(one)) for one in values if _is_generator(one)]
 
+    def held(self) -> Iterator[object]:
+        """What the attributes are, and what stands in lists and mappings among them."""
+        for value in self._before.values():
+            yield from _items(value) if type(value) in _CONTAINERS else (value,)
+
     def put_back(self) -> None:
+        """Let them be so again."""
         for name in [name for name in self._attributes if name not in self._before]:
             del self._attributes[name]
         for name, value in self._before.items():
@@ -109,6 +121,39 @@ class _Kept:
 
 
 _NOTHING = object()
+
+
+def attributes_within(objects: Iterable[object]) -> list[Attributes]:
+    """The attributes of all that is not torch's, a function or a class, and of what such objects hold."""
+    found: dict[int, Attributes] = {}
+    rest = list(objects)
+    while rest:
+        one = rest.pop()
+        if (
+            id(one) not in found
+            and hasattr(one, "__dict__")
+            and not isinstance(one, _NO_OBJECTS)
+            and not isroutine(one)
+        ):
+            found[id(one)] = kept = Attributes(one)
+            rest.extend(kept.held())
+    return list(found.values())
+
+
+_NO_OBJECTS = (Tensor, nn.Module, type, ModuleType)
+
+
+@contextmanager
+def as_they_were(kept: Sequence[Attributes]) -> Generator[None]:
+    """Inside, attributes are what they were when they were kept; afterwards they are as before."""
+    now = [Attributes(one.owner) for one in kept]
+    for one in kept:
+        one.put_back()
+    try:
+        yield
+    finally:
+        for one in now:
+            one.put_back()
 
 
 def _refill(container: Any, content: Any) -> None:

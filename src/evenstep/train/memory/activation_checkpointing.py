@@ -20,6 +20,7 @@ from evenstep.internals import buffers_of, compiled_in_place, pytree, times_writ
 from evenstep.memory import is_out_of_memory
 from evenstep.parallel.buffers import is_norm
 from evenstep.train.randomness import Randomness, RandomnessSnapshot
+from evenstep.train.side_effects import as_they_were, attributes_within
 
 MAY_DEPEND = (
     "it may depend on what it keeps in attributes, or in a cache that it is given, as models of transformers do unless "
@@ -86,7 +87,8 @@ class CheckpointedForward:
         tensors = {id(one): one for one in leaves if isinstance(one, Tensor)}
         places = {key: place for place, key in enumerate(tensors)}
         rest = [_TensorIndex(places[id(one)]) if isinstance(one, Tensor) else one for one in leaves]
-        return checkpoint(_RecordedForward(self, rest, form), *tensors.values(), use_reentrant=False)
+        recorded = _RecordedForward(self, rest, form, called_with=(args, kwargs))
+        return checkpoint(recorded, *tensors.values(), use_reentrant=False)
 
     def remove(self, module: nn.Module) -> None:
         """Let the module be called as it was before."""
@@ -117,23 +119,29 @@ class _RecordedForward:
     Args:
         leaves: of its arguments, with the places of tensors instead of those, which are not held here.
         form: of its arguments.
+        called_with: the arguments themselves, for the first forward only: what it puts into lists, mappings and objects
+            is then where the caller looks for it.
     """
 
-    __slots__ = ("_copies", "_form", "_held", "_leaves", "_moment", "_of")
+    __slots__ = ("_called_with", "_copies", "_form", "_held", "_leaves", "_moment", "_objects", "_of")
 
-    def __init__(self, of: CheckpointedForward, leaves: Sequence[Any], form: pytree.TreeSpec) -> None:
-        self._of, self._leaves, self._form = of, leaves, form
+    def __init__(
+        self, of: CheckpointedForward, leaves: Sequence[Any], form: pytree.TreeSpec, *, called_with: tuple[Any, Any]
+    ) -> None:
+        self._of, self._leaves, self._form, self._called_with = of, leaves, form, called_with
+        self._objects = attributes_within(leaves)
         self._moment: RandomnessSnapshot | None = None
         self._held: list[Tensor | None] = []
         self._copies: dict[int, Tensor] = {}  # of buffers that the forward moves, from before it
 
     def __call__(self, *tensors: Tensor) -> Any:
-        leaves = [tensors[one.place] if isinstance(one, _TensorIndex) else one for one in self._leaves]
-        args, kwargs = pytree.tree_unflatten(leaves, self._form)
         of = self._of
         if self._moment is not None:
-            with of.randomness.again(self._moment), self._buffers_again():
+            leaves = [tensors[one.place] if isinstance(one, _TensorIndex) else one for one in self._leaves]
+            args, kwargs = pytree.tree_unflatten(leaves, self._form)
+            with of.randomness.again(self._moment), self._buffers_again(), as_they_were(self._objects):
                 return self._forward_again(*args, **kwargs)
+        (args, kwargs), self._called_with = self._called_with, ((), {})
         versions = self._keep_buffers()
         with of.randomness.noted() as moment:
             output = of.forward(*args, **kwargs)
