@@ -123,14 +123,14 @@ class _Begin:
 
     def __init__(self, randomness: Randomness, places: list[int]) -> None:
         self._randomness, self._places = randomness, places
-        self._begun = self._calls = 0
+        self._begun, self._calls = 0, dict[int, int]()
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         if not self._randomness.under_way:
             return
         if self._begun != self._randomness.begun:
-            self._begun, self._calls = self._randomness.begun, 0
-        self._calls += self._randomness.begin_layer(self._places, self._calls)
+            self._begun, self._calls = self._randomness.begun, {}
+        self._randomness.begin_layer(self._places, self._calls)
 
 
 def layers_of(model: nn.Module) -> Sequence[Layer]:

@@ -21,6 +21,7 @@ from evenstep.keys import branch_below, key_below
 
 LOSS = crc32(b"loss") | 1 << 40  # as `keys` takes the name "loss", without encoding it each time
 _seed_cpu = torch.default_generator.manual_seed
+_seed_of_cpu = torch.default_generator.initial_seed
 # Of a Mersenne twister that was seeded and has drawn nothing: the first of its words (of Python's), its place behind
 # them, and no normal number that is left over. After its first draw the place is another, and with it all words.
 _SEEDED = 1 << 31, 624, None
@@ -64,14 +65,14 @@ class RandomnessSnapshot(NamedTuple):
         python: the state of Python's generator as it begins.
         numpy: that of numpy's.
         state: the branch of the keys of its micro-batch.
-        places: of the layers that begin within it, in their order.
+        paths: of the keys of the layers that begin within it, in their order.
         seeds_all: whether Python's and numpy's are seeded with each of them.
     """
 
     python: Any
     numpy: Any
     state: int
-    places: list[int]
+    paths: list[tuple[int, ...]]
     seeds_all: bool
 
 
@@ -103,7 +104,8 @@ class Randomness:
         self.under_way = False
         self.begun = 0
         self._moment: RandomnessSnapshot | None = None  # of the part of a forward that runs now, to be computed again
-        self._again: tuple[RandomnessSnapshot, Iterator[int]] | None = None  # that which is being computed again
+        # that which is being computed again
+        self._again: tuple[RandomnessSnapshot, Iterator[tuple[int, ...]]] | None = None
         self.found = ""  # what was not keyed until now, for whoever tells people; they empty it
 
     @contextmanager
@@ -148,24 +150,28 @@ class Randomness:
         """A layer of it begins, by its place in the model, or its `LOSS`."""
         self._seed(key_below(self._state, place))
 
-    def begin_layer(self, places: list[int], call: int) -> bool:
-        """A layer of a whole model begins, as its place among `places` says for the `call`-th time in a micro-batch.
+    def begin_layer(self, places: list[int], calls: dict[int, int]) -> None:
+        """A layer of a whole model begins.
 
-        Returns:
-            Whether that counts: False where its forward is computed again.
+        Each call in a micro-batch draws other numbers, as where a task calls the model twice. A forward that torch's
+        checkpointing computes again is the same call: its generators are then those with which that began.
+
+        Args:
+            places: of the layer in the model, for one call after the other.
+            calls: the numbers of its calls in this micro-batch, by what torch's generator was seeded with before.
         """
         if self._again is not None:
             moment, again = self._again
-            number = key_below(moment.state, next(again))
+            number = key_below(moment.state, *next(again))
             seed_torch(self._device, number)
             if moment.seeds_all:
                 _seed_python_and_numpy(number)
-            return False
-        place = places[call % len(places)]
-        self.place(place)
+            return
+        through, call = divmod(calls.setdefault(_seed_of_cpu(), len(calls)), len(places))
+        path = (places[call], through) if through else (places[call],)
+        self._seed(key_below(self._state, *path))
         if self._moment is not None:
-            self._moment.places.append(place)
-        return True
+            self._moment.paths.append(path)
 
     @contextmanager
     def noted(self) -> Generator[RandomnessSnapshot]:
@@ -189,7 +195,7 @@ class Randomness:
         before, outer = (random.getstate(), np.random.get_state()), self._again
         random.setstate(moment.python)
         np.random.set_state(moment.numpy)
-        self._again = moment, iter(moment.places)
+        self._again = moment, iter(moment.paths)
         try:
             yield
         finally:

@@ -234,6 +234,34 @@ def test_a_loss_that_draws_and_groups_of_parameters_change_nothing_about_that() 
     assert same({name: whole[name] for name in staged}, staged)
 
 
+class Twice(Task):
+    """R-Drop: the model is called once more, and what differs is what its dropout has made."""
+
+    def __init__(self, *, recomputed: bool = False) -> None:
+        self.model: list[nn.Module] = []
+        self.recomputed, self.apart = recomputed, list[float]()
+
+    def prepare(self, model: nn.Module) -> None:
+        self.model = [model]
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        from torch.utils.checkpoint import checkpoint
+
+        [model] = self.model
+        again = checkpoint(model, batch[0], use_reentrant=False) if self.recomputed else model(batch[0])
+        self.apart.append(float((output - again).detach().abs().max()))
+        return (output**2).sum() + ((output - again) ** 2).sum()
+
+
+@pytest.mark.parametrize("make", [sequence, shared, Net])
+def test_a_layer_that_is_called_once_more_for_a_micro_batch_draws_anew(make: Callable[[], nn.Module]) -> None:
+    unchecked: dict[str, Any] = {"train": Training(check_loss=False), "evaluations": {}}
+    first, second = Twice(), Twice(recomputed=True)
+    kept = trained(built(make), task=first, **unchecked)
+    assert min(first.apart) > 0.01
+    assert same(trained(built(make), task=second, **unchecked), kept) and second.apart == first.apart
+
+
 def test_the_layers_of_a_whole_model_draw_as_the_caller_wants_outside_of_training() -> None:
     model = built(sequence)
     trained(model)
