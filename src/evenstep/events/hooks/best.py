@@ -52,6 +52,9 @@ class Best(Hook):
         self._keep = keep
         self.link = link
         self._best: list[tuple[float, int]] = []  # value and update, the best first
+        self._saved = self._saving = list[
+            tuple[float, int]
+        ]()  # the same as of the last checkpoint, and as of the one under way
 
     @property
     def best_value(self) -> float | None:
@@ -66,11 +69,7 @@ class Best(Hook):
     def before_train(self, event: TrainBegin) -> None:
         if not self._is_of_training():
             self._target.check(self)
-        folder = self._folder()
-        step = next(iter(self.kept_checkpoints()), "")
-        # a run killed between the save and the link has only the former
-        if step and self.trainer.is_first_rank and (folder / "checkpoints" / step).is_dir():
-            replace_text(folder / self.link, f"{step}\n")
+        self._write_link()  # a run killed between the save and the link has only the former
 
     def after_evaluate(self, event: EvaluateEnd) -> None:
         if self._is_of_training():
@@ -86,9 +85,17 @@ class Best(Hook):
             latest = self.trainer.storage.latest(self._target.metric)
             if latest is not None:
                 self._take(latest.value, event.update)
+        self._saving = self._best.copy()
 
     def after_save(self, event: SaveEnd) -> None:
-        if event.path is not None and event.update == self.best_update and self.trainer.is_first_rank:
+        if event.path is None:  # so it is none of the best, and what it has displaced is still there
+            later = [one for one in self._best if one not in self._saving]
+            self._best = self._saved.copy()
+            for value, update in later:
+                self._take(value, update)
+            return
+        self._saved = self._saving
+        if event.update == self.best_update and self.trainer.is_first_rank:
             replace_text(self._folder() / self.link, f"{event.path.name}\n")
 
     def kept_checkpoints(self) -> tuple[str, ...]:
@@ -98,11 +105,10 @@ class Best(Hook):
         return {**self._target.state_dict(), "best": [list(one) for one in self._best]}
 
     def load_state_dict(self, state: dict[str, Any]) -> str | None:
-        if said := self._target.differs(state):
-            self._best = []
-            return said
-        self._best = [(value, update) for value, update in state["best"]][: self._keep]
-        return None
+        said = self._target.differs(state)
+        self._best = [] if said else [(value, update) for value, update in state["best"]][: self._keep]
+        self._saved = self._best.copy()
+        return said or None
 
     def _take(self, value: float, update: int) -> bool:
         """Whether the value is among the best; it then is remembered."""
@@ -117,6 +123,11 @@ class Best(Hook):
         self._best.insert(place, (value, update))
         del self._best[self._keep :]
         return True
+
+    def _write_link(self) -> None:
+        folder, step = self._folder(), next(iter(self.kept_checkpoints()), "")
+        if step and self.trainer.is_first_rank and (folder / "checkpoints" / step).is_dir():
+            replace_text(folder / self.link, f"{step}\n")
 
     def _is_of_training(self) -> bool:
         return self._target.evaluation == _TRAINING and _TRAINING not in self.trainer.evaluations

@@ -53,6 +53,29 @@ def test_a_failed_save_is_not_linked(trainer: Any) -> None:
     assert not (trainer.folder / "best").exists()
 
 
+def test_a_checkpoint_that_could_not_be_saved_is_none_of_the_best(trainer: Any) -> None:
+    trainer.folder.mkdir()
+    hook = attached(trainer)
+    for update, loss, path in ((10, 2.0, Path("step-00000010")), (20, 1.0, None), (30, 1.5, None)):
+        hook.after_evaluate(evaluated(update, loss))
+        hook.before_save(SaveBegin(update=update))
+        hook.after_save(SaveEnd(update=update, path=path))
+    assert (hook.best_value, hook.kept_checkpoints()) == (2.0, ("step-00000010",))
+    trainer.asked.clear()
+    hook.after_evaluate(evaluated(40, 1.5))  # better than what there is
+    assert trainer.asked == ["save"]
+
+
+def test_when_a_save_fails_while_the_next_best_is_known_that_one_counts(trainer: Any) -> None:
+    trainer.folder.mkdir()
+    hook = attached(trainer)
+    hook.after_evaluate(evaluated(10, 2.0))
+    hook.before_save(SaveBegin(update=10))
+    hook.after_evaluate(evaluated(20, 1.0))
+    hook.after_save(SaveEnd(update=10, path=None))
+    assert hook.kept_checkpoints() == ("step-00000020",)
+
+
 def test_after_a_resume_a_worse_model_is_not_the_best(trainer: Any) -> None:
     before = attached(trainer)
     before.after_evaluate(evaluated(10, 2.0))
