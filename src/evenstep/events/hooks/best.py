@@ -10,7 +10,7 @@ from typing import Any, cast, final
 
 from evenstep.arguments import require_whole
 from evenstep.errors import ArgumentError, HookError
-from evenstep.events.event import EvaluateEnd, SaveBegin, SaveEnd, TrainBegin
+from evenstep.events.event import EvaluateEnd, Incident, SaveBegin, SaveEnd, TrainBegin
 from evenstep.events.files import replace_text
 from evenstep.events.hook import Hook
 from evenstep.events.hooks.target import MetricTarget, Mode
@@ -97,6 +97,11 @@ class Best(Hook):
         self._saved = self._saving
         if event.update == self.best_update and self.trainer.is_first_rank:
             replace_text(self._folder() / self.link, f"{event.path.name}\n")
+
+    def on_incident(self, event: Incident) -> None:
+        if event.kind == "rewind" and self.trainer.is_first_rank:  # what the link names may be gone
+            (self._folder() / self.link).unlink(missing_ok=True)
+            self._write_link()
 
     def kept_checkpoints(self) -> tuple[str, ...]:
         return tuple(f"step-{update:08d}" for _, update in self._best)

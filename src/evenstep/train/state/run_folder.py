@@ -34,6 +34,7 @@ from evenstep.checkpoint.folders import (
 from evenstep.checkpoint.lock import LOCK
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.events import Incident
+from evenstep.events.files import replace_text
 from evenstep.parallel import Group
 from evenstep.writable import nearest
 
@@ -197,9 +198,12 @@ class RunFolder:
         """Delete the checkpoints of more than `update` updates; all ranks call it together."""
 
         def forget() -> None:
-            for path in complete_checkpoints(self.checkpoints):
-                if (step_update(path.name) or 0) > update:
-                    remove_checkpoint(path)
+            found = complete_checkpoints(self.checkpoints)
+            kept = [path for path in found if (step_update(path.name) or 0) <= update]
+            for path in found[len(kept) :]:
+                remove_checkpoint(path)
+            if kept:
+                replace_text(self.checkpoints.with_name(LATEST), f"{kept[-1].name}\n")
             if (mirror := self.mirror) is not None:
                 for name in mirror.steps():
                     if (step_update(name) or 0) > update:
