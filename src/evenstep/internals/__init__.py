@@ -293,6 +293,11 @@ def is_torchs_step(step: Any) -> bool:
     return step.__code__ is _WITHOUT_GRAD and step.__wrapped__.__globals__["__name__"].startswith("torch.optim.")
 
 
+def is_set_up(optimizer: Optimizer) -> bool:
+    """Whether torch's own constructor has run for it, or its `__setstate__`."""
+    return hasattr(optimizer, "_optimizer_state_dict_post_hooks")
+
+
 def has_state_hooks(optimizer: Optimizer) -> bool:
     """Whether hooks change what `state_dict` gives."""
     return bool(cast("Any", optimizer)._optimizer_state_dict_post_hooks)

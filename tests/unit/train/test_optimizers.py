@@ -226,6 +226,36 @@ def test_what_would_fail_in_the_first_step_is_refused_when_built(make: Any, said
         trainer(make)
 
 
+class Prepared(torch.optim.Optimizer):
+    """As those around another one are, such as what Accelerate's `prepare` gives."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    param_groups = property(lambda self: self.optimizer.param_groups)  # pyright: ignore[reportAssignmentType]
+    state = property(lambda self: self.optimizer.state)  # pyright: ignore[reportAssignmentType]
+
+
+class Bare(torch.optim.Optimizer):
+    def __init__(self, parameters: Any) -> None:
+        self.param_groups, self.state, self.defaults = [{"params": [*parameters], "lr": 0.1}], {}, {}
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda parameters: Prepared(torch.optim.SGD(parameters)),
+            r"is a Prepared around another one, .* \(`optimizer.optimizer`\)",
+        ),
+        (Bare, r"but Bare has not called it; .* `super\(\).__init__\(parameters, defaults\)`"),
+    ],
+)
+def test_an_optimizer_that_torch_has_not_set_up_is_refused_when_built(make: Any, said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        trainer(lambda model: make(model.parameters()))
+
+
 class Closing(torch.optim.SGD):
     def step(self, closure: Callable[[], Any]) -> None:
         closure()

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from evenstep.arguments import require_seed, said
 from evenstep.errors import ArgumentError
 from evenstep.events import Best
+from evenstep.internals import is_set_up
 from evenstep.optim.ema import Ema
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import OPTIONS, SAVED_BY
@@ -41,6 +42,7 @@ def check_engine_arguments(
         )
     name = optimizer.__name__ if isinstance(optimizer, type) else "AdamW"
     check_kind("optimizer", optimizer, Optimizer, f"`optimizer=torch.optim.{name}(model.parameters(), lr=…)`")
+    _check_set_up(cast("Optimizer", optimizer))
     require_seed(seed)
     if not isinstance(device, str | torch.device):
         raise ArgumentError(
@@ -55,6 +57,21 @@ def check_engine_arguments(
         raise ArgumentError(
             f"`coefficients` must be numbers by the names of tasks, but is {said(coefficients)}; write {write}."
         )
+
+
+def _check_set_up(optimizer: Optimizer) -> None:
+    """Raise ArgumentError for an optimizer that torch's constructor knows nothing of, such as one around another."""
+    if is_set_up(optimizer):
+        return
+    if isinstance(getattr(optimizer, "optimizer", None), Optimizer):
+        raise ArgumentError(
+            f"`optimizer` is {said(optimizer)} around another one, and decides by itself when that steps; give the one "
+            f"that it is around (`optimizer.optimizer`)."
+        )
+    raise ArgumentError(
+        f"`optimizer` must be set up by torch's constructor, but {type(optimizer).__name__} has not called it; let its "
+        f"`__init__` begin with `super().__init__(parameters, defaults)`."
+    )
 
 
 def _check_tasks(given: object) -> None:
