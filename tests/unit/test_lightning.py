@@ -23,6 +23,7 @@ from evenstep.errors import ArgumentError, EvenstepError, NonFiniteError, TaskEr
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     lightning: Any = pytest.importorskip("lightning.pytorch")
+    torchmetrics: Any = pytest.importorskip("torchmetrics")
 
 _DRAWN = torch.Generator().manual_seed(0)
 INPUTS = torch.randn(48, 6, generator=_DRAWN)
@@ -362,6 +363,16 @@ def _plateau(optimizer: Any) -> Any:
         ({"training_step": _asks(lambda self, index: self.log("lr", 1.0))}, "Own gives a metric called `lr`"),
         ({"validation_epoch_end": lambda self, outputs: None}, "overrides `validation_epoch_end`, which this engine"),
         ({"teardown": lambda self, stage: None}, "overrides `teardown`, which this engine does not call"),
+        ({"get_extra_state": lambda self: 1}, r"overrides `get_extra_state`, .* do it in an `evenstep.Hook`, and say"),
+        (
+            {"on_after_batch_transfer": lambda self, batch, index: batch},
+            r"let its steps begin with `batch = self.on_after_batch_transfer\(batch, …\)`, and say `without=",
+        ),
+        (
+            {"training_step": _asks(lambda self, index: self.log("n", torchmetrics.MeanMetric()))},
+            "is a MeanMetric; log what its call gives where a mean of that is meant, and give others to `Task.metrics`",
+        ),
+        ({"training_step": _asks(lambda self, index: self.log("n", torch.ones(2)))}, r"shape \[2\]; log its mean"),
         ({"configure_optimizers": _of_another}, "a StepLR of another optimizer than the one beside it"),
         ({"configure_optimizers": _rates(_exponential, reduce_on_plateau=True)}, "is stepped with a metric"),
     ],
@@ -394,6 +405,13 @@ def test_a_scheduler_that_follows_evaluations_is_what_its_refusal_says() -> None
         train=evenstep.Training(clip_norm=0.5),
     ).train()
     assert optimizer.param_groups[0]["lr"] == schedule.multiplier < 1
+
+
+def test_what_is_no_module_yet_or_any_more_is_refused_with_what_to_give() -> None:
+    with pytest.raises(ArgumentError, match=r"is the class Classifier itself; write `parts\(Classifier\(…\)\)`"):
+        _trainer(Classifier)
+    with pytest.raises(ArgumentError, match=r"is a ModuleDict; give it as it was before `torch.compile`"):
+        _trainer(nn.ModuleDict({"_orig_mod": Classifier()}))  # where `torch.compile` puts it
 
 
 def _by_name(self: Any, batch: Any, *, batch_idx: int) -> Any:

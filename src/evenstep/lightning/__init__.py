@@ -34,7 +34,11 @@ _NOT_OF_TRAINING = (
     *("load_from_checkpoint", "save_hyperparameters", "to_onnx", "to_torchscript", "to_tensorrt", "print"),
 )
 _NOT_OF_TRAINING_BEGIN = ("on_test_", "on_predict_")
-_HOOKS = ("on_", "configure_", "optimizer_", "lr_scheduler_", "transfer_", "backward", "teardown")
+_HOOKS = (
+    *("on_", "configure_", "optimizer_", "lr_scheduler_", "transfer_", "backward", "teardown"),
+    *("get_extra_state", "set_extra_state"),
+)
+_OF_A_BATCH = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _OF_BEFORE = ("training_epoch_end", "validation_epoch_end", "training_step_end", "validation_step_end")  # Lightning 1
 
 
@@ -101,10 +105,12 @@ def parts(
 def _base_of(module: object) -> type:
     bases = [one for one in type(module).__mro__ if one.__name__ == "LightningModule"]
     if not bases or not isinstance(module, nn.Module):
-        raise ArgumentError(
-            f"`module` must be a LightningModule, but is {said(module)}; give a module as `model=` to `Trainer`, with "
-            f"a `Task` that says what a batch means."
-        )
+        write = "give a module as `model=` to `Trainer`, with a `Task` that says what a batch means."
+        if isinstance(module, type):
+            write = f"write `parts({module.__name__}(…))`."
+        elif isinstance(module, nn.Module) and "_orig_mod" in dict(module.named_children()):
+            write = "give it as it was before `torch.compile`, and the trainer `train=Training(compile='model')`."
+        raise ArgumentError(f"`module` must be a LightningModule, but is {said(module)}; {write}")
     return bases[-1]
 
 
@@ -127,9 +133,12 @@ def _check_hooks(module: nn.Module, base: type, without: Collection[str]) -> Non
         raise ArgumentError(f"`without` must be a list of names, but is {without!r}; write `without=[{without!r}]`.")
     lost = [each for each in own if each not in without]
     if lost:
+        of_a_batch = next((each for each in lost if each in _OF_A_BATCH), None)
+        ways = [f"let its steps begin with `batch = self.{of_a_batch}(batch, …)`"] if of_a_batch else []
+        ways += ["do it in an `evenstep.Hook`"] if any(each not in _OF_A_BATCH for each in lost) else []
         raise ArgumentError(
-            f"`{name}` overrides {', '.join(f'`{each}`' for each in lost)}, which this engine does not call; do it in "
-            f"an `evenstep.Hook`, and say `without={lost!r}` when it is done or not needed."
+            f"`{name}` overrides {', '.join(f'`{each}`' for each in lost)}, which this engine does not call; "
+            f"{', or '.join(ways)}, and say `without={lost!r}` when it is done or not needed."
         )
     if unknown := [each for each in without if each not in own]:
         raise ArgumentError(
@@ -171,6 +180,18 @@ _Logged: TypeAlias = "Sequence[tuple[Tensor | float, float | None]]"
 """The numbers that a step has logged under one name, each with the samples that it said it is of."""
 
 
+def _said_of(value: Any) -> str:
+    """What a step logs that is no number, and what to do."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}; log its mean"
+    if not callable(getattr(value, "compute", None)):
+        return f"{said(value)}; log one number under each name"
+    return (
+        f"{said(value)}; log what its call gives where a mean of that is meant, and give others to `Task.metrics` of a "
+        f"task of yours, with the module as `model=` of the `Trainer`"
+    )
+
+
 @final
 class _Log:
     """Stands in the place of the module's `log` while one of its steps runs: keeps what the step logs."""
@@ -203,10 +224,7 @@ class _Log:
         if isinstance(value, _Unasked):
             raise TaskError(value.why)
         if not isinstance(value, Tensor | Real) or (isinstance(value, Tensor) and value.numel() != 1):
-            raise TaskError(
-                f"`{self._name}` logs `{name}`, which must be a number, but is {said(value)}; of a metric object log "
-                f"what its call gives, or give the objects to `Task.metrics`."
-            )
+            raise TaskError(f"`{self._name}` logs `{name}`, which must be a number, but is {_said_of(value)}.")
         number = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
         self.logged.setdefault(name, []).append((number, batch_size))
 
