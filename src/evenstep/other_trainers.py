@@ -439,7 +439,9 @@ ATTRIBUTES = {
         "`engine.update(*microbatches)`, which does forwards, backwards, their reduction and the optimizer's step": ""
         "step backward zero_grad forward train_batch train_step run_step training_step fit run train manual_backward "
         "optimizer_step accumulate no_sync sync_gradients set_gradient_accumulation_boundary",
-        "`engine.evaluate(*microbatches)`": "eval eval_batch validate test val validation_step eval_step",
+        "`engine.evaluate(*microbatches)`, of all ranks": "eval eval_batch validate test val validation_step eval_step "
+        "gather gather_for_metrics",
+        "`precision`, an argument of the engine": "autocast scaler mixed_precision",
         "`Training(clip_norm=…)`, the engine's argument `train`": "clip_grad_norm_ clip_grad_norm clip_gradients",
         "`torch.save(engine.state_dict(), path)`, which all ranks call and the first writes": "save save_checkpoint "
         "save_state save_model",

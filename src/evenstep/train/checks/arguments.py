@@ -94,7 +94,7 @@ def check_own_loop(lr_schedule: LrSchedule | None, group: Group) -> None:
     if lr_schedule is not None and "epochs" in lr_schedule.needs:
         raise ArgumentError(
             f"`lr_schedule` {type(lr_schedule).__name__} counts epochs, which an engine is not told of; let it count "
-            f"updates (`unit='updates'`), or train with a `Trainer`."
+            f"updates (`unit='updates'`, of a torch scheduler `interval='step'`), or train with a `Trainer`."
         )
     if group.can_change:
         raise ArgumentError("ranks that come and go are dealt their data by a `Trainer`; use that.")
