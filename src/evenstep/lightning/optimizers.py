@@ -77,7 +77,8 @@ class _TorchRates(LrSchedule):
             try:
                 while len(self._factors) <= steps:
                     self._step()
-                self._live = [{key: group[key] for key in self._kept[0]} for group in self._groups]
+                pairs = zip(self._groups, self._kept, strict=True)
+                self._live = [{key: group[key] for key in kept} for group, kept in pairs]
             finally:
                 self._put(before)
         return self._factors[steps]
