@@ -225,7 +225,7 @@ def test_what_another_trainer_has_is_answered_by_what_to_do(word: str) -> None:
 
 FUNCTIONS = [
     getattr(package, name)
-    for package in (import_module(f"evenstep{name}") for name in ("", ".hf"))
+    for package in (import_module(f"evenstep{name}") for name in ("", ".hf", ".lightning"))
     for name in package.__all__
     if inspect.isfunction(getattr(package, name))
 ]

@@ -365,6 +365,7 @@ def _plateau(optimizer: Any) -> Any:
         ({"configure_optimizers": _rates(_exponential, frequency=None)}, "must be a whole number, but is None"),
         ({"configure_optimizers": _rates(_from_nothing, interval="step")}, "a rate to a group that begins at 0"),
         ({"training_step": lambda self, batch, batch_idx, dataloader_idx: None}, "such as `dataloader_idx=0`"),
+        ({"training_step": lambda self, dataloader_iter: None}, r"let it take a batch, `training_step\(self, batch, "),
         ({"training_step": lightning.LightningModule.training_step}, "`Own` has no `training_step`, .* write one"),
         ({"training_step": _asks(lambda self, index: 10 - index)}, "Own.training_step` asks the number of its batch"),
         ({"training_step": _asks(lambda self, index: {index: 1})}, "Own.training_step` asks the number of its batch"),
@@ -416,6 +417,19 @@ def test_a_scheduler_that_follows_evaluations_is_what_its_refusal_says() -> None
         train=evenstep.Training(clip_norm=0.5),
     ).train()
     assert optimizer.param_groups[0]["lr"] == schedule.multiplier < 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"count": 16}, "`count` must be a function that gives the number of units of a batch, but is 16"),
+        ({"updates": "9"}, "`updates` must be a whole number, but is '9'"),
+        ({"without": None}, "`without` must be a list of names, but is None"),
+    ],
+)
+def test_an_argument_of_another_kind_is_refused_by_name(asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        _trainer(Classifier(), **asked)
 
 
 def test_what_is_no_module_yet_or_any_more_is_refused_with_what_to_give() -> None:

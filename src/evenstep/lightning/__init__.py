@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from evenstep.arguments import advice, said
+from evenstep.arguments import advice, require_callable, require_count, said
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import share_contents
+from evenstep.keywords import answered
 from evenstep.lightning.optimizers import optimizer_and_schedule
 from evenstep.lightning.trainer import TrainerStandIn
 from evenstep.optim.schedules import LrSchedule
@@ -54,6 +55,7 @@ class LightningParts(TypedDict):
     lr_schedule: NotRequired[LrSchedule]
 
 
+@answered
 def parts(
     module: nn.Module,
     *,
@@ -84,6 +86,10 @@ def parts(
     evenstep.errors.ArgumentError: `module` must be a LightningModule, but is a Linear; give a module as `model=` ...
     """
     base = _base_of(module)
+    if updates is not None:
+        require_count("updates", updates)
+    if count is not None:
+        require_callable("count", count, purpose="gives the number of units of a batch")
     lightning: Any = module
     name = type(module).__name__
     _check_automatic(lightning)
@@ -129,8 +135,9 @@ def _check_hooks(module: nn.Module, base: type, without: Collection[str]) -> Non
     own = [each for each in hooks if each in vars(module) or getattr(type(module), each) is not getattr(base, each)]
     own = [each for each in (*own, *_OF_BEFORE) if callable(getattr(module, each, None))]
     name = type(module).__name__
-    if isinstance(without, str):
-        raise ArgumentError(f"`without` must be a list of names, but is {without!r}; write `without=[{without!r}]`.")
+    if isinstance(without, str) or not isinstance(cast("object", without), Collection):
+        write = f"[{without!r}]" if isinstance(without, str) else "[…]"
+        raise ArgumentError(f"`without` must be a list of names, but is {said(without)}; write `without={write}`.")
     lost = [each for each in own if each not in without]
     if lost:
         of_a_batch = next((each for each in lost if each in _OF_A_BATCH), None)
@@ -273,6 +280,11 @@ def _call_of(module: nn.Module, step: str) -> Callable[[Any], Any] | None:
         return None
     name = f"{type(module).__name__}.{step}"
     taken = signature(act)
+    if "dataloader_iter" in taken.parameters:
+        raise ArgumentError(
+            f"`{name}` takes the iterator of a loader, from which it would take batches that nobody has counted; let "
+            f"it take a batch, `{step}(self, batch, batch_idx)`."
+        )
     index = _Unasked(
         f"`{name}` asks the number of its batch, which depends on how the global batch was cut; go by "
         f"`self.global_step`, the number of updates."
