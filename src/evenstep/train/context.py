@@ -78,15 +78,18 @@ class MicrobatchResults:
 
     Args:
         late_total: Σw_m over all ranks where the weights are late, to divide by; else None.
+        late_totals: Σw_m of each task whose weights are late, by its name.
         losses: the summed losses with the names of their tasks, by the micro-batches' numbers.
         failures: what tasks have raised, with their names, where it is to be agreed on later.
     """
 
     late_total: Tensor | None = None
+    late_totals: dict[str, Tensor] = field(default_factory=dict)
     losses: dict[int, tuple[str, Tensor]] = field(default_factory=dict)
     failures: dict[int, tuple[str, Exception]] = field(default_factory=dict)
 
     def add(self, other: "MicrobatchResults") -> None:
         """Take what is known of other micro-batches of the update."""
+        self.late_totals.update(other.late_totals)
         self.losses.update(other.losses)
         self.failures.update(other.failures)

@@ -134,6 +134,10 @@ class MicrobatchStep:
             break
         return tuple(self._parts)
 
+    def settle_late(self, total: Tensor) -> None:
+        """Record what losses whose weights came late add to that of all tasks; `total` is Σw_m over all ranks."""
+        self._recording.settle_late(total)
+
     def forward(self, stage: Stage, received: Outputs, microbatch: int) -> tuple[Outputs, Tensor | None]:
         """Apply a stage, and where it gives the task's loss, compute and record that.
 

@@ -178,4 +178,4 @@ class SummedLoss:
     def __call__(self) -> float:
         self.finish()
         total, weight = cast("list[float]", self._pair.tolist())
-        return total / weight if weight else math.nan  # the weights of several tasks come late
+        return total / weight if weight else math.nan

@@ -5,7 +5,7 @@ Losses and metrics go to the storage as (sum, weight) pairs that stay on the dev
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -37,12 +37,13 @@ class Recording:
         gathered: the losses, and what tasks have raised.
     """
 
-    __slots__ = ("_context", "_prefix", "_update", "_weights", "gathered", "late_weights")
+    __slots__ = ("_context", "_late", "_prefix", "_update", "_weights", "gathered", "late_weights")
 
     def __init__(self, context: TrainContext, weights: Weights, update: int, prefix: str) -> None:
         self._context, self._weights = context, weights
         self._update, self._prefix = update, prefix
         self.late_weights: dict[int, Tensor] = {}
+        self._late: dict[int, tuple[str, Tensor | float]] = {}  # losses that wait for Σw, with the names of their tasks
         self.gathered = MicrobatchResults()
 
     def take(
@@ -102,6 +103,8 @@ class Recording:
         if total is None:
             put(prefix + "loss", 0.0, weight, update=update)
             put(prefix + "no_loss", 1.0, update=update)
+            if one.task and torch.is_grad_enabled():
+                self._add_to_all(one, 0.0, weight)
             return None
         detached = total.detach() if total.requires_grad else total
         put(prefix + "loss", detached, weight, update=update)
@@ -162,14 +165,30 @@ class Recording:
     def _trained(self, one: Microbatch, total: Tensor, weight: float | Tensor) -> Tensor:
         """The loss with its learned coefficient; `train/loss` is then what all tasks' losses come to together."""
         context, weights = self._context, self._weights
-        divisor, late = weights.divisors[one.index], isinstance(weight, Tensor)
+        divisor = weights.divisors[one.index]
         share = weight if isinstance(weight, Tensor) else divisor * weight / weights.totals[one.task]
         trained = context.coefficients.weighted(one.task, total, share)
-        if not late:
-            scaled = trained.detach() * (context.coefficients.value(one.task, self._update) / divisor)
-            part = cast("float", weight) / weights.totals[one.task] / weights.num_tasks
-            context.storage.put(f"{self._prefix}loss", scaled, part, update=self._update)
+        self._add_to_all(one, trained.detach(), weight)
         return trained
+
+    def _add_to_all(self, one: Microbatch, trained: Tensor | float, weight: float | Tensor) -> None:
+        """Record what a loss adds to that of all tasks, λ·S / Σw; where its weight is late, once that sum is known."""
+        context, weights, name = self._context, self._weights, one.task
+        if isinstance(weight, Tensor):
+            _, earlier = self._late.get(one.index, (name, 0.0))  # of another piece
+            self._late[one.index] = name, earlier + trained
+            return
+        scaled = trained * (context.coefficients.value(name, self._update) / weights.divisors[one.index])
+        part = weight / weights.totals[name] / weights.num_tasks
+        context.storage.put(f"{self._prefix}loss", scaled, part, update=self._update)
+
+    def settle_late(self, total: Tensor) -> None:
+        """Record what losses whose weights came late add to that of all tasks; see `MicrobatchStep.settle_late`."""
+        context, weights = self._context, self._weights
+        for name, trained in self._late.values():
+            factor = torch.where(total > 0, context.coefficients.value(name, self._update) / total, 0.0)
+            part = 1.0 / weights.totals[name] / weights.num_tasks
+            context.storage.put(f"{self._prefix}loss", trained * factor, part, update=self._update)
 
 
 def _checked(task: Task, total: Any, weight: object, microbatch: int, method: str) -> Tensor | None:

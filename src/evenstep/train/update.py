@@ -8,6 +8,7 @@ about an abort; that is the loop's. Until it applies, it may be begun anew at an
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from math import fsum
 from typing import final
 
 import torch
@@ -206,8 +207,12 @@ class Update:
                 skipped_samples=weights.skipped_samples,
             )
         late, scale = gathered.late_total, self._context.precision.scale
+        total, divisor = (weights.total, scale) if late is None else (late, scale * late)
+        if late is None and (several := gathered.late_totals):
+            total = fsum(one for name, one in weights.totals.items() if name not in several) + sum(several.values())
+            if several.keys() == weights.totals.keys():
+                divisor = scale * (total > 0)  # of nothing but weights of 0 there is no gradient
         self.is_whole = False  # until all that follows has been applied
-        divisor = scale if late is None else scale * late
         begin = partial(StepBegin, update=update, divisor=divisor)
         named = record_function("apply") if profiler_runs() else NOTHING
         with named, self._context.bus.span("step", begin, lambda error: StepEnd(update=update)):
@@ -230,7 +235,7 @@ class Update:
             before=before,
             precision=self._context.precision.state,
             aborted=applied.aborted,
-            total=weights.total if late is None else late,
+            total=total,
             norm=applied.norm,
             skipped_samples=weights.skipped_samples,
             gathered=gathered,
@@ -391,7 +396,9 @@ class Update:
         for parameter in self.trained.outside:
             parameter.grad = None
         if self._may_be_late and all(self._context.tasks[name].late_weight for name in weights.totals):
-            gathered.late_total = self._late_total(step.late_weights, weights)
+            gathered.late_total = total = self._late_total(step.late_weights, weights)
+            gathered.late_totals = dict.fromkeys(weights.totals, total)
+            step.settle_late(total)
         return gathered
 
     def _run_in_turn(self, weights: Weights, step: MicrobatchStep) -> None:

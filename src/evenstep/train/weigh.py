@@ -25,7 +25,8 @@ class Weights:
     """The weights of one update.
 
     Args:
-        totals: Σw_m of each task that has work, over all micro-batches and ranks; 1.0 where its weights are late.
+        totals: Σw_m of each task that has work, over all micro-batches and ranks; how many these are where its weights
+            are late.
         num_microbatches: of the update, over all ranks.
         each: w_m of this rank's micro-batches, by their global number; none of those that are late.
         divisors: what the summed loss of a micro-batch of this rank is divided by; see `Task.reduction`.
@@ -141,7 +142,7 @@ def _summed(
         if total <= 0:
             continue
         task = tasks[name]
-        totals[name] = 1.0 if task.late_weight else total
+        totals[name] = total
         if task.late_weight or task.reduction == "sum":
             divisors.update(dict.fromkeys(numbers, 1.0))
         elif task.reduction == "weight":

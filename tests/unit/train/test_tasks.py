@@ -375,6 +375,59 @@ def test_metrics_are_routed_by_task_and_the_loss_of_all_is_their_weighted_sum(se
     assert trainer.storage.latest("perf/b/data_s") is not None
 
 
+@pytest.mark.parametrize("late", ["", "a", "b", "ab"])
+@pytest.mark.parametrize("silent", ["", "a", "b"])
+def test_the_loss_of_all_is_their_weighted_sum_where_weights_come_late_and_batches_have_no_loss(
+    several: Any, late: str, silent: str
+) -> None:
+    class Told(several.Regress):
+        def loss(self, output: Any, batch: Any) -> Any:
+            one = super().loss(output, batch)
+            is_silent = self.head == silent and float(batch[1][0]) > 0
+            return Loss(None, weight=one.weight) if is_silent else one
+
+    model = several.model_of("a", "b")
+    tasks = {name: Told(name, late=name in late) for name in BATCHES}
+    trainer = trainer_of(several, model, task=tasks, train=Training(coefficients={"b": 0.5}), updates=4)
+    trainer.train()
+    of_a, of_b, of_all = (trainer.storage.history(f"train/{name}loss") for name in ("a/", "b/", ""))
+    assert [one.value for one in of_all] == pytest.approx(
+        [a.value + 0.5 * b.value for a, b in zip(of_a, of_b, strict=True)], rel=1e-12
+    )
+
+
+def test_an_engine_counts_weights_that_come_late_beside_others(several: Any) -> None:
+    ends: list[Any] = []
+    for late in ("", "b"):
+        model = several.model_of("a", "b")
+        tasks = {name: several.Regress(name, late=name in late) for name in BATCHES}
+        engine = Engine(model=model, task=tasks, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), device="cpu")
+        ends.append(
+            engine.update(
+                *[
+                    (several.stacked(several.samples(size, seed)), name)
+                    for seed, (name, size) in enumerate(BATCHES.items())
+                ]
+            )
+        )
+    assert ends[1].loss == pytest.approx(ends[0].loss, rel=1e-12)
+    assert [one.weight for one in ends] == [10, 10]
+
+
+def test_where_all_weights_come_late_and_are_0_nothing_moves_and_it_is_said(several: Any) -> None:
+    batches = {name: several.stacked(several.samples(4, seed)) for seed, name in enumerate(BATCHES)}
+    nothing = {name: [x, y, v * 0] for name, (x, y, v) in batches.items()}
+    model = several.model_of("a", "b")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    tasks = {name: several.Regress(name, late=True) for name in BATCHES}
+    engine = Engine(model=model, task=tasks, optimizer=optimizer, device="cpu")
+    engine.update(*[(batch, name) for name, batch in batches.items()])
+    before = several.flat(model)
+    aborted = engine.update(*[(batch, name) for name, batch in nothing.items()])
+    assert aborted.incident.kind == "no_weight"
+    assert torch.equal(several.flat(model), before)
+
+
 def test_evaluations_are_by_task_too(several: Any) -> None:
     model = several.model_of("a", "b")
     valid = Mixture(

@@ -230,9 +230,9 @@ class CompiledUpdate:
                     recording.take(task, one, _WHOLE, loss)
             else:
                 recording.take_alone(one, total)
-            if one.task and total is not None:
+            if one.task:
                 divisor, weight = weights.divisors[one.index], weights.each[one.index]
-                scaled = total * (context.coefficients.value(one.task, update) / divisor)
+                scaled = 0.0 if total is None else total * (context.coefficients.value(one.task, update) / divisor)
                 put("train/loss", scaled, weight / weights.totals[one.task] / weights.num_tasks, update=update)
         return recording
 
