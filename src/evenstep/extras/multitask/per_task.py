@@ -61,12 +61,15 @@ class PerTaskGradients:
         return whole
 
     def _losses(self, tasks: Sequence[str], weights: Weights, whole: MicrobatchResults) -> Tensor:
-        """Σ S_m / divisor of each task over all ranks, in the order of the micro-batches whoever ran them."""
+        """Σ S_m / divisor, or Σ S_m / Σ w_m where weights are late, of each task over all ranks, in the order of the
+        micro-batches whoever ran them.
+        """
         each = torch.zeros(len(tasks), weights.num_microbatches, dtype=torch.float64)
         for microbatch, (name, loss) in whole.losses.items():
             each[tasks.index(name), microbatch] = loss.double().cpu() / weights.divisors[microbatch]
         summed = self.execution.group.sum_floats(each.flatten().tolist())
-        return torch.tensor(summed, dtype=torch.float64).view_as(each).sum(1)
+        late = torch.tensor([float(whole.late_totals.get(name, 1.0)) for name in tasks], dtype=torch.float64)
+        return torch.where(late > 0, torch.tensor(summed, dtype=torch.float64).view_as(each).sum(1) / late, 0.0)
 
     def _products(self, columns: list[list[Tensor | None]], count: int) -> Tensor:
         """⟨g_s, g_t⟩ without the loss scale, in float64 on the CPU; a column is a parameter's gradient in each task."""

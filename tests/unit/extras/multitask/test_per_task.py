@@ -181,3 +181,17 @@ def test_sparse_gradients_and_tasks_without_names_are_refused(several: Any) -> N
             updates=1,
             train=Training(combine=PcGrad()),
         )
+
+
+def test_a_method_is_told_losses_divided_by_weights_that_come_late_too(several: Any) -> None:
+    class Hears(Combine):
+        def __call__(self, products: Tensor, losses: Any, *, tasks: Any, seed: int, update: int) -> Any:
+            heard.append(list(losses))
+            return Separate()(products, losses, tasks=tasks, seed=seed, update=update)
+
+    heard: list[list[float]] = []
+    for late in ("", "ac"):
+        task = {name: several.Regress(name, late=name in late) for name in SIZES}
+        trained(several, task=task, train=Training(combine=Hears()))
+    for early, late in zip(heard[:3], heard[3:], strict=True):
+        assert late == pytest.approx(early, rel=1e-12)
