@@ -67,6 +67,13 @@ def test_what_shards_can_not_do_is_refused_by_name(kind: Kind, strategy: str) ->
     assert any(kind.refused in one for one in found), found
 
 
+def test_an_item_that_writes_into_a_list_is_refused_where_the_list_is_a_copy() -> None:
+    check(2, ("Told",), ("ordered-fsdp",))
+    found = on_ranks(2, programs.train_all, ("Told",), ("fsdp",))
+    assert all(isinstance(one, Failed) for one in found), found
+    assert any("`blocks.1` writes into a list or mapping" in one for one in found), found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.net)
 def test_the_advice_for_what_shards_can_not_do_works(kind: Kind) -> None:

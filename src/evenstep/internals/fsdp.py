@@ -189,6 +189,37 @@ def _sums_beside(shard: Any) -> bool:
     return "unsharded_accumulated_grad" in vars(shard)
 
 
+def watch_arguments(part: Any, written: Callable[[], None]) -> None:
+    """Call `written` where a part has written into a list or mapping that it was called with, but that is a copy.
+
+    FSDP2 passes the tensors that a part is called with through an identity, and puts them into lists and mappings of
+    its own; whoever called the part sees nothing of what is written into those.
+    """
+    given: list[Any] = []  # of the call that runs: what it was called with, and what was in the copies of that
+
+    def before(_: nn.Module, args: Any, kwargs: Any) -> None:
+        given[:] = [[one for one in (*args, *kwargs.values()) if isinstance(one, list | dict)]]
+
+    def copied(_: nn.Module, args: Any, kwargs: Any) -> None:
+        own, copies = given[0], [one for one in (*args, *kwargs.values()) if isinstance(one, list | dict)]
+        given[:] = (
+            [copies, _held(copies)] if any(one is not other for one, other in zip(own, copies, strict=True)) else []
+        )
+
+    def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if given and any(one is given[0][0] for one in (*args, *kwargs.values())) and _held(given[0]) != given[1]:
+            written()
+
+    part.register_forward_pre_hook(torch.compiler.disable(before), prepend=True, with_kwargs=True)
+    part.register_forward_pre_hook(torch.compiler.disable(copied), with_kwargs=True)
+    part.register_forward_hook(torch.compiler.disable(after), with_kwargs=True)
+
+
+def _held(containers: list[Any]) -> list[Any]:
+    """What lists and mappings hold, without looking at values."""
+    return [(str(path), id(leaf)) for path, leaf in pytree.tree_flatten_with_path(containers)[0]]
+
+
 def leave_inputs_alone(part: Any) -> None:
     """Let a part use its inputs themselves.
 

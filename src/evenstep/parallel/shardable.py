@@ -92,6 +92,15 @@ def check_steppable(whole: Sequence[nn.Parameter], optimizer: torch.optim.Optimi
             )
 
 
+def refuse_written(item: str) -> None:
+    """Raise TaskError for an item of a list that writes into what it is called with, which nobody would see."""
+    raise TaskError(
+        f"`{item or 'the model'}` writes into a list or mapping that it is called with, of which torch's FSDP2 gives "
+        f"it a copy, so that whoever called it would not see it: let it return what it tells (`return x, told`), or "
+        f"{_INSTEAD}."
+    )
+
+
 def explained(error: Exception, parameters: Mapping[str, Tensor]) -> Exception:
     """What an error of torch's in a pass means where parameters come and go; itself if nothing is known of it.
 
@@ -111,7 +120,9 @@ def explained(error: Exception, parameters: Mapping[str, Tensor]) -> Exception:
             f"a backward needs parameters that are in shards again: with `fsdp` a gradient can't be differentiated "
             f"once more (`create_graph=True`), nor a graph be walked a second time, nor an item's output that is a "
             f"view be changed in place (`y += x`; write `y = y + x`), nor a loss use a parameter that the model gives "
-            f"out as it is (give out what the loss needs of it, `parameter.exp()`). Here {_INSTEAD}."
+            f"out as it is (give out what the loss needs of it, `parameter.exp()`), nor an item give its output in an "
+            f"object that is no dataclass, or by writing into what it is called with (let it return the tensors). Here "
+            f"{_INSTEAD}."
         )
     return error
 

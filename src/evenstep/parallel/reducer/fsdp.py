@@ -5,15 +5,17 @@ sum is reduced and scattered while the next unit's backward runs. A stage of a p
 instead. It is equal to `Ddp` up to rounding.
 """
 
+from functools import partial
 from typing import final
 
 from torch import nn
 
-from evenstep.internals.fsdp import add_late_gradient, end_backward, gradient_of
+from evenstep.internals.fsdp import add_late_gradient, end_backward, gradient_of, parts, watch_arguments
 from evenstep.parallel.reducer.padded import PaddedReducer
 from evenstep.parallel.reducer.per_plan import PlanReducer
 from evenstep.parallel.reducer.reducer import Reducer
 from evenstep.parallel.reducer.sharded import Sharded
+from evenstep.parallel.shardable import refuse_written
 
 
 @final
@@ -52,6 +54,8 @@ class FsdpReducer(PaddedReducer):
 
     def _prepare(self) -> None:
         super()._prepare()
+        for name, part in parts(self.module):
+            watch_arguments(part, partial(refuse_written, name))
         self._accumulate_only()
 
     def _owe(self) -> None:
