@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from shutil import get_terminal_size
 from textwrap import fill
-from typing import NamedTuple, cast
+from typing import NamedTuple, NoReturn, cast
 
 from evenstep.addresses import check_here
 from evenstep.cli.arguments import in_home, split
@@ -262,14 +262,14 @@ def _dispatch(arguments: list[str], *, leaves: bool) -> int:
         return EXIT_DONE
     own, settings = split(arguments, [f"--{option.name}" for option in _options_beside(arguments[0])])
     own = [in_home(argument) for argument in own]
-    if own and not own[0].startswith("-") and own[0] not in COMMANDS:
-        close = get_close_matches(own[0], COMMANDS, n=1)
-        advice = f"did you mean `evenstep {close[0]}`?" if close else f"there are {', '.join(COMMANDS)}."
-        raise ConfigError([f"`{own[0]}` is not a command; {advice}"])
+    if arguments[0] not in (*COMMANDS, "-h", "--help", "--version"):
+        raise ConfigError([_no_command(arguments[0])])
     try:
-        options = parser.parse_args(own)
-    except SystemExit as stop:  # argparse has said everything: help and version end with 0, a wrong line with 2
+        options, unknown = parser.parse_known_args(own)
+    except SystemExit as stop:  # argparse has printed help or the version
         return cast("int", stop.code)
+    if unknown:
+        raise ConfigError([_not_taken(options.command, unknown)])
     command = COMMANDS[options.command]
     given = [argument.partition("=")[0] for argument in own]
     twice = [f"--{one.name}" for one in command.options if one.value is not None and given.count(f"--{one.name}") > 1]
@@ -286,20 +286,51 @@ def _dispatch(arguments: list[str], *, leaves: bool) -> int:
         return run(getattr(options, "path", ""), settings, **own_options)
 
 
+def _no_command(given: str) -> str:
+    """What to say of a first argument that is no command."""
+    if given.startswith("-"):
+        return f"`{given}` stands where the command must; `evenstep --help` lists the commands, which options follow."
+    close = [f"train {given}"] if given.endswith(".toml") else get_close_matches(given, COMMANDS, n=1)
+    advice = f"did you mean `evenstep {close[0]}`?" if close else f"there are {', '.join(COMMANDS)}."
+    return f"`{given}` is not a command; {advice}"
+
+
+def _not_taken(name: str, given: Sequence[str]) -> str:
+    """What to say of arguments that a command does not take: another command's options, or no options at all."""
+    command = COMMANDS[name]
+    first = next((argument for argument in given if argument.startswith("-")), given[0])
+    option = first.partition("=")[0].removeprefix("--")
+    others = [f"`evenstep {other}`" for other, each in COMMANDS.items() if option in [one.name for one in each.options]]
+    if first.startswith("--") and others:
+        key = import_module("evenstep.config.keys").meant_by((option,), ()) if command.settings is not None else None
+        is_near = key is not None and key.endswith(f".{option}")
+        advice = f"did you mean `--{key}`?" if is_near else f"see `evenstep {name} --help`."
+        return f"`--{option}` is an option of {', '.join(others)}, not of `evenstep {name}`; {advice}"
+    if first.startswith("-"):
+        return f"`{first}` is no option, which begin with two dashes; see `evenstep {name} --help`."
+    if "=" in first and command.settings is not None:
+        return f"`{first}` is not a setting; write settings as `--section.key value`, such as `--train.updates 100`."
+    takes = f"only {command.path[0]}" if command.path is not None else "none"
+    return f"`{first}` is one argument too many, as `evenstep {name}` takes {takes}; leave it out."
+
+
 def _check_settings(name: str, settings: Sequence[str]) -> None:
     """Raise ConfigError for what is no setting of the command: most likely a misspelt option."""
     command = COMMANDS[name]
     names = [option.name for option in command.options]
-    for given in [setting.partition("=")[0] for setting in settings if setting.startswith("--")]:
+    for setting, following in zip(settings, [*settings[1:], "--"], strict=False):
+        if not setting.startswith("--"):
+            continue
+        given = setting.partition("=")[0]
         close = get_close_matches(given.removeprefix("--"), names, n=1, cutoff=0.7)
-        meant = (
-            f"did you mean `--{close[0]}`?" if close else f"its options are {', '.join(f'--{one}' for one in names)}."
-        )
+        meant = f"did you mean `--{close[0]}`?" if close else f"see `evenstep {name} --help`."
         if command.settings is None:
-            takes = meant if names else "it takes none."
+            options = f"its options are {', '.join(f'--{one}' for one in names)}." if names else "it takes none."
+            takes = meant if close else options
             raise ConfigError([f"`{given}` can't be given to `evenstep {name}`, which takes no settings; {takes}"])
         table = given.removeprefix("--").partition(".")[0]
-        if close and table not in import_module("evenstep.config.schema").Config.model_fields:
+        is_flag = "=" not in setting and following.startswith("--") and command.options_of is None
+        if (close or is_flag) and table not in import_module("evenstep.config.schema").Config.model_fields:
             raise ConfigError([f"`{given}` is neither an option of `evenstep {name}` nor a key of a run file; {meant}"])
 
 
@@ -317,8 +348,15 @@ def _filled(text: str, indent: str = "") -> str:
     return "\n".join(lines)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says a wrong command line in one sentence, as all other faults are said."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError([f"`{self.prog}`: {message}; see `{self.prog} --help`."])
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="evenstep",
         description="Train PyTorch models: one update is one update, however the hardware cuts it.",
         epilog="exit codes: 0 done, 1 error, 2 wrong configuration, 75 saved and wants to be run again, 130 Ctrl-C",

@@ -62,7 +62,17 @@ def test_it_tells_its_version(evenstep: Run) -> None:
     [
         (["trian", "run.toml"], "`trian` is not a command; did you mean `evenstep train`?"),
         (["train"], "the following arguments are required: RUN.toml"),
-        (["train", "run.toml", "other.toml"], "unrecognized arguments: other.toml"),
+        (["run.toml"], "`run.toml` is not a command; did you mean `evenstep train run.toml`?"),
+        (["-v"], "`-v` stands where the command must"),
+        (["report", "runs/a", "--to"], "`evenstep report`: argument --to: expected one argument; see"),
+        (["train", "run.toml", "other.toml"], "`other.toml` is one argument too many"),
+        (["config-schema", "x"], "as `evenstep config-schema` takes none; leave it out."),
+        (["train", "run.toml", "updates=3"], "`updates=3` is not a setting; write settings as `--section.key value`"),
+        (["train", "run.toml", "-updates", "3"], "`-updates` is no option, which begin with two dashes"),
+        (["train", "--updates", "3", "run.toml"], "is an option of `evenstep prove`, not of `evenstep train`; did you"),
+        (["train", "run.toml", "--ranks", "2"], "did you mean `--launch.ranks`?"),
+        (["train", "run.toml", "--verify"], "not of `evenstep train`; see `evenstep train --help`."),
+        (["train", "run.toml", "--quiet"], "`--quiet` is neither an option of `evenstep train` nor a key of a run"),
         (["report", "runs/tiny", "--seed", "1"], "takes no settings; its options are --to, --follow."),
         (
             ["report", "runs/tiny", "--too", "x"],
@@ -85,6 +95,7 @@ def test_a_command_line_that_cannot_be_ends_with_2(evenstep: Run, arguments: lis
     done = evenstep(*arguments)
     assert done.code == 2
     assert says in done.err
+    assert (done.out, done.err.count("\n")) == ("", 1)
 
 
 def test_all_faults_of_a_configuration_are_printed_and_it_ends_with_2(evenstep: Run) -> None:
