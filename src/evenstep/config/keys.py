@@ -97,14 +97,16 @@ def meant_by(path: Sequence[str], siblings: Sequence[str]) -> str | None:
     *outer, last = path
     if "args" in siblings and last in _OF_OPTIMIZERS:
         return ".".join([*outer, "args", last])
-    close = [name for name in ours(last) if name in siblings] or get_close_matches(last, siblings, n=1)
-    if close:
-        return ".".join([*outer, close[0]])
     written = ".".join(path)
     elsewhere = [key for key in dict.fromkeys(all_keys()) if not f"{written}.".startswith(f"{key}.")]
     by_name: dict[str, str] = {}
     for key in sorted(elsewhere, key=lambda key: key.count(".")):
         by_name.setdefault(key.rpartition(".")[2], key)
+    if not outer and last in by_name:  # `--lr`: a key whose tables were left out
+        return by_name[last]
+    close = [name for name in ours(last) if name in siblings] or get_close_matches(last, siblings, n=1)
+    if close:
+        return ".".join([*outer, close[0]])
     for name in (last, *ours(last)):
         if name in by_name:
             return by_name[name]

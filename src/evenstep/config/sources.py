@@ -5,6 +5,7 @@ TOML, and as text where they aren't TOML; `none` takes a key away. Which keys th
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
@@ -15,6 +16,7 @@ from evenstep.errors import ConfigError
 from evenstep.train.failures.tracebacks import FULL
 
 PREFIX = "EVENSTEP_"
+_ONE_LINE = "; write a table in braces on one line, or under a header `[TABLE]`."
 Tree = dict[str, Any]
 
 
@@ -53,7 +55,7 @@ def read_file(path: Path) -> Tree:
     """
     text = ""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # as some editors begin files with a mark of the encoding
         return tomllib.loads(text)
     except FileNotFoundError:
         fault = f"there is no file {path}; give the path of a run file, such as recipes/digits/run.toml."
@@ -65,10 +67,18 @@ def read_file(path: Path) -> Tree:
         line = error.object[: error.start].count(b"\n") + 1
         fault = f"{path} is not a text file in UTF-8: line {line} has the byte {error.object[error.start]:#04x}."
     except tomllib.TOMLDecodeError as error:
-        fault = (
-            f"{path} is not TOML: {str(error).replace('end of document', f'line {text.count(chr(10)) + 1}, the end')}."
-        )
+        fault = f"{path} is not TOML: {_said(error, text)}"
     raise ConfigError([fault])
+
+
+def _said(error: tomllib.TOMLDecodeError, text: str) -> str:
+    """What is wrong with a file, and the line where it is."""
+    lines = text.split("\n")
+    said = str(error).replace("at end of document", f"at line {len(lines)}, the end")
+    found = re.search(r"at line (\d+), column", said)
+    line = lines[int(found[1]) - 1].strip() if found else ""
+    shown = f", which is `{line if len(line) <= 60 else f'{line[:57]}...'}`" if line else ""
+    return f"{said}{shown}{_ONE_LINE if line.endswith('{') else '.'}"
 
 
 def from_environment(environ: Mapping[str, str]) -> list[Setting]:

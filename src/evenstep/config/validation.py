@@ -78,6 +78,8 @@ def _what_may_be(path: Sequence[str], inside: Sequence[type[Section]], kind: str
     key, fields = ".".join(path), [table.model_fields[path[-1]] for table in inside if path[-1] in table.model_fields]
     annotation: Any = fields[0].annotation if fields else None
     text = given if isinstance(given, str) else ""
+    if kind in _LIST and text.startswith("["):  # a shell takes the inner quotes away
+        return f"; quote it for the shell, such as `--{key} '[\"NAME\"]'`."
     if kind in _LIST and text:
         return f"; write `{key} = [{f'{{target = {quoted(text)}}}' if path[-1] == 'hooks' else quoted(text)}]`."
     if kind in _TABLE and not fields:

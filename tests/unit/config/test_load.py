@@ -122,6 +122,7 @@ def section_types(section: type[Section]) -> list[type[Section]]:
         ("--train.updats", "train.updates"),
         ("--updates", "train.updates"),
         ("--train.lr", "optimizer.lr"),
+        ("--lr", "optimizer.lr"),
         ("--lr_schedule.kin", "lr_schedule.kind"),
         ("--data.trian.target", "data.train"),
         ("--data.train.arg", "data.train.args"),
@@ -186,7 +187,9 @@ def test_in_the_environment_a_table_comes_before_what_is_in_it() -> None:
     ("content", "says"),
     [
         (b"name = ", r"is not TOML: .*line 1"),
-        (b'name = "a"\nname = "b"\n', r"is not TOML: .*line 2"),
+        (b'name = "a"\nname = "b"\n', r'is not TOML: .*line 2, column 11\), which is `name = "b"`\.'),
+        (b"seed = 1,\nname = 2\n", r"Expected newline or end of document after a statement \(at line 1, column 9\)"),
+        (b"args = {\n  width = 4,\n}\n", r"which is `args = {`; write a table in braces on one line"),
         (b'name = "a"\n# \xff\n', r"is not a text file in UTF-8: line 2"),
     ],
 )
@@ -195,6 +198,18 @@ def test_a_file_that_is_not_toml_is_one_fault_with_its_line(tmp_path: Path, cont
     with pytest.raises(ConfigError, match=says) as caught, open_run(tmp_path / "run.toml"):
         pass
     assert len(caught.value.faults) == 1
+
+
+def test_a_file_may_begin_with_the_mark_of_its_encoding_as_windows_writes_it(recipe: Path) -> None:
+    file = recipe / "run.toml"
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert read(recipe, "--name", "marked").config.name == "marked"
+
+
+def test_a_list_that_has_lost_its_quotes_in_the_shell_is_told_to_be_quoted(faults: Faults) -> None:
+    (fault,) = faults("--log.writers", "[jsonl]")
+    assert fault.endswith("such as `--log.writers '[\"NAME\"]'`.")
+    assert faults("--log.writers", '["jsonl"]') == []
 
 
 def test_a_file_that_is_not_there_or_a_folder_is_one_fault(tmp_path: Path) -> None:
