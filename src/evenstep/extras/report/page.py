@@ -101,8 +101,10 @@ def write_page(folders: Sequence[Path], path: Path) -> Path:
     half = path.with_name(f".{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        half.write_text(text, encoding="utf-8", errors="backslashreplace")
-        half.replace(path)
+        is_special = path.exists() and not path.is_file()  # such as /dev/stdout, which no file must take the place of
+        (path if is_special else half).write_text(text, encoding="utf-8", errors="backslashreplace")
+        if not is_special:
+            half.replace(path)
     except OSError as error:
         with suppress(OSError):
             half.unlink()
