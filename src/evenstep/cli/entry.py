@@ -215,6 +215,8 @@ def _run(given: list[str], *, leaves: bool) -> int:
             what = "terminated" if code == EXIT_REQUEUE else "interrupted"
             _say(" ".join([f"evenstep: {what}.", *getattr(error, "__notes__", [])]))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the outermost place: all becomes a message and a code
+            if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
+                raise error.__context__ from None  # rich ends a program whose reader has gone
             code = _exit_code(error)
             _tell_launcher(error)
             if traceback:

@@ -148,6 +148,24 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     assert (done.stdout, done.stderr) == ("{", "")
 
 
+def test_a_reader_that_has_gone_before_a_picture_is_no_error_to_tell() -> None:
+    code = """if True:
+        import os, sys
+        from rich.console import Console
+        from evenstep.cli import main
+        write = Console.print
+        def gone(self, *text):  # the reader goes away between the table and the picture
+            reader, writer = os.pipe()
+            os.close(reader), os.dup2(writer, 1)
+            write(self, *text)
+        Console.print = gone
+        sys.exit(main())
+    """
+    command = [sys.executable, "-c", code, "plan", "--ranks", "2", "--microbatches", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_a_leading_tilde_is_the_home_folder_wherever_a_place_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
