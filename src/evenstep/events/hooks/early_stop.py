@@ -16,6 +16,8 @@ from evenstep.events.hooks.target import MetricTarget, Mode
 class EarlyStop(Hook):
     """Ask to stop after `patience_evaluations` evaluations in a row of which none was better than the best before.
 
+    Evaluations after the same update count once, whoever has asked for them.
+
     Args:
         metric: an evaluation and its metric.
         mode: whether lower ("min") or higher ("max") is better.
@@ -45,6 +47,7 @@ class EarlyStop(Hook):
         self._patience = patience_evaluations
         self.best_value: float | None = None
         self.evaluations_since_best = 0
+        self._counted_at = -1
 
     def before_train(self, event: TrainBegin) -> None:
         if self.evaluations_since_best >= self._patience:
@@ -52,8 +55,9 @@ class EarlyStop(Hook):
 
     def after_evaluate(self, event: EvaluateEnd) -> None:
         value = self.follows.value(self, event)
-        if value is None:
+        if value is None or event.update == self._counted_at:
             return
+        self._counted_at = event.update
         if self.follows.better(value, than=self.best_value):
             self.best_value, self.evaluations_since_best = value, 0
             return
@@ -66,13 +70,14 @@ class EarlyStop(Hook):
 
     def state_dict(self) -> dict[str, Any]:
         since = self.evaluations_since_best
-        return {**self.follows.state_dict(), "best_value": self.best_value, "evaluations_since_best": since}
+        own = {"best_value": self.best_value, "evaluations_since_best": since, "counted_at": self._counted_at}
+        return {**self.follows.state_dict(), **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> str | None:
-        self.best_value, self.evaluations_since_best = None, 0
+        self.best_value, self.evaluations_since_best, self._counted_at = None, 0, -1
         if said := self.follows.differs(state):
             return said
-        self.best_value = state["best_value"]
+        self.best_value, self._counted_at = state["best_value"], state.get("counted_at", -1)
         self.evaluations_since_best = since = state["evaluations_since_best"]
         return (
             None
