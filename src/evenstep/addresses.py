@@ -13,11 +13,8 @@ _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*[^/])/*")  # `Path` leaves one 
 _STEP = re.compile(r"step-\d{8,}")
 
 
-def check_here(path: Path | str, what: str = "") -> None:
+def check_here(path: Path | str) -> None:
     """Raise ArgumentError for an address; anything else is for the reader to judge.
-
-    Args:
-        what: the key or argument that it is, if any.
 
     >>> check_here("runs/digits")
     >>> check_here("s3://bucket/run")
@@ -27,10 +24,9 @@ def check_here(path: Path | str, what: str = "") -> None:
     protocol, place = _parts(path)
     if not protocol:
         return
-    said = f"`{what}` is `{protocol}://{place}`, an address" if what else f"`{protocol}://{place}` is an address"
     fetch = f"fsspec.filesystem('{protocol}').get('{place}', '{Path(place).name}', recursive=True)"
     raise ArgumentError(
-        f"{said}, but what is read must be on this machine; fetch it first: "
+        f"`{protocol}://{place}` is an address, but what is read must be on this machine; fetch it first: "
         f'`python -c "import fsspec; {fetch}"`, which makes `{Path(place).name}`.'
     )
 

@@ -11,9 +11,13 @@ _OURS = Path(__file__).resolve().parent
 _LIBRARIES = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))
 
 
-def user_line(error: BaseException) -> str:
-    """The innermost line of the user's own code in the traceback of `error`: `FILE:LINE in FUNCTION`, or nothing."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+def user_line(error: BaseException, *, below: int = 0) -> str:
+    """The innermost line of the user's own code in the traceback of `error`: `FILE:LINE in FUNCTION`, or nothing.
+
+    Args:
+        below: how many of the outermost frames are not looked at.
+    """
+    for frame in reversed(traceback.extract_tb(error.__traceback__)[below:]):
         if is_users(frame.filename):
             return f"{frame.filename}:{frame.lineno} in {frame.name}"
     return ""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, cast, final, get_args
 
-from evenstep.arguments import check_one_of_two, choose, require_flag, require_object, require_whole
+from evenstep.arguments import check_one_of_two, require_flag, require_object, require_whole, require_word
 from evenstep.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -136,8 +136,8 @@ class Training:
 
     def __post_init__(self) -> None:
         _check_positive("clip_norm", self.clip_norm, "; None does not clip.")
-        _check_word("norm_statistics", self.norm_statistics, NormStatistics)
-        _check_word("compile", self.compile, Compile)
+        require_word("norm_statistics", self.norm_statistics, get_args(NormStatistics))
+        require_word("compile", self.compile, get_args(Compile))
         for name in ("channels_last", "check_loss", "fit_memory"):
             require_flag(name, getattr(self, name))
         _check_count("settle_every_updates", self.settle_every_updates)
@@ -259,12 +259,12 @@ class Failures:
         for name, words in (("non_finite", NonFinite), ("out_of_memory", OutOfMemory), ("loss_spike", LossSpike)):
             value = getattr(self, name)
             if value is None or isinstance(value, str):
-                _check_word(name, value, words)
+                require_word(name, value, get_args(words))
         _check_count("spike_window_updates", self.spike_window_updates, at_least=8, may_be_none=False)
         _check_positive("spike_threshold", self.spike_threshold, may_be_none=False)
         _check_count("max_rewinds", self.max_rewinds, may_be_none=False)
         _check_count("max_skipped_samples", self.max_skipped_samples, at_least=0, may_be_none=False)
-        _check_word("hook", self.hook, HookFailure)
+        require_word("hook", self.hook, get_args(HookFailure))
 
 
 @final
@@ -388,7 +388,3 @@ def _check_address(name: str, value: object) -> None:
 def _check_table(name: str, value: object) -> None:
     if value is not None and not isinstance(value, Mapping):
         raise ArgumentError(f"`{name}` must be a dict, but is a {type(value).__name__}; write `{name}={{'lr': 0.1}}`.")
-
-
-def _check_word(name: str, value: object, words: Any) -> None:
-    choose(name, value if isinstance(value, str) else repr(value), dict.fromkeys(get_args(words)))

@@ -79,7 +79,7 @@ class Storage:
         """Add `sum` and `weight` to metric `name` at `update`; a weight of 0 in all leaves the metric out.
 
         Args:
-            name: the metric; the scope in force is put before it.
+            name: of the metric.
             sum: the sum over the units, a number or a detached 0-dim tensor on any device, not written to afterwards.
             weight: how many units the sum covers, likewise, at least 0; 1 for a plain value, such as a learning rate.
             update: the update that the value belongs to.
@@ -102,7 +102,7 @@ class Storage:
         rank, which what other ranks show does not reach.
 
         Args:
-            name: letters, digits, `_`, `-` and `.`, in parts divided by `/`; the scope in force is put before it.
+            name: letters, digits, `_`, `-` and `.`, in parts divided by `/`.
             update: the update that it belongs to.
 
         Raises:

@@ -79,7 +79,7 @@ class ParameterGroup:
         require_flag("frozen", self.frozen)
         require_table("options", self.options, "`options={'betas': (0.9, 0.95)}`")
         if self.optimizer is not None:
-            check_class("optimizer", self.optimizer)
+            check_class(self.optimizer)
         check_options(self.options)
         if self.weight_decay is not None and "weight_decay" in self.options:
             raise ArgumentError("`weight_decay` of a group is given twice, once in its `options`; leave one out.")
@@ -108,11 +108,11 @@ def check_options(options: Mapping[str, Any]) -> None:
         raise ArgumentError(f"`options` has `{own[0]}`, which each group has of its own; leave it out.")
 
 
-def check_class(name: str, value: object) -> None:
-    """Raise ArgumentError unless `value` is a class of optimizers."""
-    if not isinstance(value, type) or not issubclass(value, Optimizer):
+def check_class(optimizer: object) -> None:
+    """Raise ArgumentError unless `optimizer` is a class of optimizers."""
+    if not isinstance(optimizer, type) or not issubclass(optimizer, Optimizer):
         raise ArgumentError(
-            f"`{name}` must be a class of optimizers, such as `torch.optim.AdamW`, but is {said(value)}."
+            f"`optimizer` must be a class of optimizers, such as `torch.optim.AdamW`, but is {said(optimizer)}."
         )
 
 

@@ -12,6 +12,7 @@ not, because items of lists are chosen by the batch or at random, they agree on 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, final
 
 import torch
@@ -329,11 +330,8 @@ class _Gather:
         self._order, self._inner, self._collective = order, inner, Collective(False, number)
         self.allocate = inner.allocate
 
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return self._order.run(
-            self._collective,
-            lambda: self._inner(output_tensor, input_tensor, *args, **kwargs),
-        )
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._order.run(self._collective, partial(self._inner, *args, **kwargs))
 
 
 @final
@@ -349,15 +347,8 @@ class _Reduce:
         if self._alone:
             self._allocated += 1
             if self._allocated % 2:
-                self._order.run(self._collective, nothing)
+                self._order.run(self._collective, lambda: None)
         return self._inner.allocate(*args, **kwargs)
 
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return self._order.run(
-            self._collective,
-            lambda: self._inner(output_tensor, input_tensor, *args, **kwargs),
-        )
-
-
-def nothing() -> None:
-    """Do nothing."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._order.run(self._collective, partial(self._inner, *args, **kwargs))

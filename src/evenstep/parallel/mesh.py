@@ -71,16 +71,12 @@ class Mesh:
         replicas = world.ranks // pipeline
         columns = [range(stage * replicas, (stage + 1) * replicas) for stage in range(pipeline)]
         rows = [range(replica, world.ranks, replicas) for replica in range(replicas)]
-        data = world.split([list(column) for column in columns]) if replicas > 1 else _Alone(pipeline)
+        if replicas > 1:
+            data = world.split([list(column) for column in columns])
+        else:
+            data = Group()  # the only rank that holds its stages
+            data.part_of = pipeline
         return cls(world=world, data=data, pipeline=world.split([list(row) for row in rows]))
-
-
-@final
-class _Alone(Group):
-    """The only rank that holds its stages."""
-
-    def __init__(self, part_of: int) -> None:
-        self.part_of = part_of
 
 
 def check_pipelines(ranks: int, pipeline: int) -> None:

@@ -39,13 +39,7 @@ _CHUNK_BYTES = 1 << 22  # that are integers of 8 bytes at a time: all at once, a
 
 
 def compare_replicas(module: nn.Module, group: Group, update: int, *, replica_ranks: int = 1) -> None:
-    """See every `CHECKED_EVERY_UPDATES` updates that replicas are equal; see `check_equal`."""
-    if update % CHECKED_EVERY_UPDATES == 0:
-        check_equal(module, group, update, replica_ranks=replica_ranks)
-
-
-def check_equal(module: nn.Module, group: Group, update: int, *, replica_ranks: int = 1) -> None:
-    """Compare all replicas' parameters.
+    """Compare all replicas' parameters, every `CHECKED_EVERY_UPDATES` updates.
 
     Args:
         update: number of the last committed update.
@@ -54,7 +48,7 @@ def check_equal(module: nn.Module, group: Group, update: int, *, replica_ranks: 
     Raises:
         ReplicaError: they differ; the message names the ranks and the first parameter that does.
     """
-    if group.ranks <= replica_ranks:
+    if update % CHECKED_EVERY_UPDATES or group.ranks <= replica_ranks:
         return
     names = list(named_parameters(module))
     sums = torch.stack([bits(parameter) for parameter in module.parameters()]).tolist()

@@ -70,7 +70,7 @@ def grouped_optimizer(
     require_number("lr", lr)
     if not 0 < lr < inf:
         raise ArgumentError(f"`lr` must be above 0 and finite, but is {lr}; set it so.")
-    check_class("optimizer", optimizer)
+    check_class(optimizer)
     check_options(options or {})
     grouping = Grouping(groups=groups or {}, weight_decay_on=weight_decay_on, layer_decay=layer_decay, layers=layers)
     parameters = _described(model, grouping)

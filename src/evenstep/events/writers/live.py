@@ -179,7 +179,6 @@ class _OnTerminal(Live):
 @final
 class _InNotebook(Live):
     def __init__(self, display: Any, shown: Callable[[], LiveLine]) -> None:
-        self._display = display
         self._handle = display({"text/plain": ""}, raw=True, display_id=True)
         super().__init__(shown)
 

@@ -14,7 +14,7 @@ ICML 2018, algorithm 1.
 import math
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from evenstep.train.tasks.combine import Combine, TaskWeights
 _SMALLEST = 1e-3
 
 
-class _Learned(nn.Module):
+class _Learned(nn.Identity):  # as a model that runs all of its parts runs this as well
     """λ_t, and the first loss of each task (0 before it comes); buffers, so that checkpoints have them."""
 
     coefficients: Tensor
@@ -36,10 +36,6 @@ class _Learned(nn.Module):
         super().__init__()
         self.register_buffer("coefficients", torch.ones(count))
         self.register_buffer("first_losses", torch.zeros(count))
-
-    def forward(self, given: Any) -> Any:
-        """Nothing: a model that runs all of its parts, as `nn.Sequential` does, runs this as well."""
-        return given
 
 
 @final

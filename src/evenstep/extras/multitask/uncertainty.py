@@ -13,7 +13,7 @@ semantics", CVPR 2018, equations 7 to 10.
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -22,17 +22,13 @@ from evenstep.arguments import require_names
 from evenstep.train.tasks.coefficients import Coefficients, check_tasks
 
 
-class _LogVariances(nn.Module):
+class _LogVariances(nn.Identity):  # as a model that runs all of its parts runs this as well
     """One 0-dim parameter per task, so that those without work have no gradient."""
 
     def __init__(self, tasks: Sequence[str]) -> None:
         super().__init__()
         for name in tasks:
             self.register_parameter(f"log_variance_{name}", nn.Parameter(torch.zeros(())))
-
-    def forward(self, given: Any) -> Any:
-        """Nothing: a model that runs all of its parts, as `nn.Sequential` does, runs this as well."""
-        return given
 
     def of(self, task: str) -> Tensor:
         return self.get_parameter(f"log_variance_{task}")

@@ -24,7 +24,7 @@ def shorten(error: BaseException, where: str) -> None:
     """
     if os.environ.get(FULL, "0") not in ("", "0"):
         return
-    place = user_line(error) if error.__traceback__ is None else _place(error.__traceback__.tb_next)
+    place = user_line(error, below=1)
     if place and not isinstance(error, EvenstepError | KeyboardInterrupt):
         at = f"{where[:1].upper()}{where[1:]}, at" if where else "At"
         error.add_note(f"{at} {place}. ({FULL}=1 shows evenstep's own lines too.)")
@@ -55,12 +55,3 @@ def _frames(trace: TracebackType | None) -> list[TracebackType]:
         frames.append(trace)
         trace = trace.tb_next
     return frames
-
-
-def _place(trace: TracebackType | None) -> str:
-    """The innermost line of the user's own code below a frame."""
-    for frame in reversed(_frames(trace)):
-        code = frame.tb_frame.f_code
-        if is_users(code.co_filename):
-            return f"{code.co_filename}:{frame.tb_lineno} in {code.co_name}"
-    return ""

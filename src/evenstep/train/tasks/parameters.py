@@ -19,12 +19,8 @@ from evenstep.pipeline import PipelineModel
 from evenstep.train.tasks.task import IN_MODEL, Task
 
 
-class TaskParameters(nn.Module):
-    """Holds modules and parameters of tasks, and computes nothing."""
-
-    def forward(self, given: Any) -> Any:
-        """Nothing: a model that runs all of its parts, as `nn.Sequential` does, runs this as well."""
-        return given
+class TaskParameters(nn.Identity):
+    """Holds modules and parameters of tasks; a model that runs all of its parts, as `nn.Sequential`, runs this too."""
 
 
 @final
