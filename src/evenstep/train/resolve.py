@@ -10,7 +10,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from evenstep.arguments import choose, said
+from evenstep.arguments import choose, require_object, said
 from evenstep.data import Data, data_of
 from evenstep.devices import device_here
 from evenstep.errors import ArgumentError
@@ -20,7 +20,6 @@ from evenstep.options import Failures, check_evaluation_names
 from evenstep.parallel import Single, Strategy, device_of_rank, launched_group, strategy_named
 from evenstep.plugins import COMBINES, load
 from evenstep.precision import PRECISIONS, FullPrecision, Precision
-from evenstep.train.checks.arguments import check_kind
 from evenstep.train.failures import FAILURE_POLICIES, FailurePolicy
 from evenstep.train.failures.policies import Policies
 from evenstep.train.failures.spikes import LossSpikes
@@ -80,7 +79,7 @@ def precision_of(given: object) -> Precision:
                 f"a model in float64, `model.double()`, and data in float64 too."
             )
         return choose("precision", given, PRECISIONS)()
-    check_kind("precision", given, Precision, f"one of {_quoted(PRECISIONS)}")
+    require_object("precision", given, Precision, f"one of {_quoted(PRECISIONS)}")
     return cast("Precision", given)
 
 
@@ -129,7 +128,7 @@ def strategy_of(given: object, device: object) -> Strategy:
     if given is None:
         return Single()
     advice = "one of 'auto', 'single', 'ddp', 'fsdp', 'zero1', 'local', or an object such as `Ddp(Processes(device))`"
-    check_kind("strategy", given, Strategy, advice)
+    require_object("strategy", given, Strategy, advice)
     return cast("Strategy", given)
 
 
@@ -162,7 +161,7 @@ def _policy(argument: str, failures: Failures) -> FailurePolicy:
     asked: object = getattr(failures, argument)
     if isinstance(asked, str):  # one of the names, which `Failures` has checked
         return FAILURE_POLICIES[asked](failures.max_rewinds)
-    check_kind(argument, asked, FailurePolicy, f"one of {_quoted(FAILURE_POLICIES)}")
+    require_object(argument, asked, FailurePolicy, f"one of {_quoted(FAILURE_POLICIES)}")
     return cast("FailurePolicy", asked)
 
 
@@ -173,7 +172,7 @@ def combine_named(given: object) -> Combine | None:
     methods: Mapping[str, Callable[..., Combine]] = load(COMBINES)
     if isinstance(given, str):
         return choose("combine", given, methods)()
-    check_kind("combine", given, Combine, f"one of {_quoted(methods)}")
+    require_object("combine", given, Combine, f"one of {_quoted(methods)}")
     return cast("Combine", given)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from evenstep.arguments import require_seed, said
+from evenstep.arguments import require_object, require_seed, said
 from evenstep.errors import ArgumentError
 from evenstep.events import Best
 from evenstep.internals import is_set_up
@@ -32,7 +32,10 @@ def check_engine_arguments(
     *, model: object, task: object, optimizer: object, seed: object, device: object, train: object
 ) -> None:
     """Raise ArgumentError for what can't be among the arguments of a trainer or an engine, whatever the others are."""
-    check_kind("model", model, nn.Module, "`model=Net(…)`")
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(
+            f"`model` must be an object of torch.nn.Module, but is {said(model)}; write `model=Net(…)`."
+        )
     if not isinstance(task, Mapping) or task:
         _check_tasks(task)
     if isinstance(optimizer, LRScheduler):
@@ -41,7 +44,7 @@ def check_engine_arguments(
             f"the optimizer, and `lr_schedule` for the learning rate."
         )
     name = optimizer.__name__ if isinstance(optimizer, type) else "AdamW"
-    check_kind("optimizer", optimizer, Optimizer, f"`optimizer=torch.optim.{name}(model.parameters(), lr=…)`")
+    require_object("optimizer", optimizer, Optimizer, f"`optimizer=torch.optim.{name}(model.parameters(), lr=…)`")
     _check_set_up(cast("Optimizer", optimizer))
     require_seed(seed)
     if not isinstance(device, str | torch.device):
@@ -51,7 +54,7 @@ def check_engine_arguments(
     _check_option("train", train)
     ema, coefficients = cast("Any", train).ema, cast("Any", train).coefficients
     if ema is not None:
-        check_kind("ema", ema, Ema, "`ema=Ema(decay=0.999)`")
+        require_object("ema", ema, Ema, "`ema=Ema(decay=0.999)`")
     if coefficients is not None and not isinstance(coefficients, Mapping | Coefficients):
         write = "`combine=…`" if isinstance(coefficients, Combine) else "`coefficients={'class': 1.0, 'box': 0.5}`"
         raise ArgumentError(
@@ -112,7 +115,7 @@ def check_trainer_arguments(*, folder: object, checkpoint: object, failures: obj
         _check_option(name, option)
     best = cast("Any", checkpoint).best
     if best is not None:
-        check_kind("best", best, Best, "`best=Best(metric='valid/loss')`")
+        require_object("best", best, Best, "`best=Best(metric='valid/loss')`")
     asked = [name for name in SAVED_BY if getattr(checkpoint, name) is not None]
     if asked and folder is None:
         raise ArgumentError(
@@ -122,11 +125,4 @@ def check_trainer_arguments(*, folder: object, checkpoint: object, failures: obj
 
 
 def _check_option(name: str, given: object) -> None:
-    check_kind(name, given, OPTIONS[name], f"`{name}={OPTIONS[name].__name__}(…)`")
-
-
-def check_kind(argument: str, given: object, kind: type, write: str) -> None:
-    """Raise ArgumentError unless `given` is an object of `kind`; `write` is the line to write."""
-    if not isinstance(given, kind):
-        name = "torch.nn.Module" if kind is nn.Module else kind.__name__
-        raise ArgumentError(f"`{argument}` must be an object of {name}, but is {said(given)}; write {write}.")
+    require_object(name, given, OPTIONS[name], f"`{name}={OPTIONS[name].__name__}(…)`")
