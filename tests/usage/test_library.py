@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import traceback
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from evenstep import (
     Task,
     Trainer,
 )
-from evenstep.checkpoint import complete_checkpoints
+from evenstep.checkpoint import complete_checkpoints, read_checkpoint
 from evenstep.errors import ArgumentError, EvenstepError, HookError, TaskError
 from evenstep.events import ConsoleWriter, CsvWriter, JsonlWriter, Save
 from evenstep.optim.schedules import Cosine, Linear
@@ -94,6 +95,38 @@ def test_the_advice_about_a_used_folder_works(tmp_path: Path) -> None:
     assert trainer.resume() == tmp_path / "checkpoints" / "step-00000004"
     assert trainer.train().update == 6
     assert trainer_of(folder=tmp_path / "another").train().update == 4
+
+
+@pytest.mark.parametrize("by", ["resume", "load_state_dict"])
+def test_what_comes_later_than_the_state_that_a_run_goes_on_from_is_set_aside_in_its_folder(
+    by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A later resume would take the checkpoint of the course that was left for the newest, and none be saved there."""
+    saves = Checkpointing(every_updates=2, keep_last=2, asynchronous=False)
+    trainer = trainer_of(folder=tmp_path, checkpoint=saves, updates=2)
+    trainer.train()
+    begun = deepcopy(trainer.state_dict())
+    trainer.updates = 4
+    trainer.train()
+    first, last = complete_checkpoints(tmp_path / "checkpoints")
+    before = files_of(last)
+    for number in (1, 2):
+        if by == "resume":
+            trainer = trainer_of(folder=tmp_path, checkpoint=saves)
+            trainer.resume(first)
+        else:
+            trainer.load_state_dict(begun)
+        with torch.no_grad():
+            trainer.model.weight.add_(number)  # another course
+        trainer.train()
+        assert (tmp_path / "checkpoints" / f"left-{number}-{last.name}").is_dir()
+        saved = read_checkpoint(tmp_path / "latest").state["model"]
+        assert torch.equal(saved["weight"], trainer.model.weight)
+    assert files_of(tmp_path / "checkpoints" / f"left-1-{last.name}") == before
+    assert capsys.readouterr().out.count("is of a course that this run leaves at update 2; it is `left-") == 2
+    again = trainer_of(folder=tmp_path, checkpoint=saves)
+    assert again.resume() == last
+    assert torch.equal(again.model.weight, trainer.model.weight)
 
 
 def test_metrics_alone_make_a_folder_used(tmp_path: Path) -> None:

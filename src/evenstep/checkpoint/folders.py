@@ -5,6 +5,7 @@
     checkpoints/.saving-step-00001000/     being written
     checkpoints/.replaced-step-00001000/   complete, while another of the same update takes its place
     checkpoints/.removing-step-00001000/   being deleted, its manifest first
+    checkpoints/left-1-step-00001000/      complete, of a course that the run has left for an earlier state
     checkpoints/.emergency-step-00001000/  a rank of a failing run says by it that it saves this update
     emergency/update-00001000-part-…       what one rank of a failing run held of the state (`parts`)
     failures/update-00001001-rank-00000/   what a rank failed at (`emergency`)

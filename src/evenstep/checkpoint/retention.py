@@ -1,4 +1,4 @@
-"""Deleting checkpoints: the old ones, and what killed processes left behind.
+"""Deleting checkpoints, the old ones and what killed processes left behind, and setting aside.
 
 A checkpoint that goes is renamed out of sight, loses its manifest, then its data, so that a half-deleted one is
 never taken for a checkpoint. The newest sound one always stays. Which of them are worth protecting is not decided
@@ -6,6 +6,7 @@ here.
 """
 
 from collections.abc import Collection, Sequence
+from itertools import count
 from pathlib import Path
 
 from evenstep.checkpoint.folders import (
@@ -98,6 +99,25 @@ def remove_checkpoint(path: Path, *, disk: Disk = LOCAL_DISK) -> None:
             f"the checkpoint `{path}` cannot be deleted: {error.strerror}; make its folder writable or delete "
             f"it by hand."
         ) from error
+
+
+def set_aside(path: Path, *, disk: Disk = LOCAL_DISK) -> Path:
+    """Rename the step folder `path`, so that it stays as it is and is counted and deleted by nobody; gives the new one.
+
+    Raises:
+        CheckpointError: it cannot be renamed.
+    """
+    name = path.name.removeprefix(REPLACED)
+    aside = next(one for number in count(1) if not (one := path.with_name(f"left-{number}-{name}")).exists())
+    try:
+        disk.rename(path, aside)
+        disk.sync_folder(path.parent)
+    except OSError as error:
+        raise CheckpointError(
+            f"the checkpoint `{path}`, of a course that the run leaves, cannot be renamed: {error.strerror}; make its "
+            f"folder writable, or give another `folder`."
+        ) from error
+    return aside
 
 
 def clean_leftovers(folder: Path, *, disk: Disk = LOCAL_DISK) -> list[str]:

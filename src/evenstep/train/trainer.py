@@ -261,6 +261,7 @@ class Trainer(TrainerAttributes):
         ):
             self._loop.reporter.writers.event("train_begin", begin)
             checkpointer.folder.clean(self.progress.update)
+            checkpointer.leave_later()
             while self._said_of_data:
                 loop.reporter.report(self._said_of_data.pop())
             with self._loop.engine.bus.span("train", lambda: begin, end):
@@ -424,7 +425,9 @@ class Trainer(TrainerAttributes):
             CheckpointError: it is of another model, optimizer, data, seed or precision. Nothing has been changed.
         """
         self._check_not_training("load_state_dict")
-        self._loop.checkpointer.load(state)
+        checkpointer = self._loop.checkpointer
+        checkpointer.load(state)
+        checkpointer.saved_at, checkpointer.is_named = -1, True  # what was saved may be of another course
         self._resumed = True
 
     def replay(self, state: Tree, failure: Tree) -> str:

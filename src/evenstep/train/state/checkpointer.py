@@ -40,6 +40,7 @@ class Checkpointer:
         saved_at: the update of the last published checkpoint, or -1.
         is_prepared: whether the memory that copies need was taken; all ranks do so together, or never.
         resumed_from: the checkpoint that the run has gone on from.
+        is_named: whether it goes on from a state that was named, so that the folder may hold later ones.
     """
 
     state: RunState
@@ -49,6 +50,7 @@ class Checkpointer:
     saved_at: int = -1
     is_prepared: bool = False
     resumed_from: str | None = None
+    is_named: bool = False
     _writer: AsyncWriter | None = None
     _span: AbstractContextManager[None] = field(default_factory=nullcontext[None])
     _path: Path | None = None
@@ -141,6 +143,19 @@ class Checkpointer:
         """Go on from what `RunState.state_dict` gave; says in what the run differs from the one that was saved."""
         self.reporter.changed(self.state.load_state_dict(state), self._update)
 
+    def leave_later(self) -> None:
+        """Set aside what the folder holds of a course that the run leaves; all ranks call it together.
+
+        A later resume would take those checkpoints for the newest, and new ones would be deleted beside them.
+
+        Raises:
+            CheckpointError: one can't be renamed, or fetched from the mirror.
+        """
+        if self.is_named and self.enabled:
+            for said in self.folder.set_aside_after(self._update):
+                self.reporter.report(Incident(kind="checkpoint", update=self._update, message=said, details={}))
+        self.is_named = False
+
     def resume(self, path: Path, *, new_settings: bool, reset: Collection[Reset] = ()) -> Path:
         """Go on from the checkpoint in `path`; gives its folder.
 
@@ -154,7 +169,7 @@ class Checkpointer:
         """
         step, changed = self.state.load_checkpoint(path, new_settings=new_settings, reset=reset)
         self.reporter.changed(changed, self._update)
-        self.saved_at, self.resumed_from = self._update, str(step)
+        self.saved_at, self.resumed_from, self.is_named = self._update, str(step), True
         if self.folder.path is not None:
             self.folder.is_claimed |= step.resolve().is_relative_to(self.folder.path.resolve())
         return step
@@ -237,11 +252,14 @@ class Checkpointer:
         for path in paths:
             try:
                 self.folder.bring(path)
-                return self.resume(path, new_settings=new_settings)
+                step = self.resume(path, new_settings=new_settings)
             except UnreadableError as error:
                 if self.folder.group.rank == 0:
                     message = f"{path.name} was passed over: {error}"
                     self.reporter.report(Incident(kind="checkpoint", update=update, message=message, details={}))
+            else:
+                self.is_named = False  # what is later can't be read, or is forgotten
+                return step
         return None
 
     def _held(self) -> Tree:

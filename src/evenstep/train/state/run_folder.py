@@ -32,6 +32,7 @@ from evenstep.checkpoint.folders import (
     without_manifest,
 )
 from evenstep.checkpoint.lock import LOCK
+from evenstep.checkpoint.retention import set_aside
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.events import Incident
 from evenstep.events.files import replace_text
@@ -196,12 +197,34 @@ class RunFolder:
 
     def forget_after(self, update: int) -> None:
         """Delete the checkpoints of more than `update` updates; all ranks call it together."""
+        self._leave_after(update, remove_checkpoint)
 
-        def forget() -> None:
+    def set_aside_after(self, update: int) -> list[str]:
+        """Give the checkpoints of more than `update` updates names that are not counted; says each in a sentence.
+
+        All ranks call it together. What only the mirror has is fetched before.
+
+        Raises:
+            CheckpointError: one can't be renamed, or fetched.
+        """
+        for path in self.newest_first():
+            if (step_update(path.name) or 0) > update:
+                self.bring(path)
+        said: list[str] = []
+
+        def leave(path: Path) -> None:
+            name = set_aside(path).name
+            said.append(f"`{path.name}` is of a course that this run leaves at update {update}; it is `{name}` now.")
+
+        self._leave_after(update, leave)
+        return said
+
+    def _leave_after(self, update: int, leave: Callable[[Path], None]) -> None:
+        def act() -> None:
             found = complete_checkpoints(self.checkpoints)
             kept = [path for path in found if (step_update(path.name) or 0) <= update]
             for path in found[len(kept) :]:
-                remove_checkpoint(path)
+                leave(path)
             if kept:
                 replace_text(self.checkpoints.with_name(LATEST), f"{kept[-1].name}\n")
             if (mirror := self.mirror) is not None:
@@ -209,7 +232,7 @@ class RunFolder:
                     if (step_update(name) or 0) > update:
                         mirror.remove(name)
 
-        self.group.first_rank_does(forget)
+        self.group.first_rank_does(act)
 
     def claim(self) -> None:
         """Make the folder this run's, before it writes anything there; all ranks call it together.
