@@ -272,6 +272,11 @@ def _none(self: Any, batch: Any, batch_idx: int) -> Any:
     return None
 
 
+def _of_parts(self: Any) -> None:
+    Classifier.__init__(self)
+    self.part = Classifier()
+
+
 def _of_samples(self: Any, batch: Any, batch_idx: int) -> Any:
     return cross_entropy(self(batch[0]), batch[1], reduction="none")
 
@@ -331,6 +336,10 @@ def _plateau(optimizer: Any) -> Any:
             r"overrides `on_train_epoch_end`, .*without=\['on_train_epoch_end'\]",
         ),
         ({"optimizer_step": lambda self, *_: None}, "overrides `optimizer_step`"),
+        (
+            {"__init__": _of_parts, "training_step": _asks(lambda self, index: self.part.log("n", 1.0))},
+            r"or a LightningModule that is a part of it does, .* let its own `training_step`",
+        ),
         ({"training_step": _none}, "must give the loss, but gave None"),
         ({"training_step": _of_samples}, r"one number, but gave a tensor of shape \[4\]; give its mean"),
         ({"training_step": _asks(lambda self, index: index % 10)}, "Own.training_step` asks the number of its batch"),
