@@ -246,6 +246,16 @@ def test_a_state_of_a_module_that_is_no_tensor_is_refused_by_name_when_built() -
         trainer(model)
 
 
+class Renamed(nn.Linear):
+    def state_dict(self, *args: Any, **named: Any) -> Any:
+        return {f"inner.{name}": value for name, value in super().state_dict(*args, **named).items()}
+
+
+def test_a_parameter_that_the_state_of_the_model_has_not_is_refused_when_built() -> None:
+    with pytest.raises(ArgumentError, match=r"`weight` is in the optimizer, but not in the model's `state_dict\(\)`"):
+        trainer(Renamed(4, 1))
+
+
 def test_a_tensor_that_nothing_can_be_written_into_is_refused_by_name_when_built() -> None:
     with pytest.raises(TaskError, match=r"`mask` .* the same memory \(shape \(4,\), strides \(0,\).*clone"):
         trainer(WithBuffer(torch.ones(1).expand(4)))

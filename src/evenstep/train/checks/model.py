@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import accumulation_hook, unwrapped
-from evenstep.names import named_parameters
+from evenstep.names import named_parameters, state_of
 from evenstep.options import Training
 from evenstep.parallel import Local, Strategy
 from evenstep.pipeline import PipelineModel
@@ -121,6 +121,7 @@ def check_parameters(model: nn.Module, optimizer: Optimizer, precision: Precisio
     _check_whole(by_name | dict(unwrapped(model).named_buffers()))
     names = parameter_names(model, optimizer)
     _check_once(names, model)
+    _check_saved(names, model)
     _check_dense(names, optimizer, by_name)
     _check_hooks(by_name)
     held = {name for group in names for name in group}
@@ -136,6 +137,17 @@ def _check_whole(tensors: Mapping[str, Tensor]) -> None:
                 f"part of it. Give the trainer the whole model as it is built on one process, and let its `strategy` "
                 f"share it: `Fsdp` or `OrderedFsdp` for shards, `PipelineModel` for models that don't fit one device."
             )
+
+
+def _check_saved(names: list[list[str]], model: nn.Module) -> None:
+    """Raise ArgumentError for a stepped parameter that no checkpoint would hold, or under a name that nobody knows."""
+    held = state_of(unwrapped(model)).keys()
+    for name in (name for group in names for name in group if name not in held):
+        raise ArgumentError(
+            f"`{name}` is in the optimizer, but not in the model's `state_dict()` under this name, so no checkpoint "
+            f"could give it back; give the model as it was before it was wrapped, let its `state_dict` hold all that "
+            f"the optimizer does, or give the optimizer only what is in it."
+        )
 
 
 def _check_dense(names: list[list[str]], optimizer: Optimizer, by_name: Mapping[str, Tensor]) -> None:
