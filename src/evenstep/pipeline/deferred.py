@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evenstep.internals import compiled_in_place, has_gradient_hooks, unwrapped
+from evenstep.internals import base_of, compiled_in_place, has_gradient_hooks, unwrapped
 from evenstep.pipeline.compiled import is_compiled
 from evenstep.strides import gradient_format
 
@@ -85,7 +85,8 @@ class DeferredLinear(nn.Linear):
         weight, bias = self.weight, cast("nn.Parameter | None", self.bias)
         if not torch.is_grad_enabled() or not _may_wait(weight) or not (bias is None or _may_wait(bias)):
             return F.linear(input, weight, bias)
-        return _Product.apply(input, weight, bias, self.deferral)
+        product, shape = _Product.apply(input, weight, bias, self.deferral), (*input.shape[:-1], len(weight))
+        return product if product.shape == shape else product.view(shape)
 
 
 def _may_wait(parameter: Tensor) -> bool:
@@ -100,7 +101,9 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(x.to(torch.get_autocast_dtype(x.device.type)) if casts else x)
         # a checkpoint's recomputation gives back detached copies, and the gradient belongs to the parameters themselves
         ctx.weight, ctx.bias, ctx.deferral, ctx.dtype = weight, bias, deferral, x.dtype
-        return F.linear(x, weight, bias)
+        product = F.linear(x, weight, bias)
+        # a view that a function of one's own gives may not be changed in place, as `nn.ReLU(inplace=True)` does
+        return product if (base := base_of(product)) is None else base
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]

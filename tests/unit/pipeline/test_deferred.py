@@ -53,6 +53,19 @@ def all_equal(left: list[Tensor | None], right: list[Tensor | None]) -> bool:
 
 
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(5, 8), (3, 4, 8), (8,)])
+def test_what_a_layer_gives_may_be_changed_in_place(bias: bool, shape: tuple[int, ...]) -> None:
+    def relu() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 16, bias=bias), nn.ReLU(inplace=True), nn.Linear(16, 8, bias=bias))
+
+    x, deferral = torch.randn(shape, generator=torch.Generator().manual_seed(1)), Deferral()
+    wanted, model = gradients(relu(), x, None), relu()
+    prepare(model, deferral)
+    assert all_equal(gradients(model, x, deferral), wanted)
+
+
+@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(5, 8), (3, 4, 8), (2, 3, 4, 8), (8,)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_two_halves_are_the_whole(bias: bool, shape: tuple[int, ...], dtype: torch.dtype) -> None:
