@@ -85,8 +85,7 @@ class TrainerAttributes:
                 f"`updates` must be a whole number of at least the {self.progress.update} that are committed, but is "
                 f"{updates!r}."
             )
-        loop.engine.parts.context.coefficients.check(updates)
-        loop.engine.core.learning_rates.updates = updates
+        loop.engine.stretch(updates)
         loop.updates = updates
 
     @property

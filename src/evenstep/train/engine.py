@@ -396,6 +396,15 @@ class Engine:
         away = self.reducers.is_torn or self.reducers.in_flight or self.reducers.owes_share(self.progress.update)
         return self.core.is_whole and not away
 
+    def stretch(self, updates: int | None) -> None:
+        """Let schedules stretch over a run of so many updates.
+
+        Raises:
+            ArgumentError: one does not fit into it.
+        """
+        self.parts.context.coefficients.check(updates)
+        self.core.learning_rates.updates = updates
+
     def prepare(self) -> None:
         """Put model, optimizer and normalisation layers into training mode."""
         training_mode.train(self.model)

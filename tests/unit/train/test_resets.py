@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, Hook, MapData, Task, Trainer, Training
+from evenstep import Ema, Hook, MapData, Mixture, Task, Trainer, Training
 from evenstep.checkpoint import read_checkpoint
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.events import Best, Evaluate, Incident, UpdateEnd
+from evenstep.extras.multitask import Scheduled
 from evenstep.optim.schedules import Linear
 from evenstep.parallel import Ddp, Local, Ordered, Zero1
 
@@ -188,6 +189,27 @@ def test_epochs_are_counted_from_where_the_data_begin(first: Path, tmp_path: Pat
     assert trainer.updates == 8
     assert trainer.train().update == 8
     assert seen.rates + again.rates == pytest.approx([0.1 * schedule(update, 4) for update in range(1, 5)])
+
+
+def test_coefficients_of_tasks_stretch_over_epochs_that_are_counted_from_there(tmp_path: Path) -> None:
+    schedule, names = Linear(end_factor=0.0), ("first", "second", "second")
+    for name in names:
+        coefficients, model = Scheduled({"a": schedule}), network()
+        trainer = Trainer(
+            model=model,
+            task={"a": Square()},
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data=Mixture({"a": MapData(points(), global_batch_size=4)}),
+            epochs=1,
+            folder=tmp_path / name,
+            device="cpu",
+            train=Training(coefficients=coefficients),
+        )
+        if name == "second":
+            is_begun = (tmp_path / name).exists()
+            trainer.resume(*([] if is_begun else [tmp_path / "first"]), reset=() if is_begun else "data")
+            assert coefficients.value("a", 5) == schedule(5, 8) > 0
+        trainer.train()
 
 
 def test_metrics_and_what_follows_them_begin_afresh(first: Path, tmp_path: Path) -> None:

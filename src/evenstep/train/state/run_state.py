@@ -197,7 +197,7 @@ class RunState:
         before = self.data.fingerprint()
         self.data.follow(fingerprint)
         if self.epochs is not None and self.data.fingerprint() != before:  # of batches by tokens there may be more
-            self.engine.core.learning_rates.updates = self._planned(0)
+            self.engine.stretch(self._planned(0))
 
     def _planned(self, begun_at: int) -> int | None:
         """How many updates a run of epochs has, whose first of these data followed committed update `begun_at`."""
@@ -244,7 +244,7 @@ class RunState:
         self.data.load_state_dict(data)
         changed += self.engine.load_own(own)
         if self.epochs is not None and (begun_at := (own["run"].get("begun") or {}).get("data", 0)):
-            self.engine.core.learning_rates.updates = self._planned(begun_at)
+            self.engine.stretch(self._planned(begun_at))
         if own["storage"] is not None:
             self.engine.storage.load_state_dict(own["storage"])
         self.requests.evaluate = own["run"].get("evaluate", False)
