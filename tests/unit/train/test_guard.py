@@ -240,6 +240,17 @@ def test_the_guard_leaves_no_trace(tmp_path: Path) -> None:
     assert all(torch.equal(value, wanted[name]) for name, value in state.items())
 
 
+def test_a_weight_that_is_drawn_in_the_forward_is_no_fault_where_losses_happen_to_add_up() -> None:
+    class Draws(Sums):
+        late_weight = True
+
+        def loss(self, output: Any, batch: Any) -> Any:
+            count = torch.randint(1, 9, ())
+            return Loss(output.sum() * 0 + 100.0 * len(batch[1]) + 1e-3 * count, weight=count)
+
+    assert trainer_of(Draws()).train().update == 2
+
+
 class Small(nn.Module):
     """A device on which a forward without gradients of more than so many samples does not fit either."""
 

@@ -94,6 +94,11 @@ class SecondLook:
     whole: Sequence[float]
     parts: Sequence[Sequence[float]]
 
+    @property
+    def is_random(self) -> bool:
+        """Whether the whole had another loss each time, by more than rounding."""
+        return max(self.whole) - min(self.whole) > 1e-6 * max(map(abs, self.whole))
+
 
 def adds_up(whole: LossValue, parts: Sequence[LossValue], tolerance: Tolerance) -> bool:
     """Whether the loss of the whole is the sum of those of its parts, up to rounding.
@@ -104,6 +109,11 @@ def adds_up(whole: LossValue, parts: Sequence[LossValue], tolerance: Tolerance) 
     """
     losses = [part.loss for part in parts]
     return _is_sum(whole.loss, losses, tolerance.relative)
+
+
+def weighs_whole(whole: LossValue, parts: Sequence[LossValue]) -> bool:
+    """Whether the parts weigh together what the whole does."""
+    return equal(math.fsum(part.weight for part in parts), whole.weight)
 
 
 def kind_of(

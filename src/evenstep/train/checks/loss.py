@@ -29,6 +29,7 @@ from evenstep.train.checks.additive import (
     adds_up,
     kind_of,
     means_among,
+    weighs_whole,
 )
 from evenstep.train.checks.loss_faults import (
     batch_norms,
@@ -122,7 +123,9 @@ class Guard:
                 values = self.run(name, _of(trial), _whole_and_parts(trial), "check")
         given = [one for one in values.given if one is not None] if values.is_whole else []
         tolerance = self._tolerance(narrow=values.narrow)
-        suspect = bool(given) and not adds_up(given[0], given[1:], tolerance)
+        suspect = bool(given) and not (
+            adds_up(given[0], given[1:], tolerance) and (not task.late_weight or weighs_whole(given[0], given[1:]))
+        )
         again = self._again(name, trial if suspect else None) if any(gather(suspect)) else None
         fault, note = self._judged(task, trial, given, again if suspect else None, tolerance)
         if values.error and values.done:
@@ -194,7 +197,10 @@ class Guard:
         if trial is None or not given:
             return "", ""
         whole, parts, where = given[0], given[1:], _described(trial)
-        if again is not None:
+        if again is not None and adds_up(whole, parts, tolerance):
+            if again.is_random:  # so is what comes with it, the weight
+                return "", ""
+        elif again is not None:
             kind, size = kind_of(whole, parts, again, tolerance)
             norms = batch_norms(self.model, always=True)
             if kind == "whole" and norms:
