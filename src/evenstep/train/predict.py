@@ -5,9 +5,9 @@ is, and the ranks that want it get it global batch by global batch. So one proce
 bits. It looks at no labels and no weights, and changes nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, cast, final
 
@@ -20,6 +20,7 @@ from evenstep.parallel import Group
 from evenstep.pipeline.wire import Address, Wire
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
+from evenstep.train.memory.split import rebuilt
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.recovery import Recovery
@@ -156,7 +157,13 @@ class _PredictionRecorder(ObservedTask):
 
 
 def _copied(leaf: Any) -> Any:
-    return leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else leaf
+    if isinstance(leaf, Tensor):
+        return leaf.detach().to("cpu", copy=True)
+    if isinstance(leaf, Mapping) or (
+        is_dataclass(leaf) and not isinstance(leaf, type)
+    ):  # which torch does not look into
+        return rebuilt(leaf, partial(pytree.tree_map, _copied))
+    return leaf
 
 
 def _exchanged(

@@ -1,6 +1,7 @@
 """Predictions: the same bits in the order of the data, whoever ran the model."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any
 from weakref import finalize
@@ -188,6 +189,30 @@ def test_each_pipeline_may_carry_its_part_of_a_sequence_of_a_length_of_its_own(o
     assert [part.shape[1] for part in parts] == [1, 2, 2, 4, 3, 6]
     for number, wanted in enumerate(whole):
         torch.testing.assert_close(torch.cat(parts[2 * number : 2 * number + 2], 1), wanted, rtol=1e-5, atol=1e-6)
+
+
+@dataclass
+class Scores:
+    rows: Tensor
+    seen: Tensor
+
+
+class Counting(nn.Linear):
+    """Gives what it goes on to write to, in a dataclass."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, input: Tensor) -> Any:
+        self.seen += len(input)
+        return Scores(super().forward(input), self.seen)
+
+
+def test_outputs_in_dataclasses_are_copies_as_those_in_dicts_are() -> None:
+    rows = MapData(list(torch.randn(4, 3)), global_batch_size=2, shuffle=False)
+    kept = [one.output for one in trainer(Counting(), data=rows, task=Rows()).predict(rows)]
+    assert [float(one.seen) for one in kept] == [2.0, 4.0] and all(one.rows._base is None for one in kept)
 
 
 def test_a_shuffled_set_comes_in_its_order_with_the_numbers_of_its_samples() -> None:
