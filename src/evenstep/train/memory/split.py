@@ -9,7 +9,7 @@ It does not know what a batch means.
 import copy
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from enum import Enum
 from pathlib import PurePath
 from typing import Any, cast
@@ -57,16 +57,21 @@ def num_samples(batch: Any, known: int | None = None) -> int | None:
     return known if not lengths or known in lengths or known in _sequence_lengths(batch) else None
 
 
-def samples_like(part: Any, whole: Any, count: int) -> int | None:
-    """How many samples a part holds, of a whole that holds `count`: what has so many rows there tells; None if unsure.
+def samples_in(parts: Sequence[Any], whole: Any, count: int) -> list[int | None]:
+    """How many samples parts of a batch of `count` hold: what has so many rows there, and in all parts together, tells.
+
+    Of edges `[2, edges]` of two graphs that is not so, though there are two rows of them.
 
     >>> import torch
-    >>> samples_like({"x": torch.zeros(6, 3), "y": torch.zeros(3)}, {"x": torch.zeros(6, 8), "y": torch.zeros(8)}, 8)
-    3
+    >>> batch = lambda n: {"x": torch.zeros(6, n), "y": torch.zeros(n)}
+    >>> samples_in([batch(3), batch(5)], batch(8), 8), samples_in([torch.zeros(6, 3)], torch.zeros(6, 8), 8)
+    ([3, 5], [None])
     """
-    places = {path for path, length in _evidence(whole, "") if length == count}
-    found = {length for path, length in _evidence(part, "") if path in places}
-    return found.pop() if len(found) == 1 else None
+    places = [path for path, length in _evidence(whole, "") if length == count]
+    lengths = [dict(_evidence(part, "")) for part in parts]
+    found = {tuple(one.get(path, -1) for one in lengths) for path in places}
+    found = {told for told in found if -1 not in told and sum(told) == count}
+    return list(found.pop()) if len(found) == 1 else [None] * len(parts)
 
 
 def contents(batch: Any) -> str:

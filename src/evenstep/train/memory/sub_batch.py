@@ -15,7 +15,7 @@ from evenstep.train.memory.split import (
     cuttable_samples,
     half_of_samples,
     num_samples,
-    samples_like,
+    samples_in,
     samples_of,
     why_whole,
 )
@@ -53,7 +53,7 @@ def parts_of(task: Task, piece: SubBatch) -> list[SubBatch]:
                 f"{said(parts)}; return `[first, second]`."
             )
         parts = list(cast("Sequence[Any]", parts))
-        told = [None if whole is None else samples_like(part, piece.data, whole) for part in parts]
+        told = [None] * len(parts) if whole is None else samples_in(parts, piece.data, whole)
         return [SubBatch(part, (*piece.path, number), told[number]) for number, part in enumerate(parts)]
     of = piece.of
     if of is None:
