@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
 
 from evenstep import Aborted, Batch, Committed, Ema, Engine, MapData, Task, Trainer, Training
 from evenstep.data import Position
@@ -96,6 +97,11 @@ def test_the_engine_and_the_trainer_make_the_same_updates() -> None:
             break
     assert torch.equal(parameters(trained), parameters(own))
     assert engine.progress.samples == GLOBAL
+
+
+def test_a_packed_sequence_is_itself_what_the_model_is_called_with() -> None:
+    packed = pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
+    assert Squares().inputs(packed) is packed and Squares().inputs((packed, None)) is packed
 
 
 def test_a_tuple_a_list_and_a_dict_are_one_micro_batch_each() -> None:

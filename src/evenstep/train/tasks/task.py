@@ -12,6 +12,7 @@ from typing import Any, Literal, Self, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from evenstep.devices import scalar_on
 from evenstep.errors import TaskError
@@ -167,7 +168,7 @@ class Task(ABC):
         """What the model is called with: a tuple is its positional, a dict or `UserDict` its keyword arguments, all
         else its only argument. By default the first item of a list or tuple, else the batch itself.
         """
-        return batch[0] if isinstance(batch, tuple | list) else batch
+        return batch[0] if isinstance(batch, tuple | list) and not isinstance(batch, PackedSequence) else batch
 
     def postprocess(self, output: Any, batch: Any) -> Any:
         """The output as `loss` sees it, such as with what `transform` did undone; unchanged by default."""
