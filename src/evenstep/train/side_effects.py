@@ -39,6 +39,7 @@ def without_side_effects(owners: Iterable[object]) -> Generator[None]:
     everybody = _with_modules(owners)
     kept = [Attributes(one) for one in everybody if hasattr(one, "__dict__")]
     buffers = {id(one): one for owner in everybody if isinstance(owner, nn.Module) for one in owner.buffers(False)}
+    buffers |= {id(one): one for owner in everybody for _, one in tensors_of(owner)}
     values = [(buffer, times_written(buffer), buffer.detach().clone()) for buffer in buffers.values()]
     try:
         with ExitStack() as around:
@@ -77,15 +78,29 @@ def _equal(buffer: Tensor, value: Tensor) -> bool:
 
 
 def _with_modules(owners: Iterable[object]) -> list[object]:
+    """The owners, and modules among their attributes, also in lists and mappings there, with all their parts."""
     found: dict[int, object] = {}
     for owner in owners:
-        others = (
-            [one for one in vars(owner).values() if isinstance(one, nn.Module)] if hasattr(owner, "__dict__") else []
-        )
-        for one in (owner, *others):
+        values = [*vars(owner).values()] if hasattr(owner, "__dict__") else []
+        inner = [one for value in values if isinstance(value, list | tuple | dict) for one in _items(value)]
+        for one in (owner, *(other for other in (*values, *inner) if isinstance(other, nn.Module))):
             for part in one.modules() if isinstance(one, nn.Module) else (one,):
                 found[id(part)] = part
     return list(found.values())
+
+
+def tensors_of(owner: object) -> Iterator[tuple[str, Tensor]]:
+    """What may be written to in place and is no buffer: tensors among the attributes, also in lists and mappings."""
+    for name, value in vars(owner).items() if hasattr(owner, "__dict__") else ():
+        inside = name not in ("_parameters", "_buffers") and isinstance(value, list | tuple | dict)
+        for number, one in enumerate(_items(value)) if inside else [(-1, value)]:
+            if not isinstance(one, Tensor) or one.requires_grad or one.is_meta or one.is_inference():
+                continue
+            if one.nbytes <= _LARGEST:
+                yield f"{name}[{number}]" if inside else name, one
+
+
+_LARGEST = 2**28  # bytes of a tensor that is copied; larger ones are rather data than state
 
 
 class Attributes:

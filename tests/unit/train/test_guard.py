@@ -240,6 +240,35 @@ def test_the_guard_leaves_no_trace(tmp_path: Path) -> None:
     assert all(torch.equal(value, wanted[name]) for name, value in state.items())
 
 
+class Judges(Sums):
+    """Holds networks in a list, and a tensor that its loss writes to in place."""
+
+    def __init__(self) -> None:
+        self.judges = [nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout(0.5)).requires_grad_(False)]
+        self.centre = torch.zeros(3)
+
+    def loss(self, output: Any, batch: Any) -> Any:
+        with torch.no_grad():
+            wanted = self.judges[0](output) - self.centre
+            self.centre.mul_(0.9).add_(output.detach().mean(0), alpha=0.1)
+        return super().loss(output, batch) + ((output - wanted) ** 2).sum()
+
+
+def test_networks_in_lists_are_in_evaluation_mode_and_tensors_written_in_place_are_put_back() -> None:
+    states: list[Any] = []
+    for check_loss in (True, False):
+        torch.manual_seed(1)
+        task = Judges()
+        trainer = trainer_of(
+            task, train=Training(check_loss=check_loss), evaluations=MapData(SAMPLES, global_batch_size=8)
+        )
+        trainer.train()
+        states.append([*trainer.model.state_dict().values(), *task.judges[0].state_dict().values()])
+        seen = task.judges[0][1].num_batches_tracked
+        assert seen == 4 and task.judges[0].training  # two updates of two micro-batches, and no evaluation
+    assert all(torch.equal(one, other) for one, other in zip(*states, strict=True))
+
+
 def test_a_weight_that_is_drawn_in_the_forward_is_no_fault_where_losses_happen_to_add_up() -> None:
     class Draws(Sums):
         late_weight = True
