@@ -19,6 +19,7 @@ from evenstep.train.randomness import Randomness
 from evenstep.train.tasks.coefficients import Coefficients, Fixed
 from evenstep.train.tasks.norm_statistics import Norms
 from evenstep.train.tasks.task import Task
+from evenstep.train.transfer import LentBatches
 
 
 def _nothing_held(*tasks: str, everywhere: bool = False) -> AbstractContextManager[None]:
@@ -46,6 +47,7 @@ class TrainContext:
             ranks come to the end of the update and abort it together; None raises at once.
         teaching: around passes of tasks of these names, which all ranks make together: what they may ask of the average
             is there. With `everywhere` on all ranks of a pipeline, not only where losses are.
+        lent: which tasks write into their batches.
     """
 
     tasks: Mapping[str, Task]
@@ -65,6 +67,7 @@ class TrainContext:
     phases: Phases = field(default_factory=Phases)
     poison: Callable[[], Tensor] | None = None
     teaching: Callable[..., AbstractContextManager[None]] = _nothing_held
+    lent: LentBatches = field(default_factory=LentBatches)
 
     def silently(self) -> "TrainContext":
         """The same, without hooks and records."""

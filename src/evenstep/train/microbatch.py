@@ -20,6 +20,7 @@ from torch.profiler import record_function
 from torch.utils.checkpoint import CheckpointError
 
 from evenstep.data import Microbatch
+from evenstep.errors import TaskError
 from evenstep.events import (
     BackwardBegin,
     BackwardEnd,
@@ -28,7 +29,7 @@ from evenstep.events import (
     MicrobatchBegin,
     MicrobatchEnd,
 )
-from evenstep.internals import profiler_runs, run_backward, unwrapped
+from evenstep.internals import profiler_runs, run_backward, times_written, unwrapped
 from evenstep.keys import branch
 from evenstep.memory import is_out_of_memory
 from evenstep.nothing import NOTHING
@@ -37,6 +38,7 @@ from evenstep.pipeline.compiled import as_written
 from evenstep.precision.kernels import explain_kernels
 from evenstep.train.context import TrainContext
 from evenstep.train.memory.activation_checkpointing import MAY_DEPEND
+from evenstep.train.memory.split import marks
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.memory.sub_batch import SubBatch, whole_of
 from evenstep.train.randomness import LOSS, branch_of
@@ -155,8 +157,12 @@ class MicrobatchStep:
         try:
             if one.index in self._weights.failures:
                 raise self._weights.failures[one.index]
-            task, randomness = context.tasks[one.task], context.randomness
-            batch = piece.data if stage.takes_batch else None
+            task, randomness, looked_at = context.tasks[one.task], context.randomness, None
+            batch = context.lent.lend(one.task, piece.data) if stage.takes_batch else None
+            if stage.takes_batch:
+                kind = one.task, stage.gives_loss, torch.is_grad_enabled(), self._model is not None
+                if context.lent.looks(kind, self._update):
+                    looked_at = batch, marks(batch), _marks_of_gradients(stage.module)
             if stage.takes_batch and context.transfer is not None:
                 batch = context.transfer(batch)
                 context.phases.lap("transfer")
@@ -167,7 +173,9 @@ class MicrobatchStep:
                     batch = context.reorder(batch)
             self.doing = "forward", one.index, piece
             if self._model is not None and evaluates_itself(task):
-                return {}, self._evaluated(self._model, stage, one, piece, batch)
+                total = self._evaluated(self._model, stage, one, piece, batch)
+                self._see(looked_at, one, piece, stage)
+                return {}, total
             with context.precision.forward(context.device):
                 with self._around_forward(stage, one, batch) if self._observed else NOTHING as seen:
                     inputs = task.inputs(batch) if stage.takes_inputs else None
@@ -175,6 +183,7 @@ class MicrobatchStep:
                         inputs = context.cast_inputs(inputs)
                     outputs = stage.apply(received, inputs, randomness.place)
                     if not stage.gives_loss:
+                        self._see(looked_at, one, piece, stage)
                         return outputs, None
                     if randomness.by_layer:
                         randomness.place(LOSS)
@@ -185,6 +194,7 @@ class MicrobatchStep:
                     if seen is not None:
                         seen.append(output)
                 loss = loss_of(task, output, batch)
+            self._see(looked_at, one, piece, stage)
             total = self._recording.take(task, one, piece, loss)
         except Exception as error:
             explain(error)
@@ -207,6 +217,28 @@ class MicrobatchStep:
         with context.precision.forward(context.device), lent(model, context) as whole, told:
             loss = task.evaluate(whole, batch)
         return self._recording.take(task, one, piece, loss, method="evaluate")
+
+    def _see(self, looked_at: tuple[Any, Any, Any] | None, one: Microbatch, piece: SubBatch, stage: Stage) -> None:
+        """Look at what a pass of the first update has done beside what it gives.
+
+        Args:
+            looked_at: its batch, and what that and the gradients were marked by before; None where nobody looks.
+
+        Raises:
+            TaskError: it has written to the gradients that the update sums up.
+        """
+        if looked_at is None:
+            return
+        batch, before, gradients = looked_at
+        is_training = torch.is_grad_enabled() and self._update > 0
+        self._context.lent.see(one.task, batch, before, is_own=is_training and batch is piece.data)
+        if is_training and _marks_of_gradients(stage.module) != gradients:
+            raise TaskError(
+                f"the forward of micro-batch {one.index}, or a method of {type(self._context.tasks[one.task]).__name__}"
+                f", has called `backward` or `zero_grad`, which changes the gradients that the update sums up in the "
+                f"parameters' `.grad`. Take derivatives by `torch.autograd.grad(energy, samples)`, which gives them "
+                f"and leaves those alone."
+            )
 
     def backward(self, loss: Tensor, microbatch: int) -> None:
         """Go back from the loss of a micro-batch, by its number in the plan."""
@@ -300,6 +332,11 @@ class MicrobatchStep:
         self._context.randomness.end_passage()
         for microbatch in list(self._open):
             self._open.pop(microbatch).__exit__(kind, error, traceback)
+
+
+def _marks_of_gradients(module: nn.Module) -> list[Any]:
+    """What is another when something was written to gradients, or into their place."""
+    return [None if one.grad is None else (id(one.grad), times_written(one.grad)) for one in module.parameters()]
 
 
 def backward_of(loss: Tensor, gradient: Tensor) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.profiler import record_function
 
-from evenstep.data import GlobalBatch, Microbatch
+from evenstep.data import GlobalBatch, Microbatch, Position
 from evenstep.errors import TaskError
 from evenstep.events import Incident, StepBegin, StepEnd
 from evenstep.internals import profiler_runs
@@ -115,6 +115,7 @@ class Update:
         self.is_whole, self.is_computing = True, False
         self._is_unjudged = False  # whether passes have changed buffers, and nobody has said yet whether that stays
         self._in_doubt: Callable[[], PendingUpdate] | None = None
+        self._begun: tuple[int, Position] | None = None  # the update that was computed last, and its batch
         self._promised = 0  # the update that this rank has promised to apply, at whatever loss scale it fits
         self._gather: Callable[[Weights, int], MicrobatchResults] = self._accumulate
         if combine is not None:
@@ -132,6 +133,9 @@ class Update:
         update = before.update + 1
         self.is_computing = True
         try:
+            if self._begun != (update, batch.position):
+                self._begun, self._context.lent.spoiled = (update, batch.position), None
+            self._check_unspoilt()
             self.begin()
             self._is_unjudged = True
             self.trained.follow()
@@ -253,6 +257,7 @@ class Update:
 
     def _again(self, place: str, update: int, compute: Callable[[], object]) -> None:
         """Compute something of an aborted update with all ranks, to look at it; buffers stay as they were."""
+        self._check_unspoilt()
         self._is_unjudged = True
         self._recovery.until_done(place, update, compute, self._discarding())
         self._restore()
@@ -264,6 +269,17 @@ class Update:
     def _discard_try(self, mark: tuple[int, int]) -> None:
         self._discard(mark)
         self._buffers.restore(1.0)
+        self._check_unspoilt()
+
+    def _check_unspoilt(self) -> None:
+        """Raise TaskError where what is done again would begin with a batch that a task has written into."""
+        if (name := self._context.lent.spoiled) is not None:
+            raise TaskError(
+                f"the update must be done again, but {type(self._context.tasks[name]).__name__} has written into the "
+                f"batch that it was given, which nobody had seen before. Let the task write into a copy of its own "
+                f"(`x = x / 255` for `x.div_(255)`), or leave `check_loss` on: where batches can be cut in two it is "
+                f"seen in time, and copies are made."
+            )
 
     def look(self, update: int) -> None:
         """Say what the update's passes have shown that is worth knowing, once."""

@@ -271,6 +271,82 @@ def test_several_tasks_are_named_by_the_micro_batches() -> None:
     assert {"a/loss", "b/loss"} <= set(outcome.metrics())
 
 
+def out_of_memory_in(model: nn.Module, *forwards: int) -> None:
+    """Let these forwards of training raise, behind all that they do."""
+    calls = [0]
+
+    def raise_or_not(module: nn.Module, given: Any, output: Any) -> None:
+        calls[0] += torch.is_grad_enabled() and module.training
+        if torch.is_grad_enabled() and module.training and calls[0] in forwards:
+            raise torch.OutOfMemoryError("injected")
+
+    model.register_forward_hook(raise_or_not)
+
+
+class Writes(Squares):
+    """Writes into its batch: a tensor in place, and an item that it takes out."""
+
+    def transform(self, batch: Any) -> Any:
+        batch["x"].mul_(2)
+        return batch
+
+    def inputs(self, batch: Any) -> Any:
+        return batch["x"]
+
+    def loss(self, output: Tensor, batch: Any) -> Tensor:
+        return ((output.squeeze(-1) - batch.pop("y")) ** 2).sum()
+
+
+def test_an_update_that_is_done_again_begins_with_the_batch_of_the_loader_whatever_a_task_writes_into_it() -> None:
+    def trained(*forwards: int) -> Tensor:
+        model = net()
+        out_of_memory_in(model, *forwards)
+        engine = Engine(model, Writes(), torch.optim.SGD(model.parameters(), lr=0.1), device="cpu")
+        for start in range(3):
+            x, y = points(start=start)
+            engine.update(*({"x": one.clone(), "y": other} for one, other in cut((x, y), 4)))
+        return parameters(model)
+
+    assert torch.allclose(trained(2, 4), trained(), rtol=0, atol=1e-12)
+
+
+def test_a_batch_that_was_written_into_unseen_is_not_trained_on_again() -> None:
+    model, unchecked = net().float(), Training(check_loss=False)
+    sgd, overflows = torch.optim.SGD(model.parameters(), lr=0.1), Fp16Mixed(initial=2.0**60)
+    engine = Engine(model, Writes(), sgd, device="cpu", precision=overflows, train=unchecked)
+    x, y = (one.float() for one in points())
+    with pytest.raises(TaskError, match=r"Writes has written into the batch .* a copy of its own"):
+        engine.update({"x": x, "y": y})
+
+
+class Samples(Squares):
+    """Samples by going down the energy, as by hand: with `backward`, or without a trace."""
+
+    def __init__(self, model: nn.Module, *, by_hand: bool) -> None:
+        self.models, self.by_hand = [model], by_hand
+
+    def inputs(self, batch: Any) -> Any:
+        x = batch[0].clone().requires_grad_()
+        with torch.enable_grad():
+            energy = self.models[0](x).sum()
+            if self.by_hand:
+                energy.backward()
+            slope = x.grad if self.by_hand else torch.autograd.grad(energy, x)[0]
+        assert slope is not None
+        return (x - 0.1 * slope).detach()
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_a_backward_within_a_forward_is_refused_and_its_advice_works(checks: bool) -> None:
+    model = net()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = Engine(model, Samples(model, by_hand=True), sgd, device="cpu", train=Training(check_loss=checks))
+    with pytest.raises(TaskError, match=r"Samples, has called `backward` .* `torch.autograd.grad\(energy, samples\)`"):
+        engine.update(*cut(points(), 4))
+    engine = Engine(model, Samples(model, by_hand=False), sgd, device="cpu", train=Training(check_loss=checks))
+    assert isinstance(engine.update(*cut(points(), 4)), Committed)
+
+
 def test_a_task_that_raises_leaves_the_engine_as_it_was() -> None:
     model = net()
     engine = engine_of(model, train=Training(check_loss=False))

@@ -3,6 +3,7 @@
 import logging
 import random
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,30 @@ def test_networks_in_lists_are_in_evaluation_mode_and_tensors_written_in_place_a
         seen = task.judges[0][1].num_batches_tracked
         assert seen == 4 and task.judges[0].training  # two updates of two micro-batches, and no evaluation
     assert all(torch.equal(one, other) for one, other in zip(*states, strict=True))
+
+
+def test_a_batch_that_holds_what_has_no_copy_is_looked_at() -> None:
+    class Locked:
+        def __init__(self, samples: Any) -> None:
+            self.x, self.y = (torch.stack(column) for column in zip(*samples, strict=True))
+            self.lock = threading.Lock()
+
+    class Locks(Means):
+        def weight(self, batch: Any) -> int:
+            return len(batch.y)
+
+        def inputs(self, batch: Any) -> Any:
+            return batch.x
+
+        def loss(self, output: Any, batch: Any) -> Any:
+            return super().loss(output, (None, batch.y))
+
+        def split(self, batch: Any) -> list[Any]:
+            samples = list(zip(batch.x, batch.y, strict=True))
+            half = (len(samples) + 1) // 2
+            return [Locked(samples[:half]), Locked(samples[half:])] if len(samples) > 1 else [batch]
+
+    assert "gives a mean" in refused(Locks(), data=MapData(SAMPLES, global_batch_size=8, collate=Locked))
 
 
 def test_a_weight_that_is_drawn_in_the_forward_is_no_fault_where_losses_happen_to_add_up() -> None:

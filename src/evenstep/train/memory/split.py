@@ -11,6 +11,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from enum import Enum
+from inspect import isroutine
 from pathlib import PurePath
 from typing import Any, cast
 
@@ -18,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from evenstep.internals import times_written
 
 _PLAIN = (
     str,
@@ -178,7 +181,47 @@ def copied(item: Any) -> Any:
         return item.detach().clone()
     if _is_container(item):
         return rebuilt(item, copied)
-    return item if item is None or isinstance(item, _PLAIN) else copy.deepcopy(item)
+    return item if item is None or isinstance(item, _PLAIN) else _copied_object(item)
+
+
+def _copied_object(item: Any) -> Any:
+    try:
+        return copy.deepcopy(item)
+    except Exception:  # noqa: BLE001 - it holds what has no copy, such as a lock or an open file, which is then shared
+        pass
+    try:
+        made = copy.copy(item)
+        for name, value in vars(made).items():
+            vars(made)[name] = copied(value)
+    except Exception:  # noqa: BLE001 - it is such a thing itself
+        return item
+    return made
+
+
+def marks(item: Any) -> list[Any]:
+    """What is another when something was written into a batch: into its tensors, containers, arrays or objects.
+
+    >>> import torch
+    >>> batch = {"x": torch.zeros(2), "names": ["a", "b"]}; before = marks(batch)
+    >>> marks(batch) == before, batch["x"].add_(1)[0].item(), marks(batch) == before
+    (True, 1.0, False)
+    """
+    return list(_marks(item, "", set()))
+
+
+def _marks(item: Any, path: str, seen: set[int]) -> Iterator[tuple[Any, ...]]:
+    written: Any = ""
+    if isinstance(item, Tensor):
+        written = 0 if item.is_inference() else times_written(item)
+    elif isinstance(item, np.ndarray):
+        written = item.tobytes()
+    yield path, id(item), written
+    if written != "" or id(item) in seen or item is None or isinstance(item, (*_PLAIN, type, torch.nn.Module)):
+        return
+    seen.add(id(item))
+    own = [] if isroutine(item) else [*getattr(item, "__dict__", {}).items()]
+    for name, part in _named_parts(item, path) if _is_container(item) else own:
+        yield from _marks(part, name, seen)
 
 
 def rebuilt(item: Any, act: Callable[[Any], Any]) -> Any:
