@@ -42,6 +42,7 @@ from evenstep.train.progress import Progress
 from evenstep.train.recovery import Recovery
 from evenstep.train.tasks.combine import Combine
 from evenstep.train.tasks.late_weights import build_gather
+from evenstep.train.tasks.tasks import StatesOfTasks
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.weigh import Weights, weigh
 
@@ -115,6 +116,7 @@ class Update:
         self.is_whole, self.is_computing = True, False
         self._is_unjudged = False  # whether passes have changed buffers, and nobody has said yet whether that stays
         self._in_doubt: Callable[[], PendingUpdate] | None = None
+        self._states = StatesOfTasks(context.tasks.values())
         self._begun: tuple[int, Position] | None = None  # the update that was computed last, and its batch
         self._promised = 0  # the update that this rank has promised to apply, at whatever loss scale it fits
         self._gather: Callable[[Weights, int], MicrobatchResults] = self._accumulate
@@ -224,6 +226,8 @@ class Update:
             self._execution.reducers.after_step()
         self._buffers.restore(applied.aborted)
         self._is_unjudged = False
+        if not isinstance(applied.aborted, Tensor) and applied.aborted:  # on a device it is known too late
+            self._states.put_back()
         # a verdict that is still on the device is not read here: the average follows it there; of ranks that step alone
         # it follows what they share
         is_made = isinstance(applied.aborted, Tensor) or applied.aborted == 0.0
@@ -261,14 +265,17 @@ class Update:
         self._is_unjudged = True
         self._recovery.until_done(place, update, compute, self._discarding())
         self._restore()
+        self._states.put_back()
 
     def _discarding(self) -> Callable[[], None]:
         """What undoes a try that begins now."""
+        self._states.begin()
         return partial(self._discard_try, self._context.storage.mark())
 
     def _discard_try(self, mark: tuple[int, int]) -> None:
         self._discard(mark)
         self._buffers.restore(1.0)
+        self._states.put_back()
         self._check_unspoilt()
 
     def _check_unspoilt(self) -> None:

@@ -347,6 +347,52 @@ def test_a_backward_within_a_forward_is_refused_and_its_advice_works(checks: boo
     assert isinstance(engine.update(*cut(points(), 4)), Committed)
 
 
+class Remembers(Squares):
+    """Remembers of each sample what it gave last, in one of several ways, and learns from that."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.table = kind, torch.zeros(GLOBAL).double()
+        self.held = {"table": self.table}
+
+    def loss(self, output: Tensor, batch: Any) -> Tensor:
+        (number,), table = batch[2:], self.held["table"] if self.kind == "held" else self.table
+        total = super().loss(output - table[number, None], batch)
+        if self.now.is_training:
+            new = table.index_copy(0, number, table[number] + output.detach()[:, 0] / 2)
+            if self.kind == "in place":
+                self.table.copy_(new)
+            elif self.kind == "held":
+                self.held["table"] = new
+            else:
+                self.table = new
+        return total
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"table": self.held["table"] if self.kind == "held" else self.table}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError("nothing is loaded here")
+
+
+@pytest.mark.parametrize("kind", ["in place", "replaced", "held"])
+def test_what_a_task_remembers_is_as_before_where_an_update_is_done_again_or_aborted(kind: str) -> None:
+    def trained(*forwards: int, spoilt: bool = False) -> tuple[Tensor, Tensor]:
+        model, task = net(), Remembers(kind)
+        out_of_memory_in(model, *forwards)
+        engine = Engine(model, task, torch.optim.SGD(model.parameters(), lr=0.1), device="cpu")
+        for start in range(4):
+            x, y = points(start=start)
+            microbatches = cut((x, y, torch.arange(GLOBAL)), 4)
+            if spoilt:
+                assert isinstance(engine.update(*microbatches, (x[:1], y[:1] * torch.inf, torch.tensor([0]))), Aborted)
+            engine.update(*microbatches)
+        return parameters(model), task.state_dict()["table"]
+
+    wanted = trained()
+    for found in (trained(2), trained(4, 7), trained(spoilt=True)):
+        assert all(torch.allclose(one, other, rtol=0, atol=1e-12) for one, other in zip(found, wanted, strict=True))
+
+
 def test_a_task_that_raises_leaves_the_engine_as_it_was() -> None:
     model = net()
     engine = engine_of(model, train=Training(check_loss=False))

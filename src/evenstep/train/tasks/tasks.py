@@ -5,8 +5,8 @@ clipping and ranks treat it as they treat all parameters and buffers. It runs no
 """
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Self, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Self, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,12 @@ from torch.optim import Optimizer
 
 from evenstep.arguments import said
 from evenstep.errors import ArgumentError, CheckpointError, TaskError
-from evenstep.internals import unwrapped
+from evenstep.internals import times_written, unwrapped
 from evenstep.names import LEARNED
 from evenstep.options import NormStatistics, check_task_names
 from evenstep.parallel import Strategy
 from evenstep.train.failures import FailurePolicy
+from evenstep.train.side_effects import Attributes, tensors_of
 from evenstep.train.tasks.coefficients import Coefficients, Fixed
 from evenstep.train.tasks.combine import Combine, Separate
 from evenstep.train.tasks.norm_statistics import Norms, build_norms
@@ -106,6 +107,58 @@ def state_of(task: Task, name: str) -> dict[str, Any]:
             f"`{{}}` where there is nothing to keep."
         )
     return cast("dict[str, Any]", state)
+
+
+@final
+class StatesOfTasks:
+    """What tasks remember, as it was when an update began: put back where that is aborted, or done again.
+
+    Those remember something that have a `state_dict` of their own. Tensors that they write to in place are copied at
+    the beginning of each update, until one has passed in which they were not.
+
+    >>> Counts = type("Counts", (Task,), {"loss": lambda self, output, batch: output, "state_dict": vars})
+    >>> task = Counts(); task.seen, task.sums = 1, torch.zeros(1); states = StatesOfTasks([task]); states.begin()
+    >>> task.seen += 1; _ = task.sums.add_(1); states.put_back(); task.seen, task.sums
+    (1, tensor([0.]))
+    """
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        self._tasks = [one for one in tasks if type(one).state_dict is not Task.state_dict]
+        self._kept: list[Attributes] = []
+        self._tensors: list[
+            tuple[str, Tensor, int, Tensor | None]
+        ] = []  # with how often each was written to, and a copy
+        self._still = set[str]()
+
+    def begin(self) -> None:
+        """An update begins."""
+        for name, tensor, times, _ in self._tensors:
+            (self._still.add if times_written(tensor) == times else self._still.discard)(name)
+        self._kept = [Attributes(task) for task in self._tasks]
+        self._tensors = [
+            (f"{number}.{name}", one, times_written(one), None if f"{number}.{name}" in self._still else one.clone())
+            for number, task in enumerate(self._tasks)
+            for name, one in tensors_of(task)
+        ]
+
+    def put_back(self) -> None:
+        """Let all be as it was when the update began.
+
+        Raises:
+            TaskError: something was written to that was not in the update before, so that no copy was made.
+        """
+        for name, tensor, times, copy in self._tensors:
+            if times_written(tensor) != times:
+                if copy is None:
+                    number, _, attribute = name.partition(".")
+                    raise TaskError(
+                        f"{type(self._tasks[int(number)]).__name__} has written to its `{attribute}` in place, which "
+                        f"it had not done before, in an update that is aborted or must be done again, so what it was "
+                        f"is not known; put a new tensor there instead, `self.NAME = …`."
+                    )
+                tensor.copy_(copy)
+        for kept in self._kept:
+            kept.put_back()
 
 
 def states_of(tasks: Mapping[str, Task]) -> dict[str, dict[str, Any]]:
