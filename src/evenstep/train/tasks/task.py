@@ -185,7 +185,8 @@ class Task(ABC):
 
         Called before the forward, with the batch as the loader gave it (on the CPU). By default its number of
         samples: as many as the loader has put in, unless its tensors say something else; where the loader does not
-        know, dim 0 of all its tensors. A micro-batch of weight 0 contributes nothing and is not run.
+        know, dim 0 of all its tensors. A micro-batch of weight 0 contributes nothing and is not run. Where its loss is
+        not 0, as that of images without boxes, set `late_weight`: then it is run.
 
         Raises:
             TaskError: that is not certain.
