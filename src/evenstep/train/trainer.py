@@ -211,6 +211,12 @@ class Trainer(TrainerAttributes):
                 f"{self.progress.update} updates are done, but this run is to have {self.updates}, which would have no "
                 f"effect; ask for as many `updates` (or `epochs`) or more, or go on from an earlier checkpoint."
             )
+        position, epochs = self.progress.position, self._loop.epochs
+        if epochs is not None and position > (epochs, 0):  # of data that don't know how many updates that is
+            raise ArgumentError(
+                f"the run is in epoch {position.epoch + 1} of its data, but is to have {epochs}, which would have no "
+                f"effect; ask for as many `epochs` or more, or go on from an earlier checkpoint."
+            )
         if torch.is_inference_mode_enabled():
             raise ArgumentError(
                 "`train` was called inside `torch.inference_mode()`, in which no gradient can be taken; call it "

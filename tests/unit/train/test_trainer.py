@@ -441,6 +441,19 @@ def test_a_stream_with_a_state_resumes_at_the_bits_of_the_undisturbed_run(tmp_pa
     assert same(run(9, tmp_path / "resumed"), run(9, tmp_path / "straight"))
 
 
+def test_a_stream_that_is_further_than_the_epochs_that_are_asked_for_is_refused(tmp_path: Path) -> None:
+    def run(epochs: int) -> None:
+        data = StreamData(Counting(), global_batch_size=8, micro_batch_size=3)
+        trainer = trainer_of(network(), data=data, updates=None, epochs=epochs, folder=tmp_path)
+        trainer.resume()
+        trainer.train()
+
+    run(2)
+    run(2)  # which has nothing more to do
+    with pytest.raises(ArgumentError, match="the run is in epoch 3 of its data, but is to have 1, which would have no"):
+        run(1)
+
+
 class Frozen(Task):
     def loss(self, output: Any, batch: Any) -> Any:
         return self.given(output)
