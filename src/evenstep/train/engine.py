@@ -43,7 +43,7 @@ from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted, left_out
 from evenstep.train.progress import Progress
 from evenstep.train.state import Tree
-from evenstep.train.state.settings import changed_settings, check_parts, check_same_run
+from evenstep.train.state.settings import changed_settings, check_parts, check_same_run, check_unmoved
 from evenstep.train.tasks.listening import check_told_by_engine, let_ask, listeners
 from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.task import Task
@@ -263,6 +263,7 @@ class Engine:
         """All that the next updates depend on, as a tree: a loop that loads it goes on with the same bits.
 
         All ranks call it together. Of a model in stages the first rank gets the whole, the others what they hold.
+        Tensors may be the engine's own, which further updates change: `copy.deepcopy` what is to be gone back to.
         """
         schedule = self.core.learning_rates.state_dict()
         tasks = states_of(self.parts.context.tasks)
@@ -464,6 +465,7 @@ class Engine:
         self, state: Tree, *, take: Callable[[Tensor, Tensor], Tensor] | None = None, ranks: RankGroup = ALONE
     ) -> Tree:
         """What of a whole state is this rank's, compared with what is here; see `TrainState.own_part`."""
+        on_all_ranks(ranks, lambda: check_unmoved(state, unwrapped(self.model), self.progress.update))
         own = self.parts.saved.own_part(state, take=take, ranks=ranks)
         on_all_ranks(ranks, lambda: check_task_states(own.get("tasks", {}), self.parts.context.tasks))
         return own

@@ -420,6 +420,7 @@ class Trainer(TrainerAttributes):
         """Everything that the run needs to go on exactly, as a tree.
 
         All ranks call it together. Of a model in stages the first rank gets the whole, the others what they hold.
+        Tensors may be the run's own, which further updates change: `copy.deepcopy` what is to be gone back to.
         """
         with self._together():
             return self._loop.checkpointer.state.state_dict(whole=True)

@@ -3,6 +3,7 @@
 import random
 import re
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,20 @@ def test_a_loop_goes_on_from_a_state_with_the_same_bits() -> None:
     assert engine_again.progress.update == 6
     assert torch.equal(parameters(straight), parameters(resumed))
     assert not torch.equal(parameters(straight), parameters(first))
+
+
+def test_a_state_whose_tensors_have_moved_since_is_refused_and_a_copy_of_it_is_gone_back_to() -> None:
+    model = net()
+    engine = engine_of(model)
+    engine.update(points())
+    live, copied, wanted = engine.state_dict(), deepcopy(engine.state_dict()), parameters(model).clone()
+    engine.load_state_dict(live)  # nothing has moved
+    engine.update(points(start=1))
+    with pytest.raises(CheckpointError, match="that after update 1, but its tensors are the model's own"):
+        engine.load_state_dict(live)
+    engine.load_state_dict(copied)
+    assert engine.progress.update == 1
+    assert torch.equal(parameters(model), wanted)
 
 
 def test_a_state_of_another_seed_or_of_something_else_is_refused() -> None:
