@@ -89,13 +89,17 @@ class Requests:
 
     @contextmanager
     def granting(self, wish: Literal["save", "evaluate"]) -> Generator[None]:
-        """What is done inside is no longer wanted, unless it breaks off: then it is done when the run goes on."""
+        """What is done inside is no longer wanted, unless it breaks off: then it is done when the run goes on.
+
+        Who asks for it meanwhile has it at this update.
+        """
         setattr(self, wish, False)
         try:
             yield
         except BaseException:
             setattr(self, wish, True)
             raise
+        setattr(self, wish, False)
 
     def take_go_back(self) -> GoBack | None:
         """Where the run must go back to; it is no longer requested."""

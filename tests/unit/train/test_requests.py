@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Checkpointing, Evaluate, Failures, Hook, Logging, MapData, Task, Trainer, Training
-from evenstep.events import UpdateEnd
+from evenstep.events import EvaluateEnd, UpdateEnd
 from evenstep.parallel import Ordered
 from evenstep.train.requests import End, Requests
 
@@ -103,3 +103,25 @@ def test_what_was_requested_at_an_update_that_was_aborted_is_done_only_when_it_i
     assert [record.update for record in trainer.storage.history("valid/loss")] == [3, 6, 7]
     saved = sorted(path.name for path in Path(tmp_path, "checkpoints").glob("step-*"))
     assert saved == ["step-00000003", "step-00000006", "step-00000007"]
+
+
+def test_an_evaluation_that_is_asked_for_while_it_is_made_is_not_made_at_the_next_update_too() -> None:
+    """Else a run that goes on from a checkpoint of that update, which knows of it, would make one less."""
+
+    class Again(Hook):
+        def after_evaluate(self, event: EvaluateEnd) -> None:
+            self.trainer.request_evaluate()
+
+    points, model = [(torch.full((2,), float(n)), torch.tensor(float(n % 3))) for n in range(8)], nn.Linear(2, 1)
+    trainer = Trainer(
+        model=model,
+        task=Squares(),
+        optimizer=torch.optim.SGD(model.parameters(), lr=1e-3),
+        data=MapData(points, global_batch_size=4),
+        updates=5,
+        device="cpu",
+        evaluations=MapData(points, global_batch_size=8),
+        hooks=[Evaluate(every_updates=3), Again()],
+    )
+    trainer.train()
+    assert [record.update for record in trainer.storage.history("valid/loss")] == [3, 5]
