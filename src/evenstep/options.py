@@ -1,12 +1,12 @@
-"""What belongs together of a trainer's arguments, as one object each; the tables of a run file have the same keys.
+"""Groups of a trainer's options, one class for each; the tables of a run file have the same keys.
 
     Training       how an update is made         `[train]`, with `[ema]`, `[coefficients]`, `[combine]`, `[memory]`
     Checkpointing  when to save, what to keep    `[checkpoint]`
     Failures       what to do about what fails   `[failures]`
     Logging        where metrics go              `[log]`
 
-Every default and every rule for a single value stands here and nowhere else. Nothing is built here, and importing this
-loads neither torch nor the rest of evenstep: the names of their classes are for type checkers.
+Every default, and every rule for a single value, is defined here and nowhere else. Nothing is built here, and importing
+this loads neither torch nor the rest of evenstep: the names of their classes are for type checkers.
 """
 
 import math
@@ -55,14 +55,14 @@ RESERVED = (
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What is done to need less of the device's memory; parameters do not depend on it.
+    """Options that save memory of the device; parameters do not depend on them.
 
     Args:
-        checkpoint: of which modules nothing is kept between forward and backward but what they are called with, while
-            the backward computes the rest again (activation checkpointing): "none", "blocks" for the repeated blocks of
-            the model, or a pattern of module names such as "encoder.layers.*".
-        empty_cache_every_updates: how often memory that the device's allocator keeps for later is given back to the
-            device, which waits for it; None for never.
+        checkpoint: the modules whose activations are recomputed in the backward instead of kept (activation
+            checkpointing): "none", "blocks" for the repeated blocks of the model, or a pattern of module names such as
+            "encoder.layers.*".
+        empty_cache_every_updates: after how many updates each the memory cached by torch's allocator is given back to
+            the device, for which the host waits; None for never.
 
     Raises:
         ArgumentError: a value out of its range.
@@ -89,31 +89,31 @@ class Memory:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """How an update is made of what the micro-batches give.
+    """How an update is computed.
 
     Args:
         clip_norm: the largest 2-norm of an update's gradient, above 0; a larger gradient is scaled down to it. None
             does not clip.
-        ema: an `Ema`, an average that follows the parameters and is evaluated in their place; None for none.
-        coefficients: what the loss of each task is multiplied by: numbers above 0 by the names of tasks, or a
-            `Coefficients` that changes or learns them; 1 each by default.
-        combine: what is made of the tasks' separate gradients, a `Combine` or its name, such as "pc_grad"; by default
-            they are accumulated into one.
-        norm_statistics: whose running statistics normalisation layers keep: "shared" by all tasks, "per-task", or
-            "frozen", as they are.
-        channels_last: whether the model and its images are brought into channels-last memory order.
-        check_loss: whether the first updates compare a micro-batch with its halves, to find losses that are not sums
-            over the units of their weight; False for a loss that is meant over a micro-batch as a whole, which is then
-            not cut for want of memory either, unless its task has a `split` of its own.
-        settle_every_updates: how many updates an accelerator may run ahead of the host's knowledge of what was
-            committed; by default as many as metrics are written after. On a CPU, with an optimizer that is not fused,
-            or on a stream it is always 1.
-        compile: "model" lets `torch.compile` compile the model, its blocks one by one where it has any, each shape by
-            itself. It draws the same random numbers, and differs from "off" in the last digits. "update" makes one
-            graph of all that an update computes, for models so small that calling their kernels takes the time.
-        fit_memory: whether to find at the start, by trying, how finely micro-batches must be cut to fit into memory.
-            Where ranks share a model, sharded or in stages, the first updates find it, by running out.
-        memory: a `Memory`: which activations are computed again instead of kept.
+        ema: an `Ema`, an exponential moving average of the parameters that is evaluated in their place; None for none.
+        coefficients: the factor of each task's loss: numbers above 0 by the names of tasks, or a `Coefficients` that
+            changes or learns them; 1 each by default.
+        combine: how the tasks' gradients are combined, a `Combine` or its name, such as "pc_grad"; by default they are
+            added.
+        norm_statistics: whether the running statistics of normalisation layers are "shared" by all tasks, kept
+            "per-task", or "frozen" (used in training, too, and not updated).
+        channels_last: whether the model and its images are converted to the channels-last memory format.
+        check_loss: whether the loss of a micro-batch is compared with the sum over its halves before the first update,
+            to find losses that are not sums over the units of their weight. Use False for a loss that is meant over a
+            micro-batch as a whole; such a micro-batch is not cut when memory runs out, unless its task has a `split`.
+        settle_every_updates: how many updates the host may run ahead of an accelerator before it reads which of them
+            were applied; by default as many as between two writes of metrics. On a CPU, with an optimizer that is not
+            fused, or with data from a stream it is always 1.
+        compile: with "model", `torch.compile` compiles the model, block by block if it has blocks, and each shape
+            separately; random numbers are the same as with "off", results differ in the last digits. "update" compiles
+            the whole update into one graph, for models so small that launching kernels takes most of the time.
+        fit_memory: whether to find at the start, by trying, how small micro-batches must be to fit into memory. If the
+            model is sharded or in stages, the first updates find it by running out of memory.
+        memory: a `Memory`: which activations are recomputed instead of kept.
 
     Raises:
         ArgumentError: a value out of its range.
@@ -169,21 +169,21 @@ class Training:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpointing:
-    """When checkpoints are written into the run's folder, and which are kept. There is one at the end of a run as well.
+    """When checkpoints are written into the run's folder, and which are kept. There is always one at the end of a run.
 
     Args:
-        every_updates: save after every so many updates; None for none.
-        every_epochs: save after every so many epochs; None for none.
-        every_minutes: save when this many minutes have gone by since the last checkpoint; None for never.
+        every_updates: the number of updates between two checkpoints; None does not count updates.
+        every_epochs: the number of epochs between two checkpoints; None does not count epochs.
+        every_minutes: save when this many minutes have passed since the last checkpoint; None for never.
         keep_last: how many of the newest checkpoints to keep; None keeps all, 0 writes none.
-        keep_every_updates: also keep, for good, the checkpoints of every so many updates.
-        best: a `Best`, which also keeps those with the best values of a metric; None for none.
-        asynchronous: whether training waits only until the state is copied, into as much memory again, while it is
-            written in the background.
-        mirror: an address as fsspec writes it, such as "s3://BUCKET/FOLDER", below which each checkpoint is copied to
-            a folder with the name of the run folder, and fetched from there where the run folder lacks it; None for
+        keep_every_updates: also keep, forever, the checkpoints of updates that are multiples of this.
+        best: a `Best`, which also keeps the checkpoints with the best values of a metric; None for none.
+        asynchronous: whether checkpoints are written in the background. Training then waits only until the state is
+            copied, which needs as much memory again.
+        mirror: an address for fsspec, such as "s3://BUCKET/FOLDER", below which each checkpoint is copied to
+            a folder with the name of the run folder, and downloaded from if the run folder lacks it; None for
             none.
-        config: anything of plain values to be kept with checkpoints, such as the resolved configuration. All ranks
+        config: a dict of plain values to be saved with checkpoints, such as the resolved configuration. All ranks
             must give the same.
 
     Raises:
@@ -221,23 +221,23 @@ class Checkpointing:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """What is done about what goes wrong; `docs/failures.md` says what each answer does exactly.
+    """Policies for faults; `docs/failures.md` says exactly what each of them does.
 
     Args:
-        non_finite: about a loss or gradient that is inf or NaN, which is never applied: a `FailurePolicy` or its name.
-            "skip" gives the global batch up, "retry" tries it once more, "rewind" goes back to the last checkpoint,
-            "rewind_past" also leaves out the data from there to here, "drop_task" applies the update without the tasks
-            that are to blame.
-        out_of_memory: about a micro-batch that does not fit: "retry" cuts it in two, which gives the same gradient,
-            until it fits; "stop", or a `FailurePolicy`.
-        loss_spike: about a loss far above those before: "ignore", "report", "stop", "rewind", "rewind_past", a
-            `FailurePolicy`, or a `LossSpikes` that decides by itself what is one.
-        spike_window_updates: a loss is compared with those of so many updates before, at least 8.
-        spike_threshold: how many robust standard deviations above their median is a spike, above 0.
+        non_finite: for a loss or gradient that is inf or NaN, which is never applied: a `FailurePolicy` or its name.
+            "stop" ends the run, "skip" discards the global batch, "retry" tries it once more, "rewind" goes back to the
+            last checkpoint, "rewind_past" also leaves out the data since then, "drop_task" applies the update without
+            the tasks at fault.
+        out_of_memory: for a micro-batch that does not fit: "retry" cuts it in two until it fits, which gives the same
+            gradient; "stop", or a `FailurePolicy`.
+        loss_spike: for a loss far above those before: "ignore", "report", "stop", "rewind", "rewind_past", a
+            `FailurePolicy`, or a `LossSpikes`, which detects spikes in its own way.
+        spike_window_updates: the number of previous updates that a loss is compared with, at least 8.
+        spike_threshold: how many robust standard deviations above the median of these a spike is, above 0.
         max_rewinds: how many times a run may go back before it stops.
-        max_skipped_samples: how many samples that can't be read may be left out (see `MapData`) before it stops.
-        hook: about a hook that raises and does not say so itself (`Hook.failure_policy`): "stop", or "continue"
-            without what it was about to do.
+        max_skipped_samples: how many samples that can't be read may be left out (see `MapData`) before the run stops.
+        hook: for a hook that raises an error and has no `Hook.failure_policy` of its own: "stop", or "continue"
+            without the hook's action.
 
     Raises:
         ArgumentError: a value out of its range, or a name that is none of these.
@@ -273,17 +273,18 @@ class Logging:
     """Where metrics go, and how often.
 
     Args:
-        every_updates: metrics are read from the device and handed to the writers every so many updates; the values of
-            every update are kept.
-        writers: one or several `Writer`, by themselves or by name: "console", "jsonl", "csv", "tensorboard", "wandb",
-            "mlflow", "prometheus". None takes the first two in a run with a folder, "console" alone where a person
-            watches, and else none; `()` writes nothing.
+        every_updates: the number of updates after which metrics are read from the device and given to the writers; the
+            values of every update are kept.
+        writers: one or several `Writer` objects or names: "console", "jsonl", "csv", "tensorboard", "wandb",
+            "mlflow", "prometheus". None means "console" and "jsonl" in a run with a folder. In a run without one it
+            means "console" on a terminal or in a notebook, and else no writer. `()` writes nothing.
         flops: whether the floating-point operations of a micro-batch are counted before training, for the metrics
             perf/flops_per_s and perf/mfu.
-        peak_tflops: what one device can do, in 10¹² operations a second, for perf/mfu; by default what is known of it.
+        peak_tflops: the peak of one device, in 10¹² operations per second, for perf/mfu; by default that of its model,
+            if evenstep knows it.
 
     Raises:
-        ArgumentError: a period below 1, a writer that is named twice, or a peak without `flops`.
+        ArgumentError: `every_updates` below 1, a writer that is named twice, or a peak without `flops`.
 
     >>> Logging(writers="csv").every_updates
     10

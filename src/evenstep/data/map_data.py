@@ -38,10 +38,10 @@ class _Planned(NamedTuple):
 
 @final
 class MapData(Data):
-    """Global batches of a dataset that gives samples by number.
+    """Global batches of a map-style dataset.
 
     A global batch is cut into numbered micro-batches, and rank r of R takes a contiguous block of them; samples and
-    cut do not depend on R. Every sample is in exactly one batch of each epoch, the last batch is short if need be.
+    cut do not depend on R. Every sample is in exactly one batch of each epoch; the last batch may be short.
 
     torch's, numpy's and Python's global generators are seeded before each sample from (seed, epoch, sample), so
     augmentation does not depend on workers, ranks or the cut. Two exceptions: a dataset with `__getitems__` is
@@ -50,37 +50,39 @@ class MapData(Data):
     nothing is seeded for plain containers (list, `TensorDataset`) with the default collate function.
 
     Args:
-        dataset: `len(dataset)`, `dataset[i]`; its `set_epoch(epoch)` is called, where samples are read, whenever the
-            epoch changes; its `fingerprint` (str, or a method that gives one), if any, is checked on resume.
-        global_batch_size: samples of one update; or pairs (n, samples): that many from update n on; or else
-        global_batch_tokens: longest × count of one update: the budget, in tokens, of its padded samples; or pairs
-            (n, tokens) with n an epoch's number.
+        dataset: has `len(dataset)` and `dataset[i]`. If it has `set_epoch(epoch)`, that is called whenever the epoch
+            changes, in the process that reads samples. Its `fingerprint` (str, or a method that returns one), if it has
+            one, is checked on resume.
+        global_batch_size: samples of one update, over all ranks; or pairs (n, samples): that many from update n on.
+            Give this or `global_batch_tokens`.
+        global_batch_tokens: the token budget of one update, longest sample × count; or pairs (n, tokens), with n the
+            number of an epoch.
         micro_batch_size: the most samples of a micro-batch; None for no limit.
-        micro_batch_tokens: the most longest × count of a micro-batch, in tokens; None for no limit.
-        lengths: of each sample, in tokens, or a function of its number; needed for token budgets.
-        batch_size_multiple: what the sizes of batches cut by tokens are rounded down to, unless they are below it.
-        packed: whether tokens are counted as where `collate` packs samples into rows: the tokens of a batch are the sum
-            of its samples' instead of longest × count. Then a shuffled epoch is cut by tokens in its order, and a
-            global batch into micro-batches by first-fit decreasing.
+        micro_batch_tokens: the token budget of a micro-batch, longest sample × count; None for no limit.
+        lengths: the length of each sample, in tokens, or a function of its index; needed for token budgets.
+        batch_size_multiple: batches cut by tokens are rounded down to a multiple of this size, if they are not smaller.
+        packed: True if `collate` packs samples into rows: the tokens of a batch are then the sum over its samples
+            instead of longest × count. A shuffled epoch is cut by tokens in its order, and a global batch
+            into micro-batches by first-fit decreasing.
         oversized: whether a sample longer than a budget is an "error", or is left out and counted: "skip".
-        length_window: so many shuffled samples at a time are sorted by length before a global batch is cut by
+        length_window: how many shuffled samples at a time are sorted by length before global batches are cut by
             tokens (default 8192); unshuffled epochs stay in the dataset's order.
         shuffle: whether epochs are shuffled.
-        curriculum_epochs: how many first epochs stay in the dataset's order all the same.
+        curriculum_epochs: how many of the first epochs are not shuffled although `shuffle` is True.
         batch_size_unit: whether the n of pairs are the numbers of updates or of epochs, from 1. Updates are counted as
-            global batches of these data, of which a run may have skipped some.
-        collate: makes the batch of a list of samples.
-        num_workers: processes that fetch ahead; 0 fetches in this one, when asked.
-        prefetch_batches: global batches that the workers fetch ahead, all together.
+            global batches of these data, including those that a run has skipped.
+        collate: makes a batch from a list of samples.
+        num_workers: processes that read samples ahead; 0 reads in this process, when a batch is needed.
+        prefetch_batches: how many global batches the workers read ahead, all together.
         timeout_s: longest wait for a worker, in seconds.
-        num_epochs: where `batches` ends; None for never.
-        retries: how many times a sample that fails is read again, and workers that die or hang are started anew.
+        num_epochs: the number of epochs after which `batches` ends; None for never.
+        retries: how many times a sample that fails is read again, and workers that die or hang are started again.
         skip_failing: whether a sample that still fails is left out, as an incident, with its weight; if it fails in
             `collate` or `__getitems__`, with all of its micro-batch. Else it is an error.
         seed_samples: False leaves the generators alone, for datasets that draw no random numbers.
 
     Raises:
-        ArgumentError: an argument cannot be, or the dataset is empty.
+        ArgumentError: an argument is wrong, or the dataset is empty.
         DataError: a sample is longer than a budget.
 
     >>> data = MapData([10, 11, 12, 13, 14], global_batch_size=2, shuffle=False, num_epochs=1)

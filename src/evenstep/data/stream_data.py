@@ -24,21 +24,22 @@ _BY_LOOKS = samples_in
 
 @final
 class StreamData(IteratedData):
-    """Global batches of whatever can be iterated.
+    """Global batches of an iterable.
 
-    Iterating the stream again is the next epoch; one that can be iterated only once, as a generator, ends with it.
-    Its `set_epoch(epoch)`, if it has one, is called before each. Where it has `state_dict` and `load_state_dict`,
-    training resumes without replaying it: the state kept is the one after the last global batch that was handed
-    out, not after what was read ahead to see whether the epoch ends. A run that is to be saved tries that at its
-    start (see `try_resume`).
+    Each epoch iterates the stream again; a run on a generator, which can be iterated only once, ends with it. If the
+    stream has `set_epoch(epoch)`, that is called before each epoch. If it has `state_dict` and `load_state_dict`, a run
+    resumes without reading the stream from its beginning: the saved state is the one after the last global batch that
+    was used, not after items that were read ahead. A run that keeps checkpoints tries this at its start (see
+    `try_resume`).
 
-    What the stream draws from torch's, numpy's and Python's global generators is keyed by (seed, epoch, item, rank).
+    Random numbers that the stream draws from the global generators of torch, numpy and Python are keyed by (seed,
+    epoch, item, rank).
 
-    On several ranks each rank has its own stream, and takes its share of the micro-batches from it. They need not be
-    equally long: an epoch ends for all when the last one has ended; those that ended earlier take part without samples
-    until then. Such a run resumes on the same number of ranks only. With `shared` all ranks have the same stream, read
-    the whole of it, and each collates its share of the micro-batches; then it is the run of one process, and resumes
-    on any number of ranks.
+    On several ranks each rank has its own stream, and takes its part of the micro-batches from it. Streams may differ
+    in length: an epoch ends for all when the longest one has ended; until then the others take part without samples.
+    Such a run can be resumed on the same number of ranks only. With `shared` all ranks have the same stream, read
+    the whole of it, and each collates its part of the micro-batches; then the run is that of one process, and can be
+    resumed on any number of ranks.
 
     Args:
         stream: gives samples; or, if `batched`, ready-made batches, each of them a micro-batch.
@@ -49,11 +50,11 @@ class StreamData(IteratedData):
         num_microbatches: ready-made batches of one update, over all ranks; the last of an epoch may be fewer.
         samples_in: the number of samples of a ready-made batch; by default the first dimension of its first part.
         shared: whether all ranks read the same stream, instead of each its own.
-        exact_resume: False for a stream whose state is known not to say all, as one with a shuffle buffer: a resumed
-            run goes on near where it was, with other samples, and nothing is tried.
+        exact_resume: False for a stream whose state is known to be incomplete, such as one with a shuffle buffer: a
+            resumed run goes on near where it was, with other samples, and the test at the start is left out.
 
     Raises:
-        ArgumentError: an argument cannot be, or does nothing beside the others.
+        ArgumentError: an argument is wrong, or has no effect together with the others.
 
     >>> data = StreamData(range(10), global_batch_size=4)
     >>> batches = data.batches(Position(), seed=1)

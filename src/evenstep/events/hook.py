@@ -99,11 +99,11 @@ class HookTrainer(Protocol):
 class Hook:
     """Base of all hooks: every method does nothing.
 
-    `priority` orders hooks (lower first); hooks of equal priority keep the order they were given in. An `after_`
-    method runs whenever the hook's own `before_` was reached and did not raise, also on failure. On several ranks each
-    has its own instance, but a hook that is `first_rank_only` (one that speaks or writes for the run) only the first.
-    `failure_policy` says what becomes of what it raises: "stop" ends the run, "continue" reports it as an incident;
-    None leaves it to the run.
+    `priority` orders hooks (lower first); hooks of equal priority keep the order in which they were given. An `after_`
+    method is called whenever the hook's own `before_` was called and did not raise, also on failure. Each rank has its
+    own instance; a hook that is `first_rank_only` (one that prints or writes for the run) is only called on rank 0.
+    `failure_policy` says what an error in the hook does: "stop" ends the run, "continue" reports it as an incident;
+    None leaves it to the run's `Failures(hook=…)`.
 
     >>> class StopAt(Hook):
     ...     def after_update(self, event: UpdateEnd) -> None:

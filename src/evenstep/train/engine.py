@@ -56,36 +56,36 @@ if TYPE_CHECKING:
 
 @final
 class Engine:
-    """Computes updates of one model: one update is one update, however it is cut.
+    """Computes updates of one model: one update is one update, however it is cut into micro-batches and ranks.
 
-    Each rank gives the micro-batches that it runs. They are numbered over all ranks, rank 0's first, and the weights of
-    all count: g = Σ ∇S_m / Σ w_m. The randomness of micro-batch k of update u is keyed by (seed, u, k), so parameters
-    do not depend on who runs which, nor on what the caller draws in between.
+    Each rank gives the micro-batches that it runs. They are numbered over all ranks, beginning with rank 0, and the
+    gradient is g = Σ ∇S_m / Σ w_m over all of them. The randomness of micro-batch k of update u is keyed by
+    (seed, u, k), so parameters do not depend on which rank runs it, nor on random numbers that the caller draws.
 
     Args:
         model: any module. It is moved to the device and put into training mode.
-        task: what a batch means; several by name, as a mapping.
-        optimizer: of the model's parameters, any of torch.optim but LBFGS.
-        strategy: how gradients are shared between ranks; also by name: "ddp", "zero1", "fsdp", "local", "auto".
-        precision: the number formats, also by name, such as "bf16-mixed"; float32 throughout by default.
-        lr_schedule: multiplies each group's learning rate; also by name or as a table. None leaves the rates alone.
+        task: a `Task`, which says what a batch means; or a mapping of several tasks by name.
+        optimizer: of the model's parameters, any of torch.optim except LBFGS.
+        strategy: how ranks share the model and its gradients, as for `Trainer`.
+        precision: the number formats, as a `Precision` or by name, such as "bf16-mixed"; float32 by default.
+        lr_schedule: multiplies each group's learning rate, as for `Trainer`. None leaves the rates alone.
         updates: how many updates the schedule stretches over; needed by schedules that end.
-        seed: of dropout and whatever else forwards draw. Two engines of one program should have different ones.
+        seed: of dropout and other random numbers in forwards. Give two engines of one program different seeds.
         device: "auto" takes the accelerator if there is one, else the CPU.
-        train: how an update is made: clipping, an average of the parameters, several tasks, checks.
+        train: how an update is computed: clipping, an average of the parameters, several tasks, checks.
 
     Attributes:
         group: all ranks that train the model.
-        reducers: how gradients are shared between data-parallel ranks.
-        bus: of the hooks that are told of updates.
+        reducers: they sum gradients over data-parallel ranks, one for each stage.
+        bus: calls the task's methods for the events of updates.
         seed: see the arguments.
         recomputed: the names of the modules whose activations are not kept, of all stages.
         in_float8: the names of the linear layers whose products are in float8, of all stages.
         phases: where the time goes.
 
     Raises:
-        ArgumentError: an argument that cannot be.
-        TaskError: a model that cannot be trained.
+        ArgumentError: an argument is wrong; the message says what to write.
+        TaskError: the model can't be trained.
 
     >>> class Line(Task):
     ...     loss = lambda self, output, batch: ((output - batch[1]) ** 2).sum()

@@ -1,7 +1,7 @@
-"""The trainer: what a user builds, from plain arguments.
+"""The trainer: the object that a user builds to train a model.
 
-It puts the parts together, holds what a checkpoint holds, opens and closes what a run needs, and answers its hooks.
-How an update goes is told in `update`, how updates follow each other in `loop`. What a run needs is loaded when the
+It puts the parts of a run together, holds the state that a checkpoint saves, and serves the requests of hooks.
+`update` computes one update, and `loop` makes one after the other. Modules that only a run needs are loaded when the
 first trainer is built, so that importing all public names takes little longer than importing torch.
 """
 
@@ -47,32 +47,33 @@ class Trainer(TrainerAttributes):
 
     Args:
         model: any module. It is moved to the device.
-        task: what a batch means; several by name, as a mapping.
-        optimizer: of the model's parameters, any of torch.optim but LBFGS; `fused=True` scales and clips in its kernel.
-        data: gives the global batches; of a `DataLoader` its dataset, kind of order and batch size are taken over, the
-            latter as the global batch.
+        task: a `Task`, which says what a batch means; or a mapping of several tasks by name.
+        optimizer: of the model's parameters, any of torch.optim except LBFGS; with `fused=True` scaling and clipping
+            happen in its kernel.
+        data: the training data: `MapData`, `StreamData`, `Mixture`, or a `DataLoader`, of which evenstep uses the
+            dataset, whether it shuffles, and the batch size as the global batch size.
         updates: how many updates to commit; give this or `epochs`.
         epochs: how many epochs of the data to take.
-        seed: of order, augmentation and dropout, any integer.
+        seed: of the data order, augmentation and dropout; any integer.
         device: "auto" takes the accelerator if there is one, else the CPU.
-        strategy: how gradients are shared between ranks; by default there is one, and only one may have been started.
-            "ddp", "zero1", "fsdp", "local" and "auto" join the ranks that a launcher has started, and are one process
-            where none has.
-        precision: the number formats, also by name, such as "bf16-mixed"; float32 throughout by default.
-        lr_schedule: multiplies each group's learning rate; also by name, "cosine", or as a table,
-            `{"kind": "cosine", "warmup_updates": 100}`; None leaves the rates alone, so that hooks may set them.
-        evaluations: sets of data to evaluate on, by name; one alone is called "valid".
-        hooks: called before and after everything; see `Hook`. With a `folder` there are also Timer, Save, StopFile and
-            Status, unless one of that class is
-        folder: of the run, for checkpoints, metrics and the report; None keeps nothing.
-        train: how an update is made: clipping, an average of the parameters, several tasks, checks.
+        strategy: how ranks share the model and its gradients: a `Strategy`, or "ddp", "zero1", "fsdp", "local" or
+            "auto", which use the ranks that a launcher such as torchrun has started, or one process if there is none.
+            None is for a single process, and refused if a launcher has started several.
+        precision: the number formats, as a `Precision` or by name, such as "bf16-mixed"; float32 by default.
+        lr_schedule: multiplies each group's learning rate: an `LrSchedule`, its name, such as "cosine", or a table,
+            `{"kind": "cosine", "warmup_updates": 100}`. None leaves the rates alone, so that hooks may set them.
+        evaluations: a mapping of evaluation data by name, or the data of one evaluation, which is called "valid".
+        hooks: objects whose methods are called before and after each part of the run; see `Hook`. With a `folder` the
+            trainer adds Timer, Save, StopFile and Status, unless you give one of that class.
+        folder: the run folder, for checkpoints, metrics and the report; None keeps nothing.
+        train: how an update is computed: clipping, an average of the parameters, several tasks, checks.
         checkpoint: when checkpoints are written into the folder, and which are kept.
-        failures: what is done about gradients that are not finite, too little memory, spikes of the loss, and more.
+        failures: policies for gradients that are not finite, too little memory, loss spikes, and more.
         log: how often metrics are written, and by which writers.
 
     Raises:
-        ArgumentError: an argument that cannot be.
-        TaskError: a model that cannot be trained.
+        ArgumentError: an argument is wrong; the message says what to write.
+        TaskError: the model can't be trained.
 
     >>> class Line(Task):
     ...     loss = lambda self, output, batch: ((output - batch[1]) ** 2).sum()
@@ -163,7 +164,7 @@ class Trainer(TrainerAttributes):
         self._is_built = True
 
     def footprint(self) -> "Footprint":
-        """What this rank keeps in memory for the parameters; the optimizer's state is known after the first update."""
+        """Bytes that this rank keeps in memory for the parameters; with optimizer state after the first update."""
         return self._loop.engine.footprint()
 
     def request_stop(self, reason: str, *, requeue: bool = False) -> None:
@@ -171,7 +172,7 @@ class Trainer(TrainerAttributes):
 
         Args:
             reason: what the result and the logs will say.
-            requeue: whether the run wants to be run again, to go on from there.
+            requeue: whether the run is to be started again later, to go on from there (exit code 75).
         """
         require_object("reason", reason, str, "`request_stop('good enough')`")
         require_flag("requeue", requeue)
@@ -187,16 +188,16 @@ class Trainer(TrainerAttributes):
         self._loop.requests.evaluate = True
 
     def train(self) -> Result:
-        """Train until all is done, then evaluate and save what is not yet; or until something asks to stop, then save.
+        """Train until all updates are done, then evaluate and save; or until something asks to stop, then save.
 
-        Calling it again goes on from where it ended. The caller's generators are left as they were.
+        Another call goes on from there. The global random generators are left as they were.
 
-        Ctrl-C and SIGTERM end the update, save, and then end the program, unless it has handlers of its own for them;
-        a second Ctrl-C leaves at once.
+        After Ctrl-C or SIGTERM it finishes the update, saves, and ends the program, unless the program has its own
+        handlers for them. A second Ctrl-C ends the process at once.
 
         Raises:
-            EvenstepError: what went wrong, said for the person who must act. Nothing is evaluated or saved then.
-            KeyboardInterrupt: after Ctrl-C, when all is saved.
+            EvenstepError: something went wrong; the message says what, and what to do.
+            KeyboardInterrupt: after Ctrl-C, when everything is saved.
         """
         from evenstep.train.failures.tracebacks import shorten
         from evenstep.train.signal_handling import handling_signals, where
@@ -363,19 +364,19 @@ class Trainer(TrainerAttributes):
         new_settings: bool = False,
         reset: Reset | Collection[Reset] = (),
     ) -> Path | None:
-        """Go on from a checkpoint.
+        """Load a checkpoint, so that `train` goes on from it.
 
         Args:
             source: a checkpoint, or a run folder, whose newest is taken; "auto" takes the newest valid one of this
-                trainer's folder, and starts afresh if there is none.
-            new_settings: whether this trainer's learning rates, their schedule, clipping and whatever else updates are
-                made with may be other ones than those that were saved. They then count, and that is said.
-            reset: what of the checkpoint begins afresh, of "optimizer", "lr_schedule" (which then stretches over the
-                updates that are left), "metrics" and "data". The count of updates stays. Only with a path, and before
-                the first update: a run that goes on in its own folder must not begin anything again.
+                trainer's folder, and loads nothing if there is none.
+            new_settings: whether this trainer's learning rates, LR schedule, clipping and other settings of updates may
+                differ from the saved ones. The new settings then apply, and the run reports them.
+            reset: which parts of the checkpoint are not loaded: "optimizer", "lr_schedule" (which then stretches over
+                the remaining updates), "metrics" and "data". The count of updates is kept. Only before the first
+                update, and only with a path: with "auto" each restart would reset again.
 
         Returns:
-            The checkpoint's folder, or None after "auto" found none.
+            The checkpoint's folder, or None if "auto" found none.
 
         Raises:
             CheckpointError: it is not there, damaged, of another run, or made with other settings. Nothing has been

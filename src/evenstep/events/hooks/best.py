@@ -20,7 +20,7 @@ _TRAINING = "train"
 
 @final
 class Best(Hook):
-    """Keep the checkpoints of the best values of `metric` from being deleted; ask for them where it is evaluated.
+    """Saves a checkpoint after evaluations with the best values of `metric`, and keeps these from being deleted.
 
     Args:
         metric: an evaluation and its metric, or `train/` and a metric of training.

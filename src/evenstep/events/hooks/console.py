@@ -16,7 +16,7 @@ from evenstep.events.writers import ConsoleWriter
 
 @final
 class Console(Hook):
-    """Tell whoever watches what happens.
+    """Prints what happens in a run.
 
     Args:
         stream: standard output unless given.

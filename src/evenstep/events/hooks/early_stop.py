@@ -14,7 +14,7 @@ from evenstep.events.hooks.target import MetricTarget, Mode
 
 @final
 class EarlyStop(Hook):
-    """Ask to stop after `patience_evaluations` evaluations in a row of which none was better than the best before.
+    """Asks to stop after `patience_evaluations` evaluations in a row without a new best value.
 
     Evaluations after the same update count once, whoever has asked for them.
 

@@ -15,13 +15,13 @@ from evenstep.events.hook import Hook
 
 @final
 class Evaluate(Hook):
-    """Ask for an evaluation when the number of the update, or of the epoch that ended, divides by the period.
+    """Asks for an evaluation after every `every_updates` updates, or `every_epochs` epochs.
 
     Args:
         every_updates: the period in updates; None for none.
         every_epochs: the period in epochs; None for none.
-        from_update: the first update after which it asks. `Best` and others that follow evaluations hear of none before
-            it, unless the run ends before it: the evaluation at the end is always made.
+        from_update: the first update after which it asks, so `Best` and others that follow evaluations begin there. The
+            evaluation at the end of the run is always made.
 
     Raises:
         ArgumentError: for no period at all, one below 1, or a first update below 0.

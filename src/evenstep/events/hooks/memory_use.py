@@ -33,10 +33,10 @@ _STATM = Path("/proc/self/statm")
 
 @final
 class MemoryUse(Hook):
-    """Put how much memory is taken and left.
+    """Logs how much memory is used and free.
 
     Args:
-        every_updates: the window; values are put when the number of the update divides by it, and at the end.
+        every_updates: the number of updates in a window, after which values are logged; also at the end of the run.
 
     Raises:
         ArgumentError: for a window below 1.

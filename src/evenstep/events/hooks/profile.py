@@ -25,7 +25,7 @@ from evenstep.internals import end_memory_history, profiler_runs, record_memory_
 
 @final
 class Profile(Hook):
-    """Profile updates `first` to `last`, on each rank, into the folder `profile` of the run.
+    """Profiles updates `first` to `last`, on each rank, into the folder `profile` of the run.
 
     Args:
         first: the first update that is profiled; the first few of a run are slower than the others.
@@ -33,7 +33,7 @@ class Profile(Hook):
         memory: whether each allocation on the device is recorded as well, which needs CUDA.
 
     Raises:
-        ArgumentError: updates that can't be.
+        ArgumentError: `first` is below 1, or `last` below `first`.
 
     >>> Profile(first=10, last=13).name
     'Profile'

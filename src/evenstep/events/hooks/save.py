@@ -14,12 +14,12 @@ from evenstep.events.hook import Hook
 
 @final
 class Save(Hook):
-    """Ask for a checkpoint when the number of the update, or of the epoch that ended, divides by the period.
+    """Asks for a checkpoint after every `every_updates` updates, `every_epochs` epochs or `every_minutes` minutes.
 
     Args:
         every_updates: the period in updates; None for none.
         every_epochs: the period in epochs; None for none.
-        every_minutes: the longest time without a checkpoint, whoever asked for it; None for none.
+        every_minutes: the longest time without any checkpoint, in minutes; None for none.
 
     Raises:
         ArgumentError: for no period at all, or one that is not positive.

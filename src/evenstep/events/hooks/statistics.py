@@ -18,12 +18,12 @@ from evenstep.names import named_parameters
 
 @final
 class Statistics(Hook):
-    """Put train/lr/i, train/param_norm/i = ‖θ‖₂ and train/update_ratio/i = ‖θ_u − θ_{u−1}‖₂ / ‖θ_u‖₂ of group i.
+    """Logs train/lr/i, train/param_norm/i = ‖θ‖₂ and train/update_ratio/i = ‖θ_u − θ_{u−1}‖₂ / ‖θ_u‖₂ of group i.
 
-    Also train/grad_norm/LAYER = ‖g‖₂ over the parameters that stand in the module of that name, before clipping.
+    Also train/grad_norm/LAYER = ‖g‖₂ over the parameters of the module of that name, before clipping.
 
     Args:
-        every_updates: at updates that divide by it.
+        every_updates: values are logged at updates that are multiples of it.
         update_ratio: whether to compute the ratio, which needs a copy of the parameters during those updates.
         gradient_norms: whether to compute the norms of the layers' gradients.
 

@@ -15,13 +15,13 @@ from evenstep.events.hook import Hook
 
 @final
 class StopBelowLr(Hook):
-    """Ask to stop after an update whose learning rate was below `lr`, and not above the rate before it.
+    """Asks to stop after an update whose learning rate was below `lr`, and not above the rate before it.
 
     Of several groups of the optimizer the largest rate counts. A rate that rises, as in a warmup, stops nothing. Rates
     that are tensors on a device are read from it in each update.
 
     Args:
-        lr: the rate that is still enough.
+        lr: the lowest rate with which the run goes on.
 
     Raises:
         ArgumentError: for a rate that is not above 0.

@@ -15,7 +15,7 @@ EVERY_S = 1.0
 
 @final
 class StopFile(Hook):
-    """Ask to stop, and to be run again, when the run folder holds a file `stop`.
+    """Asks to stop, with exit code 75, when there is a file `stop` in the run folder.
 
     >>> StopFile().name
     'StopFile'

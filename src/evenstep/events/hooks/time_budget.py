@@ -17,7 +17,7 @@ from evenstep.events.hook import Hook
 
 @final
 class TimeBudget(Hook):
-    """Ask to stop after `max_minutes`, to be run again, or after `max_total_minutes`, for good.
+    """Asks to stop after `max_minutes`, to be resumed later, or after `max_total_minutes`, which completes the run.
 
     Args:
         max_minutes: of training since this start of the run, in minutes; None for no end.

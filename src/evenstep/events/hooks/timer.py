@@ -28,10 +28,10 @@ from evenstep.events.hook import Hook
 
 @final
 class Timer(Hook):
-    """Put seconds per committed update and of each phase in it, and samples per second.
+    """Logs the seconds per committed update and per phase of it, and the samples per second.
 
     Args:
-        every_updates: the window; values are put when the number of the update divides by it, and at the end.
+        every_updates: the number of updates in a window, after which values are logged; also at the end of the run.
 
     Raises:
         ArgumentError: for a window below 1.

@@ -25,7 +25,7 @@ _LINE_S = 1.0  # the least time between two lines over a live one
 
 @final
 class ConsoleWriter(Writer):
-    """Shows metrics to whoever watches.
+    """Prints metrics.
 
     Args:
         every_updates: updates per plain line, and per average.

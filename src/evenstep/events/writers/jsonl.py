@@ -29,7 +29,7 @@ def _key(name: str) -> str:
 
 @final
 class JsonlWriter(LinesWriter):
-    """Writes `metrics.jsonl` into the run folder, and flushes after every call.
+    """Writes `metrics.jsonl`, `incidents.jsonl` and `shown.jsonl` into the run folder, and flushes after every call.
 
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory

@@ -17,7 +17,7 @@ from evenstep.events.series import Record
 class Writer(ABC):
     """Base of all writers.
 
-    A value that comes late is another record of an update that was written before; a writer must take it.
+    Values may come late: a writer must accept a record of an update of which it has written other records already.
 
     >>> class Lowest(Writer):
     ...     def write(self, records):

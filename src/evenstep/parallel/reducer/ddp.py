@@ -39,12 +39,12 @@ class _Bucket:
 
 @final
 class Ddp(Strategy):
-    """Replicas whose gradients are summed.
+    """Every rank holds the whole model; gradients are summed over ranks during the last backward of an update.
 
     Args:
-        group: the ranks.
-        bucket_bytes: how many bytes of gradients travel together.
-        compression: how they travel; as they are by default.
+        group: the ranks, such as `Processes(device)`.
+        bucket_bytes: how many bytes of gradients are sent in one message.
+        compression: the number format in which they are sent and summed; by default their own.
     """
 
     def __init__(

@@ -19,10 +19,10 @@ from evenstep.parallel.tree import TreeSum
 
 @final
 class Ordered(Strategy):
-    """Replicas whose gradients are summed in the order of their micro-batches' numbers.
+    """As `Ddp`, with gradients summed in the order of the micro-batches' numbers: the same bits on any number of ranks.
 
     Args:
-        group: the ranks; one by default, where the order is the same.
+        group: the ranks, such as `Processes(device)`; by default one, which sums in the same order.
 
     >>> Ordered().ranks
     1

@@ -13,7 +13,7 @@ from evenstep.parallel.strategy import Strategy
 
 @final
 class Single(Strategy):
-    """The strategy of one rank.
+    """The strategy of a run on a single process.
 
     >>> Single().ranks
     1

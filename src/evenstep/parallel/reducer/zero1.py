@@ -23,10 +23,10 @@ from evenstep.parallel.strategy import Strategy
 
 @final
 class Zero1(Strategy):
-    """Shares the optimizer state between replicas.
+    """Every rank holds the whole model, and the optimizer state of a part of its parameters, which it steps for all.
 
     Args:
-        replicas: how their gradients are summed.
+        replicas: how gradients are summed: `Ddp` or `Ordered`.
     """
 
     def __init__(self, replicas: Strategy) -> None:

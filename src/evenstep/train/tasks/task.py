@@ -36,10 +36,10 @@ class Loss:
         weight: the number of units, only from tasks whose weight is known after their forward (`late_weight`).
         metrics: further numbers as (sum, weight) pairs, such as `{"accuracy": (correct, total)}`; they are logged
             as Σsum/Σweight over micro-batches, updates and ranks, never as a mean of means.
-        observed: what the metric objects of the task (`Task.metrics`) see: the arguments of their `update` by name,
-            such as `{"preds": scores, "target": labels}`, each taking those that it has; or those of one metric, as a
-            mapping under its name. A task that has such metrics must give it.
-        count: how many units `sum` covers, as far as the loss itself knows; `of_mean` gives it.
+        observed: input of the task's metric objects (`Task.metrics`): arguments of their `update` by name, such as
+            `{"preds": scores, "target": labels}`, of which each metric gets those that it has; or arguments for one
+            metric only, as a mapping under its name. A task with such metrics must give it.
+        count: how many units `sum` covers, if the loss itself knows; `of_mean` sets it.
         shown: texts, images and histograms by name, such as `{"text": Text("once upon a time")}`, for writers that
             take them: "train/text", "valid/text". Of several under one name in an update the first is kept.
         counts: plain numbers by name, such as the matching n-grams of BLEU, that are summed over micro-batches and
@@ -108,15 +108,15 @@ class Task(ABC):
         reduction: what the summed loss is divided by.
         late_weight: True when the weight is known only after the forward (masked positions chosen inside the
             model); `loss` must then give it, and `weight` is not called.
-        metrics: objects of torchmetrics by name, for what no pair (sum, weight) says, such as F1 or AUROC. They see
-            what `loss` gives as `observed`; what has been seen since metrics were last written is computed then, over
-            all ranks. The objects themselves are copied, and stay as they are.
+        metrics: objects of torchmetrics by name, for metrics that are no pair (sum, weight), such as F1 or AUROC. They
+            are updated with the `observed` of `loss`, and computed over all ranks and all updates since metrics were
+            last written. The objects are copied; the given ones are not changed.
         derived: metrics that are functions of the others by name, such as `{"ppl": lambda metrics:
             math.exp(metrics["loss"])}`: of their means over all micro-batches and ranks, and of the sums of
             `Loss.counts`, in training and evaluations.
         unit: what its weight counts, such as "tokens": then `progress/tokens` and `perf/tokens_per_s` are metrics.
-            Where nobody says it they are called `progress/weight` and `perf/weight_per_s`.
-        uses_average: True for a task whose `loss` asks the average of the model, `self.now.teacher(…)`.
+            Without it they are called `progress/weight` and `perf/weight_per_s`.
+        uses_average: True for a task that calls the average of the model, `self.now.teacher(…)`.
 
     >>> import torch
     >>> class Classify(Task):
