@@ -17,6 +17,7 @@ from typing import Any, cast
 from evenstep.arguments import advice
 from evenstep.config.faults import quoted
 from evenstep.errors import ArgumentError, MissingExtraError, clause
+from evenstep.frames import user_line
 
 _DETOUR = re.compile(r"/\.{0,2}/")  # in a path that may begin otherwise than it says
 
@@ -113,15 +114,6 @@ def _load(place: str, name: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == "torchmetrics":
             raise ArgumentError(f"can't be imported: {MissingExtraError('torchmetrics', 'torchmetrics')}") from error
-        raise ArgumentError(f"can't be imported: {place} raises {clause(error)}{_line_of(error)}.") from error
-
-
-def _line_of(error: BaseException) -> str:
-    """Where the user's code raised: the last frame that is neither the import machinery's nor ours."""
-    traceback, place = error.__traceback__, ""
-    while traceback is not None:
-        file = traceback.tb_frame.f_code.co_filename
-        if not file.startswith("<frozen") and file not in (__file__, importlib.__file__):
-            place = f" ({file}, line {traceback.tb_lineno})"
-        traceback = traceback.tb_next
-    return place
+        where = user_line(error)
+        raised = f" (raised at {where})" if where else ""
+        raise ArgumentError(f"can't be imported: {place} raises {clause(error)}{raised}.") from error

@@ -109,6 +109,13 @@ def test_all_faults_of_a_configuration_are_printed_and_it_ends_with_2(evenstep: 
     ]
 
 
+def test_a_target_that_raises_when_it_is_imported_is_told_with_its_line_once(evenstep: Run, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("raise RuntimeError('no')\n")
+    done = evenstep("check", "run.toml", "--model.target", "broken.py:Model")
+    assert (done.code, done.err.count("broken.py:1 in <module>")) == (2, 1)
+    assert "line 1" not in done.err
+
+
 def test_torchrun_finds_the_error_of_a_rank_where_it_looks_for_it(
     evenstep: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,7 +43,7 @@ def test_a_file_that_raises_when_imported_is_a_fault_with_its_line(recipe: Path,
     (recipe / "raising.py").write_text("x = 1\ny = x / 0\n")
     (fault,) = faults("--model.target", "raising.py:f")
     assert "ZeroDivisionError: division by zero" in fault
-    assert "raising.py, line 2" in fault
+    assert fault.count("raising.py:2") == 1
 
 
 def test_a_file_that_ends_the_program_is_a_fault(recipe: Path, faults: Faults) -> None:
