@@ -151,7 +151,19 @@ def locate(path: Path) -> Path:
         raise CheckpointError(f"`{error.filename or path}` cannot be read: {error.strerror}.") from error
 
 
+def said_of_unsaved(folder: Path) -> str:
+    """What to say of the folder of a run that has nothing to read yet; "" of any other folder."""
+    if not (folder / "status.json").is_file():
+        return ""
+    return (
+        f"`{folder}` is the folder of a run that has no complete checkpoint yet; wait for its first, or make a file "
+        f"`stop` in it, at which a run that trains saves and ends."
+    )
+
+
 def _nothing_at(path: Path) -> str:
+    if unsaved := said_of_unsaved(path):
+        return unsaved
     if path.is_dir():
         return (
             f"`{path}` is no checkpoint, as it has no `{MANIFEST}`, and no run folder with one; it holds "

@@ -21,7 +21,14 @@ from torch import Tensor
 
 from evenstep.addresses import check_here
 from evenstep.checkpoint.damage import BadFileError, json_object
-from evenstep.checkpoint.folders import CHECKPOINTS, checkpoints_folder, complete_checkpoints, is_complete, named_by
+from evenstep.checkpoint.folders import (
+    CHECKPOINTS,
+    checkpoints_folder,
+    complete_checkpoints,
+    is_complete,
+    named_by,
+    said_of_unsaved,
+)
 from evenstep.checkpoint.reader import CheckpointReader
 from evenstep.checkpoint.table import TensorEntry
 from evenstep.checkpoint.tensorfile import bytes_of, read_header
@@ -144,8 +151,9 @@ def _of_folder(folder: Path) -> StoredWeights:
         return _of_files(whole[0], {whole[0].name})
     there = ", ".join(f"`{path.name}`" for path in (*whole, *cut)) or "none"
     raise CheckpointError(
-        f"`{folder}` is no run, no `{CHECKPOINTS}` folder and no folder with one set of weights: of safetensors files "
-        f"it has {there}. Give the file itself, or the `{INDEX_SUFFIX}` that names several."
+        said_of_unsaved(folder)
+        or f"`{folder}` is no run, no `{CHECKPOINTS}` folder and no folder with one set of weights: of safetensors "
+        f"files it has {there}. Give the file itself, or the `{INDEX_SUFFIX}` that names several."
     )
 
 
