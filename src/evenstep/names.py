@@ -8,6 +8,8 @@ show in a name, so that a checkpoint fits both. It changes no module.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from evenstep.errors import CheckpointError
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -57,5 +59,22 @@ def by_plain_name(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_state(model: "nn.Module", state: Mapping[str, Any]) -> None:
-    """Load what `state_of` gave of a model that is compiled elsewhere, or not at all."""
-    model.load_state_dict({name: state[plain(name)] for name in model.state_dict()})
+    """Load what `state_of` gave of a model that is compiled elsewhere, or not at all.
+
+    What its own `state_dict` leaves out, such as a frozen part, stays as it is.
+
+    Raises:
+        CheckpointError: its `load_state_dict` does not know a name that its own `state_dict` gives.
+    """
+    from torch.nn import Module
+
+    given = {name: state[plain(name)] for name in model.state_dict()}
+    if type(model).load_state_dict is not Module.load_state_dict:
+        model.load_state_dict(given)
+        return
+    unknown = model.load_state_dict(given, strict=False).unexpected_keys
+    if unknown:
+        raise CheckpointError(
+            f"the model's `state_dict` gives `{unknown[0]}`, which its `load_state_dict` does not know; let both have "
+            f"the same names."
+        )

@@ -154,6 +154,28 @@ def test_an_overflow_of_the_loss_scale_is_tried_again_at_lower_ones() -> None:
     assert engine.precision.scale < 2.0**30
 
 
+class WithoutFrozen(nn.Sequential):
+    def state_dict(self, *args: Any, **named: Any) -> Any:
+        return {name: value for name, value in super().state_dict(*args, **named).items() if not name.startswith("0.")}
+
+
+def test_a_loop_goes_on_from_a_state_that_leaves_out_a_frozen_part() -> None:
+    def engine() -> Engine:
+        model = WithoutFrozen(*net())
+        model[0].requires_grad_(False)
+        optimizer = torch.optim.AdamW(model[2].parameters(), lr=1e-2)
+        return Engine(model, Squares(), optimizer, device="cpu")
+
+    one, other = engine(), engine()
+    one.update(points())
+    state = one.state_dict()
+    assert set(state["model"]) == {"2.weight", "2.bias"}
+    other.load_state_dict(state)
+    for each in (one, other):
+        each.update(points())
+    assert torch.equal(parameters(one.model), parameters(other.model))
+
+
 def test_a_loop_goes_on_from_a_state_with_the_same_bits() -> None:
     batches = [points(start=number) for number in range(6)]
 
