@@ -24,7 +24,7 @@ from evenstep.precision import Precision
 from evenstep.single_use import check_unused
 from evenstep.train.checks.launch import check_covers, check_launched
 from evenstep.train.checks.local import check_local
-from evenstep.train.checks.model import check_layers, check_model, check_parameters, check_trains
+from evenstep.train.checks.model import check_layers, check_memory, check_model, check_parameters, check_trains
 from evenstep.train.checks.optimizer import check_optimizer
 from evenstep.train.checks.tasks import check_evaluates, check_tasks, check_teachers
 from evenstep.train.checks.whole_update import check_whole_update
@@ -129,6 +129,7 @@ def set_up(
         check_local(sharing, model=model, optimizer=optimizer, train=train, policies=policies)
         check_formats(formats, model=model, optimizer=optimizer, strategy=sharing)
         check_layers(model, strategy=sharing, precision=formats, train=train)
+        check_memory(model, sharing)
         if train.compile == "model":
             check_compiled(model, sharing, on)
         check_optimizer(optimizer, model=model, strategy=sharing, device=on, keeps=keeps)

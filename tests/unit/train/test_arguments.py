@@ -1,5 +1,6 @@
 """What is refused when a trainer is built: launched but not told so, shared by something else, nothing to train."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from evenstep import MapData, Task, Trainer
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Ordered, OrderedFsdp, Single
 from evenstep.pipeline import PipelineModel
-from evenstep.train.checks.model import check_model, check_trains, check_unwrapped
+from evenstep.train.checks.model import check_memory, check_model, check_trains, check_unwrapped
 
 LAUNCHED = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 IN_SLURM = {
@@ -261,3 +262,33 @@ def test_a_tensor_that_nothing_can_be_written_into_is_refused_by_name_when_built
         trainer(WithBuffer(torch.ones(1).expand(4)))
     trainer(WithBuffer(torch.ones(1).expand(4).clone())).train()  # as the error says
     trainer(WithBuffer(torch.ones(1).expand(1, 1))).train()
+
+
+def test_tensors_over_the_same_memory_are_refused_where_ranks_would_make_them_different() -> None:
+    strategies: dict[str, Any] = {
+        divides: SimpleNamespace(layout=SimpleNamespace(divides=divides))
+        for divides in ("nothing", "parameters", "elements")
+    }
+
+    class Over(nn.Module):
+        def __init__(self, first: Tensor, second: Tensor) -> None:
+            super().__init__()
+            self.first = nn.Parameter(first)
+            if isinstance(second, nn.Parameter):
+                self.second = second
+            else:
+                self.register_buffer("second", second)
+
+    both = torch.ones(3, 4)
+    for model, refused in (
+        (Over(both[0], nn.Parameter(both[:, 1])), ("parameters", "elements")),
+        (Over(both[0], both[:, 1]), ("elements",)),
+        (Over(both[0], nn.Parameter(both[1])), ()),
+        (Over(both[::2], nn.Parameter(both[1])), ()),
+    ):
+        for divides, strategy in strategies.items():
+            if divides in refused:
+                with pytest.raises(ArgumentError, match="`first` and `second` of the model are tensors over the same"):
+                    check_memory(model, strategy)
+            else:
+                check_memory(model, strategy)

@@ -19,7 +19,7 @@ from evenstep.parallel import Local, Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.ties import check_frozen
 from evenstep.precision import Precision, SixteenBits
-from evenstep.strides import shares_memory
+from evenstep.strides import overlapping, shares_memory
 from evenstep.train.state.train_state import parameter_names
 
 
@@ -211,6 +211,24 @@ def check_layers(model: nn.Module, *, strategy: Strategy, precision: Precision, 
         not_for: Mapping[str, str] = getattr(module, "evenstep_not_for", {})
         for kind in (kind for kind, is_so in kinds.items() if is_so and kind in not_for):
             raise ArgumentError(f"`{name}` is a {type(module).__name__}, {not_for[kind]}.")
+
+
+def check_memory(model: nn.Module, strategy: Strategy) -> None:
+    """Raise ArgumentError for tensors in common memory that ranks which divide parameters would make different ones."""
+    divides = strategy.layout.divides
+    if divides == "nothing":
+        return
+    whole = unwrapped(model)
+    named = {name: one for name, one in whole.named_parameters() if one.requires_grad}
+    buffers = dict(whole.named_buffers()) if divides == "elements" else {}
+    plain = {name: one for name, one in (named | buffers).items() if type(one.detach()) is Tensor}
+    found = overlapping(plain, beside=buffers)
+    if found is not None:
+        raise ArgumentError(
+            f"`{found[0]}` and `{found[1]}` of the model are tensors over the same memory, which they would no longer "
+            f"be where ranks divide parameters among them: a step of the one would leave the other as it is. Make one "
+            f"of them from `tensor.clone()`, give one parameter both names, or use `ddp`, whose ranks hold all."
+        )
 
 
 def check_ties(model: nn.Module, groups: Sequence[Sequence[str]]) -> None:
