@@ -19,6 +19,7 @@ from evenstep.train import FoundLr, find_lr
 
 _WIDTH = 40  # of the bars
 _ROWS = 25
+_FEWEST = 3
 
 
 def run(
@@ -65,6 +66,8 @@ def _numbers(options: dict[str, str | None]) -> dict[str, Any]:
                 given["updates" if name == "tries" else name] = kind(text)
             except ValueError:
                 raise ConfigError([f"`--{name}` must be {what}, but is {text!r}; write it so."]) from None
+    if given.get("updates", _FEWEST) < _FEWEST:
+        raise ConfigError([f"`--tries` must be at least {_FEWEST}, but is {given['updates']}; 100 is usual."])
     return given
 
 

@@ -24,6 +24,7 @@ def test_rates_are_tried_and_one_is_suggested_and_nothing_is_written(evenstep: R
     ("arguments", "says"),
     [
         (["--tries", "many"], "`--tries` must be a whole number, but is 'many'"),
+        (["--tries", "2"], "`--tries` must be at least 3, but is 2"),
         (["--lowest", "tiny"], "`--lowest` must be a number, but is 'tiny'"),
         (["--lowest", "2"], "`lowest` and `highest` must be learning rates above 0"),
         (["--parallel.pipeline", "2"], "add `--parallel.pipeline 1`"),
