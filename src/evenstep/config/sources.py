@@ -61,6 +61,11 @@ def read_file(path: Path) -> Tree:
         fault = f"there is no file {path}; give the path of a run file, such as recipes/digits/run.toml."
     except IsADirectoryError:
         fault = f"{path} is a folder; give the path of the run file in it, such as {path / 'run.toml'}."
+        if (path / "config.toml").is_file():
+            fault = (
+                f"{path} is the folder of a run; to go on with it, `evenstep resume {path}`, and for all else give its "
+                f"run file, {path / 'config.toml'}."
+            )
     except OSError as error:
         fault = f"{path} can't be read: {error.strerror}."
     except UnicodeDecodeError as error:

@@ -217,6 +217,12 @@ def test_a_file_that_is_not_there_or_a_folder_is_one_fault(tmp_path: Path) -> No
         pass
     with pytest.raises(ConfigError, match="is a folder"), open_run(tmp_path):
         pass
+    (tmp_path / "config.toml").touch()
+    with (
+        pytest.raises(ConfigError, match=r"is the folder of a run; .*`evenstep resume .*config\.toml"),
+        open_run(tmp_path),
+    ):
+        pass
 
 
 def test_the_resolved_configuration_reads_back_as_itself(recipe: Path) -> None:
