@@ -109,10 +109,10 @@ class Update:
         self._ema = ema
         self.learning_rates = learning_rates
         self._buffers = Buffers(model)
-        self._dependence = Dependence(
+        dependence = Dependence(
             buffers=self._buffers, randomness=context.randomness, unkeyed=unkeyed, execution=execution, report=report
         )
-        self._looks = (self._dependence.look, *looks)
+        self._looks = (dependence.look, *looks)
         self.is_whole, self.is_computing = True, False
         self._is_unjudged = False  # whether passes have changed buffers, and nobody has said yet whether that stays
         self._in_doubt: Callable[[], PendingUpdate] | None = None

@@ -74,9 +74,9 @@ class CompiledUpdate:
     ) -> None:
         self._core, self._model, self._optimizer = core, model, optimizer
         self._context, self._execution, self._ema = context, execution, ema
-        self._group = execution.reducers.group
+        group = execution.reducers.group
         self._state = FormulaState(optimizer)
-        self.compilations = Compilations(context.device, report, self._group.rank)
+        self.compilations = Compilations(context.device, report, group.rank)
         given: dict[str, Any] = {
             "model": model,
             "context": context,
@@ -86,9 +86,8 @@ class CompiledUpdate:
             "compilations": self.compilations,
             "probe": self._probe,
         }
-        several = self._group.ranks > 1
         self._graphs: Graphs = (
-            TwoGraphs(group=self._group, trained=self._trained, **given) if several else OneGraph(**given)
+            TwoGraphs(group=group, trained=self._trained, **given) if group.ranks > 1 else OneGraph(**given)
         )
         self._transforms = {name for name, task in context.tasks.items() if type(task).transform is not Task.transform}
         self._waits = context.device.type == "cpu"  # for the verdict, which costs nothing there
