@@ -10,7 +10,7 @@ from typing import Any, cast, final
 
 from evenstep.arguments import require_whole
 from evenstep.errors import ArgumentError, HookError
-from evenstep.events.event import EvaluateEnd, Incident, SaveBegin, SaveEnd, TrainBegin
+from evenstep.events.event import EpochBegin, EvaluateEnd, SaveBegin, SaveEnd, TrainBegin
 from evenstep.events.files import replace_text
 from evenstep.events.hook import Hook
 from evenstep.events.hooks.target import MetricTarget, Mode
@@ -52,9 +52,8 @@ class Best(Hook):
         self._keep = keep
         self.link = link
         self._best: list[tuple[float, int]] = []  # value and update, the best first
-        self._saved = self._saving = list[
-            tuple[float, int]
-        ]()  # the same as of the last checkpoint, and as of the one under way
+        # the same as of the last checkpoint, and as of the one under way
+        self._saved = self._saving = list[tuple[float, int]]()
 
     @property
     def best_value(self) -> float | None:
@@ -69,7 +68,10 @@ class Best(Hook):
     def before_train(self, event: TrainBegin) -> None:
         if not self._is_of_training():
             self._target.check(self)
-        self._write_link()  # a run killed between the save and the link has only the former
+        self._link()
+
+    def before_epoch(self, event: EpochBegin) -> None:
+        self._link()
 
     def after_evaluate(self, event: EvaluateEnd) -> None:
         if self._is_of_training():
@@ -98,11 +100,6 @@ class Best(Hook):
         if event.update == self.best_update and self.trainer.is_first_rank:
             replace_text(self._folder() / self.link, f"{event.path.name}\n")
 
-    def on_incident(self, event: Incident) -> None:
-        if event.kind == "rewind" and self.trainer.is_first_rank:  # what the link names may be gone
-            (self._folder() / self.link).unlink(missing_ok=True)
-            self._write_link()
-
     def kept_checkpoints(self) -> tuple[str, ...]:
         return tuple(f"step-{update:08d}" for _, update in self._best)
 
@@ -129,10 +126,17 @@ class Best(Hook):
         del self._best[self._keep :]
         return True
 
-    def _write_link(self) -> None:
-        folder, step = self._folder(), next(iter(self.kept_checkpoints()), "")
-        if step and self.trainer.is_first_rank and (folder / "checkpoints" / step).is_dir():
-            replace_text(folder / self.link, f"{step}\n")
+    def _link(self) -> None:
+        """Let the file name the best: after a kill between a save and that, and after going back, it does not."""
+        folder = self._folder()
+        link, step = folder / self.link, next(iter(self.kept_checkpoints()), "")
+        if not self.trainer.is_first_rank:
+            return
+        named = link.read_text().strip() if link.is_file() else ""
+        if step != named and step and (folder / "checkpoints" / step).is_dir():
+            replace_text(link, f"{step}\n")
+        elif step != named and named and not (folder / "checkpoints" / named).is_dir():
+            link.unlink()
 
     def _is_of_training(self) -> bool:
         return self._target.evaluation == _TRAINING and _TRAINING not in self.trainer.evaluations

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from evenstep.errors import ArgumentError, HookError
-from evenstep.events import Best, Bus, EvaluateEnd, SaveBegin, SaveEnd, TrainBegin
+from evenstep.events import Best, Bus, EpochBegin, EvaluateEnd, SaveBegin, SaveEnd, TrainBegin
 
 
 def attached(trainer: Any, **arguments: Any) -> Best:
@@ -93,6 +93,24 @@ def test_a_link_that_a_killed_run_did_not_write_is_written_when_training_begins(
     hook.load_state_dict({"best": [[2.0, 10]]})
     hook.before_train(TrainBegin(update=10, updates=100, resumed=True))
     assert (trainer.folder / "best").read_text() == "step-00000010\n"
+
+
+def test_after_a_rewind_the_link_names_what_is_the_best_then(trainer: Any) -> None:
+    hook, link = attached(trainer), trainer.folder / "best"
+    saves = [saved(trainer.folder, update) for update in (10, 20)]
+    for save, loss in zip(saves, (2.0, 1.0), strict=True):
+        before = hook.state_dict()
+        save.path.mkdir(parents=True)
+        hook.after_evaluate(evaluated(save.update, loss))
+        hook.after_save(save)
+    hook.load_state_dict(before)  # of update 10; that of 20 is made again, and no better
+    hook.before_epoch(EpochBegin(update=10, epoch=0))
+    assert link.read_text() == "step-00000010\n"
+    for save in saves:
+        save.path.rmdir()
+    hook.load_state_dict({"best": []})
+    hook.before_epoch(EpochBegin(update=0, epoch=0))
+    assert not link.exists()
 
 
 def test_two_of_them_keep_two_links(trainer: Any) -> None:
