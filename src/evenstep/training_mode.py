@@ -6,7 +6,10 @@ call at its beginning. Both hold.
 
 from collections.abc import Mapping
 
+import torch
 from torch import nn
+
+from evenstep.errors import ArgumentError
 
 
 def train(model: nn.Module) -> None:
@@ -33,6 +36,15 @@ def train(model: nn.Module) -> None:
             part.train()
     for part in frozen:
         part.training = False
+
+
+def require_gradients(method: str) -> None:
+    """Raise ArgumentError where `method` was called inside `torch.inference_mode()`, which `enable_grad` can't end."""
+    if torch.is_inference_mode_enabled():
+        raise ArgumentError(
+            f"`{method}` was called inside `torch.inference_mode()`, in which no gradient can be taken; call it "
+            f"outside of that."
+        )
 
 
 def is_own(model: nn.Module) -> bool:

@@ -47,9 +47,15 @@ def test_training_inside_no_grad_is_training() -> None:
 
 def test_training_inside_inference_mode_is_refused() -> None:
     one = trainer()
-    with torch.inference_mode(), pytest.raises(ArgumentError, match="inference_mode"):
+    with torch.inference_mode(), pytest.raises(ArgumentError, match="`train` was called inside"):
         one.train()
     one.train()
+    model = nn.Linear(4, 1)
+    engine = Engine(model=model, task=Square(), optimizer=torch.optim.SGD(model.parameters(), lr=0.1), device="cpu")
+    batch = torch.ones(2, 4), torch.ones(2)
+    with torch.inference_mode(), pytest.raises(ArgumentError, match="`update` was called inside"):
+        engine.update(batch)
+    engine.update(batch)
 
 
 @pytest.mark.parametrize(
@@ -137,9 +143,22 @@ def test_a_loss_that_goes_back_by_itself_is_told_not_to() -> None:
                 loss.backward()
             return loss
 
-    with pytest.raises(RuntimeError) as caught:
+    with pytest.raises(TaskError, match="a method of Eager, has called `backward`"):
         trainer(task=Eager()).train()
-    assert any("must not call `backward`" in note for note in caught.value.__notes__)
+
+
+def test_a_loss_that_is_computed_from_what_was_kept_of_an_earlier_one_is_told_so() -> None:
+    class Keeps(Square):
+        kept: Any = 0.0
+
+        def loss(self, output: Any, batch: Any) -> Any:
+            loss = super().loss(output, batch) + self.kept
+            self.kept = loss if torch.is_grad_enabled() else self.kept
+            return loss
+
+    with pytest.raises(RuntimeError) as caught:
+        trainer(task=Keeps()).train()
+    assert any("not kept from an earlier one" in note for note in caught.value.__notes__)
 
 
 def test_a_mixture_of_a_list_is_refused() -> None:

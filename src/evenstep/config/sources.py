@@ -73,6 +73,8 @@ def read_file(path: Path) -> Tree:
         fault = f"{path} is not a text file in UTF-8: line {line} has the byte {error.object[error.start]:#04x}."
     except tomllib.TOMLDecodeError as error:
         fault = f"{path} is not TOML: {_said(error, text)}"
+    except RecursionError:
+        fault = f"{path} can't be read: its lists or tables stand in each other too deeply."
     raise ConfigError([fault])
 
 

@@ -115,5 +115,5 @@ def _load(place: str, name: str) -> ModuleType:
         if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == "torchmetrics":
             raise ArgumentError(f"can't be imported: {MissingExtraError('torchmetrics', 'torchmetrics')}") from error
         where = user_line(error)
-        raised = f" (raised at {where})" if where else ""
-        raise ArgumentError(f"can't be imported: {place} raises {clause(error)}{raised}.") from error
+        at = f" (raised at {where})" if where else ""
+        raise ArgumentError(f"can't be imported: {place} raises {clause(error)}{at}.") from error

@@ -199,6 +199,7 @@ class Engine:
             EvenstepError: what went wrong, for the person who must act. Nothing has changed then, unless the message
                 says so.
         """
+        training_mode.require_gradients("update")
         update, context = self.progress.update + 1, self.parts.context
         self.group.at(update)
         batch = global_batch(microbatches, self.progress.position, self.reducers.group)

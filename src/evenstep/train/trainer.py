@@ -34,6 +34,7 @@ from evenstep.train.result import Prediction, Result
 from evenstep.train.state import Tree
 from evenstep.train.state.afresh import resets_of
 from evenstep.train.tasks.task import Task
+from evenstep.training_mode import require_gradients
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -218,11 +219,7 @@ class Trainer(TrainerAttributes):
                 f"the run is in epoch {position.epoch + 1} of its data, but is to have {epochs}, which would have no "
                 f"effect; ask for as many `epochs` or more, or go on from an earlier checkpoint."
             )
-        if torch.is_inference_mode_enabled():
-            raise ArgumentError(
-                "`train` was called inside `torch.inference_mode()`, in which no gradient can be taken; call it "
-                "outside of that."
-            )
+        require_gradients("train")
         self._is_training = True
         try:
             with handling_signals(self._loop):

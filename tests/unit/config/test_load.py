@@ -191,6 +191,7 @@ def test_in_the_environment_a_table_comes_before_what_is_in_it() -> None:
         (b"seed = 1,\nname = 2\n", r"Expected newline or end of document after a statement \(at line 1, column 9\)"),
         (b"args = {\n  width = 4,\n}\n", r"which is `args = {`; write a table in braces on one line"),
         (b'name = "a"\n# \xff\n', r"is not a text file in UTF-8: line 2"),
+        (b"args = " + b"[" * 5000, r"stand in each other too deeply"),
     ],
 )
 def test_a_file_that_is_not_toml_is_one_fault_with_its_line(tmp_path: Path, content: bytes, says: str) -> None:

@@ -33,7 +33,7 @@ from evenstep.checkpoint.folders import (
 )
 from evenstep.checkpoint.lock import LOCK
 from evenstep.checkpoint.retention import set_aside
-from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.errors import ArgumentError, CheckpointError, EvenstepError
 from evenstep.events import Incident
 from evenstep.events.files import replace_text
 from evenstep.parallel import Group
@@ -226,13 +226,19 @@ class RunFolder:
             for path in found[len(kept) :]:
                 leave(path)
             if kept:
-                replace_text(self.checkpoints.with_name(LATEST), f"{kept[-1].name}\n")
+                self._name_latest(kept[-1].name, update)
             if (mirror := self.mirror) is not None:
                 for name in mirror.steps():
                     if (step_update(name) or 0) > update:
                         mirror.remove(name)
 
         self.group.first_rank_does(act)
+
+    def _name_latest(self, name: str, update: int) -> None:
+        try:
+            replace_text(self.checkpoints.with_name(LATEST), f"{name}\n")
+        except EvenstepError as error:  # a full disk; the next save names itself there, and no run reads it
+            self.report(Incident(kind="checkpoint", update=update, message=str(error), details={}))
 
     def claim(self) -> None:
         """Make the folder this run's, before it writes anything there; all ranks call it together.
