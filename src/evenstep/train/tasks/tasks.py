@@ -125,9 +125,8 @@ class StatesOfTasks:
     def __init__(self, tasks: Iterable[Task]) -> None:
         self._tasks = [one for one in tasks if type(one).state_dict is not Task.state_dict]
         self._kept: list[Attributes] = []
-        self._tensors: list[
-            tuple[str, Tensor, int, Tensor | None]
-        ] = []  # with how often each was written to, and a copy
+        # with how often each was written to, and a copy
+        self._tensors: list[tuple[str, Tensor, int, Tensor | None]] = []
         self._still = set[str]()
 
     def begin(self) -> None:
