@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from evenstep.data import GlobalBatch
 from evenstep.pipeline.compiled import as_written
 from evenstep.train.engine import Engine
+from evenstep.train.memory.split import copied
 
 # TFLOP/s of dense matrices in 16 bits, TF32, float32 and float8, from NVIDIA's data sheets; 0: it has no such units
 PEAKS: Final[Mapping[str, tuple[float, float, float, float]]] = {
@@ -39,7 +40,8 @@ def flops_per_sample(engine: Engine, batch: GlobalBatch) -> float | None:
     Args:
         batch: of which each rank takes its first micro-batch.
     """
-    first = batch.microbatches[:1]
+    # a task may write into it
+    first = tuple(replace(one, data=copied(one.data)) for one in batch.microbatches[:1])
     mark, counter = engine.storage.mark(), FlopCounterMode(display=False)
     # in compiled kernels nothing can be counted
     with engine.bus.silent(), engine.reducers.uncompressed(), as_written(), counter:

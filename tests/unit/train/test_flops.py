@@ -22,13 +22,15 @@ class Squares(Task):
         return ((output - batch[1]) ** 2).sum()
 
 
-def trained(folder: Path | None = None, *, log: Logging, dropout: float = 0.1, **more: Any) -> Trainer:
+def trained(
+    folder: Path | None = None, *, log: Logging, dropout: float = 0.1, task: Task | None = None, **more: Any
+) -> Trainer:
     torch.manual_seed(1)
     between = [nn.Dropout(dropout)] if dropout else []
     model = nn.Sequential(nn.Linear(8, 16), *between, nn.Linear(16, 4))
     trainer = Trainer(
         model=model,
-        task=Squares(),
+        task=task or Squares(),
         optimizer=torch.optim.SGD(model.parameters(), lr=1e-4),
         data=MapData(PAIRS, global_batch_size=6, micro_batch_size=3),
         updates=4,
@@ -62,6 +64,22 @@ def test_counting_changes_no_bit(tmp_path: Path) -> None:
     assert all(torch.equal(*pair) for pair in zip(counted.model.parameters(), plain.model.parameters(), strict=True))
     losses = [[(one.update, one.value) for one in run.storage.history("train/loss")] for run in (counted, plain)]
     assert losses[0] == losses[1]
+
+
+class Writes(Squares):
+    def transform(self, batch: Any) -> Any:
+        batch[0].div_(2)
+        return batch
+
+
+@pytest.mark.parametrize("tries", ["flops", "fit_memory"])
+def test_what_is_tried_before_the_first_update_leaves_the_batch_alone_though_the_task_writes_into_it(
+    tries: str,
+) -> None:
+    plain = trained(log=Logging(writers=()), task=Writes())
+    log, train = Logging(writers=(), flops=tries == "flops"), Training(fit_memory=tries == "fit_memory")
+    tried = trained(log=log, train=train, task=Writes())
+    assert all(torch.equal(*pair) for pair in zip(tried.model.parameters(), plain.model.parameters(), strict=True))
 
 
 def test_without_a_known_peak_there_is_no_mfu_and_it_is_said_once(tmp_path: Path) -> None:
