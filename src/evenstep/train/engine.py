@@ -181,7 +181,7 @@ class Engine:
         check_ties(unwrapped(self.model), parts.core.trained.names)
         let_ask(self, setup.tasks.by_name)
         let_begin_late(self.optimizer)
-        self._causes = AbortCauses(parts.core, self.model, parts.execution, self.precision, self.storage)
+        self._causes = AbortCauses(parts.core, self.model, parts.execution, parts.context)
 
     # --- for loops of one's own
 
@@ -206,7 +206,7 @@ class Engine:
         self.storage.discard_from(0)  # what nobody has read of the update before
         if not self.core.is_whole:
             raise EvenstepError(
-                "an error has come while parameters were changed, so they are those of no update; load a state."
+                "an error has come while the state was changed, so it is that of no update; load another."
             )
         undisturbed = context.randomness.undisturbed(context.device)
         told = around_update(self.bus, update, batch, is_committed=lambda: self.progress.update >= update)

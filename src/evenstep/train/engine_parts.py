@@ -135,12 +135,10 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     apply = _apply(setup, execution, first)
     core = Update(
         model=model,
-        optimizer=optimizer,
         parameters=_stepped(model, names),
         context=context,
         execution=execution,
         apply=apply,
-        steps=saved.steps,
         ema=train.ema,
         learning_rates=learning_rates,
         cuts=cuts,

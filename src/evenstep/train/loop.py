@@ -28,6 +28,7 @@ from evenstep.train.failures import Answer
 from evenstep.train.failures.policies import Decision, Policies, spike_error
 from evenstep.train.feed import Feed
 from evenstep.train.flops import flops_per_sample
+from evenstep.train.memory.fit import fit
 from evenstep.train.outcome import Aborted, left_out
 from evenstep.train.reporter import Reporter
 from evenstep.train.requests import End, GoBack, Requests
@@ -173,7 +174,7 @@ class Loop:
         if not self.fits_memory or self.end() is not None:
             return
         if (batch := self.feed.peek()) is not None:
-            self.engine.core.fit(batch)
+            fit(self.engine, batch)
         self.fits_memory = False
 
     def _count_flops(self) -> None:

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from evenstep import Aborted, Batch, Committed, Ema, Engine, MapData, Task, Trainer, Training
 from evenstep.data import Position
-from evenstep.errors import ArgumentError, CheckpointError, NonFiniteError, TaskError
+from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, NonFiniteError, TaskError
 from evenstep.parallel import Ddp, Ordered
 from evenstep.precision import Fp16Mixed
 
@@ -38,9 +38,9 @@ def net(*, dropout: float = 0.0) -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.Dropout(dropout), nn.Linear(4, 1)).double()
 
 
-def engine_of(model: nn.Module, **more: Any) -> Engine:
+def engine_of(model: nn.Module, task: Task | None = None, **more: Any) -> Engine:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    return Engine(model, Squares(), optimizer, **({"device": "cpu"} | more))
+    return Engine(model, task or Squares(), optimizer, **({"device": "cpu"} | more))
 
 
 def cut(batch: Sequence[Tensor], size: int) -> list[tuple[Tensor, ...]]:
@@ -408,7 +408,7 @@ class Remembers(Squares):
         return {"table": self.held["table"] if self.kind == "held" else self.table}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise AssertionError("nothing is loaded here")
+        self.table = state["table"]
 
 
 @pytest.mark.parametrize("kind", ["in place", "replaced", "held"])
@@ -428,6 +428,53 @@ def test_what_a_task_remembers_is_as_before_where_an_update_is_done_again_or_abo
     wanted = trained()
     for found in (trained(2), trained(4, 7), trained(spoilt=True)):
         assert all(torch.allclose(one, other, rtol=0, atol=1e-12) for one, other in zip(found, wanted, strict=True))
+
+
+class Fails(Remembers):
+    """Raises in its third loss, or gives none, behind what it remembers."""
+
+    calls, ends = 0, "raises"
+
+    def loss(self, output: Tensor, batch: Any) -> Any:
+        total = super().loss(output, batch)
+        self.calls += self.now.is_training
+        if self.now.is_training and self.calls == 3:
+            if self.ends == "raises":
+                raise ZeroDivisionError
+            return total.detach() * 0 + torch.zeros((), requires_grad=True)
+        return total
+
+
+@pytest.mark.parametrize("kind", ["in place", "replaced", "held"])
+@pytest.mark.parametrize("ends", ["raises", "gives no loss"])
+def test_what_a_task_remembers_is_as_before_where_an_update_raises_or_gives_no_loss(kind: str, ends: str) -> None:
+    task, (x, y) = Fails(kind), points()
+    task.ends = ends
+    engine = engine_of(net(), task, train=Training(check_loss=False))
+    for _ in range(2):
+        engine.update((x, y, torch.arange(GLOBAL)))
+    before = task.state_dict()["table"].clone()
+    if ends == "raises":
+        with pytest.raises(ZeroDivisionError):
+            engine.update((x, y, torch.arange(GLOBAL)))
+    else:
+        assert isinstance(engine.update((x, y, torch.arange(GLOBAL))), Aborted)
+    assert torch.equal(task.state_dict()["table"], before)
+
+
+def test_where_what_a_task_remembered_is_not_known_the_error_stays_and_another_state_must_be_loaded() -> None:
+    task, (x, y) = Fails("replaced"), points()
+    engine = engine_of(net(), task, train=Training(check_loss=False))
+    state = deepcopy(engine.state_dict())
+    for _ in range(2):
+        engine.update((x, y, torch.arange(GLOBAL)))
+    task.kind = "in place"
+    with pytest.raises(ZeroDivisionError):
+        engine.update((x, y, torch.arange(GLOBAL)))
+    with pytest.raises(EvenstepError, match="it is that of no update; load another"):
+        engine.update((x, y, torch.arange(GLOBAL)))
+    engine.load_state_dict(state)
+    assert isinstance(engine.update((x, y, torch.arange(GLOBAL))), Committed)
 
 
 def test_a_task_that_raises_leaves_the_engine_as_it_was() -> None:

@@ -86,9 +86,10 @@ class ElasticRun:
         return self.loop.engine.progress.update if self._is_whole else -1
 
     def _give_up(self) -> None:
-        self._is_whole = self._is_whole and self.loop.engine.core.is_whole
-        if not self.loop.engine.core.is_in_doubt:
+        core = self.loop.engine.core
+        if not core.is_in_doubt:
             self.loop.abandon()
+        self._is_whole = self._is_whole and core.is_whole
         if self.loop.checkpointer.settle_alone():
             self.loop.requests.save = True  # of those that are left, as soon as they are together
 

@@ -3,6 +3,8 @@
 All ranks ask together and come to the same. What is done about it is told in `policies`, and the loop does it.
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -10,9 +12,9 @@ from torch import nn
 
 from evenstep.data import Position
 from evenstep.errors import NonFiniteError, TaskError
-from evenstep.events import Incident, Storage
+from evenstep.events import Incident
 from evenstep.internals import unwrapped
-from evenstep.precision import Precision
+from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
 from evenstep.train.failures.causes import FailureCause, find_causes
 from evenstep.train.failures.diagnose import diagnose, gradient_norms
@@ -27,29 +29,28 @@ class AbortCauses:
 
     Args:
         core: computes updates, and can run one again.
-        precision: whose loss scale may have been too high.
-        storage: from which metrics are removed that looking for the cause has put.
+        context: the precision, whose loss scale may have been too high, and the metrics, from which is removed what
+            looking for the cause has put.
     """
 
     core: Update
     model: nn.Module
     execution: Execution
-    precision: Precision
-    storage: Storage
+    context: TrainContext
     _overflowing: tuple[int, Position] | None = None  # the update that is tried again at lower and lower scales
     _scale_before: dict[str, float | int | None] = field(default_factory=dict)
 
     def incident(self, pending: PendingUpdate) -> Incident:
         """Why an update was aborted; all ranks ask together."""
-        number, position = pending.number, pending.batch.position
+        number, position, precision = pending.number, pending.batch.position, self.context.precision
         details: dict[str, Any] = {"epoch": position.epoch, "batch": position.batch}
         where = f"update {number} (global batch {position.batch} of epoch {position.epoch})"
         overflowed, causes = self._looked_into(pending)
         if causes:
             details["tasks"] = sorted({one.task for one in causes if one.task})
             details["microbatches"] = [one.microbatch for one in causes if one.microbatch >= 0]
-        if self.precision.retries_overflow:
-            details["loss_scale"] = self.precision.scale
+        if precision.retries_overflow:
+            details["loss_scale"] = precision.scale
         if float(pending.total) == 0:
             kind = "no_weight"
             message = (
@@ -61,12 +62,12 @@ class AbortCauses:
             message = f"{where} was aborted: a task failed"
         elif overflowed:
             kind = "overflow"
-            message = f"{where} was aborted: its gradient overflowed at a loss scale of {self.precision.scale:g}."
+            message = f"{where} was aborted: its gradient overflowed at a loss scale of {precision.scale:g}."
         else:
             kind = "non_finite"
             message = f"{where} was aborted: its gradient is not finite"
-            if self.precision.retries_overflow:
-                scale, lowest = self.precision.scale, self.precision.lowest_scale
+            if precision.retries_overflow:
+                scale, lowest = precision.scale, precision.lowest_scale
                 message += f", at a loss scale of {scale:g} or any other down to the `floor` of {lowest:g}"
         if kind in ("task_error", "non_finite"):
             more = f" and {len(causes) - 3} more" if len(causes) > 3 else ""
@@ -75,15 +76,15 @@ class AbortCauses:
 
     def own_incident(self, pending: PendingUpdate) -> Incident:
         """Why an update was aborted on this rank, which steps alone and is then as before its try."""
-        self.storage.discard_from(pending.number, but=pending.began)
-        self.precision.state = pending.precision
+        self.context.storage.discard_from(pending.number, but=pending.began)
+        self.context.precision.state = pending.precision
         self.core.resume()
         found, rank = self.incident(pending), self.execution.group.rank
         return replace(found, message=f"on rank {rank}, which steps alone: {found.message}", rank=rank)
 
     def own_overflow(self, pending: PendingUpdate) -> Incident | None:
         """What is to be said of an update that overflowed the loss scale of this rank, which steps alone."""
-        if not (pending.is_known_aborted and self.precision.retries_overflow):
+        if not (pending.is_known_aborted and self.context.precision.retries_overflow):
             return None
         incident = self.own_incident(pending)
         return incident if incident.kind == "overflow" else None
@@ -103,14 +104,40 @@ class AbortCauses:
         causes = find_causes(pending.gathered, self.execution.together)
         if causes:
             return False, causes
-        with self.core.at_lowest_scale():
-            overflowed = self.precision.retries_overflow and self.core.is_finite(batch, number)
+        with self._at_lowest_scale():
+            overflowed = self.context.precision.retries_overflow and self._is_finite(pending)
             if not overflowed:
-                causes = self.core.find_causes(batch, pending.gathered, number)
-        self.storage.discard_from(number, but=pending.began)  # looking for it may have put metrics again
+                causes = self._failing_tasks(pending)
+        self.context.storage.discard_from(number, but=pending.began)  # looking for it may have put metrics again
         if overflowed:
-            self._overflowing, self._scale_before = place, self.precision.state
+            self._overflowing, self._scale_before = place, self.context.precision.state
         return overflowed, causes
+
+    @contextmanager
+    def _at_lowest_scale(self) -> Generator[None]:
+        """Inside, losses are scaled as little as the precision ever does: what is not finite then is not its fault."""
+        before, self.context.precision.scale = self.context.precision.scale, self.context.precision.lowest_scale
+        try:
+            yield
+        finally:
+            self.context.precision.scale = before
+
+    def _is_finite(self, pending: PendingUpdate) -> bool:
+        """Whether the gradient of the update is finite if it is computed again."""
+        self.core.rerun(pending.batch, pending.number)
+        return self.core.has_finite_gradient()
+
+    def _failing_tasks(self, pending: PendingUpdate) -> list[FailureCause]:
+        """Of several tasks whose losses are finite those whose gradient is not: each is computed by itself."""
+        if len(self.context.tasks) == 1:
+            return []
+        weights, causes = self.core.weigh(pending.batch), list[FailureCause]()
+        for name in weights.totals:
+            self.core.rerun_task(name, weights, pending.number)
+            if not self.core.has_finite_gradient():
+                why = "its gradient is not finite, though its losses are"
+                causes.append(FailureCause(microbatch=-1, task=name, why=why))
+        return causes
 
     def lower_scale(self) -> None:
         """Let an update that overflowed be tried again.
@@ -119,9 +146,9 @@ class AbortCauses:
             NonFiniteError: there is no lower scale. It is the one from before the update again.
         """
         try:
-            self.precision.overflowed()
+            self.context.precision.overflowed()
         except NonFiniteError:
-            self.precision.state = self._scale_before
+            self.context.precision.state = self._scale_before
             raise
 
     def ending(self, incident: Incident, pending: PendingUpdate) -> tuple[Incident, Exception]:
@@ -143,7 +170,7 @@ class AbortCauses:
         cause = self._cause(pending)
         found = f"{incident.message} When it is run again, {cause}."
         norms = gradient_norms(unwrapped(self.model), self.execution.together)
-        self.storage.discard_from(incident.update)
+        self.context.storage.discard_from(incident.update)
         return replace(incident, message=found, details={**incident.details, "grad_norms": norms}), NonFiniteError(
             f"{found} {kept} Look at this batch and at the loss, lower the "
             f"learning rate or clip gradients, or let such batches be skipped."
@@ -151,7 +178,7 @@ class AbortCauses:
 
     def _cause(self, pending: PendingUpdate) -> str:
         """Where the numbers come from that are not finite, as that rank says that has seen most of it."""
-        with self.execution.reducers.uncompressed() as advice, self.core.at_lowest_scale():
+        with self.execution.reducers.uncompressed() as advice, self._at_lowest_scale():
             cause = diagnose(self.model, lambda: self.core.rerun(pending.batch, pending.number), if_finite=advice)
         causes = self.execution.together.gather(cause)
         return next(iter(sorted(set(causes), key=_vagueness)))

@@ -35,6 +35,7 @@ def emergency_save(error: BaseException, loop: "Loop", *, end: Callable[[BaseExc
             engine.group.fail(clause(error))
         is_whole = engine.is_whole
         loop.abandon()
+        is_whole = is_whole and engine.core.is_whole
         with ExitStack() as after:  # each is done, whatever hooks and screens raise when they are told
             after.callback(end, error)
             if loop.checkpointer.enabled:
@@ -70,7 +71,7 @@ def _save(error: BaseException, loop: "Loop", *, is_whole: bool) -> None:
         elif is_whole:
             _save_state(checkpointer, update)
         else:
-            _tell(checkpointer, update, "the error came while parameters were changed: the newest checkpoint stands.")
+            _tell(checkpointer, update, "the error came while the state was changed: the newest checkpoint stands.")
 
 
 def _keep_failure(

@@ -7,23 +7,65 @@ rounding and the randomness that is keyed by the part. It is no estimate from sh
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from evenstep.data import GlobalBatch, Microbatch
 from evenstep.devices import memory_of
+from evenstep.memory import give_back, is_out_of_memory
 from evenstep.optim.hidden_state import HiddenState
 from evenstep.optim.stepping import Steps
 from evenstep.strides import gradient_format
-from evenstep.train.memory.split import num_elements
-from evenstep.train.memory.sub_batch import SubBatch, parts_of
+from evenstep.train.engine import Engine
+from evenstep.train.memory.split import copied, num_elements
+from evenstep.train.memory.sub_batch import SubBatch, parts_of, whole_of
+from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.state.optimizer_state import options_of
 from evenstep.train.tasks.task import Task
+from evenstep.train.weigh import Weights
 
 _CPU = torch.device("cpu")
 HEADROOM = 0.9  # of an accelerator's memory that a part may take: sizes vary, and caches fragment
+
+
+def fit(engine: Engine, batch: GlobalBatch) -> None:
+    """Find out how much fits: try ever larger parts of this rank's first micro-batch, forward and backward.
+
+    The optimizer's state is there while trying, so that it has its place in memory; nothing of it all remains. The cut
+    of the largest part that fits is kept, or one cut finer where the device was nearly full.
+    """
+    cuts, context = engine.parts.cuts, engine.parts.context
+    if not batch.microbatches or cuts.limit is not None:
+        return
+    first = batch.microbatches[0]
+    with state_allocated(engine.optimizer, engine.parts.saved.steps):
+        fits = partial(_gradient_fits, engine, first.task)
+        cuts.limit = fitting(context.tasks[first.task], whole_of(first), fits, device=context.device)
+
+
+def _gradient_fits(engine: Engine, task: str, data: Any) -> bool:
+    """Whether the gradient of `data` can be computed in the memory that there is."""
+    context, effects = engine.parts.context, engine.core.effects
+    undo = effects.begin_passes()
+    effects.forget_gradients()
+    fits = True
+    try:
+        one = Microbatch(index=0, data=copied(data), num_samples=1, task=task)  # which a task may write into
+        weights = Weights.of_one(one, weight=1.0)
+        with MicrobatchStep(context, weights, path=("fit",), prefix="train/") as step:
+            engine.parts.execution.try_one(step)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        fits = False
+    undo()
+    effects.take_back()
+    give_back()
+    return fits
 
 
 def fitting(

@@ -1,0 +1,107 @@
+"""Plan and run: leaves the gradients of an update's micro-batches in `.grad`, summed over all ranks.
+
+Which stages and plans there are is `execution`'s, what happens to one micro-batch is `microbatch`'s. It judges nothing:
+a try that breaks off is undone by who made it.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import final
+
+import torch
+from torch import Tensor
+
+from evenstep.data import Microbatch
+from evenstep.train.context import MicrobatchResults, TrainContext
+from evenstep.train.execution import Execution
+from evenstep.train.memory.split_limit import SplitLimit
+from evenstep.train.memory.sub_batch import part_of, whole_of
+from evenstep.train.microbatch import MicrobatchStep
+from evenstep.train.pass_effects import PassEffects
+from evenstep.train.recovery import Recovery
+from evenstep.train.trained import TrainedParameters
+from evenstep.train.weigh import Weights
+
+
+@final
+class Accumulation:
+    """Sums up the gradients of micro-batches.
+
+    Args:
+        context: task, precision, device and recording.
+        execution: how forwards and backwards are run, and gradients shared.
+        cuts: how finely micro-batches are cut to fit into this rank's memory.
+        recovery: told what runs, so that it can cut what does not fit.
+        effects: forget the gradients of what ran before.
+        trained: what keeps a gradient.
+    """
+
+    def __init__(
+        self,
+        *,
+        context: TrainContext,
+        execution: Execution,
+        cuts: SplitLimit,
+        recovery: Recovery,
+        effects: PassEffects,
+        trained: TrainedParameters,
+    ) -> None:
+        self._context, self._execution, self._cuts = context, execution, cuts
+        self._recovery, self._effects, self._trained = recovery, effects, trained
+        self._may_be_late = any(task.late_weight for task in context.tasks.values())
+
+    def __call__(self, weights: Weights, update: int) -> MicrobatchResults:
+        """Run the micro-batches that have a weight; gives what is known of this rank's."""
+        context, execution = self._context, self._execution
+        self._effects.forget_gradients()
+        step = MicrobatchStep(
+            context,
+            weights,
+            path=(update,),
+            update=update,
+            factor=context.precision.scale,
+            prefix="train/",
+            cuts=self._cuts,
+        )
+        with context.teaching(*weights.totals), step:
+            if execution.reducers.in_turn:
+                self._run_in_turn(weights, step)
+            else:
+                self._recovery.runs(step)
+                execution.trainer.run(execution.plan(step.lay_out(weights.work), True), step)
+        gathered = step.gathered
+        for parameter in self._trained.outside:
+            parameter.grad = None
+        if self._may_be_late and all(context.tasks[name].late_weight for name in weights.totals):
+            gathered.late_total = total = self._late_total(step.late_weights, weights)
+            gathered.late_totals = dict.fromkeys(weights.totals, total)
+            step.settle_late(total)
+        return gathered
+
+    def _run_in_turn(self, weights: Weights, step: MicrobatchStep) -> None:
+        """Run one task's micro-batches after the other's, as all ranks do."""
+        execution, parts = self._execution, [weights.of(task) for task in weights.totals]
+        for part in parts:
+            last = part is parts[-1]
+            passes = self._cuts.passes(self._context.tasks, part.work)
+            execution.pad_passes(passes, self._dummy, backward=True, kind=next(iter(part.totals)), last=last)
+            self._recovery.runs(step)
+            execution.trainer.run(execution.plan(step.lay_out(part.work), last), step)
+
+    @contextmanager
+    def _dummy(self, microbatch: Microbatch) -> Generator[MicrobatchStep]:
+        """A micro-batch that counts nowhere, after which buffers are as before."""
+        task = self._context.tasks[microbatch.task]
+        first = part_of(microbatch, self._cuts.pieces(task, whole_of(microbatch))[0])
+        with self._effects.buffers.unchanged(), MicrobatchStep.dummy(self._context, first) as step:
+            self._recovery.runs(step)
+            yield step
+
+    def _late_total(self, late: dict[int, Tensor], weights: Weights) -> Tensor:
+        """Σw_m over all ranks, in the order of the micro-batches' numbers whoever ran them."""
+        dtype = torch.float32 if self._context.device.type == "mps" else torch.float64  # mps has no float64
+        each = torch.zeros(weights.num_microbatches, dtype=dtype, device=self._context.device)
+        for microbatch, weight in late.items():
+            each[microbatch] = weight
+        self._execution.together.sum(each)()
+        return each.sum()
