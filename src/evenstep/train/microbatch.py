@@ -10,26 +10,16 @@ are whole and models in stages. It knows neither plans nor optimizers nor other 
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial
 from types import TracebackType
 from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import record_function
 from torch.utils.checkpoint import CheckpointError
 
 from evenstep.data import Microbatch
 from evenstep.errors import TaskError
-from evenstep.events import (
-    BackwardBegin,
-    BackwardEnd,
-    ForwardBegin,
-    ForwardEnd,
-    MicrobatchBegin,
-    MicrobatchEnd,
-)
-from evenstep.internals import profiler_runs, run_backward, times_written, unwrapped
+from evenstep.internals import run_backward, times_written, unwrapped
 from evenstep.keys import branch
 from evenstep.memory import is_out_of_memory
 from evenstep.nothing import NOTHING
@@ -41,6 +31,7 @@ from evenstep.train.memory.activation_checkpointing import MAY_DEPEND
 from evenstep.train.memory.split import marks
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.memory.sub_batch import SubBatch, whole_of
+from evenstep.train.microbatch_events import MicrobatchEvents
 from evenstep.train.randomness import LOSS, branch_of
 from evenstep.train.recording import Recording
 from evenstep.train.tasks.derivatives import explain_derivatives
@@ -99,11 +90,7 @@ class MicrobatchStep:
         self._parts: dict[int, tuple[Microbatch, SubBatch]] = {}
         self._completes: dict[int, int] | None = None  # where there are several pieces
         self.doing: tuple[str, int, SubBatch] | None = None
-        self._heard = context.bus.hears_microbatches
-        self._profiled = profiler_runs()
-        self._observed = self._profiled or context.norms.by_task or context.bus.hears_passes
-        self._open: dict[int, AbstractContextManager[None]] = {}
-        self._seen: dict[int, tuple[Any, Tensor | None]] = {}  # output and loss of the open ones, for the end event
+        self._events = MicrobatchEvents(context, update)
 
     @classmethod
     def dummy(cls, context: TrainContext, microbatch: Microbatch) -> Self:
@@ -151,51 +138,24 @@ class MicrobatchStep:
             The outputs that leave the stage, and the loss, ready for `backward`, if there is one.
         """
         context, (one, piece) = self._context, self._parts[microbatch]
+        task = context.tasks[one.task]
+        itself = self._model if self._model is not None and evaluates_itself(task) else None
         self.doing = "transfer", one.index, piece
-        if self._heard and microbatch not in self._open:
-            self._begin(one, piece.data, microbatch)
+        self._events.begin(one, piece.data, microbatch)
         try:
             if one.index in self._weights.failures:
                 raise self._weights.failures[one.index]
-            task, randomness, looked_at = context.tasks[one.task], context.randomness, None
-            batch = context.lent.lend(one.task, piece.data) if stage.takes_batch else None
-            if stage.takes_batch:
-                kind = one.task, stage.gives_loss, torch.is_grad_enabled(), self._model is not None
-                if context.lent.looks(kind, self._update):
-                    looked_at = batch, marks(batch), _marks_of_gradients(stage.module)
-            if stage.takes_batch and context.transfer is not None:
-                batch = context.transfer(batch)
-                context.phases.lap("transfer")
-            randomness.begin(context.device, branch_of(self._branch, one.index, piece.path))
-            if stage.takes_batch:
-                batch = task.transform(batch)
-                if context.reorder is not None:
-                    batch = context.reorder(batch)
-            self.doing = "forward", one.index, piece
-            if self._model is not None and evaluates_itself(task):
-                total = self._evaluated(self._model, stage, one, piece, batch)
-                self._see(looked_at, one, piece, stage)
-                return {}, total
-            with context.precision.forward(context.device):
-                with self._around_forward(stage, one, batch) if self._observed else NOTHING as seen:
-                    inputs = task.inputs(batch) if stage.takes_inputs else None
-                    if context.cast_inputs is not None and stage.takes_inputs:
-                        inputs = context.cast_inputs(inputs)
-                    outputs = stage.apply(received, inputs, randomness.place)
-                    if not stage.gives_loss:
-                        self._see(looked_at, one, piece, stage)
-                        return outputs, None
-                    if randomness.by_layer:
-                        randomness.place(LOSS)
-                    (output,) = outputs.values()
-                    if context.cast_outputs is not None:
-                        output = context.cast_outputs(output)
-                    output = task.postprocess(output, batch)
-                    if seen is not None:
-                        seen.append(output)
-                loss = loss_of(task, output, batch)
-            self._see(looked_at, one, piece, stage)
-            total = self._recording.take(task, one, piece, loss)
+            lent = context.lent.lend(one.task, piece.data) if stage.takes_batch else None
+            with self._looking(stage, one, piece, lent) if stage.takes_batch else NOTHING:
+                batch = self._prepared(stage, one, piece, lent)
+                self.doing = "forward", one.index, piece
+                if itself is None:
+                    given, loss = self._applied(stage, received, one, batch)
+                else:
+                    given, loss = {}, self._evaluated(itself, stage, one, batch)
+            if not stage.gives_loss:
+                return given, None
+            total = self._recording.take(task, one, piece, loss, method="loss" if itself is None else "evaluate")
         except Exception as error:
             explain(error)
             explain_derivatives(error)
@@ -203,33 +163,69 @@ class MicrobatchStep:
             if context.poison is None or not stage.is_whole or not torch.is_grad_enabled() or is_out_of_memory(error):
                 raise
             self.gathered.failures[one.index] = one.task, error
-            if self._heard:
-                self._open.pop(microbatch).__exit__(type(error), error, error.__traceback__)
+            self._events.end(microbatch, error)
             return {}, context.poison()
-        if self._heard:
-            self._seen[microbatch] = output, None if total is None else total.detach()
+        if itself is None:
+            self._events.saw(microbatch, given, total)
         return {}, total
 
-    def _evaluated(self, model: nn.Module, stage: Stage, one: Microbatch, piece: SubBatch, batch: Any) -> Tensor | None:
-        """Let a task evaluate a micro-batch by itself, and record what it gives."""
-        context, task = self._context, self._context.tasks[one.task]
-        told = self._around_forward(stage, one, batch) if self._observed else NOTHING
-        with context.precision.forward(context.device), lent(model, context) as whole, told:
-            loss = task.evaluate(whole, batch)
-        return self._recording.take(task, one, piece, loss, method="evaluate")
+    def _prepared(self, stage: Stage, one: Microbatch, piece: SubBatch, batch: Any) -> Any:
+        """The batch as the model's inputs and the loss are made of it, for a stage that takes it; what is random in
+        either is seeded.
+        """
+        context, takes_batch = self._context, stage.takes_batch
+        if takes_batch and context.transfer is not None:
+            batch = context.transfer(batch)
+            context.phases.lap("transfer")
+        context.randomness.begin(context.device, branch_of(self._branch, one.index, piece.path))
+        if takes_batch:
+            batch = context.tasks[one.task].transform(batch)
+            if context.reorder is not None:
+                batch = context.reorder(batch)
+        return batch
 
-    def _see(self, looked_at: tuple[Any, Any, Any] | None, one: Microbatch, piece: SubBatch, stage: Stage) -> None:
-        """Look at what a pass of the first update has done beside what it gives.
+    def _applied(self, stage: Stage, received: Outputs, one: Microbatch, batch: Any) -> tuple[Any, Any]:
+        """What leaves a stage; of one that gives the loss the model's output, and that."""
+        context, task, randomness = self._context, self._context.tasks[one.task], self._context.randomness
+        with context.precision.forward(context.device):
+            with self._events.forward(stage, one, batch) as seen:
+                inputs = task.inputs(batch) if stage.takes_inputs else None
+                if context.cast_inputs is not None and stage.takes_inputs:
+                    inputs = context.cast_inputs(inputs)
+                outputs = stage.apply(received, inputs, randomness.place)
+                if not stage.gives_loss:
+                    return outputs, None
+                if randomness.by_layer:
+                    randomness.place(LOSS)
+                (output,) = outputs.values()
+                if context.cast_outputs is not None:
+                    output = context.cast_outputs(output)
+                output = task.postprocess(output, batch)
+                if seen is not None:
+                    seen.append(output)
+            return output, loss_of(task, output, batch)
 
-        Args:
-            looked_at: its batch, and what that and the gradients were marked by before; None where nobody looks.
+    def _evaluated(self, model: nn.Module, stage: Stage, one: Microbatch, batch: Any) -> Any:
+        """What a task gives that evaluates a micro-batch by itself."""
+        context, events = self._context, self._events.forward(stage, one, batch)
+        with context.precision.forward(context.device), lent(model, context) as whole, events:
+            return context.tasks[one.task].evaluate(whole, batch)
+
+    def _looking(self, stage: Stage, one: Microbatch, piece: SubBatch, batch: Any) -> AbstractContextManager[None]:
+        """Around a pass: the first ones of a kind are looked at for what they do beside what they give."""
+        kind = one.task, stage.gives_loss, torch.is_grad_enabled(), self._model is not None
+        looks = self._context.lent.looks(kind, self._update)
+        return self._looked_at(stage, one, piece, batch) if looks else NOTHING
+
+    @contextmanager
+    def _looked_at(self, stage: Stage, one: Microbatch, piece: SubBatch, batch: Any) -> Generator[None]:
+        """Around such a pass.
 
         Raises:
             TaskError: it has written to the gradients that the update sums up.
         """
-        if looked_at is None:
-            return
-        batch, before, gradients = looked_at
+        before, gradients = marks(batch), _marks_of_gradients(stage.module)
+        yield
         is_training = torch.is_grad_enabled() and self._update > 0
         self._context.lent.see(one.task, batch, before, is_own=is_training and batch is piece.data)
         if is_training and _marks_of_gradients(stage.module) != gradients:
@@ -244,7 +240,7 @@ class MicrobatchStep:
         """Go back from the loss of a micro-batch, by its number in the plan."""
         one, piece = self._parts[microbatch]
         self.doing = "backward", one.index, piece
-        with self._around_backward(one) if self._observed else NOTHING:
+        with self._events.backward(one):
             try:
                 backward_of(loss, self._seed_of(loss, one))
             except RuntimeError as error:
@@ -255,47 +251,15 @@ class MicrobatchStep:
         """Around the backward of a stage that gives no loss."""
         one, piece = self._parts[microbatch]
         self.doing = "backward", one.index, piece
-        return self._around_backward(one) if self._observed else NOTHING
+        return self._events.backward(one)
 
     def done(self, microbatch: int) -> None:
         """This rank has nothing more to compute of the micro-batch."""
-        if self._heard and microbatch in self._open:
-            self._open.pop(microbatch).__exit__(None, None, None)
+        self._events.end(microbatch)
 
     def completed(self, microbatch: int) -> int | None:
         """The number of the micro-batch whose gradients are complete with this one's backward; None: of none yet."""
         return microbatch if self._completes is None else self._completes.get(microbatch)
-
-    @contextmanager
-    def _around_forward(self, stage: Stage, one: Microbatch, batch: Any) -> Generator[list[Any]]:
-        """What hooks, a profiler and layers with statistics of each task need around a forward; yields its output."""
-        update, seen = self._update, list[Any]()
-
-        def end(error: BaseException | None) -> ForwardEnd:
-            output = seen[0] if seen else None
-            return ForwardEnd(update=update, microbatch=one.index, output=output, task=one.task)
-
-        told: AbstractContextManager[None] = NOTHING
-        if stage.is_whole:  # that of one of several stages is no model's
-            begin = partial(ForwardBegin, update=update, microbatch=one.index, batch=batch, task=one.task)
-            told = self._context.bus.span("forward", begin, end)
-        with told, self._context.norms.of(one.task), self._range("forward", one.task):
-            yield seen
-
-    @contextmanager
-    def _around_backward(self, one: Microbatch) -> Generator[None]:
-        """What hooks and a profiler need around a backward."""
-        update, microbatch, task = self._update, one.index, one.task
-        begin = partial(BackwardBegin, update=update, microbatch=microbatch, task=task)
-        told = self._context.bus.span(
-            "backward", begin, lambda error: BackwardEnd(update=update, microbatch=microbatch, task=task)
-        )
-        with told, self._range("backward", task):
-            yield
-
-    def _range(self, phase: str, task: str) -> AbstractContextManager[Any]:
-        """A range of the profiler's, if one is watching."""
-        return record_function(f"{phase}/{task}" if task else phase) if self._profiled else NOTHING
 
     def _seed_of(self, loss: Tensor, one: Microbatch) -> Tensor:
         """The factor as the gradient that a backward begins with: what multiplying the loss would give, without it."""
@@ -307,21 +271,6 @@ class MicrobatchStep:
             kept = self._context.seeds[loss.dtype] = factor, loss.new_full((), factor)
         return kept[1]
 
-    def _begin(self, one: Microbatch, batch: Any, number: int) -> None:
-        """Tell hooks of a micro-batch, which is `number` in the plan."""
-        update, microbatch = self._update, one.index
-
-        def end(error: BaseException | None) -> MicrobatchEnd:
-            output, loss = self._seen.pop(number, (None, None))
-            return MicrobatchEnd(
-                update=update, microbatch=microbatch, batch=batch, output=output, loss=loss, task=one.task
-            )
-
-        begin = MicrobatchBegin(update=update, microbatch=microbatch, batch=batch, task=one.task)
-        span = self._context.bus.span("microbatch", lambda: begin, end)
-        span.__enter__()
-        self._open[number] = span
-
     def __enter__(self) -> Self:
         self._context.randomness.begin_passage(torch.is_grad_enabled(), *self._weights.totals)
         return self
@@ -330,8 +279,7 @@ class MicrobatchStep:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._context.randomness.end_passage()
-        for microbatch in list(self._open):
-            self._open.pop(microbatch).__exit__(kind, error, traceback)
+        self._events.end_all(error)
 
 
 def _marks_of_gradients(module: nn.Module) -> list[Any]:

@@ -1,0 +1,112 @@
+"""What hooks, a profiler and layers with statistics of each task hear of micro-batches on their way through a model.
+
+Where nobody listens it does nothing. It runs nothing either.
+"""
+
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, final
+
+from torch import Tensor
+from torch.profiler import record_function
+
+from evenstep.data import Microbatch
+from evenstep.events import (
+    BackwardBegin,
+    BackwardEnd,
+    ForwardBegin,
+    ForwardEnd,
+    MicrobatchBegin,
+    MicrobatchEnd,
+)
+from evenstep.internals import profiler_runs
+from evenstep.nothing import NOTHING
+from evenstep.pipeline import Stage
+from evenstep.train.context import TrainContext
+
+
+@final
+class MicrobatchEvents:
+    """Tells of one set of micro-batches, each by its number in the plan.
+
+    Args:
+        update: the number under which it is told.
+    """
+
+    def __init__(self, context: TrainContext, update: int) -> None:
+        self._context, self._update = context, update
+        self._heard = context.bus.hears_microbatches
+        self._profiled = profiler_runs()
+        self._observed = self._profiled or context.norms.by_task or context.bus.hears_passes
+        self._open: dict[int, AbstractContextManager[None]] = {}
+        self._seen: dict[int, tuple[Any, Tensor | None]] = {}  # output and loss of the open ones, for the end event
+
+    def begin(self, one: Microbatch, batch: Any, number: int) -> None:
+        """A micro-batch enters a stage: its first, or another."""
+        if not self._heard or number in self._open:
+            return
+        update, microbatch = self._update, one.index
+
+        def end(error: BaseException | None) -> MicrobatchEnd:
+            output, loss = self._seen.pop(number, (None, None))
+            return MicrobatchEnd(
+                update=update, microbatch=microbatch, batch=batch, output=output, loss=loss, task=one.task
+            )
+
+        begin = MicrobatchBegin(update=update, microbatch=microbatch, batch=batch, task=one.task)
+        span = self._context.bus.span("microbatch", lambda: begin, end)
+        span.__enter__()
+        self._open[number] = span
+
+    def saw(self, number: int, output: Any, loss: Tensor | None) -> None:
+        """A micro-batch has come to its loss."""
+        if self._heard:
+            self._seen[number] = output, None if loss is None else loss.detach()
+
+    def end(self, number: int, error: BaseException | None = None) -> None:
+        """A micro-batch is done, or has failed."""
+        if number in self._open:
+            self._open.pop(number).__exit__(*(type(error), error, error.__traceback__) if error else (None, None, None))
+
+    def end_all(self, error: BaseException | None) -> None:
+        """All are done, or have failed together."""
+        for number in list(self._open):
+            self.end(number, error)
+
+    def forward(self, stage: Stage, one: Microbatch, batch: Any) -> AbstractContextManager[list[Any] | None]:
+        """Around a forward; gives where to put its output, if somebody wants it."""
+        return self._around_forward(stage, one, batch) if self._observed else NOTHING
+
+    def backward(self, one: Microbatch) -> AbstractContextManager[None]:
+        """Around a backward."""
+        return self._around_backward(one) if self._observed else NOTHING
+
+    @contextmanager
+    def _around_forward(self, stage: Stage, one: Microbatch, batch: Any) -> Generator[list[Any]]:
+        update, seen = self._update, list[Any]()
+
+        def end(error: BaseException | None) -> ForwardEnd:
+            output = seen[0] if seen else None
+            return ForwardEnd(update=update, microbatch=one.index, output=output, task=one.task)
+
+        told: AbstractContextManager[None] = NOTHING
+        if stage.is_whole:  # that of one of several stages is no model's
+            begin = partial(ForwardBegin, update=update, microbatch=one.index, batch=batch, task=one.task)
+            told = self._context.bus.span("forward", begin, end)
+        with told, self._context.norms.of(one.task), self._range("forward", one.task):
+            yield seen
+
+    @contextmanager
+    def _around_backward(self, one: Microbatch) -> Generator[None]:
+        update, microbatch, task = self._update, one.index, one.task
+        begin = partial(BackwardBegin, update=update, microbatch=microbatch, task=task)
+        told = self._context.bus.span(
+            "backward", begin, lambda error: BackwardEnd(update=update, microbatch=microbatch, task=task)
+        )
+        with told, self._range("backward", task):
+            yield
+
+    def _range(self, phase: str, task: str) -> AbstractContextManager[Any]:
+        """A range of the profiler's, if one is watching."""
+        return record_function(f"{phase}/{task}" if task else phase) if self._profiled else NOTHING
