@@ -4,8 +4,11 @@ Here is decided, once, how often an update's verdict is read and whether micro-b
 nothing.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 from evenstep.checkpoint import Mirror
-from evenstep.data import Data
+from evenstep.data import Data, GlobalBatch
 from evenstep.events import HookTrainer
 from evenstep.optim.schedules import plateaus_of
 from evenstep.options import Checkpointing, Failures, Logging
@@ -13,8 +16,9 @@ from evenstep.parallel import Group
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import Evaluations
 from evenstep.train.feed import Feed
-from evenstep.train.flops import peak_flops
+from evenstep.train.flops import count_flops
 from evenstep.train.loop import Loop
+from evenstep.train.memory.fit import fit
 from evenstep.train.requests import Requests
 from evenstep.train.setup import Setup
 from evenstep.train.standard_hooks import Follow, build_reporter
@@ -52,7 +56,12 @@ def build_loop(
     planned = updates if epochs is None else updates_of(data, epochs, setup.seed)
     engine = Engine.of(setup, updates=planned, bus=reporter.bus, report=reporter.report)
     folder, config, train = trainer.folder, dict(checkpoint.config or {}), setup.train
-    peak = None if log.peak_tflops is None else log.peak_tflops * 1e12
+    tryouts: list[Callable[[GlobalBatch], None]] = []
+    # where ranks wait for each other in a pass none can try alone: the first updates find what fits
+    if train.fit_memory and not engine.parts.execution.evaluates_together:
+        tryouts.append(partial(fit, engine))
+    if log.flops:
+        tryouts.append(partial(count_flops, engine, reporter.report, log.peak_tflops))
     settle = train.settle_every_updates or log.every_updates
     known_at_once = engine.parts.reads_at_once or not data.knows_length
     evaluator = Evaluations(engine=engine, sets=sets, reporter=reporter)
@@ -86,8 +95,5 @@ def build_loop(
         epochs=epochs,
         log_every_updates=log.every_updates,
         settle_every_updates=1 if known_at_once else settle,
-        # Where ranks wait for each other in a pass none can try alone: the first updates find what fits.
-        fits_memory=train.fit_memory and not engine.parts.execution.evaluates_together,
-        counts_flops=log.flops,
-        peak_flops=peak or peak_flops(engine.parts.context.device, engine.precision.name),
+        tryouts=tryouts,
     )

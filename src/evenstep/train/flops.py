@@ -5,7 +5,7 @@ micro-batch of each rank, of which nothing stays. A forward that is computed aga
 is counted as often as it is computed. Pointwise operations are not counted, as is usual: matrices take nearly all.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -13,6 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from evenstep.data import GlobalBatch
+from evenstep.events import Incident
 from evenstep.pipeline.compiled import as_written
 from evenstep.train.engine import Engine
 from evenstep.train.memory.split import copied
@@ -32,14 +33,34 @@ PEAKS: Final[Mapping[str, tuple[float, float, float, float]]] = {
 }
 
 
-def flops_per_sample(engine: Engine, batch: GlobalBatch) -> float | None:
-    """The operations of forward and backward, over all ranks and stages; None where there is no work to count.
+def count_flops(
+    engine: Engine, report: Callable[[Incident], None], peak_tflops: float | None, batch: GlobalBatch
+) -> None:
+    """Let throughput be written in operations as well, and as a share of what the devices can do at most.
 
     All ranks call it together, between updates.
 
     Args:
+        report: told where that is not known.
+        peak_tflops: what one device can do, in TFLOP/s; None where it is to be known by its name.
         batch: of which each rank takes its first micro-batch.
     """
+    throughput, device = engine.storage.throughput, engine.parts.context.device
+    with engine.phases.only("check"):
+        throughput.flops_per_sample = flops_per_sample(engine, batch)
+    peak = peak_flops(device, engine.precision.name) if peak_tflops is None else peak_tflops * 1e12
+    if peak is not None:
+        throughput.peak_flops = peak * engine.group.ranks
+    elif engine.group.rank == 0:
+        message = (
+            f"what {device} can do at most is not known, so `perf/flops_per_s` is written but no `perf/mfu`; say it by "
+            f"`log.peak_tflops`."
+        )
+        report(Incident(kind="flops", update=engine.progress.update, message=message))
+
+
+def flops_per_sample(engine: Engine, batch: GlobalBatch) -> float | None:
+    """The operations of forward and backward, over all ranks and stages; None where there is no work to count."""
     # a task may write into it
     first = tuple(replace(one, data=copied(one.data)) for one in batch.microbatches[:1])
     mark, counter = engine.storage.mark(), FlopCounterMode(display=False)

@@ -13,7 +13,7 @@ batch is taken again or left out, with those that were taken since; or the run g
 begins from there with a new pass over the data. Each step returns why the loop must leave it: `End`, `GoBack`, or None.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn, TypeAlias, cast, final
@@ -27,8 +27,6 @@ from evenstep.train.evaluations import Evaluations
 from evenstep.train.failures import Answer
 from evenstep.train.failures.policies import Decision, Policies, spike_error
 from evenstep.train.feed import Feed
-from evenstep.train.flops import flops_per_sample
-from evenstep.train.memory.fit import fit
 from evenstep.train.outcome import Aborted, left_out
 from evenstep.train.reporter import Reporter
 from evenstep.train.requests import End, GoBack, Requests
@@ -54,9 +52,7 @@ class Loop:
         epochs: how many epochs to take; None: as many as the updates need.
         log_every_updates: how often metrics are written.
         settle_every_updates: how many updates may be dispatched before their verdicts are read.
-        fits_memory: whether to find out, at the first global batch, how finely micro-batches must be cut.
-        counts_flops: whether to count the operations of the first micro-batches.
-        peak_flops: what one device can do in a second; None where that is not known.
+        tryouts: what is found out by trying, once, with the first global batch before anything is trained on it.
         in_progress: the batch and the number of the update in progress, or of the one that ended the run by an error.
     """
 
@@ -71,9 +67,7 @@ class Loop:
     epochs: int | None
     log_every_updates: int
     settle_every_updates: int
-    fits_memory: bool
-    counts_flops: bool = False
-    peak_flops: float | None = None
+    tryouts: Sequence[Callable[[GlobalBatch], None]] = ()
     in_progress: tuple[GlobalBatch, int] | None = None
     _has_remarked: bool = False
 
@@ -83,8 +77,7 @@ class Loop:
             self.in_progress = self.engine.bus.of_run = None
             self.engine.begin()
             with self.feed.opened(self.engine.progress.position):
-                self._fit()
-                self._count_flops()
+                self._try_out()
                 leave = self.act() or self._ended()  # an evaluation may be due, before which a run has ended
                 while leave is None:
                     leave = self._epoch()
@@ -170,30 +163,13 @@ class Loop:
             return None
         return self.settle() or self.end()
 
-    def _fit(self) -> None:
-        if not self.fits_memory or self.end() is not None:
+    def _try_out(self) -> None:
+        if not self.tryouts or self.end() is not None:
             return
         if (batch := self.feed.peek()) is not None:
-            fit(self.engine, batch)
-        self.fits_memory = False
-
-    def _count_flops(self) -> None:
-        if not self.counts_flops or self.end() is not None:
-            return
-        engine, batch = self.engine, self.feed.peek()
-        if batch is not None:
-            with engine.phases.only("check"):
-                throughput = engine.storage.throughput
-                throughput.flops_per_sample = flops_per_sample(engine, batch)
-            if self.peak_flops is not None:
-                throughput.peak_flops = self.peak_flops * engine.group.ranks
-            elif engine.group.rank == 0:
-                message = (
-                    f"what {engine.parts.context.device} can do at most is not known, so `perf/flops_per_s` is written "
-                    f"but no `perf/mfu`; say it by `log.peak_tflops`."
-                )
-                self.reporter.report(Incident(kind="flops", update=engine.progress.update, message=message))
-        self.counts_flops = False
+            for one in self.tryouts:
+                one(batch)
+        self.tryouts = ()
 
     def _epoch(self) -> Leave:
         engine = self.engine
