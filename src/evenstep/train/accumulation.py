@@ -15,7 +15,6 @@ from evenstep.data import Microbatch
 from evenstep.train.context import MicrobatchResults, TrainContext
 from evenstep.train.execution import Execution
 from evenstep.train.memory.split_limit import SplitLimit
-from evenstep.train.memory.sub_batch import part_of, whole_of
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.pass_effects import PassEffects
 from evenstep.train.recovery import Recovery
@@ -91,9 +90,8 @@ class Accumulation:
     @contextmanager
     def _dummy(self, microbatch: Microbatch) -> Generator[MicrobatchStep]:
         """A micro-batch that counts nowhere, after which buffers are as before."""
-        task = self._context.tasks[microbatch.task]
-        first = part_of(microbatch, self._cuts.pieces(task, whole_of(microbatch))[0])
-        with self._effects.buffers.unchanged(), MicrobatchStep.dummy(self._context, first) as step:
+        step = MicrobatchStep.dummy(self._context, microbatch, self._cuts)
+        with self._effects.buffers.unchanged(), step:
             self._recovery.runs(step)
             yield step
 

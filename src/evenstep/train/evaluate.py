@@ -19,7 +19,6 @@ from evenstep.train.checks.loss import Guard
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
 from evenstep.train.memory.split_limit import SplitLimit
-from evenstep.train.memory.sub_batch import part_of, whole_of
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.recovery import Recovery
 from evenstep.train.side_effects import evaluating
@@ -137,9 +136,7 @@ class Evaluation:
     @contextmanager
     def _dummy(self, microbatch: Microbatch) -> Generator[MicrobatchStep]:
         """A micro-batch that counts nowhere."""
-        task = self._context.tasks[microbatch.task]
-        first = self._cuts.pieces(task, whole_of(microbatch))[0]
-        with MicrobatchStep.dummy(self._context, part_of(microbatch, first)) as step:
+        with MicrobatchStep.dummy(self._context, microbatch, self._cuts) as step:
             self._recovery.runs(step)
             yield step
 

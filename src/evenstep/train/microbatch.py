@@ -30,7 +30,7 @@ from evenstep.train.context import TrainContext
 from evenstep.train.memory.activation_checkpointing import MAY_DEPEND
 from evenstep.train.memory.split import marks
 from evenstep.train.memory.split_limit import SplitLimit
-from evenstep.train.memory.sub_batch import SubBatch, whole_of
+from evenstep.train.memory.sub_batch import SubBatch, part_of, whole_of
 from evenstep.train.microbatch_events import MicrobatchEvents
 from evenstep.train.randomness import LOSS, branch_of
 from evenstep.train.recording import Recording
@@ -93,8 +93,11 @@ class MicrobatchStep:
         self._events = MicrobatchEvents(context, update)
 
     @classmethod
-    def dummy(cls, context: TrainContext, microbatch: Microbatch) -> Self:
-        """One micro-batch that counts nowhere: other ranks need its calls beside theirs."""
+    def dummy(cls, context: TrainContext, microbatch: Microbatch, cuts: SplitLimit | None = None) -> Self:
+        """One micro-batch that counts nowhere, or its first piece: other ranks need its calls beside theirs."""
+        if cuts is not None:
+            first = cuts.pieces(context.tasks[microbatch.task], whole_of(microbatch))[0]
+            microbatch = part_of(microbatch, first)
         one = replace(microbatch, index=0)
         weights = Weights.of_one(one, weight=0.0)
         step = cls(context.silently(), weights, path=("unseen",), factor=0.0)
