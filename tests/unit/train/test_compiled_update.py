@@ -586,3 +586,34 @@ def test_a_model_that_another_engine_has_trained_is_compiled_as_well() -> None:
     model = nn.Sequential(nn.Linear(3, WIDTH), nn.Dropout(0.2), nn.Linear(WIDTH, 1))
     run(engine_of(model, "off"), 1)
     assert isinstance(engine_of(model).update(*batches(1)), Committed)
+
+
+class Writes(Squares):
+    """Writes into its batch, and counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def transform(self, batch: Any) -> Any:
+        self.asked += 1
+        batch[0].mul_(2)
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"asked": self.asked}
+
+
+@pytest.mark.usefixtures("as_found")
+def test_a_task_that_writes_into_its_batch_and_remembers_is_trained_as_without_compiling() -> None:
+    found: list[tuple[nn.Module, Writes]] = []
+    for compile in ("update", "off"):
+        model, task = net(), Writes()
+        engine = engine_of(model, compile, task=task, train={"check_loss": False})
+        run(engine, 2)
+        x, y = batches(2)[0]
+        assert isinstance(engine.update((x, y * float("inf"))), Aborted)
+        run(engine, 1, start=2)
+        found.append((model, task))
+    (model, task), (eager, plain) = found
+    assert distance(model, eager) < 1e-6
+    assert task.asked == plain.asked == 6

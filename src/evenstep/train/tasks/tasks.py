@@ -131,6 +131,8 @@ class StatesOfTasks:
 
     def begin(self) -> None:
         """An update begins."""
+        if not self._tasks:
+            return
         for name, tensor, times, _ in self._tensors:
             (self._still.add if times_written(tensor) == times else self._still.discard)(name)
         self._kept = [Attributes(task) for task in self._tasks]

@@ -7,6 +7,7 @@ stands.
 """
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any, final
 from zlib import crc32
 
@@ -26,6 +27,7 @@ from evenstep.parallel.buffers import running_statistics
 from evenstep.train.checks.whole_update import check_shows_nothing, check_still_capturable
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
+from evenstep.train.memory.split import copied, marks
 from evenstep.train.memory.sub_batch import SubBatch
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.outcome import PendingUpdate
@@ -109,7 +111,7 @@ class CompiledUpdate:
 
     def _made(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
         core, context, update = self._core, self._context, before.update + 1
-        core.begin()
+        core.effects.begin(update, batch.position)
         core.trained.follow()
         weights = core.weigh(batch)
         context.phases.lap("weigh")
@@ -122,7 +124,8 @@ class CompiledUpdate:
             state.read_again()
             self._halted = None
         state.follow()
-        self._weights, self._number = weights, update
+        undo = core.effects.begin_passes()
+        self._weights, self._number = self._unwritten(weights, update), update
         core.is_whole = False  # until all that follows has been applied
         try:
             outcome = self._computed(weights, update)
@@ -134,9 +137,11 @@ class CompiledUpdate:
             raise
         core.is_whole = True
         if outcome is None:
+            undo()
             return core(batch, before)
         self._dispatched = update
         applied = self._verdict(outcome)
+        core.effects.judge(applied[1])
         put = context.storage.put
         recording = self._record(weights, outcome, update)
         core.look(update)
@@ -190,14 +195,29 @@ class CompiledUpdate:
         share = 0.0 if self._ema is None else self._ema.share(update)
         return Work(tuple(key), tuple(tasks), batches, factors, scale, share, self._halted, update)
 
+    def _looks(self, task: str, update: int) -> bool:
+        """Whether it is not known yet if a task writes into its batches, as these are the first of its."""
+        return self._context.lent.looks((task, "whole update"), update)
+
+    def _unwritten(self, weights: Weights, update: int) -> Weights:
+        """The micro-batches as they will still be, for a look at them, when a task has written into its own."""
+        if not any(self._looks(one.task, update) for one in weights.work):
+            return weights
+        return replace(weights, work=tuple([replace(one, data=copied(one.data)) for one in weights.work]))
+
     def _prepared(self, one: Microbatch, own: int) -> Any:
         """A micro-batch's data as `inputs` and `loss` take them, with the randomness that it has without compiling."""
-        context, batch = self._context, one.data
+        context, lent = self._context, self._context.lent
+        given = batch = lent.lend(one.task, one.data)
+        looks = self._looks(one.task, self._number)
+        before = marks(given) if looks else []
         if context.transfer is not None:
             batch = context.transfer(batch)
         if one.task in self._transforms:
             context.randomness.begin(context.device, branch_of(own, one.index, ()))
             batch = context.tasks[one.task].transform(batch)
+        if looks:
+            lent.see(one.task, given, before, is_own=given is one.data)
         return batch if context.reorder is None else context.reorder(batch)
 
     def _verdict(self, outcome: Outcome) -> tuple[float | Tensor, float | Tensor]:
