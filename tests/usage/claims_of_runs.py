@@ -881,10 +881,6 @@ AREAS = (
                 "unit/data/test_map_data.py::test_a_start_takes_neither_time_nor_memory_that_grow_with_the_dataset",
             ),
             works(
-                "runs begun in the order of earlier versions: they go on in it, to their end",
-                "usage/test_resume.py::test_a_run_begun_in_the_order_of_earlier_versions_goes_on_in_it_to_its_end",
-            ),
-            works(
                 "map-style datasets, by count or by token budget",
                 "unit/data/test_map_data.py::test_every_cut_sees_every_sample_of_an_epoch_once_and_the_same_ones_per_update",
             ),

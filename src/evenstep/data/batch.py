@@ -177,12 +177,6 @@ class Data(ABC):
     def fingerprint(self) -> dict[str, JSON]:
         """What must be equal for a resumed run to be exact."""
 
-    def follow(self, fingerprint: Mapping[str, JSON]) -> None:
-        """Visit the samples, from the next call of `batches` on, in the order of the run that had this fingerprint.
-
-        A run goes on in the order that it was begun with, to its end, also where later versions shuffle in another.
-        """
-
     @property
     def tasks(self) -> tuple[str, ...] | None:
         """The names of the tasks that it has batches for; ("",) without names, None where only reading tells."""

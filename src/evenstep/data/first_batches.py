@@ -4,7 +4,7 @@ Position (e, b) is that of the other data, so what is trained on is the beginnin
 epoch ends after so many of them, or where that of the other data does. It reads nothing itself.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast, final
@@ -50,9 +50,6 @@ class FirstBatches(WrappedData):
 
     def fingerprint(self) -> dict[str, JSON]:
         return {"kind": "first", "batches": self._batches, "data": self.data.fingerprint()}
-
-    def follow(self, fingerprint: Mapping[str, JSON]) -> None:
-        self.data.follow(cast("Mapping[str, JSON]", fingerprint["data"]))
 
     @property
     def resumable(self) -> bool:

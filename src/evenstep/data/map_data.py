@@ -4,7 +4,7 @@ Which samples make which micro-batch is computed, never remembered, so any posit
 are read by a `Fetcher`, in this process or in workers; streams without length are for `StreamData`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, tee
 from typing import Literal, NamedTuple, final
 from zlib import crc32
@@ -15,7 +15,6 @@ from evenstep.data.batching import share
 from evenstep.data.dataset import MapDataset, count_samples, fingerprint_of
 from evenstep.data.fetch import DEFAULT_COLLATE, Collate, Fetcher, Reply, Request
 from evenstep.data.lengths import Lengths
-from evenstep.data.order import Kind
 from evenstep.data.pin import can_pin
 from evenstep.data.pool import Pool
 from evenstep.data.sampling import EpochBatches, Sampling
@@ -139,7 +138,6 @@ class MapData(Data):
         self._dataset = dataset
         self._num_epochs = None if num_epochs is None else require_count("num_epochs", num_epochs)
         self._in_columns = collate is DEFAULT_COLLATE
-        self._order: Kind = "enciphered"
         self._fingerprint: dict[str, JSON] | None = None
         self._epochs: dict[tuple[int, int], EpochBatches] = {}
         require_count("retries", retries, at_least=0)
@@ -181,8 +179,6 @@ class MapData(Data):
         """
         if self._fingerprint is None:  # made once: every checkpoint holds it
             self._fingerprint = self._new_fingerprint()
-        if self._sampling.shuffle and self._order != "sorted":  # which had no name when it was the only one
-            return {**self._fingerprint, "order": self._order}
         return dict(self._fingerprint)
 
     def _new_fingerprint(self) -> dict[str, JSON]:
@@ -190,6 +186,7 @@ class MapData(Data):
         size, tokens = sampling.global_batch_size, sampling.global_batch_tokens
         changing: JSON = None if sampling.sizes is None else sampling.sizes.as_json
         packed: dict[str, JSON] = {"packed": True} if sampling.packed and sampling.global_batch_tokens else {}
+        ordered: dict[str, JSON] = {"order": "enciphered"} if sampling.shuffle else {}
         return {
             **packed,
             "kind": "map",
@@ -203,11 +200,8 @@ class MapData(Data):
             "curriculum_epochs": sampling.curriculum_epochs,
             "lengths": None if sampling.measured is None else crc32(sampling.measured.data),
             "dataset": fingerprint_of(self._dataset),
+            **ordered,
         }
-
-    def follow(self, fingerprint: Mapping[str, JSON]) -> None:
-        self._order = "enciphered" if fingerprint.get("order") == "enciphered" else "sorted"
-        self._epochs.clear()
 
     def to_cut_finer(self, samples: int) -> str:
         sampling = self._sampling
@@ -287,7 +281,7 @@ class MapData(Data):
     def _epoch(self, epoch: int, seed: int) -> EpochBatches:
         batches = self._epochs.get((epoch, seed))
         if batches is None:
-            batches = self._sampling.epoch(require_count("epoch", epoch, at_least=0), seed=seed, order=self._order)
+            batches = self._sampling.epoch(require_count("epoch", epoch, at_least=0), seed=seed)
             while len(self._epochs) >= _EPOCHS_KEPT:
                 del self._epochs[next(iter(self._epochs))]
             self._epochs[epoch, seed] = batches

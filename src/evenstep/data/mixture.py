@@ -197,12 +197,6 @@ class Mixture(Data):
             "windows": {name: list[JSON](window) for name, window in self._windows.items()},
         }
 
-    def follow(self, fingerprint: Mapping[str, JSON]) -> None:
-        for name, one in cast("list[tuple[str, dict[str, JSON]]]", fingerprint.get("tasks", [])):
-            if name in self._data:
-                self._data[name].follow(one)
-        self._epochs.clear()
-
     def to_cut_finer(self, samples: int) -> str:
         return "lower the `micro_batch_size` of its parts"
 

@@ -7,7 +7,7 @@ the order into batches.
 
 from collections.abc import Callable, Iterable
 from math import isqrt
-from typing import Literal, NamedTuple, TypeAlias, final
+from typing import NamedTuple, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from evenstep.arguments import require_count
 from evenstep.keys import key, mix
 
-__all__ = ["Enciphered", "Kind", "Order", "Sorted", "in_order", "order", "order_of", "scatter"]
+__all__ = ["Enciphered", "Order", "in_order", "order", "order_of", "scatter"]
 
 _BLOCK = 2**13  # places whose samples are computed together, in a fraction of a ms
 _TABLE = 2**11  # numbers that a half can have for which hashing all of them once is worth it
@@ -52,10 +52,6 @@ Order: TypeAlias = Callable[[int, int], NDArray[np.int64]]
 def in_order(start: int, stop: int) -> NDArray[np.int64]:
     """0, 1, 2, …: the dataset's own order."""
     return np.arange(start, stop, dtype=np.int64)
-
-
-Kind: TypeAlias = Literal["enciphered", "sorted"]
-"""Which bijection shuffles an epoch: that of `Enciphered`, or that of runs from before it, `Sorted`."""
 
 
 @final
@@ -150,36 +146,12 @@ def _hashed(
     return value.view(np.int64)
 
 
-@final
-class Sorted:
-    """argsortᵢ mix(k xor i): every sample is hashed and the hashes are sorted, when the first stretch is asked for.
-
-    Runs that were begun with it go on with it. It holds 8 bytes per sample and takes some 0.1 s per million.
-
-    Args:
-        num_samples: how many there are.
-        order_key: in [0, 2⁶⁴).
-    """
-
-    def __init__(self, num_samples: int, order_key: int) -> None:
-        self._num_samples = num_samples
-        self._key = order_key
-        self._whole: NDArray[np.int64] | None = None
-
-    def __call__(self, start: int, stop: int) -> NDArray[np.int64]:
-        if self._whole is None:
-            numbers = np.arange(self._num_samples, dtype=np.int64)
-            self._whole = np.argsort(scatter(self._key, numbers), kind="stable").astype(np.int64, copy=False)
-        return self._whole[start:stop]
-
-
-def order_of(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True, kind: Kind = "enciphered") -> Order:
+def order_of(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> Order:
     """The order in which `epoch` visits the samples, a pure function of (seed, epoch); no start costs anything.
 
     Args:
         num_samples: how many there are.
         shuffle: False gives the dataset's own order 0, 1, 2, ….
-        kind: "sorted" for the order of runs that were begun with it.
 
     Raises:
         ArgumentError: a number is negative or not whole.
@@ -189,10 +161,7 @@ def order_of(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True, k
     """
     require_count("num_samples", num_samples, at_least=0)
     require_count("epoch", epoch, at_least=0)
-    if not shuffle:
-        return in_order
-    order_key = key(seed, "order", epoch)
-    return Sorted(num_samples, order_key) if kind == "sorted" else Enciphered(num_samples, order_key)
+    return Enciphered(num_samples, key(seed, "order", epoch)) if shuffle else in_order
 
 
 def order(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@ from evenstep.arguments import check_one_of_two, require_count, require_flag, re
 from evenstep.data.batch_sizes import BatchSizes, Unit, batch_sizes
 from evenstep.data.batching import cut_by_count, cut_by_sum, cut_by_tokens, group_by_length, pack, shuffle_batches
 from evenstep.data.lengths import Lengths, fitting, measure
-from evenstep.data.order import Kind, Order, order_of
+from evenstep.data.order import Order, order_of
 from evenstep.errors import ArgumentError
 from evenstep.keys import key
 
@@ -136,10 +136,10 @@ class Sampling:
         """How many samples of the dataset are in no batch."""
         return 0 if self.fits is None else self.num_samples - int(np.count_nonzero(self.fits))
 
-    def epoch(self, epoch: int, *, seed: int, order: Kind = "enciphered") -> EpochBatches:
-        """The global batches of `epoch`: a pure function of (seed, epoch), and of which order shuffles it."""
+    def epoch(self, epoch: int, *, seed: int) -> EpochBatches:
+        """The global batches of `epoch`: a pure function of (seed, epoch)."""
         shuffle = self.shuffle and epoch >= self.curriculum_epochs
-        visited = order_of(self.num_samples, seed=seed, epoch=epoch, shuffle=shuffle, kind=order)
+        visited = order_of(self.num_samples, seed=seed, epoch=epoch, shuffle=shuffle)
         epoch_key = key(seed, "sample", epoch)
         if self.global_batch_tokens is None and self.fits is None:
             begins = self._begins(self.num_samples, epoch)

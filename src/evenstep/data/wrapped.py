@@ -59,9 +59,6 @@ class WrappedData(Data):
     def fingerprint(self) -> dict[str, JSON]:
         return self.data.fingerprint()
 
-    def follow(self, fingerprint: Mapping[str, JSON]) -> None:
-        self.data.follow(fingerprint)
-
     @property
     def tasks(self) -> tuple[str, ...] | None:
         return self.data.tasks

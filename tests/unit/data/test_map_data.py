@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from evenstep.data import GlobalBatch, MapData, Position
-from evenstep.data.order import order_of
 from evenstep.errors import ArgumentError, DataError
 
 
@@ -473,26 +472,6 @@ def test_the_fingerprint_tells_which_order_shuffles() -> None:
     data = MapData(range(5), global_batch_size=2)
     assert data.fingerprint()["order"] == "enciphered"
     assert "order" not in MapData(range(5), global_batch_size=2, shuffle=False).fingerprint()
-    data.follow({})
-    assert "order" not in data.fingerprint()
-
-
-def of_epoch(data: MapData, epoch: int) -> list[list[int]]:
-    batches = islice(data.batches(Position(epoch=epoch), seed=4), data.num_batches(epoch, seed=4))
-    return [list(batch.microbatches[0].samples) for batch in batches]
-
-
-def test_data_that_follow_a_run_of_an_earlier_version_visit_the_samples_in_its_order() -> None:
-    data = MapData(range(10), global_batch_size=4)
-    own = of_epoch(data, 2)
-    earlier = {name: value for name, value in data.fingerprint().items() if name != "order"}
-    fingerprint = data.fingerprint()
-    data.follow(earlier)
-    expected = order_of(10, seed=4, epoch=2, kind="sorted")(0, 10).tolist()
-    assert of_epoch(data, 2) == [expected[:4], expected[4:8], expected[8:]] != own
-    assert data.fingerprint() == earlier
-    data.follow(fingerprint)
-    assert of_epoch(data, 2) == own
 
 
 def test_a_fingerprint_asks_the_dataset_once() -> None:

@@ -156,20 +156,6 @@ def test_data_that_end_are_an_error_in_a_mixture_that_goes_on() -> None:
         taken(mixture, 2)
 
 
-def test_each_task_follows_the_order_that_its_data_had() -> None:
-    mixture, other = (Mixture({name: MapData(range(9), global_batch_size=3) for name in "ab"}) for _ in range(2))
-    mixture.data["a"].follow({})
-    assert mixture.fingerprint() != other.fingerprint()
-    other.follow(mixture.fingerprint())
-    assert other.fingerprint() == mixture.fingerprint()
-    both = [
-        [list(one.samples) for one in batch.microbatches]
-        for data in (mixture, other)
-        for batch in islice(data.batches(Position(), seed=1), 6)
-    ]
-    assert both[:6] == both[6:]
-
-
 def test_that_a_mixture_knows_its_length_is_said_without_counting_it() -> None:
     began = time.process_time()
     mixture = Mixture({name: MapData(range(10**12), global_batch_size=3) for name in "ab"})

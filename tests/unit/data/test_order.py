@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from evenstep.data.order import Enciphered, Sorted, order, order_of, scatter
+from evenstep.data.order import Enciphered, order, order_of, scatter
 from evenstep.errors import ArgumentError
-from evenstep.keys import key, mix
+from evenstep.keys import mix
 
 
 def enciphered(place: int, num_samples: int, order_key: int) -> int:
@@ -83,20 +83,6 @@ def test_the_order_is_the_same_in_every_version() -> None:
     assert order(8, seed=42, epoch=3).tolist() == [7, 1, 0, 6, 4, 5, 3, 2]
     assert order_of(10**6, seed=42, epoch=3)(70_000, 70_003).tolist() == [453219, 765467, 47194]
     assert order_of(10**8, seed=42, epoch=3)(70_000, 70_003).tolist() == [58707821, 38274286, 25317345]
-
-
-@given(num_samples=st.integers(0, 60), seed=st.integers(), epoch=st.integers(0, 1000))
-def test_the_order_of_earlier_versions_sorts_the_samples_by_their_scalar_hash(
-    num_samples: int, seed: int, epoch: int
-) -> None:
-    epoch_key = key(seed, "order", epoch)
-    expected = sorted(range(num_samples), key=lambda index: mix(epoch_key ^ index))
-    visited = order_of(num_samples, seed=seed, epoch=epoch, kind="sorted")
-    assert visited(0, num_samples).tolist() == expected
-
-
-def test_the_order_of_earlier_versions_is_kept() -> None:
-    assert Sorted(8, key(42, "order", 3))(0, 8).tolist() == [6, 0, 5, 7, 2, 4, 1, 3]
 
 
 def test_an_unshuffled_order_is_the_datasets_own() -> None:

@@ -48,7 +48,6 @@ def replay_failure(engine: Engine, data: Data, state: Tree, failure: Tree) -> st
             live[name].copy_(value)
     if state["run"]["precision"] == engine.precision.name:
         engine.precision.state = own.get("precision", state["precision"])
-    data.follow(state["data"]["fingerprint"])
     batch = failed_batch(failure, data, seed=engine.seed)
     engine.prepare()
     engine.core.begin()

@@ -5,8 +5,7 @@ Everything that can be compared is compared before anything is changed. The tens
 and it does not choose when.
 """
 
-from collections.abc import Collection, Generator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, final
@@ -119,9 +118,8 @@ class RunState:
             CheckpointError: it is of another model, optimizer, data, seed or precision. Nothing has been changed.
         """
         require_state(state, _WANTED)
-        with self._following(state):
-            data = self._data_of_same_run(state)
-            own = self.engine.own_part(state)
+        data = self._data_of_same_run(state)
+        own = self.engine.own_part(state)
         return self._restored(own, data)
 
     def load_checkpoint(
@@ -162,15 +160,14 @@ class RunState:
         reader = on_all_ranks(group, opened)
         require_state(reader.state, _WANTED)
         state = self._afresh(reader.state, reset)
-        with self._following(state):
-            try:
-                data = on_all_ranks(group, lambda: self._data_of_same_run(state))
-                own = self.engine.own_part(state, take=take, ranks=group)
-                on_all_ranks(group, lambda: self._check_settings(own, reader.path, new_settings=new_settings))
-            except Exception:
-                verify()  # if a file is damaged, that is why it does not fit
-                raise
-            verify()
+        try:
+            data = on_all_ranks(group, lambda: self._data_of_same_run(state))
+            own = self.engine.own_part(state, take=take, ranks=group)
+            on_all_ranks(group, lambda: self._check_settings(own, reader.path, new_settings=new_settings))
+        except Exception:
+            verify()  # if a file is damaged, that is why it does not fit
+            raise
+        verify()
         return reader.path, [*self._restored(own, data), *_said_of(reset, own)]
 
     def _afresh(self, state: Tree, reset: Collection[Reset]) -> Tree:
@@ -181,23 +178,6 @@ class RunState:
         ranks = self.engine.reducers.ranks if self.data.state_is_of_rank else 0
         own = {"fingerprint": self.data.fingerprint(), "ranks": ranks, "states": {rank: self._state_of_data()}}
         return begun_afresh(state, reset, own)
-
-    @contextmanager
-    def _following(self, state: Tree) -> Generator[None]:
-        """Have the data in the order of the run that was saved; in their own again if that turns out to be another."""
-        before = self.data.fingerprint()
-        try:
-            self._follow(state.get("data", {}).get("fingerprint", {}))
-            yield
-        except BaseException:
-            self._follow(before)
-            raise
-
-    def _follow(self, fingerprint: Tree) -> None:
-        before = self.data.fingerprint()
-        self.data.follow(fingerprint)
-        if self.epochs is not None and self.data.fingerprint() != before:  # of batches by tokens there may be more
-            self.engine.stretch(self._planned(0))
 
     def _planned(self, begun_at: int) -> int | None:
         """How many updates a run of epochs has, whose first of these data followed committed update `begun_at`."""
