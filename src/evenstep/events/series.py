@@ -1,6 +1,6 @@
 """The settled values of one metric, ordered by update, in 24 bytes each.
 
-A late value is put where its update belongs, so a window is always a slice. It reads no tensors and merges nothing.
+A late value is put where its update belongs. It reads no tensors and merges nothing.
 """
 
 from array import array
@@ -28,8 +28,8 @@ class Series:
 
     >>> series = Series([1, 3], [0.5, 0.25], [8.0, 8.0])
     >>> series.add([Record(2, "loss", 0.75, 8.0)])
-    >>> series.records("loss", series.start_of(2))
-    [Record(update=2, name='loss', value=0.75, weight=8.0), Record(update=3, name='loss', value=0.25, weight=8.0)]
+    >>> series.values_before(3, 2)
+    [0.5, 0.75]
     """
 
     __slots__ = ("updates", "values", "weights")
@@ -57,10 +57,6 @@ class Series:
     def keep(self, count: int) -> None:
         """Forget all but the last `count` values."""
         del self.updates[:-count], self.values[:-count], self.weights[:-count]
-
-    def start_of(self, window_updates: int) -> int:
-        """Where the values of the last `window_updates` updates begin."""
-        return bisect_right(self.updates, self.updates[-1] - window_updates)
 
     def values_before(self, update: int, count: int) -> list[float]:
         """The last `count` values of updates before `update`, or as many as there are."""

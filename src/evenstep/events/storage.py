@@ -209,37 +209,10 @@ class Storage:
         series = self._series.get(name)
         return None if series is None else series.records(name, start=-1)[0]
 
-    def last(self, name: str, count: int) -> list[Record]:
-        """The last `count` values of metric `name`, or as many as there are, by update."""
-        series = self._series.get(name)
-        return [] if series is None or count < 1 else series.records(name, start=-count)
-
     def values_before(self, update: int, name: str, count: int) -> list[float]:
         """The last `count` values of metric `name` at updates before `update`, or as many as there are."""
         series = self._series.get(name)
         return [] if series is None else series.values_before(update, count)
-
-    def smoothed(self, name: str, window_updates: int) -> float | None:
-        """Σ value·weight / Σ weight of metric `name` over its last `window_updates` updates; None without any.
-
-        >>> storage = Storage()
-        >>> for update, (total, weight) in enumerate([(100.0, 1), (6.0, 2), (3.0, 1)]):
-        ...     storage.put("loss", total, weight, update=update)
-        >>> _ = storage.settle()
-        >>> storage.smoothed("loss", 2)
-        3.0
-        """
-        window = self._window(name, window_updates)
-        if not window:
-            return None
-        return sum(record.value * record.weight for record in window) / sum(record.weight for record in window)
-
-    def median(self, name: str, window_updates: int) -> float | None:
-        """The median of metric `name` over its last `window_updates` updates; None without any."""
-        from statistics import median  # which loads decimal numbers and fractions
-
-        window = self._window(name, window_updates)
-        return median(record.value for record in window) if window else None
 
     def state_dict(self) -> dict[str, Any]:
         """The newest values of every metric, as plain lists. What is pending is not in it: settle and write before.
@@ -272,14 +245,6 @@ class Storage:
         for series in self._series.values():
             if len(series.updates) > 2 * self._limit:
                 series.keep(self._limit)
-
-    def _window(self, name: str, window_updates: int) -> list[Record]:
-        if window_updates < 1:
-            raise ArgumentError(f"`window_updates` must be at least 1, but is {window_updates}; raise it.")
-        series = self._series.get(name)
-        if series is None:
-            return []
-        return series.records(name, start=series.start_of(window_updates))
 
 
 def _checked(name: str) -> str:

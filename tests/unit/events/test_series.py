@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from evenstep.events.series import Record, Series
 
 
-@given(arrivals=st.lists(st.lists(st.integers(0, 20), min_size=1).map(sorted)), window=st.integers(1, 25))
-def test_values_are_ordered_by_update_and_then_by_arrival(arrivals: list[list[int]], window: int) -> None:
+@given(arrivals=st.lists(st.lists(st.integers(0, 20), min_size=1).map(sorted)))
+def test_values_are_ordered_by_update_and_then_by_arrival(arrivals: list[list[int]]) -> None:
     series = Series()
     updates = [update for together in arrivals for update in together]
     values = map(float, count())
@@ -15,9 +15,6 @@ def test_values_are_ordered_by_update_and_then_by_arrival(arrivals: list[list[in
         series.add([Record(update, "loss", value, 1.0) for update, value in zip(together, values, strict=False)])
     expected = sorted(((update, float(order)) for order, update in enumerate(updates)), key=lambda pair: pair[0])
     assert [(record.update, record.value) for record in series.records("x")] == expected
-    if updates:
-        inside = [pair for pair in expected if pair[0] > max(updates) - window]
-        assert [(record.update, record.value) for record in series.records("x", series.start_of(window))] == inside
 
 
 def test_only_the_newest_are_kept() -> None:

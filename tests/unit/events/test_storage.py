@@ -213,35 +213,9 @@ def test_a_rank_with_nothing_pending_takes_part_in_the_gathering() -> None:
     assert Storage().settle(lambda pairs: [{(4, "a"): [6.0, 2.0]}, pairs]) == [(4, "a", 3.0, 2.0)]
 
 
-@given(
-    values=st.lists(st.tuples(NUMBERS, st.integers(1, 5)), min_size=1, max_size=20),
-    gap=st.integers(1, 3),
-    window=st.integers(1, 30),
-)
-def test_smoothing_is_the_weighted_mean_over_the_last_updates(
-    values: list[tuple[float, int]], gap: int, window: int
-) -> None:
-    storage = Storage()
-    for index, (total, weight) in enumerate(values):
-        storage.put("a", total, weight, update=index * gap)
-    storage.settle()
-    last = (len(values) - 1) * gap
-    inside = [pair for index, pair in enumerate(values) if index * gap > last - window]
-    expected = sum(total for total, _ in inside) / sum(weight for _, weight in inside)
-    assert storage.smoothed("a", window) == pytest.approx(expected, rel=1e-12, abs=1e-9)
-    middle = sorted(total / weight for total, weight in inside)
-    half = len(middle) // 2
-    assert storage.median("a", window) == (middle[half] if len(middle) % 2 else (middle[half - 1] + middle[half]) / 2)
-
-
 def test_a_metric_that_never_came_has_no_values() -> None:
     storage = Storage()
-    assert (storage.history("a"), storage.latest("a"), storage.smoothed("a", 3), storage.median("a", 3)) == (
-        [],
-        None,
-        None,
-        None,
-    )
+    assert (storage.history("a"), storage.latest("a")) == ([], None)
 
 
 def test_the_history_holds_no_more_than_it_is_told_to() -> None:
@@ -260,11 +234,6 @@ def test_a_history_of_nothing_is_an_error(history_updates: int) -> None:
         Storage(history_updates)
 
 
-def test_a_window_of_nothing_is_an_error() -> None:
-    with pytest.raises(ArgumentError, match="`window_updates` must be at least 1"):
-        Storage().smoothed("a", 0)
-
-
 def test_the_history_goes_around_through_json() -> None:
     storage = Storage()
     for update in range(2000):
@@ -277,7 +246,6 @@ def test_the_history_goes_around_through_json() -> None:
     assert fresh.settle() == []
     assert fresh.names() == ("a", "b")
     assert fresh.latest("a") == storage.latest("a")
-    assert fresh.smoothed("a", 500) == storage.smoothed("a", 500)
     assert fresh.history("b") == storage.history("b")[-1000:]
     fresh.put("a", 1.0, update=2000)
     fresh.settle()
