@@ -19,9 +19,8 @@ from evenstep.other_trainers import SCHEDULES, STRATEGIES
 
 T = TypeVar("T")
 
-_PARTS_OF_STATES: dict[
-    str, tuple[str, dict[str, type | tuple[type, ...]]]
-] = {  # what each needs, and of which kind what it has is
+# what each needs, and of which kind what it has is
+_PARTS_OF_STATES: dict[str, tuple[str, dict[str, type]]] = {
     **{name: ("", {}) for name in ("model", "ema", "precision", "trained", "tasks", "hooks", "storage", "lr_schedule")},
     "optimizer": ("class state groups", {"class": str, "state": dict, "groups": list}),
     "progress": ("update position samples skipped", {"update": int, "position": dict, "samples": int, "skipped": int}),
@@ -32,12 +31,12 @@ _PARTS_OF_STATES: dict[
             "precision": str,
             "settings": dict,
             "evaluate": bool,
-            "evaluated_at": (dict, int),
+            "evaluated_at": dict,
             "cuts": list,
             "config": dict,
         },
     ),
-    "data": ("fingerprint", {"fingerprint": dict, "states": dict, "ranks": int}),
+    "data": ("fingerprint states ranks", {"fingerprint": dict, "states": dict, "ranks": int}),
     "position": ("epoch batch", {"epoch": int, "batch": int}),
     "local": (
         "ranks shared momentum means own",

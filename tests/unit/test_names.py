@@ -93,22 +93,6 @@ def test_a_run_goes_on_whether_parts_are_compiled_or_not(tmp_path: Path, first: 
             torch.testing.assert_close(got[name], wanted[name])
 
 
-def test_a_state_that_was_saved_with_the_names_of_wrappers_is_taken() -> None:
-    one = trainer(model(as_it_is), None, 2)
-    one.train()
-    state = one.state_dict()
-    groups = state["optimizer"]["groups"]
-    old = {name: name.replace("1.inner.", "1.inner._orig_mod.") for name in (*state["model"], *NAMES)}
-    state["model"] = {old[name]: value for name, value in state["model"].items()}
-    state["ema"] = {old[name]: value for name, value in state["ema"].items()}
-    state["optimizer"]["state"] = {old[name]: value for name, value in state["optimizer"]["state"].items()}
-    state["optimizer"]["groups"] = [{**g, "parameters": [old[n] for n in g["parameters"]]} for g in groups]
-    for wrap in (as_it_is, compiled):
-        again = trainer(model(wrap), None, 4)
-        again.load_state_dict(state)
-        assert again.train().update == 4
-
-
 def test_a_model_in_stages_has_plain_names_as_well() -> None:
     staged = PipelineModel(model(compiled), stages_per_rank=2)
     whole = trainer(model(as_it_is), None, 2)

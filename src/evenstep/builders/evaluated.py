@@ -13,7 +13,7 @@ from evenstep.builders.pipeline import build_model
 from evenstep.checkpoint import read_checkpoint
 from evenstep.checkpoint.weights import StoredWeights, own_weights
 from evenstep.config.named import OpenRun
-from evenstep.names import by_plain_name, load_state
+from evenstep.names import load_state
 from evenstep.optim.modes import Modes
 from evenstep.train.state.optimizer_state import check_optimizer, load_optimizer, options_of
 from evenstep.train.state.train_state import parameter_names
@@ -37,7 +37,7 @@ def evaluated_weights(run: OpenRun, path: Path | str) -> StoredWeights:
     groups = parameter_names(model, optimizer)
     saved = reader.state["optimizer"]
     check_optimizer(saved, optimizer, groups)
-    load_state(model, by_plain_name(reader.state["model"]))
+    load_state(model, reader.state["model"])
     load_optimizer(saved, optimizer, groups, options_of(optimizer))
     Modes(optimizer, (), fetch=lambda: None).evaluate()
     held = own_weights(model.state_dict(keep_vars=True))  # the tensors themselves: tied ones are one object

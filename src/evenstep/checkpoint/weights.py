@@ -132,7 +132,7 @@ def _of_checkpoint(path: Path, *, average: bool) -> StoredWeights:
 
 def _averages(reader: CheckpointReader, model: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The average's tensors under all names of the model's."""
-    averages: dict[str, Tensor] = by_plain_name(reader.state.get("ema") or {})
+    averages: dict[str, Tensor] = reader.state.get("ema") or {}
     if not averages:
         raise CheckpointError(
             f"`{reader.path}` has no average of the parameters, since the run kept none (`[ema]`); take its model's "

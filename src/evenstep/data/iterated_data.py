@@ -21,7 +21,7 @@ from evenstep.errors import DataError, clause
 
 __all__ = ["Cut", "IteratedData", "Reading"]
 
-_STATE = {"epoch", "batch", "stream_epoch", "stream"}
+_STATE = {"epoch", "batch", "stream_epoch", "stream", "waiting"}
 
 
 class Reading(NamedTuple):
@@ -169,7 +169,7 @@ class IteratedData(Data):
             DataError: the stream has no state, or this is not one.
         """
         self._require_stateful()
-        if state and set(state) - {"waiting"} != _STATE:
+        if state and set(state) != _STATE:
             raise DataError(
                 f"the state given holds {sorted(state)}, which is not the state of a stream; resume with the data "
                 "that the checkpoint was written with."
@@ -336,7 +336,7 @@ class IteratedData(Data):
             )
         stream, stream_epoch = cast("dict[str, Any]", state["stream"]), cast(int, state["stream_epoch"])
         cursor = _Cursor(self._reader(seed, reading), reading, position)
-        cursor.state, cursor.waiting = stream, bool(state.get("waiting"))
+        cursor.state, cursor.waiting = stream, bool(state["waiting"])
         self._loaded = False
         if position.batch == 0 or cursor.waiting:
             cursor.owed = stream, stream_epoch

@@ -77,7 +77,7 @@ class EarlyStop(Hook):
         self.best_value, self.evaluations_since_best, self._counted_at = None, 0, -1
         if said := self.follows.differs(state):
             return said
-        self.best_value, self._counted_at = state["best_value"], state.get("counted_at", -1)
+        self.best_value, self._counted_at = state["best_value"], state["counted_at"]
         self.evaluations_since_best = since = state["evaluations_since_best"]
         return (
             None

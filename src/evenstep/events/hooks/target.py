@@ -119,7 +119,7 @@ class MetricTarget:
 
     def differs(self, state: Mapping[str, Any]) -> str:
         """What to say if `state` is of another metric, whose values can't be compared with this one's; else ""."""
-        metric, mode = state.get("metric", self.metric), state.get("mode", self.mode)
+        metric, mode = state["metric"], state["mode"]
         if (metric, mode) == (self.metric, self.mode):
             return ""
         return f"follows `{self.metric}` ({self.mode}) instead of `{metric}` ({mode}), and begins afresh"

@@ -14,7 +14,7 @@ from evenstep.data import Data, GlobalBatch, Microbatch, Part, Position
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import DataError
 from evenstep.internals import unwrapped
-from evenstep.names import by_plain_name, load_state, named_buffers, named_parameters, state_of
+from evenstep.names import load_state, named_buffers, named_parameters, state_of
 from evenstep.train.engine import Engine
 from evenstep.train.failures.diagnose import diagnose
 from evenstep.train.state import Tree
@@ -37,7 +37,7 @@ def replay_failure(engine: Engine, data: Data, state: Tree, failure: Tree) -> st
         Exception: what the update raises.
     """
     whole = unwrapped(engine.model)
-    saved = by_plain_name(state["model"])
+    saved = state["model"]
     # it may be looked at in another precision than it was saved in
     check_fits(saved, state_of(whole), "model", formats={name: tensor.dtype for name, tensor in saved.items()})
     load_state(whole, saved)

@@ -228,10 +228,7 @@ class RunState:
         if own["storage"] is not None:
             self.engine.storage.load_state_dict(own["storage"])
         self.requests.evaluate = own["run"].get("evaluate", False)
-        evaluated_at: dict[str, int] | int = own["run"].get("evaluated_at", {})
-        if isinstance(evaluated_at, int):  # before each set's was kept, there was one for all
-            evaluated_at = dict.fromkeys(self.evaluations.sets, evaluated_at)
-        self.evaluations.evaluated_at = dict(evaluated_at)
+        self.evaluations.evaluated_at = dict(own["run"].get("evaluated_at", {}))
         self._load_cuts(own["run"].get("cuts", []))
         return changed
 
@@ -243,9 +240,7 @@ class RunState:
         """
         reducers, of_rank = self.engine.reducers, self.data.state_is_of_rank
         now = reducers.ranks if of_rank else 0
-        # before each rank's was kept, there was the first one's
-        states = saved.get("states", {0: saved.get("state")})
-        then = saved.get("ranks", int(of_rank))
+        states, then = saved["states"], saved["ranks"]
         if then != now:
             raise CheckpointError(
                 f"the checkpoint says where the streams of {then} {_ranks(then)} are, but this run has {now}: each "

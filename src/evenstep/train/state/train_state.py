@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from evenstep.checkpoint import ALONE, RankGroup, Shard, on_all_ranks
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.internals import unwrapped
-from evenstep.names import by_plain_name, load_state, named_parameters, plain, state_of
+from evenstep.names import load_state, named_parameters, plain, state_of
 from evenstep.optim.ema import Ema
 from evenstep.optim.hidden_state import HiddenState
 from evenstep.optim.multi import inner
@@ -170,7 +170,7 @@ class TrainState:
         Raises:
             CheckpointError: it does not fit.
         """
-        own = self.portion.own(with_plain_names(state))
+        own = self.portion.own(state)
 
         def fitting() -> Tree:
             self._check(own)
@@ -252,20 +252,6 @@ def _as_shard(tensor: Tensor | ShardedTensorRef) -> Tensor | Shard:
     if isinstance(tensor, Tensor):
         return tensor
     return Shard(local=tensor.local, shape=tensor.shape, offsets=(0,) * len(tensor.shape))
-
-
-def with_plain_names(state: Tree) -> Tree:
-    """A state whose names may be those of wrapped modules, as they were in checkpoints once, with plain ones."""
-    optimizer = state["optimizer"]
-    if optimizer is None:  # begins afresh
-        return {**state, "model": by_plain_name(state["model"]), "ema": by_plain_name(state["ema"])}
-    groups = [{**group, "parameters": [plain(name) for name in group["parameters"]]} for group in optimizer["groups"]]
-    return {
-        **state,
-        "model": by_plain_name(state["model"]),
-        "optimizer": {**optimizer, "state": by_plain_name(optimizer["state"]), "groups": groups},
-        "ema": by_plain_name(state["ema"]),
-    }
 
 
 def _said(format: torch.dtype) -> str:

@@ -90,7 +90,7 @@ def test_after_a_resume_a_worse_model_is_not_the_best(trainer: Any) -> None:
 def test_a_link_that_a_killed_run_did_not_write_is_written_when_training_begins(trainer: Any) -> None:
     (trainer.folder / "checkpoints" / "step-00000010").mkdir(parents=True)
     hook = attached(trainer)
-    hook.load_state_dict({"best": [[2.0, 10]]})
+    hook.load_state_dict({**hook.state_dict(), "best": [[2.0, 10]]})
     hook.before_train(TrainBegin(update=10, updates=100, resumed=True))
     assert (trainer.folder / "best").read_text() == "step-00000010\n"
 
@@ -108,7 +108,7 @@ def test_after_a_rewind_the_link_names_what_is_the_best_then(trainer: Any) -> No
     assert link.read_text() == "step-00000010\n"
     for save in saves:
         save.path.rmdir()
-    hook.load_state_dict({"best": []})
+    hook.load_state_dict({**hook.state_dict(), "best": []})
     hook.before_epoch(EpochBegin(update=0, epoch=0))
     assert not link.exists()
 
