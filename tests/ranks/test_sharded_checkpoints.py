@@ -22,7 +22,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from evenstep.checkpoint import CheckpointReader, Disk, Shard, write_checkpoint
+from evenstep.checkpoint import CheckpointReader, Shard, storage, write_checkpoint
 from evenstep.errors import CheckpointError
 
 torch.set_num_threads(1)
@@ -82,9 +82,9 @@ if phase == "save":
     path = write_checkpoint(folder, 3, state, group=Group())
     told = {"total": total(state), "error": ""}
     if rank == 1:
-        def fail(self, file):
+        def fail(file):
             raise OSError(28, "No space left on device")
-        Disk.sync = fail
+        storage.sync = fail
     try:
         write_checkpoint(folder.parent / "broken", 4, state, group=Group())
     except CheckpointError as error:

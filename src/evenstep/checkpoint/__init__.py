@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from evenstep.checkpoint.retention import clean_leftovers, remove_checkpoint, retain
     from evenstep.checkpoint.sharding import Shard, outline
     from evenstep.checkpoint.state import is_sharded, pack, unpack
-    from evenstep.checkpoint.storage import Disk
     from evenstep.checkpoint.writer import write_checkpoint
 
 __all__ = [
@@ -29,7 +28,6 @@ __all__ = [
     "AsyncWriter",
     "AveragedCheckpoint",
     "CheckpointReader",
-    "Disk",
     "FileEntry",
     "Manifest",
     "Mirror",
@@ -83,13 +81,11 @@ __getattr__, __dir__ = lazy_names(
         ".retention": "clean_leftovers remove_checkpoint retain",
         ".sharding": "Shard outline",
         ".state": "is_sharded pack unpack",
-        ".storage": "Disk",
         ".writer": "write_checkpoint",
     },
     old={
         "Checkpoint": "CheckpointReader",
         "Contents": "CheckpointReader",
-        "LocalDisk": "Disk",
         "Ranks": "RankGroup",
         "Saved": "SaveResult",
         "Saver": "AsyncWriter",

@@ -22,7 +22,6 @@ from evenstep.checkpoint.mirror import Mirror
 from evenstep.checkpoint.ranks import ALONE, TALK_EVERY_S, RankGroup, in_background, together
 from evenstep.checkpoint.retention import retain
 from evenstep.checkpoint.staging import Staging
-from evenstep.checkpoint.storage import LOCAL_DISK, Disk
 from evenstep.checkpoint.writer import CheckpointWrite, Written
 from evenstep.errors import CheckpointError
 
@@ -88,7 +87,6 @@ class AsyncWriter:
         group: the ranks; all call every method alike.
         keep_last, keep_every_updates: as for `retain`.
         asynchronous: whether the state is copied first, so that it may change while it is written.
-        disk: through which all is written.
         mirror: where checkpoints are copied to.
         timeout_s: the longest wait for a save to come to an end.
     """
@@ -101,12 +99,11 @@ class AsyncWriter:
         keep_last: int | None = None,
         keep_every_updates: int | None = None,
         asynchronous: bool = True,
-        disk: Disk = LOCAL_DISK,
         mirror: Mirror | None = None,
         timeout_s: float = 1800.0,
     ) -> None:
         self.folder, self._mirror = folder, mirror
-        self._group, self._disk, self._timeout_s = group, disk, timeout_s
+        self._group, self._timeout_s = group, timeout_s
         self._keep_last, self._keep_every = keep_last, keep_every_updates
         self._staging = Staging() if asynchronous else None
         self._pending: _PendingSave | None = None
@@ -144,9 +141,7 @@ class AsyncWriter:
         """
         assert self._pending is None, "wait for the save before"
         began = perf_counter()
-        save = CheckpointWrite(
-            self.folder, update, state, group=self._group, disk=self._disk, resumed_from=resumed_from
-        )
+        save = CheckpointWrite(self.folder, update, state, group=self._group, resumed_from=resumed_from)
         ready = None if self._staging is None else self._staging.copy(save.files())
 
         def write() -> Written:
@@ -223,7 +218,6 @@ class AsyncWriter:
                     keep_last=self._keep_last,
                     keep_every_updates=self._keep_every,
                     protect=pending.protect,
-                    disk=self._disk,
                 )
                 if self._mirror is not None:
                     self._mirror.remove(path.name)  # that of a past that did not happen

@@ -26,7 +26,6 @@ from evenstep.checkpoint.folders import (
     step_update,
 )
 from evenstep.checkpoint.reader import CheckpointReader
-from evenstep.checkpoint.storage import LOCAL_DISK, Disk
 from evenstep.checkpoint.writer import CheckpointWrite
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.keywords import answered
@@ -61,7 +60,7 @@ class AveragedCheckpoint:
 
 @answered
 def average_checkpoints(
-    paths: Sequence[Path | str], folder: Path | str, *, name: str = "average", disk: Disk = LOCAL_DISK
+    paths: Sequence[Path | str], folder: Path | str, *, name: str = "average"
 ) -> AveragedCheckpoint:
     """Write the mean of the weights of several checkpoints of one model as the checkpoint `folder / name`.
 
@@ -71,7 +70,6 @@ def average_checkpoints(
         paths: of the checkpoints, two or more; how they were cut over ranks and stages does not matter.
         folder: where it is put; made if need be.
         name: of it.
-        disk: through which it is written.
 
     Raises:
         ArgumentError: fewer than two checkpoints, or something else than an average stands at that place.
@@ -103,7 +101,7 @@ def average_checkpoints(
         reader.verify()
     state["averaged"] = {"of": [str(reader.path) for reader in readers], "newest": sorted(set(mean.newest))}
     state["run"] = newest.state.get("run", {})
-    path = CheckpointWrite(Path(folder), newest.update, state, name=name, disk=disk).run()
+    path = CheckpointWrite(Path(folder), newest.update, state, name=name).run()
     return AveragedCheckpoint(
         path=path,
         of=tuple(reader.path for reader in readers),

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from evenstep.arguments import require_flag, require_whole
+from evenstep.checkpoint import storage
 from evenstep.checkpoint.folders import SAVING
-from evenstep.checkpoint.storage import LOCAL_DISK, Disk
 from evenstep.checkpoint.tensorfile import TensorFile
 from evenstep.checkpoint.weights import INDEX_SUFFIX, SUFFIX, StoredWeights, index_of, open_weights
 from evenstep.checkpoint.writer import write_file
@@ -38,7 +38,6 @@ def export_weights(
     average: bool = False,
     dtype: ExportFormat | None = None,
     max_file_bytes: int | None = None,
-    disk: Disk = LOCAL_DISK,
 ) -> list[Path]:
     """Write the weights at `path` into the safetensors file `to`, or into several with an index; gives the files.
 
@@ -48,7 +47,6 @@ def export_weights(
         average: whether to take the average that a run has kept of its parameters.
         dtype: the format of what is floating; None keeps what was saved.
         max_file_bytes: the most bytes of tensors in a file; a tensor that is larger has one to itself. None: no limit.
-        disk: through which it is written.
 
     Raises:
         ArgumentError: an argument that cannot be, or files that are there already.
@@ -81,7 +79,7 @@ def export_weights(
     held = dict(zip(files, cuts, strict=True))
     contents = {file.name: names for file, names in held.items()}
     indices = {file: index_of(contents, sum(sizes.values())) for file in last}
-    _write(weights, held, indices, dtype=dtype, disk=disk)
+    _write(weights, held, indices, dtype=dtype)
     return [*files, *last]
 
 
@@ -91,24 +89,23 @@ def _write(
     indices: Mapping[Path, bytes],
     *,
     dtype: str | None,
-    disk: Disk,
 ) -> None:
     """Write the files, by what each holds, and then the index; all of them, or none."""
     folder = next(iter(held)).parent
     staged = {file: file.with_name(f"{SAVING}{file.name}") for file in (*held, *indices)}
     try:
-        disk.make_folder(folder)
+        storage.make_folder(folder)
         for place in staged.values():
             place.unlink(missing_ok=True)  # of an export that was cut off
         for file, names in held.items():
             tensors = {name: converted(weights.read(name), name, dtype) for name in names}
-            write_file(staged[file], TensorFile(tensors).chunks(), disk)
+            write_file(staged[file], TensorFile(tensors).chunks())
         weights.verify()
         for file, content in indices.items():
-            write_file(staged[file], [content], disk)
+            write_file(staged[file], [content])
         for file, place in staged.items():
-            disk.rename(place, file)
-        disk.sync_folder(folder)
+            storage.rename(place, file)
+        storage.sync_folder(folder)
     except BaseException as error:
         for file, place in staged.items():  # none of them was there before
             place.unlink(missing_ok=True)

@@ -12,12 +12,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, final
 
+from evenstep.checkpoint import storage
 from evenstep.checkpoint.damage import UnreadableError, named_errors
 from evenstep.checkpoint.folders import SAVING, step_update
 from evenstep.checkpoint.integrity import check_checksum
 from evenstep.checkpoint.manifest import MANIFEST, parse_manifest, read_manifest
 from evenstep.checkpoint.retention import discard, superseded
-from evenstep.checkpoint.storage import LOCAL_DISK
 from evenstep.checkpoint.tensorfile import CHUNK_BYTES
 from evenstep.checkpoint.writer import write_file
 from evenstep.errors import ArgumentError, CheckpointError, MissingExtraError, clause
@@ -141,21 +141,21 @@ class Mirror:
             UnreadableError: the copy is damaged, and not there in `folder`.
             CheckpointError: it can't be read, or the disk does not take it.
         """
-        target, staging, disk = folder / name, folder / f"{SAVING}{name}", LOCAL_DISK
+        target, staging = folder / name, folder / f"{SAVING}{name}"
         data = b"".join(self._chunks(name, MANIFEST))
         with named_errors(f"{self.address}/{name}/{MANIFEST}"):
             manifest = parse_manifest(data, f"{self.address}/{name}/{MANIFEST}")
         try:
             if staging.exists():
-                discard(staging, disk)
-            disk.make_folder(staging)
+                discard(staging)
+            storage.make_folder(staging)
             for file, entry in manifest.files.items():
-                written = write_file(staging / file, self._chunks(name, file), disk)
+                written = write_file(staging / file, self._chunks(name, file))
                 check_checksum(f"{self.address}/{name}/{file}", written.crc32, entry)
-            write_file(staging / MANIFEST, [data], disk)
-            disk.sync_folder(staging)
-            disk.rename(staging, target)
-            disk.sync_folder(folder)
+            write_file(staging / MANIFEST, [data])
+            storage.sync_folder(staging)
+            storage.rename(staging, target)
+            storage.sync_folder(folder)
         except OSError as error:
             raise CheckpointError(
                 f"`{self.address}/{name}` can't be fetched, as `{error.filename or target}` can't be written: "

@@ -21,7 +21,6 @@ from evenstep.checkpoint.folders import CHECKPOINTS, EMERGENCY, complete_checkpo
 from evenstep.checkpoint.reader import read_checkpoint
 from evenstep.checkpoint.retention import discard
 from evenstep.checkpoint.state import is_sharded
-from evenstep.checkpoint.storage import LOCAL_DISK
 from evenstep.checkpoint.table import TensorEntry, TensorPiece, check_cover
 from evenstep.checkpoint.writer import CheckpointWrite, write_checkpoint
 from evenstep.errors import CheckpointError
@@ -109,7 +108,7 @@ def discard_parts(run: Path) -> list[str]:
     if not folder.is_dir():
         return []
     try:
-        discard(folder, LOCAL_DISK)
+        discard(folder)
     except OSError as error:
         raise CheckpointError(
             f"`{error.filename or folder}`, left by a run that failed, cannot be deleted: {error.strerror}; delete it "

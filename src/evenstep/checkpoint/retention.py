@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from itertools import count
 from pathlib import Path
 
+from evenstep.checkpoint import storage
 from evenstep.checkpoint.folders import (
     CLAIM,
     LATEST_SAVING,
@@ -21,7 +22,6 @@ from evenstep.checkpoint.folders import (
 )
 from evenstep.checkpoint.integrity import check_structure
 from evenstep.checkpoint.manifest import MANIFEST
-from evenstep.checkpoint.storage import LOCAL_DISK, Disk
 from evenstep.errors import ArgumentError, CheckpointError
 
 
@@ -31,7 +31,6 @@ def retain(
     keep_last: int | None,
     keep_every_updates: int | None = None,
     protect: Collection[str] = (),
-    disk: Disk = LOCAL_DISK,
 ) -> list[Path]:
     """Delete all complete checkpoints but the last `keep_last`, those of every n-th update and the protected ones.
 
@@ -63,7 +62,7 @@ def retain(
     sound = {path.name: path for path in complete_checkpoints(folder) if _is_sound(path)}
     old = [sound[name] for name in superseded(list(sound), keep_last, keep_every_updates, protect)]
     for path in old:
-        remove_checkpoint(path, disk=disk)
+        remove_checkpoint(path)
     return old
 
 
@@ -81,7 +80,7 @@ def superseded(
     return [name for name in old if keep_every_updates is None or (step_update(name) or 0) % keep_every_updates]
 
 
-def remove_checkpoint(path: Path, *, disk: Disk = LOCAL_DISK) -> None:
+def remove_checkpoint(path: Path) -> None:
     """Delete the step folder `path`, so that at no instant a part of it is seen as a checkpoint.
 
     Raises:
@@ -90,10 +89,10 @@ def remove_checkpoint(path: Path, *, disk: Disk = LOCAL_DISK) -> None:
     doomed = path.with_name(f"{REMOVING}{path.name.removeprefix(REPLACED)}")
     try:
         if doomed.exists():
-            discard(doomed, disk)
-        disk.rename(path, doomed)
-        discard(doomed, disk)
-        disk.sync_folder(path.parent)
+            discard(doomed)
+        storage.rename(path, doomed)
+        discard(doomed)
+        storage.sync_folder(path.parent)
     except OSError as error:
         raise CheckpointError(
             f"the checkpoint `{path}` cannot be deleted: {error.strerror}; make its folder writable or delete "
@@ -101,7 +100,7 @@ def remove_checkpoint(path: Path, *, disk: Disk = LOCAL_DISK) -> None:
         ) from error
 
 
-def set_aside(path: Path, *, disk: Disk = LOCAL_DISK) -> Path:
+def set_aside(path: Path) -> Path:
     """Rename the step folder `path`, so that it stays as it is and is counted and deleted by nobody; gives the new one.
 
     Raises:
@@ -110,8 +109,8 @@ def set_aside(path: Path, *, disk: Disk = LOCAL_DISK) -> Path:
     name = path.name.removeprefix(REPLACED)
     aside = next(one for number in count(1) if not (one := path.with_name(f"left-{number}-{name}")).exists())
     try:
-        disk.rename(path, aside)
-        disk.sync_folder(path.parent)
+        storage.rename(path, aside)
+        storage.sync_folder(path.parent)
     except OSError as error:
         raise CheckpointError(
             f"the checkpoint `{path}`, of a course that the run leaves, cannot be renamed: {error.strerror}; make its "
@@ -120,7 +119,7 @@ def set_aside(path: Path, *, disk: Disk = LOCAL_DISK) -> Path:
     return aside
 
 
-def clean_leftovers(folder: Path, *, disk: Disk = LOCAL_DISK) -> list[str]:
+def clean_leftovers(folder: Path) -> list[str]:
     """Put in order what killed saves and deletions left in a folder of checkpoints; call it while nobody saves there.
 
     Returns:
@@ -133,17 +132,17 @@ def clean_leftovers(folder: Path, *, disk: Disk = LOCAL_DISK) -> list[str]:
     try:
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             if path.name.startswith((SAVING, REMOVING)):
-                discard(path, disk)
+                discard(path)
                 what = "save" if path.name.startswith(SAVING) else "deletion"
                 done.append(f"removed `{path.name}`, left by a {what} that was cut off")
             elif path.name.startswith(REPLACED):
-                done.append(settle_replaced(path.with_name(path.name.removeprefix(REPLACED)), disk))
+                done.append(settle_replaced(path.with_name(path.name.removeprefix(REPLACED))))
             elif path.name.startswith(CLAIM):
-                discard(path, disk)
+                discard(path)
                 done.append(f"removed `{path.name}`, left by an emergency save that was cut off")
         pointer = folder.parent / LATEST_SAVING
         if pointer.is_file():
-            disk.remove(pointer)
+            storage.remove(pointer)
             done.append(f"removed `{pointer.name}`, left by a save that was cut off")
     except OSError as error:
         raise CheckpointError(
@@ -153,33 +152,33 @@ def clean_leftovers(folder: Path, *, disk: Disk = LOCAL_DISK) -> list[str]:
     return done
 
 
-def settle_replaced(new: Path, disk: Disk) -> str:
+def settle_replaced(new: Path) -> str:
     """End a replacement that was cut off: drop the old checkpoint if the new one is there, else put it back."""
     old = new.with_name(f"{REPLACED}{new.name}")
     if not is_complete(old) or is_complete(new):
-        discard(old, disk)
+        discard(old)
         return f"removed `{old.name}`, whose replacement is complete"
     if new.exists():
-        discard(new, disk)
-    disk.rename(old, new)
-    disk.sync_folder(new.parent)
+        discard(new)
+    storage.rename(old, new)
+    storage.sync_folder(new.parent)
     return f"put `{new.name}` back, whose replacement was cut off"
 
 
-def discard(folder: Path, disk: Disk) -> None:
+def discard(folder: Path) -> None:
     """Delete a folder and all in it, its manifest before anything else; of a link to a folder, the link."""
     if folder.is_symlink():
-        disk.remove(folder)
+        storage.remove(folder)
         return
     if is_complete(folder):
-        disk.remove(folder / MANIFEST)
-        disk.sync_folder(folder)
+        storage.remove(folder / MANIFEST)
+        storage.sync_folder(folder)
     for path in sorted(folder.iterdir()):
         if path.is_dir() and not path.is_symlink():
-            discard(path, disk)
+            discard(path)
         else:
-            disk.remove(path)
-    disk.remove_folder(folder)
+            storage.remove(path)
+    storage.remove_folder(folder)
 
 
 def _is_sound(path: Path) -> bool:

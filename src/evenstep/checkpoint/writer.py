@@ -19,6 +19,7 @@ from socket import gethostname
 from typing import Any, TypeAlias, final
 from zlib import crc32
 
+from evenstep.checkpoint import storage
 from evenstep.checkpoint.checksum import Checksum
 from evenstep.checkpoint.flat_state import FlatState
 from evenstep.checkpoint.folders import LATEST, LATEST_SAVING, REPLACED, SAVING, STATE, TENSORS_SUFFIX, step_name
@@ -26,7 +27,6 @@ from evenstep.checkpoint.manifest import MANIFEST, FileEntry, manifest_bytes, ne
 from evenstep.checkpoint.ranks import ALONE, RankGroup, on_all_ranks, together
 from evenstep.checkpoint.retention import discard, settle_replaced
 from evenstep.checkpoint.state import JSON
-from evenstep.checkpoint.storage import LOCAL_DISK, Disk
 from evenstep.checkpoint.table import TABLE, TensorEntry, TensorPiece, piece_key, table_bytes
 from evenstep.checkpoint.tensorfile import TensorFile
 from evenstep.errors import CheckpointError
@@ -40,7 +40,7 @@ class CheckpointWrite:
     """A checkpoint that is being saved; made by all ranks of `group` at once.
 
     Args:
-        folder, update, state, group, disk, resumed_from: as for `write_checkpoint`.
+        folder, update, state, group, resumed_from: as for `write_checkpoint`.
         name: of the folder of something that is not a step of the run; `latest` then does not name it.
 
     Raises:
@@ -54,7 +54,6 @@ class CheckpointWrite:
         state: Mapping[str, object],
         *,
         group: RankGroup = ALONE,
-        disk: Disk = LOCAL_DISK,
         resumed_from: str | None = None,
         name: str = "",
     ) -> None:
@@ -62,7 +61,7 @@ class CheckpointWrite:
         self.target = folder / (name or step_name(update))
         self._is_step = not name
         self._staging = folder / f"{SAVING}{self.target.name}"
-        self._group, self._disk, self._resumed_from = group, disk, resumed_from
+        self._group, self._resumed_from = group, resumed_from
         self._first = group.rank == 0
         self._files: dict[str, TensorFile] = {}
         self._entries: dict[str, TensorEntry] = {}
@@ -98,7 +97,7 @@ class CheckpointWrite:
         places: dict[str, tuple[str, int, int]] = {}
         try:
             for name, file in self._files.items():
-                files[name] = write_file(self._staging / name, file.chunks(), self._disk)
+                files[name] = write_file(self._staging / name, file.chunks())
                 places |= {piece: (name, *ends) for piece, ends in file.ranges.items() if self._entries}
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not self._first:
@@ -136,7 +135,7 @@ class CheckpointWrite:
         """Remove what was begun, because of `error`; what can't be removed is added to it as a note."""
         try:
             if self._first and self._staging.exists():
-                discard(self._staging, self._disk)
+                discard(self._staging)
         except OSError as left:
             error.add_note(
                 f" `{self._staging}` could not be removed ({left.strerror}); the next save or resume does it."
@@ -184,9 +183,9 @@ class CheckpointWrite:
             planner = SavePlanner(flat.by_name())
         try:
             if self._first and self._staging.exists():
-                discard(self._staging, self._disk)
+                discard(self._staging)
             if self._first:
-                self._disk.make_folder(self._staging)
+                storage.make_folder(self._staging)
         except OSError as error:
             raise self._failed(error) from error
         return flat, planner
@@ -196,46 +195,46 @@ class CheckpointWrite:
         if self._entries:
             places = {piece: place for _, placed in results for piece, place in placed.items()}
             table = {name: _placed(name, entry, places) for name, entry in self._entries.items()}
-            entries[TABLE] = write_file(self._staging / TABLE, [table_bytes(table)], self._disk)
-        entries[STATE] = write_file(self._staging / STATE, [self._encoded], self._disk)
+            entries[TABLE] = write_file(self._staging / TABLE, [table_bytes(table)])
+        entries[STATE] = write_file(self._staging / STATE, [self._encoded])
         manifest = new_manifest(self.update, entries, ranks=self._group.ranks, resumed_from=self._resumed_from)
-        write_file(self._staging / MANIFEST, [manifest_bytes(manifest)], self._disk)
-        self._disk.sync_folder(self._staging)
+        write_file(self._staging / MANIFEST, [manifest_bytes(manifest)])
+        storage.sync_folder(self._staging)
 
     def _rename(self) -> None:
         replaced = self.target.with_name(f"{REPLACED}{self.target.name}")
         if replaced.exists():
-            settle_replaced(self.target, self._disk)
+            settle_replaced(self.target)
         if self.target.exists():
-            self._disk.rename(self.target, replaced)
+            storage.rename(self.target, replaced)
         try:
-            self._disk.rename(self._staging, self.target)
+            storage.rename(self._staging, self.target)
         except BaseException:
             if replaced.exists() and not self.target.exists():
-                self._disk.rename(replaced, self.target)
+                storage.rename(replaced, self.target)
             raise
 
     def _finish(self) -> None:
         """Make the new name durable, drop what it replaced, and let `latest` hold it."""
-        self._disk.sync_folder(self.target.parent)
+        storage.sync_folder(self.target.parent)
         replaced = self.target.with_name(f"{REPLACED}{self.target.name}")
         if replaced.exists():
-            discard(replaced, self._disk)
+            discard(replaced)
         if not self._is_step:
             return
         run = self.target.parent.parent
         pointer = run / LATEST_SAVING
         if pointer.exists():
-            self._disk.remove(pointer)
-        write_file(pointer, [f"{self.target.name}\n".encode()], self._disk)
-        self._disk.rename(pointer, run / LATEST)
-        self._disk.sync_folder(run)
+            storage.remove(pointer)
+        write_file(pointer, [f"{self.target.name}\n".encode()])
+        storage.rename(pointer, run / LATEST)
+        storage.sync_folder(run)
 
     def _failed(self, error: OSError) -> CheckpointError:
         size = f"It needs {_size(self.num_bytes)} and " if self._files else ""
         return CheckpointError(
             f"the checkpoint of update {self.update} could not be written to `{self.target}`: {_cause(error)}. {size}"
-            f"{_free(self.target.parent, self._disk)}; earlier checkpoints are untouched. {_advice(error)}"
+            f"{_free(self.target.parent)}; earlier checkpoints are untouched. {_advice(error)}"
         )
 
 
@@ -245,7 +244,6 @@ def write_checkpoint(
     state: Mapping[str, object],
     *,
     group: RankGroup = ALONE,
-    disk: Disk = LOCAL_DISK,
     resumed_from: str | None = None,
 ) -> Path:
     """Write `state` as the checkpoint of `update`, and return its folder once it would survive a loss of power.
@@ -263,7 +261,6 @@ def write_checkpoint(
         state: a nested tree of dict, list, tuple, Tensor, str, int, float, bool and None; must not change meanwhile.
             All ranks give the same tree; of what is not a tensor, the first rank's is saved.
         group: the ranks, all of which call this.
-        disk: through which all is written.
         resumed_from: the checkpoint that the run went on from, for people.
 
     Raises:
@@ -276,7 +273,7 @@ def write_checkpoint(
     ...     path.name, sorted(file.name for file in path.iterdir()), (Path(run) / "latest").read_text()
     ('step-00000010', ['manifest.json', 'model.safetensors', 'state.json'], 'step-00000010\\n')
     """
-    return CheckpointWrite(Path(folder), update, state, group=group, disk=disk, resumed_from=resumed_from).run()
+    return CheckpointWrite(Path(folder), update, state, group=group, resumed_from=resumed_from).run()
 
 
 def _placed(name: str, entry: TensorEntry, places: Mapping[str, tuple[str, int, int]]) -> TensorEntry:
@@ -288,23 +285,23 @@ def _placed(name: str, entry: TensorEntry, places: Mapping[str, tuple[str, int, 
     return entry._replace(pieces=tuple(pieces))
 
 
-def write_file(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) -> FileEntry:
+def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileEntry:
     """Write and sync a new file; an OSError names it."""
     num_bytes = 0
-    file = disk.create(path)
+    file = storage.create(path)
     try:
         with Checksum() as checksum:
             for chunk in chunks:
                 checksum.add(chunk)
-                disk.write(file, chunk)
+                storage.write(file, chunk)
                 num_bytes += len(chunk)
-            disk.sync(file)
+            storage.sync(file)
             return FileEntry(bytes=num_bytes, crc32=f"{checksum.value():08x}")
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
     finally:
-        disk.close(file)
+        storage.close(file)
 
 
 def _cause(error: OSError) -> str:
@@ -313,10 +310,10 @@ def _cause(error: OSError) -> str:
     return f"{error.strerror or error} ({code}){place}"
 
 
-def _free(folder: Path, disk: Disk) -> str:
+def _free(folder: Path) -> str:
     try:
         existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
-        return f"{_size(disk.free_bytes(existing))} are free"
+        return f"{_size(storage.free_bytes(existing))} are free"
     except OSError as error:
         return f"how much is free cannot be told ({error.strerror})"
 

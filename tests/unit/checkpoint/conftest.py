@@ -5,15 +5,23 @@ import os
 from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Self
 
 import pytest
 import torch
 
-from evenstep.checkpoint import Disk
+from evenstep.checkpoint import storage
+
+OPERATIONS = (
+    *("make_folder", "create", "write", "sync", "close", "sync_folder", "rename", "remove", "remove_folder"),
+    "free_bytes",
+)
+REAL = SimpleNamespace(**{name: getattr(storage, name) for name in OPERATIONS})
 
 
-class FailingDisk(Disk):
-    """The local disk, but operation number `fail_at` (from 0) raises `code`; with `for_good`, all later ones too."""
+class FailingDisk:
+    """Inside the `with`, operation number `fail_at` (from 0) raises `code`; with `for_good`, all later ones too."""
 
     def __init__(self, fail_at: int | None = None, code: int = errno.ENOSPC, *, for_good: bool = False) -> None:
         self.fail_at = fail_at
@@ -21,7 +29,15 @@ class FailingDisk(Disk):
         self.for_good = for_good
         self.operations: list[str] = []
         self.failed = False
-        self._disk = Disk()
+
+    def __enter__(self) -> Self:
+        for name in OPERATIONS:
+            setattr(storage, name, getattr(self, name))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in OPERATIONS:
+            setattr(storage, name, getattr(REAL, name))
 
     def _count(self, operation: str) -> None:
         number = len(self.operations)
@@ -32,42 +48,42 @@ class FailingDisk(Disk):
 
     def make_folder(self, path: Path) -> None:
         self._count("make_folder")
-        self._disk.make_folder(path)
+        path.mkdir(parents=True, exist_ok=True)
 
     def create(self, path: Path) -> FileIO:
         self._count("create")
-        return self._disk.create(path)
+        return REAL.create(path)
 
     def write(self, file: FileIO, data: bytes | memoryview) -> None:
         # a disk that is full takes a part of the bytes
         half = memoryview(data)[: len(data) // 2]
-        self._disk.write(file, half)
+        REAL.write(file, half)
         self._count("write")
-        self._disk.write(file, memoryview(data)[len(half) :])
+        REAL.write(file, memoryview(data)[len(half) :])
 
     def sync(self, file: FileIO) -> None:
         self._count("sync")
-        self._disk.sync(file)
+        REAL.sync(file)
 
     def close(self, file: FileIO) -> None:
-        self._disk.close(file)
+        REAL.close(file)
         self._count("close")
 
     def sync_folder(self, path: Path) -> None:
         self._count("sync_folder")
-        self._disk.sync_folder(path)
+        REAL.sync_folder(path)
 
     def rename(self, source: Path, target: Path) -> None:
         self._count("rename")
-        self._disk.rename(source, target)
+        REAL.rename(source, target)
 
     def remove(self, path: Path) -> None:
         self._count("remove")
-        self._disk.remove(path)
+        REAL.remove(path)
 
     def remove_folder(self, path: Path) -> None:
         self._count("remove_folder")
-        self._disk.remove_folder(path)
+        REAL.remove_folder(path)
 
     def free_bytes(self, path: Path) -> int:
         return 5_000_000

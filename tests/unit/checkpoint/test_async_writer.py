@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from evenstep.checkpoint import AsyncWriter, Disk, complete_checkpoints, newest_checkpoint, read_checkpoint
+from evenstep.checkpoint import AsyncWriter, complete_checkpoints, newest_checkpoint, read_checkpoint
 from evenstep.checkpoint.staging import Staging
 from evenstep.checkpoint.storage import BLOCK_BYTES
 from evenstep.checkpoint.tensorfile import TensorFile
@@ -34,13 +34,14 @@ def test_what_is_saved_is_the_state_at_the_beginning(folder: Path, failing_disk:
     gate = threading.Event()
     weight = torch.arange(6.0)
     state = {"model": {"w": weight, "t": torch.arange(6.0).view(2, 3).T, "c": torch.tensor(2j).conj()}, "lr": [0.1]}
-    saver = AsyncWriter(folder, disk=gated(failing_disk, gate))
-    saver.begin(1, state)
-    weight.fill_(-1)
-    state["lr"] = [0.2]
-    assert saver.poll() is None
-    gate.set()
-    saved = saver.wait()
+    saver = AsyncWriter(folder)
+    with gated(failing_disk, gate):
+        saver.begin(1, state)
+        weight.fill_(-1)
+        state["lr"] = [0.2]
+        assert saver.poll() is None
+        gate.set()
+        saved = saver.wait()
     assert saved is not None
     assert (saved.update, saved.path, saved.error) == (1, folder / "step-00000001", None)
     found: Any = read_checkpoint(folder).state
@@ -87,16 +88,16 @@ def test_a_copy_holds_each_file_from_the_beginning_of_a_block() -> None:
 def test_a_failed_save_is_told_and_the_next_one_succeeds(
     folder: Path, state: State, failing_disk: type[Any], code: int
 ) -> None:
-    counted = failing_disk()
-    saver = AsyncWriter(folder, disk=counted)
-    saver.begin(1, state(1))
-    assert saver.wait().error is None
+    saver = AsyncWriter(folder)
+    with failing_disk() as counted:
+        saver.begin(1, state(1))
+        assert saver.wait().error is None
     for number in range(1, len(counted.operations)):
-        disk = failing_disk(number, code)
-        saver = AsyncWriter(folder, disk=disk)
+        saver = AsyncWriter(folder)
         try:
-            saver.begin(2, state(2))
-            saved = saver.wait()
+            with failing_disk(number, code):
+                saver.begin(2, state(2))
+                saved = saver.wait()
         except CheckpointError as error:  # before anything was written
             assert errno.errorcode[code] in str(error)
             continue
@@ -109,10 +110,11 @@ def test_a_failed_save_is_told_and_the_next_one_succeeds(
 
 def test_a_disk_that_hangs_is_given_up_after_the_timeout(folder: Path, state: State, failing_disk: type[Any]) -> None:
     gate = threading.Event()
-    saver = AsyncWriter(folder, disk=gated(failing_disk, gate), timeout_s=0.05)
-    saver.begin(1, state(1))
-    saved = saver.wait()
-    gate.set()
+    saver = AsyncWriter(folder, timeout_s=0.05)
+    with gated(failing_disk, gate):
+        saver.begin(1, state(1))
+        saved = saver.wait()
+        gate.set()
     assert saved is not None
     assert "was not written within 0.05 s" in str(saved.error)
 
@@ -158,18 +160,19 @@ def test_ranks_that_wait_for_a_slow_one_talk_to_it_all_the_while(
             return [value, value]
 
     gate, group = threading.Event(), Counting()
-    saver = AsyncWriter(folder, group=group, disk=gated(failing_disk, gate))
-    saver.begin(1, state(1))
-    threading.Timer(2.5, gate.set).start()
-    before = group.said
-    saved = saver.wait()
+    saver = AsyncWriter(folder, group=group)
+    with gated(failing_disk, gate):
+        saver.begin(1, state(1))
+        threading.Timer(2.5, gate.set).start()
+        before = group.said
+        saved = saver.wait()
     assert saved is not None
     assert saved.path == folder / "step-00000001"
     assert group.said - before >= 2 + 4  # two while waiting, beside those that every save needs
 
 
 def test_without_a_background_nothing_is_copied(folder: Path, state: State) -> None:
-    saver = AsyncWriter(folder, asynchronous=False, disk=Disk())
+    saver = AsyncWriter(folder, asynchronous=False)
     saver.prepare(state(1))
     saver.begin(1, state(1))
     assert saver.wait().path == folder / "step-00000001"

@@ -107,7 +107,8 @@ def test_a_fault_at_any_operation_leaves_the_whole_or_nothing(tmp_path: Path, fa
     for fail_at in range(100):
         folder, disk = tmp_path / f"at-{fail_at}", failing_disk(fail_at)
         try:
-            average_checkpoints(of, folder, disk=disk)
+            with disk:
+                average_checkpoints(of, folder)
         except CheckpointError:
             there = folder / "average"
             if there.exists():

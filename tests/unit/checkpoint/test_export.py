@@ -121,7 +121,8 @@ def test_a_fault_at_any_operation_leaves_nothing(limit: int | None, tmp_path: Pa
     for fail_at in range(100):
         disk, to = failing_disk(fail_at), tmp_path / f"at-{fail_at}" / "model.safetensors"
         try:
-            export_weights(run, to, max_file_bytes=limit, disk=disk)
+            with disk:
+                export_weights(run, to, max_file_bytes=limit)
         except CheckpointError as error:
             assert "could not be written" in str(error)
         assert bool(list(to.parent.glob("*"))) != disk.failed

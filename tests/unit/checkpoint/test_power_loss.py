@@ -11,7 +11,9 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from evenstep.checkpoint import Disk, newest_checkpoint, retain, write_checkpoint
+import pytest
+
+from evenstep.checkpoint import newest_checkpoint, retain, storage, write_checkpoint
 
 State = Callable[[int], dict[str, object]]
 Choice = Callable[[Sequence[Any]], Any]
@@ -58,11 +60,11 @@ class Folder:
         return node
 
 
-class Modelled(Disk):
+class Modelled:
     """The local disk, followed by a model of it; `after` is called after each operation."""
 
     def __init__(self, root: Path, after: Callable[[], None]) -> None:
-        self._root, self._after, self._disk = root, after, Disk()
+        self._root, self._after = root, after
         self.model = Folder()
 
     def _inner(self, path: Path) -> Path:
@@ -74,23 +76,23 @@ class Modelled(Disk):
         return found
 
     def make_folder(self, path: Path) -> None:
-        self._disk.make_folder(path)
+        path.mkdir(parents=True, exist_ok=True)
         at = self.model
         for name in self._inner(path).parts:
             if name not in at.now:
                 at.put(name, Folder())
             if name != path.name:
-                del at.may_be[:-1]  # parents are durable; see `Disk.make_folder`
+                del at.may_be[:-1]  # parents are durable; see `storage.make_folder`
             at = at.folder(Path(name))
         self._after()
 
     def create(self, path: Path) -> FileIO:
         self.model.folder(self._inner(path.parent)).put(path.name, File())
         self._after()
-        return self._disk.create(path)
+        return FileIO(path, "xb")
 
     def write(self, file: FileIO, data: bytes | memoryview) -> None:
-        self._disk.write(file, data)
+        file.write(data)
         self._file(file).may_be.append(self._file(file).may_be[-1] + bytes(data))
         self._after()
 
@@ -99,14 +101,14 @@ class Modelled(Disk):
         self._after()
 
     def close(self, file: FileIO) -> None:
-        self._disk.close(file)
+        file.close()
 
     def sync_folder(self, path: Path) -> None:
         del self.model.folder(self._inner(path)).may_be[:-1]
         self._after()
 
     def rename(self, source: Path, target: Path) -> None:
-        self._disk.rename(source, target)
+        source.replace(target)
         assert source.parent == target.parent
         folder = self.model.folder(self._inner(source.parent))
         folder.put(target.name, folder.take(source.name))
@@ -114,20 +116,19 @@ class Modelled(Disk):
         self._after()
 
     def remove(self, path: Path) -> None:
-        self._disk.remove(path)
+        path.unlink()
         self.model.folder(self._inner(path.parent)).take(path.name)
         self._after()
 
     def remove_folder(self, path: Path) -> None:
-        self._disk.remove_folder(path)
+        path.rmdir()
         self.model.folder(self._inner(path.parent)).take(path.name)
         self._after()
 
-    def free_bytes(self, path: Path) -> int:
-        return self._disk.free_bytes(path)
 
-
-def test_what_was_acknowledged_survives_a_loss_of_power_at_any_operation(tmp_path: Path, state: State) -> None:
+def test_what_was_acknowledged_survives_a_loss_of_power_at_any_operation(
+    tmp_path: Path, state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "real").mkdir()
     chance = random.Random(0)
     acknowledged, crashes = 0, 0
@@ -148,10 +149,12 @@ def test_what_was_acknowledged_survives_a_loss_of_power_at_any_operation(tmp_pat
             seen.add(update)
 
     disk = Modelled(tmp_path / "real", crash)
+    for name in ("make_folder", "create", "write", "sync", "close", "sync_folder", "rename", "remove", "remove_folder"):
+        monkeypatch.setattr(storage, name, getattr(disk, name))
     folder = tmp_path / "real" / "run" / "checkpoints"
     for update in (1, 2, 2, 3):
-        write_checkpoint(folder, update, state(update), disk=disk)
+        write_checkpoint(folder, update, state(update))
         acknowledged = update
-        retain(folder, keep_last=2, disk=disk)
+        retain(folder, keep_last=2)
     assert crashes > 300
     assert seen == {0, 1, 2, 3}

@@ -80,15 +80,16 @@ def test_whatever_is_kept_the_newest_sound_one_is(
 def test_a_fault_at_any_operation_of_a_deletion_leaves_only_whole_checkpoints(folder: Path, state: State, failing_disk):
     for update in (1, 2, 3):
         write_checkpoint(folder, update, state(update))
-    counted = failing_disk()
-    retain(folder, keep_last=2, disk=counted)
+    with failing_disk() as counted:
+        retain(folder, keep_last=2)
     for number in range(len(counted.operations)):
         for for_good in (False, True):
             run = folder.parent.parent / f"{number}-{for_good}" / "checkpoints"
             for update in (1, 2, 3):
                 write_checkpoint(run, update, state(update))
-            with pytest.raises(CheckpointError, match="cannot be deleted: No space left"):
-                retain(run, keep_last=2, disk=failing_disk(number, for_good=for_good))
+            disk = failing_disk(number, for_good=for_good)
+            with disk, pytest.raises(CheckpointError, match="cannot be deleted: No space left"):
+                retain(run, keep_last=2)
             assert {2, 3} <= {verify(path).update for path in complete_checkpoints(run)} <= {1, 2, 3}
             clean_leftovers(run)
             retain(run, keep_last=2)
@@ -103,7 +104,9 @@ def test_a_deleted_checkpoint_loses_its_manifest_before_its_data(folder: Path, s
             removed.append(path.name)
             super().remove(path)
 
-    remove_checkpoint(write_checkpoint(folder, 1, state(1)), disk=Watched())
+    path = write_checkpoint(folder, 1, state(1))
+    with Watched():
+        remove_checkpoint(path)
     assert removed == ["manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"]
 
 
@@ -157,5 +160,5 @@ def test_a_folder_that_is_not_of_checkpoints_is_left_alone(tmp_path: Path):
 
 def test_a_leftover_that_cannot_be_removed_is_told(folder: Path, failing_disk):
     (folder / ".saving-step-00000001").mkdir(parents=True)
-    with pytest.raises(CheckpointError, match=r"left in .* cannot be cleaned up: No space"):
-        clean_leftovers(folder, disk=failing_disk(0))
+    with failing_disk(0), pytest.raises(CheckpointError, match=r"left in .* cannot be cleaned up: No space"):
+        clean_leftovers(folder)

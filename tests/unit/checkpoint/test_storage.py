@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evenstep.checkpoint import Disk
+from evenstep.checkpoint import storage
 from evenstep.checkpoint.storage import BLOCK_BYTES
 
 MIB = 1 << 20
@@ -31,7 +31,7 @@ class Watched(FileIO):
         self.past_cache: list[int] = []
         self.code, self.after = code, after
 
-    def write(self, b: memoryview, /) -> int:  # pyright: ignore[reportIncompatibleMethodOverride] - what Disk gives
+    def write(self, b: memoryview, /) -> int:  # pyright: ignore[reportIncompatibleMethodOverride] - what `write` gives
         if not fcntl(self, F_GETFL) & os.O_DIRECT:
             return super().write(b)
         if self.code and len(self.past_cache) == self.after:
@@ -46,13 +46,12 @@ def test_pieces_of_any_size_and_place_are_written_whole(place: str, tmp_path: Pa
     shared = Path("/dev/shm") / f"evenstep-{os.getpid()}"
     path = shared if place == "memory" else tmp_path / "file"
     pieces = [memory(2 * MIB), memory(MIB + 5), memory(3 * MIB), b"x", memory(MIB, beyond_block=8), memory(0)]
-    disk = Disk()
-    file = disk.create(path)
+    file = storage.create(path)
     try:
         for piece in pieces:
-            disk.write(file, piece)
-        disk.sync(file)
-        disk.close(file)
+            storage.write(file, piece)
+        storage.sync(file)
+        storage.close(file)
         assert path.read_bytes() == b"".join(pieces)
     finally:
         path.unlink()
@@ -73,7 +72,7 @@ def test_whole_blocks_of_large_pieces_go_past_the_cache(
 ) -> None:
     with Watched(tmp_path / "file") as file:
         data = piece()
-        Disk().write(file, data)
+        storage.write(file, data)
         assert sum(file.past_cache) == past_cache
         assert not fcntl(file, F_GETFL) & os.O_DIRECT
     assert (tmp_path / "file").read_bytes() == data
@@ -86,11 +85,11 @@ def test_a_file_system_that_does_not_take_blocks_so_gets_them_through_the_cache(
 ) -> None:
     data = memory(2 * MIB)
     with Watched(tmp_path / "file", code, after) as file:
-        Disk().write(file, data)
+        storage.write(file, data)
         assert len(file.past_cache) == after
     assert (tmp_path / "file").read_bytes() == data
 
 
 def test_any_other_failure_of_the_disk_is_raised(tmp_path: Path) -> None:
     with Watched(tmp_path / "file", errno.ENOSPC, after=1) as file, pytest.raises(OSError, match="No space left"):
-        Disk().write(file, memory(2 * MIB))
+        storage.write(file, memory(2 * MIB))

@@ -101,15 +101,16 @@ def test_a_fault_at_any_operation_leaves_a_readable_checkpoint_and_no_partial_on
     write_checkpoint(folder, 1, state(1))
     update = 1 if replaced else 2
     counted = failing_disk()
-    write_checkpoint(folder, update, state(update), disk=counted)
+    with counted:
+        write_checkpoint(folder, update, state(update))
     assert {"make_folder", "create", "write", "sync", "close", "sync_folder", "rename"} <= set(counted.operations)
     for number in range(len(counted.operations)):
         code = (errno.ENOSPC, errno.EIO)[number % 2]
         run = folder.parent.parent / str(number) / "checkpoints"
         write_checkpoint(run, 1, state(1))
         disk = failing_disk(number, code, for_good=for_good)
-        with pytest.raises(CheckpointError, match=errno.errorcode[code]):
-            write_checkpoint(run, update, state(update), disk=disk)
+        with disk, pytest.raises(CheckpointError, match=errno.errorcode[code]):
+            write_checkpoint(run, update, state(update))
         assert update_of(run) in (1, update)
         assert all(verify(path).update in (1, update) for path in complete_checkpoints(run))
         if not for_good:
@@ -123,16 +124,16 @@ def test_a_fault_at_any_operation_leaves_a_readable_checkpoint_and_no_partial_on
 
 def test_the_first_checkpoint_of_a_run_that_fails_leaves_none(folder: Path, state: State, failing_disk):
     for number in range(12):
-        with pytest.raises(CheckpointError):
-            write_checkpoint(folder, 1, state(1), disk=failing_disk(number))
+        with failing_disk(number), pytest.raises(CheckpointError):
+            write_checkpoint(folder, 1, state(1))
         assert update_of(folder) is None
         assert not folder.exists() or list(folder.iterdir()) == []
 
 
 def test_a_full_disk_is_told_with_place_need_and_advice(folder: Path, failing_disk):
     state = {"model": {"w": torch.zeros(2_000_000)}}
-    with pytest.raises(CheckpointError) as raised:
-        write_checkpoint(folder, 7, state, disk=failing_disk(2))
+    with failing_disk(2), pytest.raises(CheckpointError) as raised:
+        write_checkpoint(folder, 7, state)
     message = str(raised.value)
     assert f"the checkpoint of update 7 could not be written to `{folder / 'step-00000007'}`" in message
     assert "No space left on device (ENOSPC)" in message
@@ -142,8 +143,9 @@ def test_a_full_disk_is_told_with_place_need_and_advice(folder: Path, failing_di
 
 
 def test_a_file_that_is_larger_than_the_limit_is_told_with_what_to_raise(folder: Path, state: State, failing_disk):
-    with pytest.raises(CheckpointError, match=r"\(EFBIG\).*Raise the limit of a file's size \(`ulimit -f`\)"):
-        write_checkpoint(folder, 7, state(7), disk=failing_disk(2, errno.EFBIG))
+    said = r"\(EFBIG\).*Raise the limit of a file's size \(`ulimit -f`\)"
+    with failing_disk(2, errno.EFBIG), pytest.raises(CheckpointError, match=said):
+        write_checkpoint(folder, 7, state(7))
 
 
 def test_a_place_that_is_a_file_is_told(tmp_path: Path, state: State):
@@ -154,10 +156,14 @@ def test_a_place_that_is_a_file_is_told(tmp_path: Path, state: State):
 
 def test_a_failure_after_the_checkpoint_got_its_name_says_that_it_is_complete(folder: Path, state: State, failing_disk):
     counted = failing_disk()
-    write_checkpoint(folder, 1, state(1), disk=counted)
+    with counted:
+        write_checkpoint(folder, 1, state(1))
     last_write = max(i for i, name in enumerate(counted.operations) if name == "write")
-    with pytest.raises(CheckpointError, match=r"is complete in .*`latest` may name an older one"):
-        write_checkpoint(folder, 2, state(2), disk=failing_disk(last_write))
+    with (
+        failing_disk(last_write),
+        pytest.raises(CheckpointError, match=r"is complete in .*`latest` may name an older one"),
+    ):
+        write_checkpoint(folder, 2, state(2))
     assert update_of(folder) == 2
 
 
@@ -166,8 +172,8 @@ def test_an_interrupt_while_writing_leaves_nothing_and_is_not_hidden(folder: Pat
         def sync(self, file):
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        write_checkpoint(folder, 2, state(2), disk=Interrupted())
+    with Interrupted(), pytest.raises(KeyboardInterrupt):
+        write_checkpoint(folder, 2, state(2))
     assert list(folder.iterdir()) == []
 
 
@@ -195,5 +201,6 @@ def test_the_old_checkpoint_of_the_same_update_is_readable_until_the_new_one_has
             assert update_of(folder) == 5
 
     write_checkpoint(folder, 5, state(5))
-    write_checkpoint(folder, 5, state(5), disk=Watched())
+    with Watched():
+        write_checkpoint(folder, 5, state(5))
     assert seen[:2] == [[f"{REPLACED}step-00000005"], ["step-00000005"]]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Best, Checkpointing, Failures, Hook, Logging, MapData, Task, Trainer
-from evenstep.checkpoint import Disk, complete_checkpoints, locked, read_checkpoint
+from evenstep.checkpoint import complete_checkpoints, locked, read_checkpoint, storage
 from evenstep.errors import ArgumentError, CheckpointError, NonFiniteError
 from evenstep.events import EvaluateEnd, Incident, SaveBegin, SaveEnd, TrainBegin, UpdateBegin, UpdateEnd
 from evenstep.events.hooks import Evaluate, Save
@@ -72,26 +72,26 @@ class FailAt(Hook):
 
 def slowed(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Nothing is synced before the event is set."""
-    gate, sync = threading.Event(), Disk.sync
+    gate, sync = threading.Event(), storage.sync
 
-    def wait(self: Disk, file: Any) -> None:
+    def wait(file: Any) -> None:
         assert gate.wait(20)
-        sync(self, file)
+        sync(file)
 
-    monkeypatch.setattr(Disk, "sync", wait)
+    monkeypatch.setattr(storage, "sync", wait)
     return gate
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, code: int, *, names: str) -> None:
     """Checkpoints of the updates in `names` cannot be written."""
-    create = Disk.create
+    create = storage.create
 
-    def fail(self: Disk, path: Path) -> Any:
+    def fail(path: Path) -> Any:
         if any(name in str(path) for name in names.split()):
             raise OSError(code, "the disk has failed", str(path))
-        return create(self, path)
+        return create(path)
 
-    monkeypatch.setattr(Disk, "create", fail)
+    monkeypatch.setattr(storage, "create", fail)
 
 
 def states(folder: Path) -> list[Any]:
@@ -157,11 +157,11 @@ def test_a_save_that_was_under_way_when_the_run_failed_does_not_say_that_trainin
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken(monkeypatch, errno.ENOSPC, names="step-00000003")
-    failing, create = threading.Event(), Disk.create
+    failing, create = threading.Event(), storage.create
 
-    def late(self: Disk, path: Path) -> Any:
+    def late(path: Path) -> Any:
         assert failing.wait(20)
-        return create(self, path)
+        return create(path)
 
     class Fails(Hook):
         def before_update(self, event: UpdateBegin) -> None:
@@ -169,7 +169,7 @@ def test_a_save_that_was_under_way_when_the_run_failed_does_not_say_that_trainin
                 failing.set()
                 raise ValueError("a bug")
 
-    monkeypatch.setattr(Disk, "create", late)
+    monkeypatch.setattr(storage, "create", late)
     log = Log()
     with pytest.raises(ValueError, match="a bug"):
         trainer_of(tmp_path, hooks=[Save(every_updates=3), log, Fails()]).train()
