@@ -162,7 +162,7 @@ def _joined(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
     whole.pop("part")
     data = [state["data"] for state in states if "data" in state]
-    if any("states" in one for one in data):  # where each rank's data are
+    if data:  # where each rank's are
         whole["data"] = {
             **data[0],
             "states": {rank: at for one in reversed(data) for rank, at in one["states"].items()},

@@ -7,7 +7,7 @@ the order into batches.
 
 from collections.abc import Callable, Iterable
 from math import isqrt
-from typing import NamedTuple, TypeAlias, final
+from typing import TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,7 +85,8 @@ class Enciphered:
         if self._low <= _TABLE:
             columns = [np.array(one, dtype=np.uint64)[:, np.newaxis] for one in (keys, sizes)]
             tables = _hashed(columns[0], columns[1], np.arange(self._low, dtype=np.int64))
-        self._rounds = [_Round(*each) for each in zip(keys, sizes, tables, strict=True)]
+        # of each: the key of its hash, the size (below 2³²) of the digit that is changed, and F where digits are few
+        self._rounds = [*zip(keys, sizes, tables, strict=True)]
         self._begin = 0
         self._samples = np.empty(0, dtype=np.int64)
 
@@ -110,29 +111,15 @@ class Enciphered:
     def _enciphered(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         right = numbers // self._low
         left = numbers - right * self._low
-        for one in self._rounds:
-            moved = _hashed(one.key, one.size, right) if one.table is None else one.table[right]
+        for of_round, size, table in self._rounds:
+            moved = _hashed(of_round, size, right) if table is None else table[right]
             moved += left
             # less the size where that is not below 0: as numbers without a sign those below 0 are the largest
-            less = moved - one.size
+            less = moved - size
             left, right = right, np.minimum(moved.view(np.uint64), less.view(np.uint64)).view(np.int64)
         right *= self._low
         right += left
         return right
-
-
-class _Round(NamedTuple):
-    """One round.
-
-    Args:
-        key: of its hash.
-        size: of the digit that is changed; below 2³² for any dataset.
-        table: F of all digits, where they are few.
-    """
-
-    key: int
-    size: int
-    table: NDArray[np.int64] | None
 
 
 def _hashed(

@@ -39,11 +39,11 @@ class Laboratory(Hook):
 
     def __init__(self, *, wide: bool, still: bool) -> None:
         self._wide, self._still = wide, still
-        self._mode: _Mode | None = None
+        self._mode: Mode | None = None
 
     def before_update(self, event: UpdateBegin) -> None:
         if self._wide or self._still:
-            self._mode = _Mode(wide=self._wide, still=self._still)
+            self._mode = Mode(wide=self._wide, still=self._still)
             self._mode.__enter__()
 
     def after_update(self, event: UpdateEnd) -> None:
@@ -52,7 +52,10 @@ class Laboratory(Hook):
             self._mode = None
 
 
-class _Mode(TorchDispatchMode):
+@final
+class Mode(TorchDispatchMode):
+    """The same inside a `with`, for one update."""
+
     def __init__(self, *, wide: bool, still: bool) -> None:
         super().__init__()
         self._wide, self._still = wide, still

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.data import Microbatch, Position
-from evenstep.events import UpdateBegin, UpdateEnd
-from evenstep.extras.prove.formats import Laboratory, wide_defaults
+from evenstep.extras.prove.formats import Mode, wide_defaults
 from evenstep.extras.prove.runs import wide_data, widen
 from evenstep.extras.prove.subject import Ended, Subject
 from evenstep.optim.modes import Modes
@@ -61,7 +60,6 @@ def plain_loop(subject: Subject, *, updates: int, seed: int = 0) -> Ended:
     Modes(subject.optimizer, (), lambda: None).train()
     begin = {name: one.detach().clone() for name, one in subject.model.state_dict().items()}
     rates = [float(group["lr"]) for group in subject.optimizer.param_groups]
-    laboratory = Laboratory(wide=True, still=True)
     gradient: dict[str, Tensor] = {}
     let_ask(asked := _Loop(model=subject.model), subject.tasks)
     source = wide_data(subject.data)
@@ -70,11 +68,8 @@ def plain_loop(subject: Subject, *, updates: int, seed: int = 0) -> Ended:
         for update in range(1, updates + 1):
             batch = next(batches)
             asked.progress = Progress(update=update - 1)
-            laboratory.before_update(UpdateBegin(update=update, num_microbatches=batch.num_microbatches))
-            try:
+            with Mode(wide=True, still=True):
                 _update(subject, batch.microbatches, update, rates, gradient)
-            finally:
-                laboratory.after_update(UpdateEnd(update=update, committed=True, num_samples=batch.num_samples))
     end = {name: one.detach().clone() for name, one in subject.model.state_dict().items()}
     return Ended(sha256="", begin=begin, end=end, gradient=gradient)
 

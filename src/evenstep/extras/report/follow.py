@@ -6,10 +6,11 @@ is written, and nothing else of the disk is served.
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
-from typing import final
+from typing import Any, final
 from zlib import crc32
 
 from evenstep.extras.report.page import render
@@ -42,12 +43,7 @@ def server(folders: Sequence[Path]) -> ThreadingHTTPServer:
     Raises:
         ArgumentError: one of `folders` is no run folder.
     """
-    page = FollowedPage(folders)
-
-    class Handler(_Handler):
-        followed = page
-
-    made = ThreadingHTTPServer((HOST, 0), Handler)
+    made = ThreadingHTTPServer((HOST, 0), partial(_Handler, FollowedPage(folders)))
     made.daemon_threads = True
     return made
 
@@ -93,7 +89,9 @@ class FollowedPage:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    followed: FollowedPage
+    def __init__(self, followed: FollowedPage, *of_request: Any) -> None:
+        self._followed = followed
+        super().__init__(*of_request)  # which answers the request
 
     def do_GET(self) -> None:
         # a page of somebody else's whose name leads here must not read it
@@ -101,9 +99,9 @@ class _Handler(BaseHTTPRequestHandler):
         if host not in (HOST, "localhost"):
             self.send_error(403)
         elif self.path == "/":
-            self._answer(self.followed.text(), "text/html")
+            self._answer(self._followed.text(), "text/html")
         elif self.path == "/state":
-            self._answer(self.followed.state(), "text/plain")
+            self._answer(self._followed.state(), "text/plain")
         else:
             self.send_error(404)
 
