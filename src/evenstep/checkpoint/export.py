@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from evenstep.arguments import require_flag, require_whole
+from evenstep.arguments import require_flag, require_whole, require_word
 from evenstep.checkpoint import storage
 from evenstep.checkpoint.folders import SAVING
 from evenstep.checkpoint.tensorfile import TensorFile
@@ -121,9 +121,8 @@ def _write(
 def _check(to: Path, dtype: str | None, max_file_bytes: int | None) -> None:
     if to.suffix != SUFFIX or to.name == SUFFIX:
         raise ArgumentError(f"`to` must be a file that ends in `{SUFFIX}`, but is `{to}`; write `model{SUFFIX}`.")
-    if dtype is not None and dtype not in get_args(ExportFormat):
-        words = ", ".join(f'"{word}"' for word in get_args(ExportFormat))
-        raise ArgumentError(f"`dtype` must be one of {words}, but is {dtype!r}; leave it out to keep what was saved.")
+    if dtype is not None:
+        require_word("dtype", dtype, get_args(ExportFormat))
     if max_file_bytes is not None:
         require_whole("max_file_bytes", max_file_bytes, at_least=1, advice="5_000_000_000 is usual")
 

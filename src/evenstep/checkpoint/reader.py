@@ -289,14 +289,11 @@ def read_checkpoint(path: Path | str, device: torch.device | str = "cpu") -> Che
     return reader
 
 
-def newest_checkpoint(
-    folder: Path | str, device: torch.device | str = "cpu"
-) -> tuple[CheckpointReader | None, list[tuple[Path, str]]]:
+def newest_checkpoint(folder: Path | str) -> tuple[CheckpointReader | None, list[tuple[Path, str]]]:
     """The newest checkpoint that can be read, and the newer ones that cannot, each with the reason.
 
     Args:
         folder: a folder of checkpoints or a run folder; need not exist.
-        device: where the tensors go.
 
     Raises:
         CheckpointError: a folder that cannot be listed.
@@ -307,7 +304,7 @@ def newest_checkpoint(
     rejected: list[tuple[Path, str]] = []
     for path in reversed(complete_checkpoints(checkpoints_folder(Path(folder)))):
         try:
-            return read_checkpoint(path, device), rejected
+            return read_checkpoint(path), rejected
         except CheckpointError as error:
             rejected.append((path, str(error)))
     return None, rejected

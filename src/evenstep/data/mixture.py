@@ -12,9 +12,9 @@ from contextlib import ExitStack, closing
 from copy import deepcopy
 from dataclasses import replace
 from time import perf_counter
-from typing import Any, Literal, cast, final
+from typing import Any, Literal, cast, final, get_args
 
-from evenstep.arguments import require_count, require_object, require_rank, require_table
+from evenstep.arguments import require_count, require_object, require_rank, require_table, require_word
 from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Part, Position
 from evenstep.data.mixing import AllTasks, Mixing
 from evenstep.data.mixing.mixing import check_known
@@ -143,8 +143,7 @@ class Mixture(Data):
             _check_task(name, one)
         require_object("mixing", mixing, Mixing, "`mixing=AllTasks()`", may_be_none=True)
         require_table("windows", windows, "`windows={'box': (1, None)}`", may_be_none=True)
-        if end not in ("min", "max", "cycle"):
-            raise ArgumentError(f'`end` must be "min", "max" or "cycle", but is {end!r}.')
+        require_word("end", end, get_args(End))
         self._data = dict(data)
         self._mixing = mixing or AllTasks()
         self._end: End = end

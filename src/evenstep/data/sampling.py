@@ -5,7 +5,6 @@ epoch, batch), the same for every layout of ranks. It reads no dataset.
 """
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from itertools import pairwise
 from typing import Literal, NamedTuple, cast, final
 
@@ -260,12 +259,7 @@ def check_packed(packed: bool, *, multiple: int, window: int | None) -> None:
 
 
 def _check_token_choices(lengths: object, oversized: str, *, has_budget: bool) -> None:
-    if oversized not in ("error", "skip"):
-        near = get_close_matches(str(oversized), ["error", "skip"], n=1)
-        raise ArgumentError(
-            f'`oversized` must be "error" or "skip", but is {oversized!r}'
-            + (f'; did you mean "{near[0]}"?' if near else "; set one of the two.")
-        )
+    require_word("oversized", oversized, ("error", "skip"))
     if has_budget and lengths is None:
         raise ArgumentError(
             "`lengths` must be given with a token budget, but is None; give the number of tokens of each sample, "

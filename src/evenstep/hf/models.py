@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from evenstep.arguments import advice, require_table
+from evenstep.arguments import advice, require_table, require_word
 from evenstep.errors import ArgumentError, MissingExtraError
 from evenstep.keywords import answered
 
@@ -106,8 +106,7 @@ def _class(transformers: Any, kind: str) -> Any:
 
 
 def _format(dtype: str) -> torch.dtype:
-    if dtype not in _FORMATS:
-        raise ArgumentError(f"`dtype` must be one of {', '.join(_FORMATS)}, but is {dtype!r}.")
+    require_word("dtype", dtype, _FORMATS)
     return _FORMATS[dtype]
 
 

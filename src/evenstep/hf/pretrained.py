@@ -15,7 +15,7 @@ from typing import Any, Literal, cast, final
 import torch
 from torch import nn
 
-from evenstep.arguments import require_flag
+from evenstep.arguments import require_flag, require_word
 from evenstep.checkpoint.export import ExportFormat
 from evenstep.errors import ArgumentError, HookError
 from evenstep.events import Best, Hook, TrainBegin, TrainEnd
@@ -62,8 +62,7 @@ class SavePretrained(Hook):
     ) -> None:
         require_flag("average", average)
         check_options(dtype, tokenizer)
-        if checkpoint not in _KINDS:
-            raise ArgumentError(f'`checkpoint` must be "last" or "best", but is {checkpoint!r}.')
+        require_word("checkpoint", checkpoint, _KINDS)
         self._checkpoint, self._average, self._tokenizer = checkpoint, average, tokenizer
         self._dtype: ExportFormat | None = dtype
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from evenstep.arguments import require_flag
+from evenstep.arguments import require_flag, require_word
 from evenstep.checkpoint.export import FORMATS, ExportFormat, converted
 from evenstep.checkpoint.weights import StoredWeights, open_weights
 from evenstep.errors import ArgumentError, CheckpointError, clause
@@ -89,8 +89,8 @@ def save_pretrained(
 
 def check_options(dtype: object, tokenizer: Path | str | None) -> None:
     """Raise ArgumentError for a format that there is not, or a folder without a tokenizer."""
-    if dtype is not None and dtype not in FORMATS:
-        raise ArgumentError(f"`dtype` must be one of {', '.join(FORMATS)}, but is {dtype!r}.")
+    if dtype is not None:
+        require_word("dtype", dtype, FORMATS)
     if tokenizer is not None and not any(Path(tokenizer).glob("tokenizer*")):
         raise ArgumentError(
             f"`tokenizer` must be a folder of this machine with a tokenizer's files (`tokenizer_config.json`, …), but "

@@ -7,12 +7,12 @@ float32, since moves below 1/256 of a statistic would be lost. It is not autocas
 """
 
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from evenstep.arguments import require_flag
+from evenstep.arguments import require_flag, require_word
 from evenstep.errors import ArgumentError
 from evenstep.internals import buffers_of, parameters_of
 from evenstep.precision.loss_scale import LossScaled
@@ -37,8 +37,7 @@ class SixteenBits(Precision):
     """
 
     def __init__(self, *, cast_inputs: Where = "after-transfer", float32_outputs: bool = True) -> None:
-        if cast_inputs not in ("after-transfer", "before-transfer"):
-            raise ArgumentError(f'`cast_inputs` must be "after-transfer" or "before-transfer", but is {cast_inputs!r}.')
+        require_word("cast_inputs", cast_inputs, get_args(Where))
         require_flag("float32_outputs", float32_outputs)
         self.casts_before_transfer = cast_inputs == "before-transfer"
         self.float32_outputs = float32_outputs

@@ -390,7 +390,7 @@ def test_reading_can_go_on_after_a_failure() -> None:
         ({"global_batch_size": 4, "lengths": [1] * 10}, "`lengths` is for batches by tokens"),
         ({"global_batch_size": 4, "batch_size_multiple": 8}, "`batch_size_multiple` is for"),
         ({"global_batch_size": 4, "oversized": "skip"}, "`oversized` is for"),
-        ({"global_batch_size": 4, "oversized": "skipp"}, "but is 'skipp'; did you mean \"skip\""),
+        ({"global_batch_size": 4, "oversized": "skipp"}, "but is 'skipp'; is it 'skip'"),
         ({"global_batch_size": 4, "length_window": 9}, "`length_window` is for"),
         ({"global_batch_size": 4, "shuffle": False, "curriculum_epochs": 1}, "leave one of them out"),
         ({"global_batch_size": 4, "curriculum_epochs": -1}, "`curriculum_epochs` must be at least 0"),

@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Literal, cast, final
+from typing import Any, Literal, cast, final, get_args
 
-from evenstep.arguments import require_number
+from evenstep.arguments import advice, require_number, require_word
 from evenstep.errors import ArgumentError, HookError
 from evenstep.events.event import EvaluateEnd
 from evenstep.events.hook import Hook
@@ -40,8 +40,7 @@ class MetricTarget:
                 f"`metric` must be an evaluation and its metric, such as `valid/loss`, but is `{self.metric}`; "
                 f"put the evaluation's name before it."
             )
-        if self.mode not in ("min", "max"):
-            raise ArgumentError(f"`mode` must be `min` or `max`, but is `{self.mode}`; choose one.")
+        require_word("mode", self.mode, get_args(Mode))
         require_number("min_delta", self.min_delta)
         if not 0 <= self.min_delta < math.inf:
             raise ArgumentError(f"`min_delta` must be a number of at least 0, but is {self.min_delta}; raise it.")
@@ -95,7 +94,7 @@ class MetricTarget:
         if beside and self.metric not in beside:
             raise HookError(
                 f"hook `{hook.name}` follows `{self.metric}`, but training has no such metric; "
-                f"{_advice(self.metric, beside)}"
+                f"{advice(self.metric, beside)}"
             )
 
     def value(self, hook: Hook, event: EvaluateEnd) -> float | None:
@@ -109,7 +108,7 @@ class MetricTarget:
         if self.metric not in event.metrics:
             raise HookError(
                 f"hook `{hook.name}` follows `{self.metric}`, but the evaluation `{event.name}` has no such metric; "
-                f"{_advice(self.metric, list(event.metrics))}"
+                f"{advice(self.metric, event.metrics)}"
             )
         return event.metrics[self.metric]
 
@@ -136,8 +135,3 @@ class MetricTarget:
         if not math.isfinite(value):
             return False
         return other is None or (value < other if self.mode == "min" else value > other)
-
-
-def _advice(name: str, known: list[str]) -> str:
-    close = get_close_matches(name, known, n=1)
-    return f"did you mean `{close[0]}`?" if close else f"there are: {', '.join(known) or 'none'}."

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import cos, pi, sqrt
 from typing import Literal, final, get_args
 
+from evenstep.arguments import require_word
 from evenstep.errors import ArgumentError
 from evenstep.optim.schedules.schedule import (
     LrSchedule,
@@ -55,9 +56,7 @@ class Wsd(LrSchedule):
         check_count("warmup_updates", self.warmup_updates)
         check_count("decay_updates", self.decay_updates)
         check_end_factor(self.end_factor)
-        if self.shape not in get_args(DecayShape):
-            allowed = ", ".join(get_args(DecayShape))
-            raise ArgumentError(f"`shape` must be one of {allowed}, but is {self.shape!r}; take one of them.")
+        require_word("shape", self.shape, get_args(DecayShape))
 
     def __call__(self, update: int, updates: int | None) -> float:
         if update < self.warmup_updates or self.decay_updates == 0:

@@ -168,5 +168,5 @@ def test_an_evaluation_that_never_comes_is_an_error_when_training_begins(trainer
 
 
 def test_a_mode_that_is_none_is_an_error() -> None:
-    with pytest.raises(ArgumentError, match="`mode` must be `min` or `max`"):
+    with pytest.raises(ArgumentError, match="`mode` must be one of min, max"):
         Best(mode="lowest")  # type: ignore[arg-type]

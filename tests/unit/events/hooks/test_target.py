@@ -38,7 +38,7 @@ def test_any_finite_value_is_better_than_none(mode: str) -> None:
     ("arguments", "message"),
     [
         ({"metric": "loss"}, "`metric` must be an evaluation and its metric"),
-        ({"mode": "minimum"}, "`mode` must be `min` or `max`, but is `minimum`"),
+        ({"mode": "minimum"}, "`mode` must be one of min, max, but is 'minimum'; is it 'min'?"),
         ({"min_delta": -0.1}, "`min_delta` must be a number of at least 0"),
         ({"min_delta": math.nan}, "`min_delta` must be a number of at least 0"),
     ],
