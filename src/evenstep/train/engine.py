@@ -48,6 +48,7 @@ from evenstep.train.tasks.listening import check_told_by_engine, let_ask, listen
 from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import check_task_states, states_of
+from evenstep.train.weigh import UnseenError
 
 if TYPE_CHECKING:
     from evenstep.train.memory.footprint import Footprint
@@ -308,7 +309,11 @@ class Engine:
     def dispatch(self, batch: GlobalBatch) -> PendingUpdate:
         """Compute one update, and apply it where its gradient is finite; the device may be at it still on return."""
         began = self.storage.mark() if self.reducers.is_alone else (0, 0)
-        pending = self._compute(batch, self.progress)
+        try:
+            pending = self._compute(batch, self.progress)
+        except UnseenError as unseen:  # on all ranks, before anything is computed
+            self.parts.guard.look_at_weightless(batch, unseen.weights)
+            pending = self._compute(batch, self.progress)
         pending.began = began
         return self._dispatched(pending)
 

@@ -133,6 +133,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     saved = _saved(setup, execution, names, rounded)
     first = FirstStep(saved.steps, model, saved.layout, report, saved.hidden_state if setup.keeps else None)
     apply = _apply(setup, execution, first)
+    guard = _guard(model, context, execution, cuts, pending=context.tasks if train.check_loss else ())
     core = Update(
         model=model,
         parameters=_stepped(model, names),
@@ -148,6 +149,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         combine=tasks.combine,
         unkeyed=unkeyed,
         looks=() if compiled is None else (compiled.look,),
+        unseen=guard.weightless,
     )
     update = _whole_update(setup, core, context, execution, report) if whole else None
     return Parts(
@@ -156,7 +158,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         core=core,
         compute=update or core,
         teacher=teacher,
-        guard=_guard(model, context, execution, cuts, pending=context.tasks if train.check_loss else ()),
+        guard=guard,
         cuts=cuts,
         modes=Modes(optimizer, model.parameters(), execution.reducers.after_step),
         saved=saved,
@@ -175,6 +177,7 @@ def _guard(
         # on standard error, unless Python's `logging` is told otherwise; once for all ranks
         say=logging.getLogger("evenstep").warning if execution.group.rank == 0 else lambda text: None,
         pending=set(pending),
+        weightless=set(pending),
     )
 
 

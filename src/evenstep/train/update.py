@@ -6,7 +6,7 @@ leave behind is taken back by `pass_effects`, and until it applies, it may be be
 does not count, log, save, find out why an update was aborted, or decide what to do about that.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from functools import partial
 from math import fsum
 from typing import TypeVar, final
@@ -37,7 +37,7 @@ from evenstep.train.recovery import Recovery
 from evenstep.train.tasks.combine import Combine
 from evenstep.train.tasks.late_weights import build_gather
 from evenstep.train.trained import TrainedParameters
-from evenstep.train.weigh import Weights, weigh
+from evenstep.train.weigh import UnseenError, Weights, weigh
 
 T = TypeVar("T")
 
@@ -59,6 +59,7 @@ class Update:
         combine: what is made of the tasks' separate gradients; None accumulates them into one.
         unkeyed: what randomness is not keyed by layer though it would be in stages, for people.
         looks: called with the number of each update after its passes, to say what they have shown.
+        unseen: the tasks of which no micro-batch of weight 0 was looked at yet; see `Guard`.
 
     Attributes:
         effects: what passes leave behind, and how it is taken back.
@@ -85,6 +86,7 @@ class Update:
         combine: Combine | None = None,
         unkeyed: str = "",
         looks: Sequence[Callable[[int], None]] = (),
+        unseen: Set[str] = frozenset(),
     ) -> None:
         self._model, self._parameters, self.trained = model, parameters, trained
         self._sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
@@ -106,7 +108,7 @@ class Update:
         dependence = Dependence(
             buffers=self._buffers, randomness=context.randomness, unkeyed=unkeyed, execution=execution, report=report
         )
-        self._looks = (dependence.look, *looks)
+        self._looks, self._unseen = (dependence.look, *looks), unseen
         self.is_whole, self.is_computing = True, False
         self._in_doubt: Callable[[], PendingUpdate] | None = None
         self._promised = 0  # the update that this rank has promised to apply, at whatever loss scale it fits
@@ -158,6 +160,7 @@ class Update:
     def _weigh_and_run(self, batch: GlobalBatch, before: Progress) -> Callable[[], PendingUpdate]:
         """Compute the update's gradients and their squared norm; gives what applies them."""
         update, weights = before.update + 1, self.weigh(batch)
+        self.require_seen(weights)
         self._context.phases.lap("weigh")
         pending = PendingUpdate(
             batch=batch,
@@ -283,3 +286,11 @@ class Update:
         group, tolerant = self._execution.reducers.together, context.poison is not None
         stamp = 1.0 if group.ranks == 1 else 1.0 + (self.trained.stamp ^ self.learning_rates.stamp)
         return weigh(context.tasks, batch, group, tolerant=tolerant, stamp=stamp)
+
+    def require_seen(self, weights: Weights) -> None:
+        """Raise UnseenError where micro-batches are to be left out of which nobody knows whether their loss is 0.
+
+        Ranks that step alone do not look: the others, which a look needs, know nothing of it.
+        """
+        if weights.weightless and not self._execution.reducers.is_alone and {*weights.weightless} & self._unseen:
+            raise UnseenError(weights)

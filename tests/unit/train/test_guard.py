@@ -394,3 +394,51 @@ def test_who_is_lost_in_the_first_look_is_not_told_to_leave_it_out(error: Except
         trainer_of(Raises(), PipelineModel(layers)).train()
     notes = getattr(raised.value, "__notes__", [])
     assert any("check_loss" in note for note in notes) == advised
+
+
+class Boxes(Sums):
+    """Only what has boxes (class 0) is counted, but images without boxes have a loss too."""
+
+    def weight(self, batch: Any) -> float:
+        return float((batch[1] == 0).sum())
+
+
+class LateBoxes(Boxes):
+    late_weight = True
+
+    def loss(self, output: Any, batch: Any) -> Any:
+        return Loss(super().loss(output, batch), weight=self.weight(batch))
+
+
+class Samples(Boxes):
+    def weight(self, batch: Any) -> float:
+        return float(len(batch[1]))
+
+
+def ordered(micro: int) -> MapData:
+    samples = sorted(SAMPLES, key=lambda one: int(one[1]))
+    return MapData(samples, global_batch_size=6, micro_batch_size=micro, shuffle=False)
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_micro_batch_of_weight_0_that_has_a_loss_is_refused_when_the_first_one_comes(
+    several: bool, staged: bool
+) -> None:
+    task = {"box": Boxes()} if several else Boxes()
+    data = Mixture({"box": ordered(2)}) if several else ordered(2)
+    model = PipelineModel(Layers.of([nn.Linear(6, 8), nn.Linear(8, 3)])) if staged else None
+    trainer = trainer_of(task, model, data=data, updates=4)
+    with pytest.raises(TaskError, match="is 0, so it is not run, but its loss is") as raised:
+        trainer.train()
+    assert trainer.progress.update == 1  # of all batches of the first one there are boxes
+    assert ("task `box`: the weight of micro-batch 1 (2 samples)" in str(raised.value)) is several
+    assert "set `late_weight = True` and return `Loss(total, weight=count)`" in str(raised.value)
+
+
+@pytest.mark.parametrize("advice", ["late", "all", "meant"])
+def test_the_advice_for_a_loss_of_weight_0_helps(advice: str) -> None:
+    task = {"late": LateBoxes, "all": Samples, "meant": Boxes}[advice]()
+    cuts = [trainer_of(task, data=ordered(micro), train=Training(check_loss=advice != "meant")) for micro in (1, 6)]
+    assert [one.train().update for one in cuts] == [2, 2]
+    assert all(map(torch.allclose, *[one.model.parameters() for one in cuts])) is (advice != "meant")

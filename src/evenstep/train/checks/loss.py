@@ -3,8 +3,9 @@
 One micro-batch of each task is run forward whole and in halves, in evaluation mode and without gradients; the summed
 losses, and the weights, of the halves must add up to the whole's. If they don't, the run ends with both numbers and the
 change to make: else its gradients would be those of another loss for every cut. What is merely worth knowing
-(BatchNorm, a metric given as a mean, batches that can't be cut) is said in one line. Nothing that it does leaves a
-trace, and it never ends a run for lack of memory. How the numbers are told apart is in `additive`.
+(BatchNorm, a metric given as a mean, batches that can't be cut) is said in one line. The first micro-batch of each task
+that an update leaves out, since it weighs 0, is run too: its loss must be 0. Nothing that it does leaves a trace, and
+it never ends a run for lack of memory. How the numbers are told apart is in `additive`.
 """
 
 from collections.abc import Callable, Collection, Generator, Sequence
@@ -39,6 +40,7 @@ from evenstep.train.checks.loss_faults import (
     unchecked_note,
     uncut_note,
     weight_fault,
+    weightless_fault,
 )
 from evenstep.train.checks.loss_runner import SIXTEEN_BITS, LossRunner, weight_of_piece
 from evenstep.train.memory.split import num_samples
@@ -46,6 +48,7 @@ from evenstep.train.memory.sub_batch import SubBatch, parts_of, reason_not_cut, 
 from evenstep.train.side_effects import evaluating, without_side_effects
 from evenstep.train.tasks.now import checking_losses
 from evenstep.train.tasks.task import Task
+from evenstep.train.weigh import Weights
 
 TRIES = 8  # global batches in which a task's micro-batches are looked at, where none of them can be halved
 REPEATS = 6  # of a suspect whole, to see how far random numbers move it: with 2 they seem not to, once in 40 times
@@ -68,6 +71,7 @@ class Guard:
         run: takes pieces of a micro-batch of a task forward; its cuts learn of what can't be cut.
         say: says a sentence to the person who started the run.
         pending: the tasks that are to be looked at; none where losses are not checked.
+        weightless: those of which a micro-batch of weight 0 is, when the first one is left out of an update.
         tries: in how many global batches each of them was looked at without a result.
     """
 
@@ -75,6 +79,7 @@ class Guard:
     model: nn.Module
     say: Callable[[str], None]
     pending: set[str]
+    weightless: set[str]
     tries: dict[str, int] = field(default_factory=dict[str, int])
     _said: set[str] = field(default_factory=set[str])
 
@@ -107,6 +112,36 @@ class Guard:
                     self._said.add(about)
                     self.say(note)
         return perf_counter() - began
+
+    def look_at_weightless(self, batch: GlobalBatch, weights: Weights) -> None:
+        """Look at the loss of a micro-batch of weight 0, which is not run; all ranks call it together.
+
+        Args:
+            batch: that is about to be run.
+            weights: of it.
+
+        Raises:
+            TaskError: the loss is not 0, so that it would count only beside others in one micro-batch.
+        """
+        tasks, device, gather = self.run.context.tasks, self.run.context.device, self.run.execution.group.gather
+        for name in [one for one in weights.weightless if one in self.weightless]:
+            self.weightless.discard(name)
+            one = next(
+                (one for one in batch.microbatches if one.task == name and weights.each.get(one.index) == 0), None
+            )
+            owners = [self.model, *tasks.values()]
+            with without_side_effects(owners), evaluating(self.model, device, tasks.values()), _as_in_training():
+                pieces = [] if one is None else [whole_of(one)]
+                values = self.run(name, one, pieces, "check of weight 0", may_raise=True)  # updates never ask for it
+            fault = ""
+            if one is not None and values.is_whole:
+                loss = values.given[0]
+                assert loss is not None, "the values are whole"
+                if abs(loss.loss) > self._tolerance(narrow=values.narrow).per_unit:
+                    fault = weightless_fault(tasks[name], _described(one, whole_of(one)), loss.loss)
+            for theirs in gather(fault):
+                if theirs:
+                    raise TaskError(f"task `{name}`: {theirs}" if name else theirs)
 
     def _look(self, name: str, microbatches: Sequence[Microbatch]) -> list[str]:
         """Look at one task; gives what is to be said."""
@@ -196,7 +231,7 @@ class Guard:
         """What is wrong, and what else is to be said."""
         if trial is None or not given:
             return "", ""
-        whole, parts, where = given[0], given[1:], _described(trial)
+        whole, parts, where = given[0], given[1:], _described(trial.microbatch, trial.whole)
         if again is not None and adds_up(whole, parts, tolerance):
             if again.is_random:  # so is what comes with it, the weight
                 return "", ""
@@ -244,8 +279,8 @@ def _smaller(task: Task, trial: TrialBatch | None) -> TrialBatch | None:
     return TrialBatch(trial.microbatch, whole, parts) if len(parts) > 1 else None
 
 
-def _described(trial: TrialBatch) -> str:
-    number, whole = trial.microbatch.index, trial.whole
+def _described(microbatch: Microbatch, whole: SubBatch) -> str:
+    number = microbatch.index
     count = num_samples(whole.data, whole.num_samples)
     samples = "" if count is None else f" ({count} samples)"
     return f"micro-batch {number}{samples}" if not whole.path else f"a part of micro-batch {number}{samples}"

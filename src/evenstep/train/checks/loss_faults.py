@@ -85,6 +85,22 @@ def weight_fault(task: Task, where: str, whole: LossValue, parts: Sequence[LossV
     return ""
 
 
+def weightless_fault(task: Task, where: str, loss: float) -> str:
+    """What is wrong with a micro-batch that weighs nothing and is left out, but has a loss."""
+    kind = type(task).__name__
+    advice = (
+        "Let `weight` count all that the loss covers, such as samples, or set `late_weight = True` and return "
+        "`Loss(total, weight=count)`: then it is run."
+        if task.reduction == "weight"
+        else "Let `weight` give more than 0 for each batch that has a loss: then it is run."
+    )
+    return (
+        f"the weight of {where} is 0, so it is not run, but its loss is {loss:.4g}: `{kind}.loss` covers samples that "
+        f"`{kind}.weight` does not count (images without boxes?), which would have a part in the update only where "
+        f"they share a micro-batch with others. {advice} If it is meant as it is: {AS_IT_IS}."
+    )
+
+
 def metric_note(task: Task, names: Sequence[str]) -> str:
     """Metrics that are given as means."""
     listed = ", ".join(f"`{name}`" for name in names)

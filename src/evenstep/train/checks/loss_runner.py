@@ -58,15 +58,35 @@ class LossRunner:
             execution=self.execution, tasks=self.context.tasks, cuts=self.cuts, report=lambda incident: None
         )
 
-    def __call__(self, name: str, microbatch: Microbatch | None, pieces: Sequence[SubBatch], path: str) -> LossValues:
-        """Run pieces of a micro-batch forward; all ranks call it together, also those without any."""
+    def __call__(
+        self,
+        name: str,
+        microbatch: Microbatch | None,
+        pieces: Sequence[SubBatch],
+        path: str,
+        *,
+        may_raise: bool = False,
+    ) -> LossValues:
+        """Run pieces of a micro-batch forward; all ranks call it together, also those without any.
+
+        Args:
+            may_raise: whether the loss of a piece may raise: then it gives nothing.
+        """
         if not self.execution.evaluates_together:
             return self._once(name, microbatch, pieces, path)
-        compute = partial(self._once, name, microbatch, pieces, path)
+        compute = partial(self._once, name, microbatch, pieces, path, may_raise=may_raise)
         values, out_of_memory = self._recovery.once(f"the check of the loss of {name or 'the task'}", compute)
         return LossValues(out_of_memory=out_of_memory, out_of_memory_anywhere=True) if values is None else values
 
-    def _once(self, name: str, microbatch: Microbatch | None, pieces: Sequence[SubBatch], path: str) -> LossValues:
+    def _once(
+        self,
+        name: str,
+        microbatch: Microbatch | None,
+        pieces: Sequence[SubBatch],
+        path: str,
+        *,
+        may_raise: bool = False,
+    ) -> LossValues:
         """Run them once."""
         task, execution = self.context.tasks[name], self.execution
         work: tuple[Microbatch, ...] = ()
@@ -75,7 +95,7 @@ class LossRunner:
                 replace(part_of(microbatch, piece), index=number, data=copied(piece.data))
                 for number, piece in enumerate(pieces)
             )
-        recorder = _LossRecorder(task)
+        recorder = _LossRecorder(task, may_raise=may_raise)
         with self.context.teaching(name):
             values = self._passed(name, work, recorder, path)
         given: list[LossValue | None] = []
@@ -130,14 +150,20 @@ class LossRunner:
 class _LossRecorder(ObservedTask):
     """Another task; what its loss gives is kept."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, *, may_raise: bool = False) -> None:
         super().__init__(task)
+        self._may_raise = may_raise
         self.losses: list[Any] = []
         self.narrow = False
 
     def observe(self, output: Any, batch: Any) -> None:
         self.narrow = self.narrow or any(one.dtype in SIXTEEN_BITS for one in tensors_in(output))
-        self.losses.append(_without_graph(self._task.loss(output, batch)))
+        try:
+            self.losses.append(_without_graph(self._task.loss(output, batch)))
+        except Exception as error:
+            if not self._may_raise or is_out_of_memory(error):
+                raise
+            self.losses.append(None)
 
     def loss(self, output: Any, batch: Any) -> Tensor:
         return super().loss(output, batch).requires_grad_(torch.is_grad_enabled())

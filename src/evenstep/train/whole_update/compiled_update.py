@@ -114,6 +114,7 @@ class CompiledUpdate:
         core.effects.begin(update, batch.position)
         core.trained.follow()
         weights = core.weigh(batch)
+        core.require_seen(weights)
         context.phases.lap("weigh")
         if not weights.totals or not self._model.training:
             return core(batch, before)
