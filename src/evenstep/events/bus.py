@@ -174,15 +174,19 @@ class Bus:
         }
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
-        """The state of every hook that has some, by its name (`Best`, `Best#2`, …)."""
+        """The state of every hook that may have some, by its name (`Best`, `Best#2`, …)."""
         states = {key: hook.state_dict() for key, hook in self._keyed().items()}
-        return {key: state for key, state in states.items() if state}
+        may_have = {key for key, hook in self._keyed().items() if type(hook).state_dict is not Hook.state_dict}
+        return {key: state for key, state in states.items() if state or key in may_have}
 
     def load_state_dict(self, states: Mapping[str, dict[str, Any]]) -> list[str]:
         """Give every hook its state back. One that has none there begins afresh; a state without its hook is given up.
 
         Returns:
             What differs from the hooks that the states were of, in half sentences.
+
+        Raises:
+            HookError: a hook that had nothing then, and has something now, does not take that back.
         """
         hooks = self._keyed()
         said = [
@@ -191,11 +195,11 @@ class Bus:
             if key not in states and hook.state_dict()
         ]
         for key, state in states.items():
-            if not state:
+            if not state and (key not in hooks or not hooks[key].state_dict()):
                 continue
             if key not in hooks:
                 said.append(f"hook `{key}` is gone, and so is its state")
-            elif changed := hooks[key].load_state_dict(state):
+            elif changed := _loaded(key, hooks[key], state):
                 said.append(f"hook `{key}` {changed}")
         return said
 
@@ -275,6 +279,19 @@ class _HookSpan(AbstractContextManager[None]):
         if self._reached < len(self._hooks.pairs):
             afters = [after for _, after in self._hooks.pairs[: self._reached] if after is not None]
         return deliver(afters, self._end(error), error=error) if afters else error
+
+
+def _loaded(key: str, hook: Hook, state: dict[str, Any]) -> str | None:
+    try:
+        return hook.load_state_dict(state)
+    except Exception as error:
+        if state:
+            raise
+        raise HookError(
+            f"hook `{key}` had no state when the checkpoint was made, but has some now, and its `load_state_dict` "
+            f"raised {clause(error)} when it was given `{{}}`; let it then begin afresh, such as by "
+            f"`self.value = state.get('value')`."
+        ) from error
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

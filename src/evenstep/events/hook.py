@@ -154,7 +154,7 @@ class Hook:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> str | None:
-        """Take back what `state_dict` gave; called only when that was not empty.
+        """Take back what `state_dict` gave; with an empty one only where it is not empty now, as after going back.
 
         What of it is not taken, because this hook was built with other arguments, may be given as half a sentence.
         """

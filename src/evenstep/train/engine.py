@@ -482,7 +482,9 @@ class Engine:
         self.progress = Progress.from_state_dict(state["progress"])
         self.reducers.follow(self.progress.update)
         for name, theirs in state.get("tasks", {}).items():
-            self.parts.context.tasks[name].load_state_dict(theirs)
+            task = self.parts.context.tasks.get(name)
+            if task is not None and (theirs or task.state_dict()):
+                task.load_state_dict(theirs)
         changed = settings + self.parts.saved.load_state_dict(state)
         self.core.is_whole = True
         changed += self.core.learning_rates.load_state_dict(state.get("lr_schedule", {}))

@@ -330,3 +330,33 @@ def test_the_checkpoints_that_any_hook_keeps_are_kept(trainer: Any) -> None:
 def test_what_other_trainers_call_a_method_of_a_hook_is_answered_by_one_that_is_there() -> None:
     assert {name for name in METHODS.values() if not hasattr(Hook, name)} == set()
     assert not [name for name in METHODS if hasattr(Hook, name)]
+
+
+class Sometimes(Stateful):
+    """Has no state until there is something to remember."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value} if self.value else {}
+
+
+class Forgets(Sometimes):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state.get("value", 0)
+
+
+def test_a_hook_that_had_no_state_at_a_checkpoint_has_none_when_the_run_goes_back_to_it(trainer: Any) -> None:
+    hook = Forgets()
+    bus = Bus([hook], trainer)
+    early = bus.state_dict()
+    hook.value = 7
+    assert bus.load_state_dict(early) == [] and hook.value == 0
+
+
+def test_a_hook_that_does_not_take_an_empty_state_back_is_refused_by_name_only_where_it_has_one(trainer: Any) -> None:
+    hook = Sometimes()
+    bus = Bus([hook], trainer)
+    early = bus.state_dict()
+    bus.load_state_dict(early)
+    hook.value = 7
+    with pytest.raises(HookError, match=r"hook `Sometimes` had no state .* raised KeyError"):
+        bus.load_state_dict(early)

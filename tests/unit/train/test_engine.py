@@ -215,6 +215,23 @@ def test_a_state_whose_tensors_have_moved_since_is_refused_and_a_copy_of_it_is_g
     assert torch.equal(parameters(model), wanted)
 
 
+def test_a_task_that_had_no_state_has_none_when_the_run_goes_back_to_it() -> None:
+    class Forgets(Squares):
+        seen = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"seen": self.seen} if self.seen else {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.seen = state.get("seen", 0)
+
+    task, model = Forgets(), net()
+    engine = Engine(model, task, torch.optim.SGD(model.parameters(), lr=0.1), device="cpu")
+    early, task.seen = engine.state_dict(), 7
+    engine.load_state_dict(early)
+    assert task.seen == 0
+
+
 def test_a_state_of_another_seed_or_of_something_else_is_refused() -> None:
     state = engine_of(net(), seed=1).state_dict()
     with pytest.raises(CheckpointError, match="`seed` was 1 and is now 2"):

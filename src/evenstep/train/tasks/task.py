@@ -240,7 +240,7 @@ class Task(ABC):
         return {} if other is None or IN_MODEL in vars(self) else dict(other())
 
     def load_state_dict(self, state: dict[str, Any]) -> Any:
-        """Take back what `state_dict` gave; called only when that was not empty."""
+        """Take back what `state_dict` gave; with an empty one only where it is not empty now, as after going back."""
         other = getattr(super(), "load_state_dict", None)
         return None if other is None else other(state)
 

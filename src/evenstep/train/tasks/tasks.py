@@ -163,8 +163,10 @@ class StatesOfTasks:
 
 
 def states_of(tasks: Mapping[str, Task]) -> dict[str, dict[str, Any]]:
-    """The states of the tasks that have one, by name."""
-    return {name: state for name, task in tasks.items() if (state := state_of(task, name))}
+    """The states of the tasks that may have one, by name."""
+    states = {name: state_of(task, name) for name, task in tasks.items()}
+    may_have = {name for name, task in tasks.items() if type(task).state_dict is not Task.state_dict}
+    return {name: state for name, state in states.items() if state or name in may_have}
 
 
 def _attach(model: nn.Module, optimizer: Optimizer, name: str, module: nn.Module | None) -> None:
@@ -196,7 +198,7 @@ def poison_of(optimizer: Optimizer, policy: FailurePolicy, strategy: Strategy) -
 def check_task_states(saved: Mapping[str, Any], tasks: Mapping[str, Task]) -> None:
     """Raise CheckpointError unless the tasks that have a state are those whose state was saved."""
     missing = [name for name, task in tasks.items() if name not in saved and state_of(task, name)]
-    surplus = [name for name in saved if name not in tasks]
+    surplus = [name for name, state in saved.items() if state and name not in tasks]
     faults = [f"has no state of {_named(name)}, which has some" for name in missing]
     faults += [f"has a state of {_named(name)}, which this run has not" for name in surplus]
     if faults:
