@@ -1,8 +1,9 @@
 """Keep the checkpoints of the best values of a metric, and a file `best` in the run folder that names the best of all.
 
-Of a metric of an evaluation, each new one among the best asks for a checkpoint; of a metric of training, the value of
-each checkpoint that is saved anyway counts. The values are part of the checkpoint, so a resumed run does not take a
-worse model for a better one. A value that is not finite is never among them. It does not load the best back.
+Of a metric of an evaluation, each new one among the best asks for a checkpoint; of a metric of training, the value at
+the very update of each checkpoint that is saved anyway counts. The values are part of the checkpoint, so a resumed run
+does not take a worse model for a better one. A value that is not finite is never among them. It does not load the best
+back.
 """
 
 from pathlib import Path
@@ -85,7 +86,7 @@ class Best(Hook):
             if event.update:
                 self._target.check_training(self)
             latest = self.trainer.storage.latest(self._target.metric)
-            if latest is not None:
+            if latest is not None and latest.update == event.update:
                 self._take(latest.value, event.update)
         self._saving = self._best.copy()
 

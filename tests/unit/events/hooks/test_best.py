@@ -156,6 +156,17 @@ def test_of_a_metric_of_training_the_saved_updates_count(trainer: Any) -> None:
     assert trainer.asked == []
 
 
+def test_a_metric_of_training_counts_for_no_later_checkpoint_than_that_of_its_update(trainer: Any) -> None:
+    trainer.folder.mkdir()
+    hook = attached(trainer, metric="train/rare", keep=2)
+    trainer.storage.put("train/rare", 1.0, update=10)
+    trainer.storage.settle()
+    for update in (10, 15, 20):
+        hook.before_save(SaveBegin(update=update))
+        hook.after_save(saved(trainer.folder, update))
+    assert hook.kept_checkpoints() == ("step-00000010",)
+
+
 def test_without_a_folder_training_does_not_begin(trainer: Any) -> None:
     trainer.folder = None
     with pytest.raises(HookError, match="hook `Best` saves checkpoints, but the trainer has no `folder`"):
