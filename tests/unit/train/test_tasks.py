@@ -428,6 +428,23 @@ def test_where_all_weights_come_late_and_are_0_nothing_moves_and_it_is_said(seve
     assert torch.equal(several.flat(model), before)
 
 
+@pytest.mark.parametrize("method", [None, PcGrad])
+def test_a_head_is_left_alone_where_the_weight_of_its_task_is_0_whether_that_comes_late_or_not(
+    several: Any, method: Any
+) -> None:
+    a, b = (several.stacked(several.samples(4, seed)) for seed in (0, 1))
+    ends: list[Tensor] = []
+    for late in (False, True):
+        model = several.model_of("a", "b")
+        tasks = {"a": several.Regress("a"), "b": several.Regress("b", late=late)}
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+        engine = Engine(model, tasks, optimizer, device="cpu", train=Training(combine=method and method()))
+        engine.update((a, "a"), (b, "b"))
+        engine.update((a, "a"), ([b[0], b[1], b[2] * 0], "b"))
+        ends.append(several.flat(model))
+    torch.testing.assert_close(*ends, rtol=1e-12, atol=1e-14)
+
+
 def test_evaluations_are_by_task_too(several: Any) -> None:
     model = several.model_of("a", "b")
     valid = Mixture(

@@ -65,10 +65,15 @@ def build_gather(
 
 
 def take_gradients(parameters: Mapping[str, nn.Parameter], late_total: Tensor | None) -> list[Tensor | None]:
-    """The gradients in `.grad`, which is then empty, divided by a late weight; None where there is none."""
-    gradients = [parameter.grad for parameter in parameters.values()]
-    if late_total is not None:
-        # a late weight of 0 comes with gradients of 0, and contributes nothing
+    """The gradients in `.grad`, which is then empty, divided by a late weight; None where there is none.
+
+    Of a late weight of 0 there are none, as of one that was counted before, so that the optimizer leaves a head of the
+    task alone. On an accelerator, which is not waited for, they are 0: weight decay and momentum move the head there.
+    """
+    gradients: list[Tensor | None] = [parameter.grad for parameter in parameters.values()]
+    if late_total is not None and late_total.device.type == "cpu" and late_total == 0:
+        gradients = [None] * len(gradients)
+    elif late_total is not None:
         share = torch.where(late_total > 0, 1.0 / late_total, 0.0)
         for gradient in gradients:
             if gradient is not None:
