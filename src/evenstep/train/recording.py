@@ -77,6 +77,8 @@ class Recording:
             )
         if task.late_weight and loss.weight is None and loss.count is not None:
             loss = replace(loss, weight=loss.count)
+        if loss.count is not None and torch.is_grad_enabled() and _is_known_to_be_nothing(loss.count):
+            loss = replace(loss, sum=None)  # a mean over nothing is 0 / 0, and so is its gradient
         if loss.sum is None and method == "evaluate":
             return self._record_without_loss(task, one, piece, loss)
         return self._record(task, one, piece, loss, _checked(task, loss.sum, loss.weight, one.index, method))
@@ -233,6 +235,15 @@ def _fault(task: Task, total: Any, given: object, microbatch: int) -> str:
             f"from the model's output, without `detach` or `no_grad`, and leave a parameter `requires_grad`."
         )
     return weight
+
+
+def _is_known_to_be_nothing(count: Tensor | float) -> bool:
+    """Whether a count is 0, where that can be read without waiting for a device."""
+    return (
+        bool(count.numel() == 1 and count.device.type == "cpu" and count == 0)
+        if isinstance(count, Tensor)
+        else count == 0
+    )
 
 
 def _instead_of(given: object) -> str:

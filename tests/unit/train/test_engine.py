@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
-from evenstep import Aborted, Batch, Committed, Ema, Engine, MapData, Task, Trainer, Training
+from evenstep import Aborted, Batch, Committed, Ema, Engine, Loss, MapData, Task, Trainer, Training
 from evenstep.data import Position
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, NonFiniteError, TaskError
 from evenstep.parallel import Ddp, Ordered
@@ -213,6 +213,26 @@ def test_a_state_whose_tensors_have_moved_since_is_refused_and_a_copy_of_it_is_g
     engine.load_state_dict(copied)
     assert engine.progress.update == 1
     assert torch.equal(parameters(model), wanted)
+
+
+def test_a_late_mean_over_nothing_contributes_nothing_though_its_gradient_is_not_finite() -> None:
+    class LateMean(Squares):
+        late_weight = True
+
+        def loss(self, output: Tensor, batch: Any) -> Any:
+            counted = (torch.arange(len(output)) < 1) & (batch[1].sum() > 0)  # the first of each, or none
+            each = (output - batch[1]).square().sum(1)
+            return Loss.of_mean((each * counted).sum() / counted.sum(), counted.sum())
+
+    x, y = points(3)
+    batches = [(x[:1], y[:1].abs()), (x[1:2], -y[1:2].abs()), (x[2:], y[2:].abs())]
+    ends: list[Tensor] = []
+    for some in (batches, [batches[0], batches[2]]):
+        model = net()
+        engine = Engine(model, LateMean(), torch.optim.SGD(model.parameters(), lr=0.1), device="cpu")
+        assert isinstance(engine.update(*some), Committed)
+        ends.append(parameters(model))
+    torch.testing.assert_close(*ends, rtol=1e-12, atol=0)
 
 
 def test_a_task_that_had_no_state_has_none_when_the_run_goes_back_to_it() -> None:

@@ -76,7 +76,9 @@ class Loss:
         row does not count: `(labels[:, 1:] != -100).sum()`, both here and in `weight`.
 
         Args:
-            mean: over the batch's units, 0-dim. Of no units it is taken for 0, also where it is NaN.
+            mean: over the batch's units, 0-dim. Of no units it is taken for 0, also where it is NaN. On an
+                accelerator, whose numbers nobody waits for, its gradient must be finite then: where the weight is late,
+                divide by `count.clamp(min=1)`.
             count: of these units.
             metrics: see `Loss`.
             observed: see `Loss`.
