@@ -37,6 +37,7 @@ class TrainerAttributes:
 
     _is_built = False
     _is_training = False
+    _is_over = False  # while hooks are told that training has ended
     _loop: "Loop"
     _group: Group
     _sharing: str
@@ -215,6 +216,14 @@ class TrainerAttributes:
             raise ArgumentError(
                 f"`{what}` was called in the midst of {midst}, by a hook or the task, when nothing of it is complete; "
                 f"{advice}."
+            )
+
+    def _check_in_time(self, what: str, instead: str) -> None:
+        """Raise ArgumentError where `after_train` asks for what the loop would do: only another `train` would do it."""
+        if self._is_over:
+            raise ArgumentError(
+                f"`request_{what}` was called in `after_train`, when no update follows at whose end it could be done; "
+                f"call it in `after_update` or `after_evaluate`, or `{instead}` when `train` has returned."
             )
 
     def _check_not_training(self, what: str) -> None:

@@ -180,12 +180,28 @@ class Trainer(TrainerAttributes):
         self._loop.requests.request_stop(reason, requeue=requeue)
 
     def request_save(self) -> None:
-        """Save at the end of this update."""
+        """Save at the end of this update.
+
+        Raises:
+            ArgumentError: training is over.
+        """
+        self._check_in_time("save", "trainer.save()")
         self._loop.requests.save = True
 
     def request_evaluate(self) -> None:
-        """Evaluate at the end of this update."""
+        """Evaluate at the end of this update, before it is saved.
+
+        Raises:
+            ArgumentError: there is nothing to evaluate on, training is over, or it is being told of a checkpoint.
+        """
         self._check_evaluates()
+        self._check_in_time("evaluate", "trainer.evaluate()")
+        if self._loop.checkpointer.is_telling:
+            raise ArgumentError(
+                "`request_evaluate` was called in `before_save` or `after_save`, when evaluations of this update are "
+                "over; a run that goes on from the checkpoint would make it at another update than this one, or not at "
+                "all. Call it in `after_update`, or in the `after_evaluate` that asks for the save."
+            )
         self._loop.requests.evaluate = True
 
     def train(self) -> Result:
@@ -228,7 +244,7 @@ class Trainer(TrainerAttributes):
             shorten(error, where(self._loop))
             raise error  # with this frame, which a bare `raise` would not show
         finally:
-            self._is_training = False
+            self._is_training = self._is_over = False
 
     def _train(self) -> Result:
         from evenstep.train.failures.emergency import emergency_save
@@ -273,6 +289,7 @@ class Trainer(TrainerAttributes):
                     if loop.policies.may_rewind and not checkpointer.folder.newest_first():
                         self.save()  # something to go back to
                     ended = self._run()
+                    self._is_over = True
                     self._loop.reporter.writers.event("train_end", end(None))
                 except BaseException as raised:
                     error = self._group.explained(raised)
