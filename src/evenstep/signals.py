@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from time import monotonic
 from types import FrameType
-from typing import final
+from typing import Protocol, final
 
 REQUEUE = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -108,10 +108,14 @@ def interrupted(said: str) -> KeyboardInterrupt:
     return error
 
 
+class RequestsStop(Protocol):
+    """What notes that something is to stop, and why; `requeue` says that it is to be run again."""
+
+    def __call__(self, reason: str, *, requeue: bool = False) -> None: ...
+
+
 @contextmanager
-def stopping(
-    request_stop: Callable[[str], None], *, spares_own: bool = False
-) -> Generator[Callable[[], signal.Signals | None]]:
+def stopping(request_stop: RequestsStop, *, spares_own: bool = False) -> Generator[Callable[[], signal.Signals | None]]:
     """Pass signals on to `request_stop` inside the `with`; outside the main thread, which alone gets signals, nothing.
 
     Gives a function that tells which signal has asked for the end, if any.
@@ -143,7 +147,7 @@ def stopping(
                 raise Terminated
             return
         caught, first_at = signal.Signals(number), monotonic()
-        request_stop(caught.name)
+        request_stop(caught.name, requeue=caught in REQUEUE)
         with suppress(OSError):  # nobody reads our messages any more, which is no reason not to save
             # not print, because a print may be what was interrupted
             again = "Ctrl-C again" if number == signal.SIGINT else "another one"

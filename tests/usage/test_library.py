@@ -41,11 +41,13 @@ from evenstep import (
     Trainer,
 )
 from evenstep.checkpoint import complete_checkpoints, read_checkpoint
+from evenstep.cli.training import _train
 from evenstep.errors import ArgumentError, EvenstepError, HookError, TaskError
 from evenstep.events import ConsoleWriter, CsvWriter, JsonlWriter, Save
+from evenstep.exits import EXIT_DONE
 from evenstep.optim.schedules import Cosine, Linear
 from evenstep.options import OPTIONS
-from evenstep.parallel import Single
+from evenstep.parallel import Group, Single
 
 PAIRS = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
 
@@ -333,6 +335,27 @@ def test_sigterm_saves_and_ends_the_script_with_the_exit_code_of_the_command_lin
     assert ended.value.code == 75
     assert [path.name for path in complete_checkpoints(tmp_path / "checkpoints")] == ["step-00000002"]
     assert f"evenstep: stopped by {number.name} after update 2, saved in" in capfd.readouterr().err
+
+
+class StopsAndIsEnded(Hook):
+    """Stops the run for good; while that is saved, the job is ended."""
+
+    def after_update(self, event: Any) -> None:
+        if event.update == 2:
+            self.trainer.request_stop("good enough")
+
+    def before_save(self, event: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_run_that_a_hook_has_stopped_does_not_ask_to_be_run_again_when_sigterm_comes_meanwhile(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        trainer_of(folder=tmp_path, hooks=StopsAndIsEnded()).train()
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert "evenstep: ended by SIGTERM, after a hook had stopped the run for good at update 2" in capfd.readouterr().err
+    assert _train(trainer_of(folder=tmp_path / "other", hooks=StopsAndIsEnded()), Group(), shows_end=False) == EXIT_DONE
 
 
 def test_a_second_ctrl_c_leaves_at_once_and_saves_nothing(tmp_path: Path) -> None:

@@ -83,8 +83,8 @@ def _train(trainer: Trainer, group: Group, *, shows_end: bool) -> int:
     signals = [number for number in group.gather(caught()) if number is not None]  # one rank's is enough
     if result.outcome == "done":
         return EXIT_DONE
-    if signals:
-        return EXIT_REQUEUE if signals[0] in REQUEUE else EXIT_INTERRUPTED
+    if signals and signals[0] not in REQUEUE:
+        return EXIT_INTERRUPTED
     return EXIT_REQUEUE if result.requeue else EXIT_DONE
 
 

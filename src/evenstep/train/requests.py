@@ -72,19 +72,30 @@ class Requests:
     go_back: GoBack | None = None
 
     def request_stop(self, reason: str, *, requeue: bool = False) -> None:
-        """Note that the run is to stop at the end of this update; the last reason counts."""
-        self.stop, self.requeue = reason or "asked to stop", requeue
+        """Note that the run is to stop at the end of this update; the last reason counts, but those for good first.
+
+        A run that is done is not run again, though a signal or a time limit has come meanwhile.
+        """
+        if not (requeue and self.is_for_good):
+            self.stop, self.requeue = reason or "asked to stop", requeue
+
+    @property
+    def is_for_good(self) -> bool:
+        """Whether something has asked to stop that does not want the run to be run again."""
+        return bool(self.stop) and not self.requeue
 
     def agree(self, group: Group) -> Agreed:
         """What any rank of `group` wants; all call it together."""
         if group.ranks == 1 and not (self.stop or self.save or self.evaluate):
             return _NOTHING
-        stop, save, evaluate, requeue, reason = bool(self.stop), self.save, self.evaluate, self.requeue, self.stop
+        done, save, evaluate, requeue, reason = self.is_for_good, self.save, self.evaluate, self.requeue, self.stop
         if group.ranks > 1:
-            sums = group.sum_floats([stop, save, evaluate, requeue])
-            stop, save, evaluate, requeue = (total > 0 for total in sums)
-            reason = next((one for one in group.gather(reason) if one), "") if stop else ""
-        end = End(reason, outcome="stopped", requeue=requeue) if stop else None
+            sums = group.sum_floats([done, save, evaluate, requeue])
+            done, save, evaluate, requeue = (total > 0 for total in sums)
+            if done or requeue:
+                reasons = [one for one, again in group.gather((reason, self.requeue)) if one and again is not done]
+                reason = reasons[0]
+        end = End(reason, outcome="stopped", requeue=not done) if done or requeue else None
         return Agreed(stop=end, save=save, evaluate=evaluate)
 
     @contextmanager

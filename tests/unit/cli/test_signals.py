@@ -3,7 +3,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,10 +15,14 @@ from evenstep.checkpoint import read_checkpoint
 from evenstep.signals import REQUEUE, Terminated, ending, not_swallowed, stopping
 
 
+def noting(reasons: list[str]) -> Callable[..., None]:
+    return lambda reason, *, requeue=False: reasons.append(reason)
+
+
 def test_handlers_are_given_back_and_the_first_signal_asks_to_stop() -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     reasons: list[str] = []
-    with stopping(reasons.append) as caught:
+    with stopping(noting(reasons)) as caught:
         assert caught() is None
         signal.raise_signal(signal.SIGTERM)
         assert caught() is signal.SIGTERM
@@ -44,7 +48,7 @@ def test_a_signal_that_an_import_swallows_ends_the_command_all_the_same(
 
 def test_a_second_ctrl_c_leaves_at_once() -> None:
     reasons: list[str] = []
-    with pytest.raises(KeyboardInterrupt), stopping(reasons.append):
+    with pytest.raises(KeyboardInterrupt), stopping(noting(reasons)):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
     assert reasons == ["SIGINT"]
@@ -53,7 +57,7 @@ def test_a_second_ctrl_c_leaves_at_once() -> None:
 def test_the_sigterm_after_a_schedulers_warning_is_not_a_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signals, "COPIES_S", -1.0)  # as if they came far apart
     reasons: list[str] = []
-    with stopping(reasons.append) as caught:
+    with stopping(noting(reasons)) as caught:
         signal.raise_signal(signal.SIGUSR1)
         signal.raise_signal(signal.SIGTERM)
         assert caught() is signal.SIGTERM
@@ -74,7 +78,7 @@ def test_sighup_stays_ignored_where_nohup_has_it_so() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     reasons: list[str] = []
     try:
-        with ending(), stopping(reasons.append):
+        with ending(), stopping(noting(reasons)):
             signal.raise_signal(signal.SIGHUP)
             assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:

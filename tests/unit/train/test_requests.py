@@ -129,6 +129,21 @@ def test_an_evaluation_that_is_asked_for_while_it_is_made_is_not_made_at_the_nex
     assert [record.update for record in trainer.storage.history("valid/loss")] == [3, 5]
 
 
+@pytest.mark.parametrize("order", [("good enough", "SIGTERM"), ("SIGTERM", "good enough")])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_stop_for_good_goes_before_one_that_wants_the_run_again(
+    on_ranks: Callable[..., list[Any]], ranks: int, order: tuple[str, str]
+) -> None:
+    def rank(group: Any) -> Any:
+        requests = Requests()
+        for number, reason in enumerate(order):
+            if ranks == 1 or number == group.rank:
+                requests.request_stop(reason, requeue=reason == "SIGTERM")
+        return requests.agree(group).stop
+
+    assert set(on_ranks(ranks, rank)) == {End("good enough", outcome="stopped", requeue=False)}
+
+
 @pytest.mark.parametrize("event", ["before_save", "after_save", "after_train"])
 def test_an_evaluation_that_a_resumed_run_would_make_at_another_update_is_refused(tmp_path: Path, event: str) -> None:
     class Late(Hook):
