@@ -38,6 +38,7 @@ class TrainerAttributes:
     _is_built = False
     _is_training = False
     _is_over = False  # while hooks are told that training has ended
+    _has_trained = False
     _loop: "Loop"
     _group: Group
     _sharing: str

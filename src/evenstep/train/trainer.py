@@ -5,8 +5,8 @@ It puts the parts of a run together, holds the state that a checkpoint saves, an
 first trainer is built, so that importing all public names takes little longer than importing torch.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, final
@@ -279,6 +279,7 @@ class Trainer(TrainerAttributes):
             undisturbed(self.device),
             torch.enable_grad(),
         ):
+            self._has_trained = True
             self._loop.reporter.writers.event("train_begin", begin)
             checkpointer.folder.clean(self.progress.update)
             checkpointer.leave_later()
@@ -323,6 +324,8 @@ class Trainer(TrainerAttributes):
     def evaluate(self, name: str | None = None) -> dict[str, dict[str, float]]:
         """Evaluate the parameters (or their average, if there is one) as of the last committed update.
 
+        Writers get the metrics too, if this trainer has trained up to there; else with the next `train`.
+
         Args:
             name: of the evaluation; None for all.
 
@@ -339,7 +342,7 @@ class Trainer(TrainerAttributes):
         sets = self.evaluations if name is None else named_set(self.evaluations, name)
         self._check_hooks()
         self._check_idle("evaluate", "call `request_evaluate`, which does it when the update is complete")
-        with self._together():
+        with self._together(), self._writing():
             self._loop.settle_between_updates()
             return self._loop.evaluator(sets)
 
@@ -355,6 +358,18 @@ class Trainer(TrainerAttributes):
         with self._together():
             self._loop.settle_between_updates(write=False)
             return self._loop.evaluator.predict(batches, collect=collect)
+
+    @contextmanager
+    def _writing(self) -> Generator[None]:
+        """Open the writers when training is over: nobody else may come to give them what waits for them.
+
+        Not where another state was loaded since: they would forget what came after its update.
+        """
+        if self._is_training or not self._has_trained or self._loop.checkpointer.is_named:
+            yield
+            return
+        with self.holding_folder(), self._loop.reporter.writers.opened(self.folder, self.progress.update):
+            yield
 
     def _together(self) -> AbstractContextManager[None]:
         """What raises inside leaves no other rank waiting; while it trains, `train` sees to that."""

@@ -1,5 +1,6 @@
 """The trainer as its user sees it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -591,3 +592,25 @@ def test_a_misspelt_hook_method_is_refused() -> None:
 def test_an_evaluation_that_is_not_there_is_named() -> None:
     with pytest.raises(ArgumentError, match="no evaluation 'test'; there are none"):
         trainer_of().evaluate("test")
+
+
+def test_what_is_evaluated_when_training_is_over_reaches_the_writers_and_forgets_nothing(tmp_path: Path) -> None:
+    def written() -> list[tuple[int, bool]]:
+        lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+        return [(line["update"], "valid/loss" in line) for line in lines]
+
+    trainer = trainer_of(
+        evaluations={"valid": MapData(points(9), global_batch_size=4)},
+        folder=tmp_path,
+        updates=3,
+        hooks=[Save(every_updates=1)],
+        log=Logging(every_updates=1, writers=("jsonl", "prometheus")),
+    )
+    trainer.train()
+    before = written()
+    trainer.evaluate()
+    assert written() == [*before, (3, True)]
+    assert 'name="train/loss"' in (tmp_path / "metrics.prom").read_text()
+    trainer.resume(tmp_path / "checkpoints" / "step-00000001")
+    trainer.evaluate()
+    assert written() == [*before, (3, True)]

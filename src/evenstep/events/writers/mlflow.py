@@ -87,7 +87,7 @@ class MlflowWriter(Writer):
                 f"{self.target} can't be written to: {clause(error)}; give another `tracking_uri`, or leave it out to "
                 f"write into the run folder."
             ) from error
-        self._client, self._outcome = client, "stopped"
+        self._client = client
 
     def write(self, records: Sequence[Record]) -> None:
         from mlflow.entities import Metric
@@ -99,6 +99,7 @@ class MlflowWriter(Writer):
 
     def event(self, name: str, event: Event) -> None:
         if isinstance(event, TrainBegin):
+            self._outcome = "stopped"  # until it says something else
             self._configured(event.config)
         elif isinstance(event, TrainEnd):
             self._outcome = event.outcome

@@ -44,7 +44,10 @@ class PrometheusWriter(Writer):
         self._given, self._run_name = None if path is None else Path(path), run_name
         self._path: Path | None = None
         self._label = ""
-        self._begin()
+        self._values: dict[str, tuple[int, float]] = {}
+        self._incidents = Counter[str]()
+        self._update, self._running = 0, 0
+        self._updates: int | None = None
 
     @property
     def target(self) -> str:
@@ -56,7 +59,7 @@ class PrometheusWriter(Writer):
         else:
             self._path = self._given
         self._label = self._run_name or (folder.name if folder is not None else "")
-        self._begin()
+        self._values = {name: one for name, one in self._values.items() if one[0] <= update}
         self._update = update
 
     def write(self, records: Sequence[Record]) -> None:
@@ -80,12 +83,6 @@ class PrometheusWriter(Writer):
 
     def close(self) -> None:
         self._path = None
-
-    def _begin(self) -> None:
-        self._values: dict[str, tuple[int, float]] = {}
-        self._incidents = Counter[str]()
-        self._update, self._running = 0, 0
-        self._updates: int | None = None
 
     def _replace(self) -> None:
         assert self._path is not None, "opened before"

@@ -91,7 +91,6 @@ class WandbWriter(Writer):
                 f"Weights & Biases can't be written to: {clause(error)}; log in by `wandb login`, or write to the run "
                 f"folder only, by WANDB_MODE=offline in the environment."
             ) from error
-        self._failed = False
         self._run.define_metric("update", hidden=True)
         self._run.define_metric("*", step_metric="update")
 
@@ -101,6 +100,7 @@ class WandbWriter(Writer):
 
     def event(self, name: str, event: Event) -> None:
         if isinstance(event, TrainBegin):
+            self._failed = False
             self._run.config.update(dict(event.config), allow_val_change=True)
         elif isinstance(event, TrainEnd):
             self._failed = event.outcome == "failed"
