@@ -63,6 +63,7 @@ class FirstBatches(WrappedData):
                 f"{self._batches} are taken; raise that number, or start a new run."
             )
         while position is not None:
+            self._check_sizes(position)
             batches = read(position)
             position = None
             with closing(cast("Any", batches)):
@@ -74,3 +75,23 @@ class FirstBatches(WrappedData):
                     yield replace(batch, following=following, ends_epoch=True)
                     position = following if self.data.knows_length else None
                     break
+
+    def _check_sizes(self, position: Position) -> None:
+        """Raise DataError behind an epoch that was cut short, where sizes change with the number of the update."""
+        if not position.epoch or not _counts_updates(self.data.fingerprint()):
+            return
+        if any((self.data.num_batches(one, seed=0) or 0) > self._batches for one in {0, position.epoch - 1}):
+            raise DataError(
+                f"epoch {position.epoch + 1} of `FirstBatches(…, {self._batches})` cannot begin: sizes that change by "
+                f"updates count the global batches of the data that it is made of, also those that it leaves out, and "
+                f"would change at other updates than the named ones. Let them change by epochs "
+                f"(`batch_size_unit='epochs'`), or take no more updates than the first epoch has."
+            )
+
+
+def _counts_updates(fingerprint: JSON) -> bool:
+    """Whether sizes that change by updates are in a fingerprint; those of one are kept as a `unit` and `sizes`."""
+    if isinstance(fingerprint, Mapping):
+        by_updates = fingerprint.get("unit") == "updates" and "sizes" in fingerprint
+        return by_updates or any(map(_counts_updates, fingerprint.values()))
+    return isinstance(fingerprint, list | tuple) and any(map(_counts_updates, fingerprint))

@@ -1,4 +1,5 @@
 from itertools import islice
+from typing import Any
 
 import pytest
 import torch
@@ -78,3 +79,14 @@ def test_another_number_of_batches_is_another_run() -> None:
     assert FirstBatches(data, 1).fingerprint() != FirstBatches(data, 2).fingerprint()
     with pytest.raises(ArgumentError, match="`batches` must be a whole number of at least 1"):
         FirstBatches(data, 0)
+
+
+def test_sizes_that_change_by_updates_are_refused_behind_an_epoch_that_is_cut_short() -> None:
+    def sizes(batches: int, unit: Any) -> list[int]:
+        data = MapData(range(6), global_batch_size=[(1, 1), (2, 2)], batch_size_unit=unit, shuffle=False)
+        return [one.num_samples for one in islice(FirstBatches(data, batches).batches(Position(), seed=1), 6)]
+
+    assert sizes(2, "epochs") == [1, 1, 2, 2, 2, 2]
+    assert sizes(4, "updates") == [1, 2, 2, 1, 2, 2]  # whole epochs
+    with pytest.raises(DataError, match=r"epoch 2 of `FirstBatches\(…, 2\)` cannot begin"):
+        sizes(2, "updates")
