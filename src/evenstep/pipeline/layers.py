@@ -8,7 +8,7 @@ cut. It builds nothing: a layer may be a module, or a function that builds it on
 from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from inspect import ismethod, signature
+from inspect import Signature, ismethod, signature
 from typing import Any, Self, TypeAlias, cast, final
 
 import torch
@@ -292,6 +292,8 @@ def unfit(model: nn.Module, inputs: Any) -> str:
     "the model can't be called with what the task's `inputs` gives: `Linear.forward(input)"
     >>> unfit(nn.Linear(1, 1), 3)
     ''
+    >>> unfit(nn.Bilinear(1, 1, 1), [3, 4])[-51:]
+    '`def inputs(self, batch): return tuple(batch[:2])`.'
     """
     try:
         forward = signature(model.forward)
@@ -309,10 +311,21 @@ def unfit(model: nn.Module, inputs: Any) -> str:
         item = "0"
         if isinstance(inputs, dict | UserDict):
             item = repr(next((name for name in forward.parameters if name in inputs), next(iter(inputs), "x")))
+        gives, what = "it takes of a batch", f"batch[{item}]"
+        if isinstance(inputs, list) and _binds(forward, cast("list[Any]", inputs)):
+            gives, what = "they are, since a list is one argument", f"tuple(batch[:{len(cast('list[Any]', inputs))}])"
         return (
             f"the model can't be called with what the task's `inputs` gives: `{type(model).__name__}.forward"
             f"({', '.join(forward.parameters)})` {clause(str(error))}. A dict is its keyword arguments, "
-            f"a tuple its positional ones; say what it takes of a batch, "
-            f"`def inputs(self, batch): return batch[{item}]`."
+            f"a tuple its positional ones; say what {gives}, "
+            f"`def inputs(self, batch): return {what}`."
         )
     return ""
+
+
+def _binds(forward: Signature, positional: Sequence[Any]) -> bool:
+    try:
+        forward.bind(*positional)
+    except TypeError:
+        return False
+    return True
