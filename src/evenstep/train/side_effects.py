@@ -6,12 +6,13 @@ back, of the model and of whatever else is named. Parameters are not: a forward 
 
 import random
 from collections import OrderedDict, deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy, deepcopy
+from functools import lru_cache
 from inspect import isroutine
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, cast, final
 
 import numpy as np
 import torch
@@ -111,7 +112,7 @@ class Attributes:
     """
 
     def __init__(self, owner: object) -> None:
-        self.owner, self._attributes = owner, vars(owner)
+        self.owner, self._attributes = owner, _attributes_of(owner)
         self._before = dict(self._attributes)
         values = self._before.values()
         self._contents = [(one, copy(one)) for one in values if type(one) in _CONTAINERS]
@@ -146,13 +147,61 @@ def attributes_within(objects: Iterable[object]) -> list[Attributes]:
         one = rest.pop()
         if (
             id(one) not in found
-            and hasattr(one, "__dict__")
+            and (hasattr(one, "__dict__") or _slots_of(type(one)))
             and not isinstance(one, _NO_OBJECTS)
             and not isroutine(one)
         ):
             found[id(one)] = kept = Attributes(one)
             rest.extend(kept.held())
     return list(found.values())
+
+
+@lru_cache(maxsize=1024)
+def _slots_of(kind: type) -> tuple[str, ...]:
+    """The attributes that a class has places for, `__slots__`, as they are called from outside.
+
+    >>> _slots_of(type("Place", (), {"__slots__": ("x", "__own", "__weakref__")}))
+    ('x', '_Place__own')
+    """
+    names: list[str] = []
+    for one in kind.__mro__:
+        given = one.__dict__.get("__slots__", ())
+        for name in (given,) if isinstance(given, str) else given:
+            is_own = name.startswith("__") and not name.endswith("__")
+            names.append(f"_{one.__name__.lstrip('_')}{name}" if is_own else name)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+
+
+def _attributes_of(owner: object) -> MutableMapping[str, Any]:
+    """The attributes of an object as a mapping that writes through to it."""
+    return _SlotsAndAttributes(owner) if _slots_of(type(owner)) else vars(owner)
+
+
+@final
+class _SlotsAndAttributes(MutableMapping[str, Any]):
+    """Those of an object with `__slots__`, which may have others beside; a frozen one too."""
+
+    def __init__(self, owner: object) -> None:
+        self._owner = owner
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self._owner, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        object.__setattr__(self._owner, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        object.__delattr__(self._owner, name)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from [name for name in _slots_of(type(self._owner)) if hasattr(self._owner, name)]
+        yield from list(getattr(self._owner, "__dict__", ()))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 _NO_OBJECTS = (Tensor, nn.Module, type, ModuleType)

@@ -4,6 +4,7 @@ import gc
 import random
 import weakref
 from copy import deepcopy
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -397,12 +398,21 @@ class Tells(nn.Module):
         self.linear, self.kind = nn.Linear(WIDTH, WIDTH), kind
 
     def forward(self, x: Tensor, told: Any) -> Tensor:
-        held = told.held.values if self.kind == "object" else told
+        if self.kind == "slots":
+            told.scale *= 0.5
+            x = told.scale * x
+        held = told.held.values if self.kind == "object" else told.values if self.kind == "slots" else told
         if self.kind == "list":
             held.append(self.linear(x).square().mean(1))
         else:
             held["h"] = held["h"] + self.linear(held["h"]).tanh()
         return self.linear(x).tanh()
+
+
+@dataclass(slots=True)
+class Slotted:
+    values: dict[str, Tensor]
+    scale: float = 2.0
 
 
 class Told(nn.Module):
@@ -415,13 +425,14 @@ class Told(nn.Module):
         x = self.first(x)
         values: Any = [] if self.kind == "list" else {"h": x}
         told = SimpleNamespace(held=SimpleNamespace(values=values)) if self.kind == "object" else values
+        told = Slotted(values) if self.kind == "slots" else told
         for block in self.blocks:
             x = block(x, told)
         more = sum(values) if self.kind == "list" else values["h"].mean(1)
         return self.last(x) + more[:, None]
 
 
-@pytest.mark.parametrize("kind", ["list", "mapping", "object"])
+@pytest.mark.parametrize("kind", ["list", "mapping", "object", "slots"])
 def test_what_a_block_writes_into_its_arguments_arrives_and_is_not_there_when_it_is_computed_again(kind: str) -> None:
     states: list[nn.Module] = []
     for which in ("none", "blocks"):
