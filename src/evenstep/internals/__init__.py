@@ -345,12 +345,17 @@ def set_timeout(backend: Any, timeout: timedelta) -> None:
     backend._set_default_timeout(timeout)
 
 
-def nccl_around(store: Store, rank: int, ranks: int, timeout: timedelta) -> Any:
-    """NCCL's backend for the current CUDA device; how long its operations may take is an option without public name."""
+def nccl_around(store: Store, rank: int, ranks: int, timeout: timedelta, device: torch.device) -> Any:
+    """NCCL's backend for a CUDA device, connected; how long its operations may take is an option without public name.
+
+    By itself NCCL connects in the first collective, in which it waits for the others without an end.
+    """
     kind = cast("Any", dist).ProcessGroupNCCL
     options = kind.Options()
     options._timeout = timeout
-    return kind(store, rank, ranks, options)
+    backend = kind(store, rank, ranks, options)
+    backend.eager_connect_single_device(device)
+    return backend
 
 
 def name_of_group(group: ProcessGroup) -> str:

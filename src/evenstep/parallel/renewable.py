@@ -108,7 +108,7 @@ class Renewable(ProcessGroup):
         return backend
 
     def _wait_for_all(self, store: Store, timeout_s: float) -> None:
-        """Wait until all ranks are about to connect: while gloo waits for one of them, no signal is heard."""
+        """Wait until all ranks are about to connect: while one is waited for then, no signal is heard."""
         store.add("came", 1)
         if not wait_until(lambda: store.add("came", 0) >= self._ranks, timeout_s, longest_s=_LONGEST_PAUSE_S):
             raise RuntimeError(f"{store.add('came', 0)} of {self._ranks} ranks came to it.")
@@ -157,13 +157,16 @@ class RenewableNccl(Renewable):
     """The same for tensors on CUDA devices; it has been run by nobody yet."""
 
     _begun: torch.cuda.Event | None = None
+    _device: torch.device
 
     def begin_work(self) -> None:
         self._begun = self._begun or torch.cuda.Event()
         self._begun.record()  # pyright: ignore[reportUnknownMemberType]
 
     def _connected(self, store: Store, timeout: timedelta) -> Any:
-        return nccl_around(store, self._rank, self._ranks, self._timeout)
+        self._wait_for_all(store, timeout.total_seconds())
+        self._device = torch.device("cuda", torch.cuda.current_device())
+        return nccl_around(store, self._rank, self._ranks, self._timeout, self._device)
 
     def _kind(self) -> Any:
         return ProcessGroup.BackendType.NCCL
@@ -185,6 +188,7 @@ class RenewableNccl(Renewable):
 
     def _abort(self, backend: Any, begun: torch.cuda.Event | None) -> None:
         """Abort it as soon as the device, which is later than the host, is through with all before this work."""
+        torch.cuda.set_device(self._device)  # a thread begins with the first one, on which it would take memory
         until = monotonic() + self._timeout.total_seconds()
         while begun is not None and not begun.query() and monotonic() < until:
             sleep(_LOOKED_EVERY_S)
