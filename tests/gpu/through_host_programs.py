@@ -1,6 +1,6 @@
 """What ranks run whose tensors say that they are on a device that the ranks share; and the stand-in for one."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -71,3 +71,18 @@ def refused() -> str:
     finally:
         group.close()
     return "built"
+
+
+def of_the_host() -> list[Any]:
+    """What becomes of the host's tensors where devices have NCCL, and how many waits are looked after."""
+    group, looked = Processes("cpu", timeout_s=30), list[Any]()
+    hosts, wait = group._devices, group._wait_by_and_by
+    group._devices = cast("Any", "NCCL, which takes none of them")
+    group._wait_by_and_by = lambda work: looked.append(wait(work))
+    one = torch.ones(2) * (group.rank + 1)
+    group.sum(one)()
+    group.broadcast([one])
+    group.sum_floats([1.0])
+    group._devices = hosts
+    group.close()
+    return [one.tolist(), len(looked)]

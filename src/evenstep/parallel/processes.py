@@ -180,7 +180,8 @@ class Processes(Group):
 
     def sum(self, tensor: Tensor) -> Callable[[], None]:
         def begin(one: Tensor) -> Callable[[], None]:
-            return self._begin("sum gradients", one, partial(dist.all_reduce, one, group=self._devices, async_op=True))
+            act = partial(dist.all_reduce, one, group=self._of(one), async_op=True)
+            return self._begin("sum gradients", one, act)
 
         return self._through(tensor, begin, comes_back=True)
 
@@ -197,11 +198,12 @@ class Processes(Group):
         return self._through(tensor, begin, comes_back=True)
 
     def _of(self, tensor: Tensor) -> dist.ProcessGroup:
+        """What takes the tensor: NCCL takes none of the host's, such as shards that wait in its memory."""
         return self._hosts if tensor.device.type == "cpu" else self._devices
 
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
         def begin(one: Tensor) -> Callable[[], None]:
-            act = partial(dist.broadcast, one, group=self._devices, group_src=rank, async_op=True)
+            act = partial(dist.broadcast, one, group=self._of(one), group_src=rank, async_op=True)
             return self._begin("broadcast", one, act)
 
         for tensor in map(_as_sent, tensors):
@@ -351,13 +353,14 @@ class Processes(Group):
             work = act()
         except RuntimeError as error:
             raise self._lost(what, error) from error
-        return partial(self._finish, entry, work)
+        # What runs on a device, and messages between two, can't be waited for a little at a time.
+        in_pieces = tensor.device.type == "cpu" and not what.startswith(("send", "receive"))
+        return partial(self._finish, entry, work, in_pieces=in_pieces)
 
-    def _finish(self, entry: Entry, work: Any) -> None:
+    def _finish(self, entry: Entry, work: Any, *, in_pieces: bool) -> None:
         began = perf_counter()
         try:
-            # What runs on a device, and messages between two, can't be waited for a little at a time.
-            if self._devices is self._hosts and not entry.what.startswith(("send", "receive")):
+            if in_pieces:
                 self._wait_by_and_by(work)
             else:
                 work.wait()

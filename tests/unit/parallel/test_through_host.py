@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from launched import on_ranks
-from through_host_programs import Elsewhere, refused, trained
+from through_host_programs import Elsewhere, of_the_host, refused, trained
 from torch import Tensor
 
 from evenstep.parallel.through_host import place_of, through_host
@@ -55,3 +55,7 @@ def test_ranks_that_share_a_device_are_refused_shards() -> None:
     for said in on_ranks(2, refused):
         assert said.startswith("ArgumentError: with `fsdp` each rank needs an accelerator of its own")
         assert "choose `ddp` or `zero1`" in said
+
+
+def test_the_hosts_own_tensors_go_by_gloo_also_where_devices_have_nccl() -> None:
+    assert on_ranks(2, of_the_host) == [[[3.0, 3.0], 3]] * 2
