@@ -13,18 +13,20 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from evenstep import Aborted, Checkpointing, Committed, Ema, Engine, Failures, Loss, MapData, Task, Trainer, Training
 from evenstep.errors import ArgumentError, EvenstepError, NonFiniteError, OutOfMemoryError, TaskError
 from evenstep.events import Hook, Statistics, Text
 from evenstep.optim import MultiOptimizer
 from evenstep.options import Memory
-from evenstep.parallel import Ordered
+from evenstep.parallel import Ddp, Ordered
+from evenstep.parallel.fake import Fake
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline import compiled as forwards
 from evenstep.precision import Fp16Mixed
 from evenstep.train.checks.whole_update import check_listeners
-from evenstep.train.whole_update import compilations
+from evenstep.train.whole_update import compilations, graphs
 from evenstep.train.whole_update.compiled_update import CompiledUpdate
 
 # torch's own, while it follows what it compiles
@@ -122,6 +124,33 @@ def as_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are run as found, and as CUDA's captured ones.
+
+    What one gives is overwritten when the next is run, whichever that is; and what one writes to must be known to stay.
+    """
+    torch.compiler.reset()
+    given, kept = list[Tensor](), set[int]()
+
+    def forward_of(graph: Any, inputs: Any, *, captured: bool) -> Any:
+        def run(*args: Any) -> Any:
+            for one in given:
+                one.fill_(7)
+            before = [one._version for one in args]
+            output = graph.forward(*args)
+            written = [one for one, version in zip(args, before, strict=True) if one._version != version]
+            assert {id(one) for one in written} <= kept
+            given[:] = [one for one in tree_leaves(output) if isinstance(one, Tensor)]
+            return output
+
+        return run
+
+    monkeypatch.setattr(forwards, "compile_graph", forward_of)
+    monkeypatch.setattr(compilations, "_COMPILED", compilations._CAPTURED)
+    monkeypatch.setattr(graphs, "keep_address", lambda tensors: kept.update(map(id, tensors)))
+
+
+@pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
     with caplog.at_level(logging.WARNING, logger="evenstep"):
         yield lambda: [record.getMessage() for record in caplog.records if record.name == "evenstep"]
@@ -153,6 +182,18 @@ def compared(updates: int, **given: Any) -> None:
 @pytest.mark.parametrize("norm", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_compiled_update_is_the_one_that_is_not(norm: bool) -> None:
     compared(7, norm=norm)
+
+
+@pytest.mark.usefixtures("captured")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_captured_graphs_may_overwrite_what_they_gave_and_write_to_what_stays(ranks: int) -> None:
+    found: list[tuple[nn.Module, list[dict[str, float]]]] = []
+    for compile in ("update", "off"):
+        model = net(norm=ranks == 1)
+        strategy = Ddp(Fake(0, 2)) if ranks == 2 else None
+        found.append((model, run(engine_of(model, compile, strategy=strategy, train={"ema": Ema(decay=0.9)}), 4)))
+    assert distance(found[0][0], found[1][0]) < 1e-6
+    assert_alike(found[0][1], found[1][1])
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from evenstep.errors import TaskError
-from evenstep.internals import buffers_of, parameters_of
+from evenstep.internals import buffers_of, parameters_of, pytree
 from evenstep.internals.compiler import keep_address, only_compiled
 from evenstep.names import named_parameters
 from evenstep.optim.ema import Ema
@@ -178,6 +178,8 @@ class Graphs(ABC):
             probed = self._probe()
             buffers, names = dict(self._model.named_buffers()), _places(self._model, buffers_of)
             moving = [buffers[name] for name in probed.moving]
+            if self._compilations.captures:
+                keep_address(moving)
             self._entries[work.key] = _Entry(probed, moving, tuple([names[id(one)] for one in moving]))
 
     def _gradients(self, work: Work, own: Sequence[int], moving: tuple[tuple[str, ...], ...]) -> Gradients:
@@ -309,11 +311,15 @@ class TwoGraphs(Graphs):
                         f"forwards change the buffer `{entry.probed.moving[0]}`, which a compiled update can't make "
                         f"equal on several ranks; set `compile` to 'model', or train in one process."
                     )
+                if self._compilations.captures:
+                    keep_address(parameters)
                 entry.compiled = self._compilations.compile(_flat(self._gradients(work, trained, ())), OURS)
                 entry.flags = [float(one in entry.probed.used) for one in trained]
             numbers = self._packed([*work.factors, *entry.flags])
             args = (parameters, work.batches, numbers)
             flat, told = self._compilations.run(entry.compiled, args, work.key, work.update)
+            if self._compilations.captures:  # the next graph's run writes to what this one has given
+                flat, told = flat.clone(), pytree.tree_map_only(Tensor, Tensor.clone, told)
         else:
             size = sum(one.numel() for one in parameters) + len(parameters)
             flat = torch.zeros(size, dtype=self._format, device=self._context.device)
