@@ -281,6 +281,30 @@ def test_an_error_inside_the_optimizer_step_leaves_no_checkpoint_of_a_half_step(
     assert any("the newest checkpoint stands" in incident.message for incident in log.incidents)
 
 
+def test_after_a_fault_of_a_kernel_nothing_is_read_from_the_device_and_the_failure_is_told_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(_: Any) -> int | None:
+        raise RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be …")
+
+    log = Log()
+
+    class Faulty(Hook):
+        def before_update(self, event: UpdateBegin) -> None:
+            if event.update == 6:
+                monkeypatch.setattr("evenstep.train.engine.first_aborted", read)
+                raise RuntimeError("CUDA error: device-side assert triggered")
+
+    with pytest.raises(RuntimeError, match="device-side assert") as raised:
+        trainer_of(tmp_path, hooks=[Save(every_updates=2), Faulty(), log]).train()
+    assert any("can't be read any more (CUDA error: device-side assert" in note for note in raised.value.__notes__)
+    assert states(tmp_path)[-1]["progress"]["update"] == 4
+    told = [incident.message for incident in log.incidents if incident.kind == "emergency"]
+    assert any("can't be read any more" in one and "the newest checkpoint stands" in one for one in told)
+    assert [path.name for path in (tmp_path / "failures").iterdir()] == ["update-00000006-rank-00000"]
+    assert any(incident.kind == "failed" for incident in log.incidents)
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), CheckpointError("the disk is gone")], ids=["hurry", "disk"])
 def test_nothing_is_saved_for_whoever_is_in_a_hurry_nor_on_a_disk_that_fails(
     tmp_path: Path, error: BaseException

@@ -34,24 +34,36 @@ def emergency_save(error: BaseException, loop: "Loop", *, end: Callable[[BaseExc
         if not isinstance(error, LostRankError) or isinstance(error, Interrupted):  # which another rank waits for
             engine.group.fail(clause(error))
         is_whole = engine.is_whole
-        loop.abandon()
-        is_whole = is_whole and engine.core.is_whole
+        unread = _abandon(error, loop)
+        lacking = "" if is_whole and engine.core.is_whole else "the error came while the state was changed"
         with ExitStack() as after:  # each is done, whatever hooks and screens raise when they are told
             after.callback(end, error)
             if loop.checkpointer.enabled:
-                after.callback(_save, error, loop, is_whole=is_whole)
-            if engine.group.ranks == 1:  # the others may not be there to sum with
+                after.callback(_save, error, loop, lacking=unread or lacking)
+            if engine.group.ranks == 1 and not unread:  # the others may not be there to sum with
                 after.callback(loop.write_known)  # first, so that what is saved counts what is written
             loop.reporter.report(failed(error, engine.group, engine.progress.update))
     except Exception as second:  # noqa: BLE001 - nothing is lost: it is attached to the error in flight
         error.add_note(f"Then writing the last metrics raised {type(second).__name__}: {second}")
 
 
-def _save(error: BaseException, loop: "Loop", *, is_whole: bool) -> None:
+def _abandon(error: BaseException, loop: "Loop") -> str:
+    """Go back to the last committed update; gives why that can't be, as after a fault of a kernel, which stays."""
+    try:
+        loop.abandon()
+    except RuntimeError as second:
+        first, _, _ = str(second).partition("\n")
+        why = f"what the device holds can't be read any more ({clause(first)})"
+        error.add_note(f"Afterwards {why}.")
+        return why
+    return ""
+
+
+def _save(error: BaseException, loop: "Loop", *, lacking: str) -> None:
     """Save what can be saved without the other ranks, and say so.
 
     Args:
-        is_whole: whether this rank still holds the state as of the last committed update.
+        lacking: why this rank does not hold the state as of the last committed update any more; "" if it does.
     """
     checkpointer, update = loop.checkpointer, loop.engine.progress.update
     checkpointer.settle_alone()
@@ -68,10 +80,10 @@ def _save(error: BaseException, loop: "Loop", *, is_whole: bool) -> None:
                 "what this rank alone holds is lost with it, and the others go on without; if none can, the newest"
             )
             _tell(checkpointer, update, f"{message} checkpoint stands.")
-        elif is_whole:
-            _save_state(checkpointer, update)
+        elif lacking:
+            _tell(checkpointer, update, f"{lacking}: the newest checkpoint stands.")
         else:
-            _tell(checkpointer, update, "the error came while the state was changed: the newest checkpoint stands.")
+            _save_state(checkpointer, update)
 
 
 def _keep_failure(
