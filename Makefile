@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 DEV_READY := $(VENV)/.ready-dev
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 RESULTS ?= benchmarks/results
-PYTHON_THERE ?= 3.12
+PYTHON_THERE ?= 3.11 3.12 3.13 3.14
 
 .PHONY: help recipes train test test-all browser check dist-check streams prove faults bench gpu gpu-wheels docs clean
 
@@ -28,7 +28,7 @@ help:
 	@echo "make faults     inject every fault of the battery, one line each (FAULTS=pattern for some)"
 	@echo "make docs       the documentation as a site, in build/site"
 	@echo "make gpu        tests and figures on a CUDA device, with the python3 that has torch there (ROWS=word for some)"
-	@echo "make gpu-wheels what make gpu needs beside torch, to be taken along (PYTHON_THERE=3.12)"
+	@echo "make gpu-wheels what make gpu needs beside torch, to be taken along (PYTHON_THERE=3.12 for one Python)"
 	@echo "make recipes    trains recipes to their end, with three seeds, and proves each: an hour (RECIPES=word for some; ARGS=--prove)"
 	@echo "make bench      against plain loops and other trainers (NAME=overhead for one)"
 

@@ -130,9 +130,11 @@ def _ratios(times: Sequence[float], reference: Sequence[float]) -> list[float]:
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Write the rows as JSON, each with whether its bound holds."""
+    """Write the rows as JSON, each with whether its bound holds; who reads meanwhile has the old ones or the new."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps([asdict(row) | {"ok": row.ok} for row in rows], indent=1) + "\n")
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps([asdict(row) | {"ok": row.ok} for row in rows], indent=1) + "\n")
+    new.replace(path)
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -4,31 +4,47 @@
     make gpu                 where there is a device, without a network; ROWS=word for some
     make gpu RESULTS=folder  writes the results there
 
-It writes `gpu-DEVICE.json`: the versions, how each test ended, and the figures of `benchmarks/gpu.py`. Only Python's
-own library is used here. Wheels are unpacked, not installed: the Python there may belong to somebody else.
+It writes `gpu-DEVICE.json`, as it goes: the versions, how each test ended, and the figures of `benchmarks/gpu.py`.
+A test that hangs, ends its process or leaves a device that can't be used takes no others along. Only Python's own
+library is used here. Wheels are unpacked, not installed: the Python there may belong to somebody else.
 """
 
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ET
+import time
 import zipfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 WHEELS = ROOT / ".gpu-wheels"
 NEEDED = ("torch", "numpy", "pydantic", "rich", "pytest", "pytest_timeout", "hypothesis")
-TORCH_AT_LEAST = (2, 11)
+PYTHON_AT_LEAST, TORCH_AT_LEAST = (3, 11), (2, 11)
 TESTS_S, BENCHMARK_S = 330, 210  # together below 10 minutes
 ONE_TEST_S = 90
+SAVED_EVERY_S = 5
+# Of the tests: by when each stage is ended, as a share of their time, and its lines, which run beside each other, each
+# in a process. What is worth most comes first; only in the first stage a test may take all of the device's memory.
+STAGES = (
+    (0.6, (("test_updates.py", "test_memory.py", "test_recomputed.py"),)),
+    (1.0, (("test_ranks.py",), ("test_compiled_update.py", "test_compiled.py"))),
+)
 
 _MISSING = """
-from importlib.util import find_spec
-print(", ".join(name for name in {} if find_spec(name) is None))
+from importlib import import_module
+for name in {}:
+    try:
+        import_module(name)
+    except ImportError as error:  # also of what was made for another Python
+        print(name, "(" + str(error) + ")" if getattr(error, "name", name) != name else "")
 """
 _DESCRIBE = """
 import json, platform, torch
@@ -42,9 +58,20 @@ print(json.dumps({
 """
 
 
+def is_for(wheel: str, python: str) -> bool:
+    """Whether a wheel of this name is for a Python of this tag; which system it is for is not looked at.
+
+    >>> [is_for(f"core-1-cp312-{abi}-linux_x86_64.whl", "cp313") for abi in ("cp312", "abi3", "none")]
+    [False, True, True]
+    """
+    abi = wheel.split("-")[-2]
+    return abi in ("abi3", "none", python)
+
+
 def unpack(wheels: Path, folder: Path) -> list[str]:
-    """Unpack all wheels into `folder`; gives their names."""
-    found = sorted(wheels.glob("*.whl")) if wheels.is_dir() else []
+    """Unpack the wheels for this Python into `folder`; gives their names."""
+    python = "cp{}{}".format(*sys.version_info)
+    found = [one for one in sorted(wheels.glob("*.whl")) if is_for(one.name, python)] if wheels.is_dir() else []
     for wheel in found:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder)
@@ -68,11 +95,16 @@ def described(env: dict[str, str]) -> dict[str, Any]:
     Raises:
         SystemExit: there is no torch, an old one, or something else is missing; the message says what to do.
     """
-    missing = _python(env, _MISSING.format(NEEDED)).stdout.strip()
+    if sys.version_info < PYTHON_AT_LEAST:
+        sys.exit(f"Python must be at least 3.11, but `{sys.executable}` is {sys.version.split()[0]}; take another one.")
+    asked = _python(env, _MISSING.format(NEEDED))
+    missing = ", ".join(line.strip() for line in asked.stdout.splitlines())
+    missing = missing or (asked.stderr[-500:] if asked.returncode else "")
     if missing:
         sys.exit(
             f"`{sys.executable}` lacks {missing}. torch and numpy must be there; the rest travels as wheels: run "
-            f"`make gpu-wheels` where there is a network, and take the folder `.gpu-wheels` along."
+            f"`make gpu-wheels PYTHON_THERE={sys.version_info[0]}.{sys.version_info[1]}` where there is a network, and "
+            f"take the folder `.gpu-wheels` along."
         )
     what = json.loads(_python(env, _DESCRIBE).stdout)
     if tuple(int(part) for part in what["torch"].split(".")[:2]) < TORCH_AT_LEAST:
@@ -84,51 +116,125 @@ def _python(env: dict[str, str], code: str) -> "subprocess.CompletedProcess[str]
     return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, cwd=ROOT)
 
 
-def tests(env: dict[str, str], rows: str, *, seconds: float, marked: str = "gpu") -> tuple[dict[str, Any], int]:
-    """How each test ended, by its name, and pytest's exit code."""
+Told = Callable[[dict[str, Any]], None]
+
+
+def tests(
+    env: dict[str, str],
+    rows: str,
+    *,
+    seconds: float,
+    marked: str = "gpu",
+    stages: Sequence[tuple[float, Sequence[Sequence[str]]]] = STAGES,
+    told: Told = lambda cases: None,
+) -> tuple[dict[str, Any], int]:
+    """How each test ended, by its name, and pytest's exit code: 1 where one has failed, 5 where there is none.
+
+    Args:
+        seconds: after which they are ended.
+        told: called now and then with how tests have ended so far.
+    """
+    began, codes = time.monotonic(), list[int]()
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder, "tests.xml")
-        late = ("test_compiled.py", "test_ranks.py")  # what takes longest
-        files = sorted((ROOT / "tests" / "gpu").glob("test_*.py"), key=lambda one: (one.name in late, one.name))
-        command = [sys.executable, "-m", "pytest", *map(str, files), "-m", marked, "-p", "pytest_timeout"]
-        # said one by one, and given up one by one; and there is a report of those that ran where time does not suffice
-        command += ["-v", f"--timeout={ONE_TEST_S}", f"--session-timeout={max(seconds - ONE_TEST_S, 1):g}"]
-        # torch and its companions may warn there of what nobody here has seen
-        command += ["-W", "default", "-o", "junit_duration_report=call", f"--junitxml={report}", "-rs", "--tb=short"]
-        command += ["-k", rows] if rows else []
-        try:
-            code = subprocess.run(command, env=env, cwd=ROOT, timeout=seconds).returncode
-        except subprocess.TimeoutExpired:
-            print(f"the tests were ended after {seconds:g} s", file=sys.stderr)
-            code = 124
-        return (read(report) if report.exists() else {}), code
+        lines = [[Path(folder, f"{stage}-{line}") for line in range(len(of))] for stage, (_, of) in enumerate(stages)]
+
+        def ended() -> dict[str, Any]:
+            return {name: case for of in lines for one in of for name, case in read(one).items()}
+
+        for (share, of), files in zip(stages, lines, strict=True):
+            until = began + share * seconds
+            with ThreadPoolExecutor(len(of)) as pool:
+                running = [
+                    pool.submit(_line, env | {"EVENSTEP_GPU_ENDS": str(ends)}, names, ends, rows, marked, until)
+                    for names, ends in zip(of, files, strict=True)
+                ]
+                while wait(running, timeout=SAVED_EVERY_S).not_done:
+                    told(ended())
+                codes += [one.result() for one in running]
+        cases = ended()
+    told(cases)
+    if any(one["outcome"] not in ("passed", "skipped") for one in cases.values()):
+        return cases, 1
+    return cases, next((code for code in codes if code not in (0, 5)), 0 if cases else 5)
 
 
-def read(report: Path) -> dict[str, Any]:
-    """The cases of pytest's report: how each ended, in how many seconds, and what was said."""
-    cases: dict[str, Any] = {}
-    for case in ET.parse(report).getroot().iter("testcase"):
-        ended = next((one for one in case if one.tag in ("failure", "error", "skipped")), None)
-        said = "" if ended is None else (ended.get("message") or "").strip()
-        name = f"{(case.get('classname') or '').rpartition('.')[2]}::{case.get('name')}"
-        outcome = "passed" if ended is None else ended.tag
-        cases[name] = {"outcome": outcome, "seconds": float(case.get("time") or 0)} | (
-            {"said": said[:500]} if said else {}
-        )
-    return cases
+def _line(env: dict[str, str], names: Sequence[str], ends: Path, rows: str, marked: str, until: float) -> int:
+    """Run the tests of some files; where a process has died, or its device can't be used any more, the rest in another.
+
+    Gives the exit code of the last one.
+
+    Args:
+        ends: a file to which `conftest.py` adds how each test has ended, of which none is run again.
+    """
+    # said one by one, and given up one by one, also where Python waits for what never comes
+    command = [sys.executable, "-m", "pytest", *(str(ROOT / "tests" / "gpu" / name) for name in names), "-m", marked]
+    command += ["-v", "-p", "pytest_timeout", f"--timeout={ONE_TEST_S}", "--timeout-method=thread", "-rs", "--tb=short"]
+    # torch and its companions may warn there of what nobody here has seen
+    command += ["-W", "default", *(["-k", rows] if rows else [])]
+    code = 124
+    while (left := until - time.monotonic()) > 0:
+        before = read(ends)
+        code = _run(command, env, left)
+        new = {name: case for name, case in read(ends).items() if name not in before}
+        if not new or (code in (0, 1, 5) and all(case["outcome"] != "died" for case in new.values())):
+            break
+    return code
 
 
-def figures(env: dict[str, str], rows: str, *, seconds: float, toy: bool = False) -> tuple[list[Any], int]:
+def read(ends: Path) -> dict[str, Any]:
+    """How tests ended, of a file to which `conftest.py` has written: in how many seconds, and what was said."""
+    text = ends.read_text() if ends.exists() else ""
+    lines = text[: text.rfind("\n") + 1].splitlines()  # of the last one there may be half
+    return dict(json.loads(line) for line in lines)  # the last one of each test counts
+
+
+def figures(
+    env: dict[str, str],
+    rows: str,
+    *,
+    seconds: float,
+    toy: bool = False,
+    told: Callable[[list[Any]], None] = lambda rows: None,
+) -> tuple[list[Any], int]:
     """The rows of the benchmark, and its exit code."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as pool:
         out = Path(folder, "rows.json")
         command = [sys.executable, "benchmarks/gpu.py", "--out", str(out), "--rows", rows, *(["--toy"] if toy else [])]
-        try:
-            code = subprocess.run(command, env=env, cwd=ROOT, timeout=seconds).returncode
-        except subprocess.TimeoutExpired:
-            print(f"the benchmark was ended after {seconds:g} s", file=sys.stderr)
-            code = 124
-        return (json.loads(out.read_text()) if out.exists() else []), code
+        running = pool.submit(_run, command, env, seconds)
+        while wait([running], timeout=SAVED_EVERY_S).not_done:
+            if out.exists():
+                told(json.loads(out.read_text()))
+        return (json.loads(out.read_text()) if out.exists() else []), running.result()
+
+
+def _run(command: list[str], env: dict[str, str], seconds: float) -> int:
+    """Run it, and end it with all that it has started; gives its exit code, or 124 where it was ended."""
+    process = subprocess.Popen(command, env=env, cwd=ROOT, start_new_session=True)
+    _RUNNING.add(process.pid)
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        print(f"ended after {seconds:.0f} s: {' '.join(command[1:4])} …", file=sys.stderr, flush=True)
+        return 124
+    finally:
+        _end(process.pid)
+        process.wait()
+
+
+_RUNNING: set[int] = set()
+
+
+def _end(group: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+    _RUNNING.discard(group)
+
+
+def _stop(number: int, frame: Any) -> None:
+    """End all at a signal; what is known by then is saved."""
+    for one in tuple(_RUNNING):
+        _end(one)
+    os._exit(128 + number)
 
 
 def merged(path: Path, found: dict[str, Any]) -> dict[str, Any]:
@@ -161,12 +267,24 @@ def main() -> int:
             print("no CUDA device here: nothing was run. `make gpu` is for a machine that has one (docs/gpu.md).")
             return 0
         print(json.dumps(what), flush=True)
-        cases, code = tests(env, arguments.rows, seconds=TESTS_S, marked="not gpu" if arguments.toy else "gpu")
-        rows, measured = figures(env, arguments.rows, seconds=BENCHMARK_S, toy=arguments.toy)
-    path = arguments.results / f"gpu-{slug(what['device'] or 'cpu')}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    found = merged(path, {**what, "tests": cases, "rows": rows})
-    path.write_text(json.dumps(found, indent=1) + "\n")
+        for one in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(one, _stop)
+        path = arguments.results / f"gpu-{slug(what['device'] or 'cpu')}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found: dict[str, Any] = {**what, "tests": {}, "rows": []}
+
+        def save(**more: Any) -> None:  # as it goes: whoever lends the device may take it back at any time
+            found.update(more)
+            new = path.with_suffix(".new")
+            new.write_text(json.dumps(merged(path, found), indent=1) + "\n")
+            new.replace(path)
+
+        marked = "not gpu" if arguments.toy else "gpu"
+        cases, code = tests(env, arguments.rows, seconds=TESTS_S, marked=marked, told=lambda cases: save(tests=cases))
+        rows, measured = figures(
+            env, arguments.rows, seconds=BENCHMARK_S, toy=arguments.toy, told=lambda rows: save(rows=rows)
+        )
+        save(rows=rows)
     ended = [one["outcome"] for one in cases.values()]
     passed, skipped = ended.count("passed"), ended.count("skipped")
     failed = len(ended) - passed - skipped

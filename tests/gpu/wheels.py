@@ -48,7 +48,7 @@ def command(python: str, machine: str, folder: Path, wanted: list[str]) -> list[
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Collect wheels for the machine with the device.")
-    parser.add_argument("--python", default="3.12", help="its Python")
+    parser.add_argument("--python", nargs="+", default=["3.11", "3.12", "3.13", "3.14"], help="its Python, or several")
     parser.add_argument("--machine", default="x86_64", help="its processor")
     parser.add_argument("--folder", type=Path, default=ROOT / ".gpu-wheels")
     arguments = parser.parse_args()
@@ -56,11 +56,13 @@ def main() -> int:
     for old in arguments.folder.glob("*.whl"):
         old.unlink()  # two versions of one package would be unpacked over each other
     wanted = requirements((ROOT / "pyproject.toml").read_text())
-    code = subprocess.run(command(arguments.python, arguments.machine, arguments.folder, wanted), cwd=ROOT).returncode
+    commands = [command(python, arguments.machine, arguments.folder, wanted) for python in arguments.python]
+    code = max([subprocess.run(one, cwd=ROOT).returncode for one in commands])
     wheels = sorted(arguments.folder.glob("*.whl"))
     size = sum(one.stat().st_size for one in wheels) / 1e6
     print(
-        f"{len(wheels)} wheels, {size:.1f} MB, for Python {arguments.python} on {arguments.machine}: {arguments.folder}"
+        f"{len(wheels)} wheels, {size:.1f} MB, for Python {', '.join(arguments.python)} on {arguments.machine}: "
+        f"{arguments.folder}"
     )
     return code
 

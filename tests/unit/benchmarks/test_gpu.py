@@ -106,6 +106,8 @@ def test_wheels_are_unpacked_and_found_before_what_is_installed(tmp_path: Path) 
         archive.writestr("rich.py", "here = True\n")
     assert suite.unpack(tmp_path, tmp_path / "site") == ["rich-1-py3-none-any.whl"]
     assert suite.unpack(tmp_path / "nowhere", tmp_path / "site") == []
+    (tmp_path / "core-1-cp39-cp39-linux_x86_64.whl").touch()  # of another Python
+    assert suite.unpack(tmp_path, tmp_path / "site") == ["rich-1-py3-none-any.whl"]
     found = suite._python(suite.environment(tmp_path / "site"), "import rich, evenstep; print(rich.here)")
     assert found.stdout == "True\n", found.stderr
 
@@ -118,32 +120,46 @@ def test_what_is_missing_is_named_with_what_to_do(tmp_path: Path, monkeypatch: p
     assert "make gpu-wheels" in str(raised.value)
 
 
-def test_the_ends_of_tests_are_read_from_pytests_report(tmp_path: Path) -> None:
-    (tmp_path / "test_some.py").write_text(
-        "import pytest\n"
+def test_a_test_that_ends_its_process_takes_no_others_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "tests" / "gpu"
+    folder.mkdir(parents=True)
+    (folder / "conftest.py").write_text((ROOT / "tests" / "gpu" / "conftest.py").read_text())
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu")
+    (folder / "test_some.py").write_text(
+        "import os, pytest\n"
         "def test_good(): pass\n"
+        "def test_hard(): os._exit(1)\n"
         "def test_bad(): assert 1 == 2\n"
         "@pytest.mark.skip(reason='not here')\n"
         "def test_left_out(): pass\n"
     )
-    report = tmp_path / "report.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-c", "/dev/null", "--rootdir", str(tmp_path)]
-    subprocess.run([*command, f"--junitxml={report}", str(tmp_path / "test_some.py")], capture_output=True)
-    cases = suite.read(report)
-    assert {name.rpartition("::")[2]: one["outcome"] for name, one in cases.items()} == {
-        "test_good": "passed",
-        "test_bad": "failure",
-        "test_left_out": "skipped",
+    monkeypatch.setattr(suite, "ROOT", tmp_path)
+    stages, told, env = [(1.0, [["test_some.py"]])], list[Any](), suite.environment(tmp_path)
+    cases, code = suite.tests(env, "", seconds=100, marked="not gpu", stages=stages, told=told.append)
+    assert code == 1 and told[-1] == cases
+    assert {name: one["outcome"] for name, one in cases.items()} == {
+        "test_some::test_good": "passed",
+        "test_some::test_hard": "died",
+        "test_some::test_bad": "failure",
+        "test_some::test_left_out": "skipped",
     }
-    assert next(one["said"] for name, one in cases.items() if name.endswith("left_out")) == "not here"
+    assert cases["test_some::test_left_out"]["said"] == "not here"
+    assert "assert 1 == 2" in cases["test_some::test_bad"]["said"]
 
 
 def test_the_suite_runs_its_tests_by_name_with_no_plugins_but_its_own(tmp_path: Path) -> None:
-    cases, code = suite.tests(suite.environment(tmp_path), "cast_before", seconds=100, marked="not gpu")
+    stages = [(1.0, [["test_memory.py"]])]
+    env = suite.environment(tmp_path)
+    cases, code = suite.tests(env, "cast_before", seconds=100, marked="not gpu", stages=stages)
     assert code == 0
     assert {name: one["outcome"] for name, one in cases.items()} == {
         "test_memory::test_what_is_cast_before_it_is_moved_stays_pinned[cpu]": "passed"
     }
+
+
+def test_all_tests_on_a_device_are_in_a_stage() -> None:
+    named = [name for _, lines in suite.STAGES for line in lines for name in line]
+    assert sorted(named) == sorted(one.name for one in (ROOT / "tests" / "gpu").glob("test_*.py"))
 
 
 @pytest.mark.slow  # the same call as the test before it, with what pytest itself says of a name that is nobody's
