@@ -82,7 +82,8 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
     """
     if device.type != "cuda":
         return None
-    return peak_of(torch.cuda.get_device_name(device), precision, tf32=torch.backends.cuda.matmul.allow_tf32 is True)
+    tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"  # `allow_tf32` raises where that was set by this name
+    return peak_of(torch.cuda.get_device_name(device), precision, tf32=tf32)
 
 
 def peak_of(name: str, precision: str, *, tf32: bool) -> float | None:
@@ -93,7 +94,7 @@ def peak_of(name: str, precision: str, *, tf32: bool) -> float | None:
     """
     words = name.replace("-", " ")
     known = next((peaks for part, peaks in PEAKS.items() if f" {part} " in f" {words} "), None)
-    if known is None:
+    if known is None or " MIG " in words:  # of a part of a device, nobody states it
         return None
     half, tf, single, eight = known
     value = eight if precision.startswith("float8") else (tf if tf32 else single) if precision == "32-true" else half

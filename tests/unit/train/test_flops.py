@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from evenstep import Logging, MapData, Task, Trainer, Training
 from evenstep.errors import ArgumentError
-from evenstep.train.flops import PEAKS, peak_of
+from evenstep.train.flops import PEAKS, peak_flops, peak_of
 
 # per sample, of nn.Linear(8, 16) and nn.Linear(16, 4): no gradient of the input is needed
 FORWARD = 2 * (8 * 16 + 16 * 4)
@@ -108,7 +108,22 @@ def test_devices_are_known_by_their_names_and_formats() -> None:
     assert peak_of("NVIDIA A100-SXM4-80GB", "float8-mixed", tf32=False) is None
     assert peak_of("NVIDIA A1000", "bf16-mixed", tf32=False) is None
     assert peak_of("Tesla T4", "16-true", tf32=False) == 65e12
+    assert peak_of("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16-mixed", tf32=False) is None
     assert all(len(peaks) == 4 for peaks in PEAKS.values())
+
+
+def test_tf32_is_known_by_either_of_torchs_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
+    products = torch.backends.cuda.matmul
+    for set_it in (lambda: setattr(products, "allow_tf32", True), lambda: setattr(products, "fp32_precision", "tf32")):
+        assert peak_flops(torch.device("cuda:0"), "32-true") == 19.5e12
+        try:
+            set_it()
+            assert peak_flops(torch.device("cuda:0"), "32-true") == 156e12
+        finally:
+            products.fp32_precision = "none"
+            torch.set_float32_matmul_precision("highest")
+            products.fp32_precision = "none"
 
 
 def test_a_peak_without_a_count_is_refused() -> None:
