@@ -55,6 +55,15 @@ def mine(everything: list[Any], rank: int, ranks: int) -> list[Any]:
     return everything[len(everything) * rank // ranks : len(everything) * (rank + 1) // ranks]
 
 
+def test_losses_are_looked_at_also_where_torch_multiplies_less_exactly_by_its_newer_setting() -> None:
+    products = torch.backends.mkldnn.matmul
+    before, products.fp32_precision = products.fp32_precision, "bf16"
+    try:
+        assert isinstance(engine_of(net()).update(*cut(points(), 4)), Committed)
+    finally:
+        products.fp32_precision = before
+
+
 def test_an_update_of_several_micro_batches_is_that_of_one() -> None:
     found: list[Tensor] = []
     for sizes in ([8], [5, 3], [1, 4, 3]):

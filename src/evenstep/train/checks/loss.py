@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, cast, final
 
 import torch
 from torch import nn
@@ -200,7 +200,9 @@ class Guard:
         formats = {parameter.dtype for parameter in self.model.parameters()}
         if narrow or gathers or context.precision.name != "32-true" or not formats.isdisjoint(SIXTEEN_BITS):
             return NARROW
-        return WIDE if context.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest" else FAST
+        # asked by the newer of torch's two names, as the older one raises where this was set by the newer
+        products = cast("Any", torch.backends.mkldnn).matmul
+        return WIDE if context.device.type == "cpu" and products.fp32_precision in ("none", "ieee") else FAST
 
     def _again(self, name: str, trial: TrialBatch | None) -> SecondLook | None:
         """Look a second time, with other random numbers, at a whole and at the parts of its parts."""
