@@ -47,6 +47,11 @@ def test_in_batch_negatives_depend_on_the_whole(reduction: str) -> None:
     assert kind_of(LossValue(loss=loss(16), weight=16), of([loss(8)] * 2), again, WIDE)[0] == "whole"
 
 
+def test_in_batch_negatives_of_which_the_smallest_parts_have_none_depend_on_the_whole() -> None:
+    again = SecondLook(whole=[5.4] * 6, parts=[[0.0, 0.0]] * 2)
+    assert kind_of(LossValue(loss=5.4, weight=4), of([0.0, 0.0]), again, WIDE)[0] == "whole"
+
+
 @given(noise=st.lists(st.floats(-1e-6, 1e-6), min_size=7, max_size=7))
 def test_what_rounding_leaves_of_terms_that_cancel_is_no_fault(noise: list[float]) -> None:
     whole, first, second, *quarters = noise

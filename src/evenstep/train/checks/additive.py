@@ -154,13 +154,17 @@ def kind_of(
 def _is_far_from_sum(
     whole: LossValue, parts: Sequence[LossValue], each: float, deeper: Sequence[float], tolerance: Tolerance
 ) -> bool:
-    """Whether the whole, and one of its parts, are further from the sums of their parts than rounding goes."""
+    """Whether the whole is further from the sum of its parts than rounding goes: by much, or one of its parts as well.
+
+    Single samples, and pairs of them, may have nothing to be compared with, and so no loss.
+    """
 
     def is_far(value: LossValue, excess: float) -> bool:
         least = max(tolerance.relative * abs(value.loss), FAR * tolerance.per_unit * max(value.weight, 1.0))
         return abs(excess) > least
 
-    return is_far(whole, each) and any(map(is_far, parts, deeper))
+    scale = max(abs(whole.loss), *(abs(part.loss) for part in parts))
+    return is_far(whole, each) and (abs(each) > SURE * scale or any(map(is_far, parts, deeper)))
 
 
 def _is_mean(
