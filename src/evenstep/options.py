@@ -277,7 +277,8 @@ class Logging:
             values of every update are kept.
         writers: one or several `Writer` objects or names: "console", "jsonl", "csv", "tensorboard", "wandb",
             "mlflow", "prometheus". None means "console" and "jsonl" in a run with a folder. In a run without one it
-            means "console" on a terminal or in a notebook, and else no writer. `()` writes nothing.
+            means "console" on a terminal or in a notebook; else only incidents are told, by Python's logger "evenstep".
+            `()` writes nothing.
         flops: whether the floating-point operations of a micro-batch are counted before training, for the metrics
             perf/flops_per_s and perf/mfu.
         peak_tflops: the peak of one device, in 10¹² operations per second, for perf/mfu; by default that of its model,

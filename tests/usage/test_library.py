@@ -231,6 +231,19 @@ def test_without_folder_and_watcher_nothing_is_said_or_written(
     assert not list(tmp_path.iterdir())
 
 
+def test_without_folder_and_watcher_python_s_logger_tells_incidents_unless_writers_were_given(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def train(log: Logging) -> list[str]:
+        caplog.clear()
+        batches = ([torch.ones(4, 1), torch.ones(4, 1)] for _ in range(2))
+        trainer_of(data=StreamData(batches, batched=True), updates=3, log=log).train()
+        return [record.getMessage() for record in caplog.records if record.name == "evenstep"]
+
+    assert any("the data ended after 2 updates, before the 3" in said for said in train(Logging()))
+    assert not train(Logging(writers=()))
+
+
 def test_what_a_clock_has_measured_is_no_part_of_the_state(tmp_path: Path) -> None:
     states = []
     for folder in (tmp_path / "a", None):

@@ -2,11 +2,12 @@
 
     with a folder      writers `console` and `jsonl`; hooks Timer, MemoryUse, Save, StopFile, Status; a report
     with `console`     the hook Console, which says what happens around the numbers
-    with neither       `console`, where a person watches (a terminal, a notebook); else nothing
+    with neither       `console`, where a person watches (a terminal, a notebook); else only incidents, by `logging`
 
 Whoever gives `writers` gets exactly those, and a hook that is given takes the place of the standard one of its class.
 """
 
+import logging
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -23,11 +24,13 @@ from evenstep.events import (
     Console,
     ConsoleWriter,
     EvaluateEnd,
+    Event,
     Hook,
     HookTrainer,
     Incident,
     IncidentFiles,
     MemoryUse,
+    Record,
     Save,
     Status,
     StopFile,
@@ -74,6 +77,18 @@ def build_reporter(
     return reporter
 
 
+@final
+class _IncidentLog(Writer):
+    """Incidents, where nothing else would tell them: on standard error, unless Python's `logging` is told otherwise."""
+
+    def write(self, records: Sequence[Record]) -> None:
+        pass
+
+    def event(self, name: str, event: Event) -> None:
+        if isinstance(event, Incident) and event.kind != "failed":  # which is raised
+            logging.getLogger("evenstep").warning(event.message)
+
+
 def writers_of(given: object, *, folder: Path | None, every_updates: int) -> list[Writer]:
     """The writers of a run.
 
@@ -85,7 +100,7 @@ def writers_of(given: object, *, folder: Path | None, every_updates: int) -> lis
         ArgumentError: an unknown name, or nothing that writers can be.
     """
     if given is None:
-        given = STANDARD_WRITERS if folder is not None else ("console",) if is_watched() else ()
+        given = STANDARD_WRITERS if folder is not None else ("console",) if is_watched() else (_IncidentLog(),)
     several = _several("writers", given, (Writer, str), "`log=Logging(writers=('console', 'jsonl'))`")
     return [choose("writers", one, WRITERS)(every_updates) if isinstance(one, str) else one for one in several]
 
