@@ -149,6 +149,37 @@ def test_losses_of_none_and_batches_of_weight_0_and_single_samples_are_no_fault(
         assert trainer_of(Silent(), micro=micro).train().update == 2
 
 
+class Joined:
+    """A batch that only its task knows how to cut."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        self.rows, self.num = torch.stack([row for row, _ in samples]), len(samples)
+
+    def to(self, *args: Any, **more: Any) -> "Joined":
+        return self
+
+
+def test_a_count_that_is_not_the_weight_is_refused_also_where_a_micro_batch_can_not_be_cut() -> None:
+    class Features(Task):
+        def inputs(self, batch: Any) -> Any:
+            return batch.rows
+
+        def loss(self, output: Any, batch: Any) -> Any:
+            return Loss.of_mean((output.sum(1, keepdim=True) - batch.rows).square().mean(), self.count(batch))
+
+        def count(self, batch: Any) -> int:
+            return batch.rows.numel()
+
+    class Samples(Features):
+        def count(self, batch: Any) -> int:
+            return batch.num
+
+    data = MapData(SAMPLES, global_batch_size=8, micro_batch_size=4, collate=Joined)
+    text = refused(Features(), data=data)
+    assert "(4 samples) is a mean over 24 units (`Loss.of_mean`), but `Features.weight` gives 4 for it" in text
+    assert trainer_of(Samples(), data=data).train().update == 2
+
+
 def test_a_micro_batch_of_one_sample_is_left_for_the_next_that_can_be_halved() -> None:
     data = MapData(SAMPLES, global_batch_tokens=12, micro_batch_tokens=6, lengths=[6, 6] + [3] * 22, shuffle=False)
     assert "micro-batch 0 (2 samples)" in refused(Means(), data=data, updates=4)

@@ -163,6 +163,8 @@ class Guard:
         )
         again = self._again(name, trial if suspect else None) if any(gather(suspect)) else None
         fault, note = self._judged(task, trial, given, again if suspect else None, tolerance)
+        if self.tries[name] == 1 and not any(gather(trial is not None)) and any(gather(uncut != "")):
+            fault = self._miscounted(name, microbatches if uncut else ())
         if values.error and values.done:
             uncut = f"its first part raised {values.error}"
             self.run.cuts.uncut.append((task, uncut))
@@ -193,6 +195,24 @@ class Guard:
         except Exception:  # noqa: BLE001 - the update asks the same of the task, and says what it raises
             return None, ""
         return None, why
+
+    def _miscounted(self, name: str, microbatches: Sequence[Microbatch]) -> str:
+        """What is wrong with the weight of a micro-batch that can't be cut, where its loss says what it has counted."""
+        task = self.run.context.tasks[name]
+        if task.late_weight or self.run.execution.evaluates_together:  # there an error would end the run
+            return ""
+        trial = None
+        try:
+            for one in microbatches:
+                whole = self.run.cuts.pieces(task, whole_of(one))[0]
+                if weight_of_piece(task, whole) > 0:
+                    trial = TrialBatch(one, whole, [])
+                    break
+        except Exception:  # noqa: BLE001 - the update asks the same of the task, and says what it raises
+            trial = None
+        values = self.run(name, _of(trial), _whole_and_parts(trial), "check")
+        given = [one for one in values.given if one is not None] if values.is_whole else []
+        return "" if trial is None or not given else weight_fault(task, _described(trial), given[0], given)
 
     def _tolerance(self, *, narrow: bool) -> Tolerance:
         """How exactly losses can be compared, of which some are `narrow`."""
