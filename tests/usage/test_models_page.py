@@ -79,6 +79,19 @@ def test_a_queue_and_a_slow_copy_give_the_plain_loop_for_every_cut(page: dict[st
     close(page["contrasted"](size=size).model, model)
 
 
+@pytest.mark.parametrize("size", [12, 5, 1])
+def test_negatives_of_the_whole_batch_give_the_plain_loop_for_every_cut(page: dict[str, Any], size: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for update in range(4):
+        views = torch.randn(12, 6, generator=torch.Generator().manual_seed(update), dtype=torch.float64)
+        optimizer.zero_grad()
+        page["between_pairs"](model(views)).backward()
+        optimizer.step()
+    close(page["paired"](size=size).model, model)
+
+
 @pytest.mark.parametrize("size", [12, 5])
 def test_an_equation_gives_the_plain_loop_for_every_cut(page: dict[str, Any], size: int) -> None:
     def model() -> nn.Module:
