@@ -10,15 +10,18 @@ variables called `data` or `train`.
 
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
-from evenstep.lazy import lazy_names
 from evenstep.version import __version__
+
+# not from typing: what is imported before the command line can answer a Ctrl-C is next to nothing
+TYPE_CHECKING = False
 
 if sys.platform == "win32":
     raise ImportError("evenstep does not run on Windows, as it rests on POSIX signals, locks and processes; use WSL 2.")
 
 if TYPE_CHECKING:
+    import typing
+
     from evenstep import checkpoint as checkpoint
     from evenstep import data as data
     from evenstep import errors as errors
@@ -235,34 +238,35 @@ __all__ = [
 
 _PARTS = ("checkpoint", "data", "errors", "events", "lightning", "optim", "parallel", "pipeline", "precision", "train")
 _BESIDE = ("Constant", "Histogram", "Image", "Linear", "Step", "Text")  # that `*` leaves out: others have them, too
-_named, _ = lazy_names(
-    __name__,
-    {
-        ".data": "AllTasks Batch Data MapData Mixture RoundRobin Sampled StreamData UpdateData",
-        ".errors": "EvenstepError",
-        ".events": "Best ConsoleWriter CsvWriter EarlyStop Evaluate Histogram Hook Image Incident JsonlWriter "
-        "MemoryUse MlflowWriter Profile PrometheusWriter Save Statistics StopBelowLr StopFile TensorBoardWriter Text "
-        "TimeBudget Timer WandbWriter Watchdog Writer",
-        ".extras.multitask": "AlignedMtl GradNorm PcGrad Scheduled Uncertainty",
-        ".optim.ema": "Ema",
-        ".optim.groups": "ParameterGroup",
-        ".optim.schedules": "Constant Cosine CosineRestarts InverseSqrt Linear Listed LrSchedule Multiplicative "
-        "PerGroup Plateau Polynomial Step TriStage Triangular Wsd",
-        ".options": "Checkpointing Failures Logging Memory Training",
-        ".parallel": "Ddp Fsdp Group Local Mesh Ordered OrderedFsdp Processes Single Strategy Zero1",
-        ".pipeline": "Layers PipelineModel",
-        ".precision": "Bf16Mixed Bf16NoMaster Bf16True Float8Mixed Fp16Mixed Fp16NoMaster Fp16True FullPrecision "
-        "Precision",
-        ".train": "Aborted Coefficients Combine Committed DropTask Engine FailurePolicy Fixed Loss "
-        "LossSpikes Prediction Result Retry Rewind Skip Stop Task Trainer chunked_cross_entropy find_lr "
-        "grouped_optimizer load_weights",
-    },
-    old={"Full": "FullPrecision", "Staged": "PipelineModel"},
-)
+_HOMES = {
+    ".data": "AllTasks Batch Data MapData Mixture RoundRobin Sampled StreamData UpdateData",
+    ".errors": "EvenstepError",
+    ".events": "Best ConsoleWriter CsvWriter EarlyStop Evaluate Histogram Hook Image Incident JsonlWriter "
+    "MemoryUse MlflowWriter Profile PrometheusWriter Save Statistics StopBelowLr StopFile TensorBoardWriter Text "
+    "TimeBudget Timer WandbWriter Watchdog Writer",
+    ".extras.multitask": "AlignedMtl GradNorm PcGrad Scheduled Uncertainty",
+    ".optim.ema": "Ema",
+    ".optim.groups": "ParameterGroup",
+    ".optim.schedules": "Constant Cosine CosineRestarts InverseSqrt Linear Listed LrSchedule Multiplicative "
+    "PerGroup Plateau Polynomial Step TriStage Triangular Wsd",
+    ".options": "Checkpointing Failures Logging Memory Training",
+    ".parallel": "Ddp Fsdp Group Local Mesh Ordered OrderedFsdp Processes Single Strategy Zero1",
+    ".pipeline": "Layers PipelineModel",
+    ".precision": "Bf16Mixed Bf16NoMaster Bf16True Float8Mixed Fp16Mixed Fp16NoMaster Fp16True FullPrecision Precision",
+    ".train": "Aborted Coefficients Combine Committed DropTask Engine FailurePolicy Fixed Loss "
+    "LossSpikes Prediction Result Retry Rewind Skip Stop Task Trainer chunked_cross_entropy find_lr "
+    "grouped_optimizer load_weights",
+}
+_OLD = {"Full": "FullPrecision", "Staged": "PipelineModel"}
 
 
-def __getattr__(name: str) -> Any:
-    return import_module(f"evenstep.{name}") if name in _PARTS else _named(name)
+def __getattr__(name: str) -> "typing.Any":
+    if name in _PARTS:
+        return import_module(f"evenstep.{name}")
+    from evenstep.lazy import lazy_names
+
+    named, _ = lazy_names(__name__, _HOMES, _OLD)
+    return named(name)
 
 
 def __dir__() -> list[str]:

@@ -130,6 +130,12 @@ def test_the_json_schema_is_printed(evenstep: Run) -> None:
     assert json.loads(evenstep("config-schema").out) == Config.model_json_schema()
 
 
+def test_hardly_anything_is_imported_before_a_ctrl_c_is_answered() -> None:
+    code = "import sys; before = {*sys.modules}; import evenstep.cli; print(*({*sys.modules} - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert not {"re", "typing", "inspect"} & {*done.stdout.split()}
+
+
 def test_help_imports_nothing_that_a_command_needs() -> None:
     heavy = ["pydantic", "rich", "safetensors", "evenstep.config", "evenstep.builders", "evenstep.extras.report"]
     code = f"import sys; from evenstep.cli import main; main([]); print([m for m in {heavy} if m in sys.modules])"
