@@ -5,6 +5,7 @@ well. Nothing is trained; only what `--out` names is written.
 """
 
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ from evenstep.extras.planning.torch_csv import to_torch_csv
 from evenstep.pipeline import SCHEDULES, Layout, Plan, Schedule
 from evenstep.writable import why_not_written
 
+_MOST = 1_000_000  # computations of one schedule: a few minutes for all of them, and about a gigabyte
+_MOST_RANKS = 4096
+_AT_ONCE = 10_000  # so many are done before anybody wonders
 _COLOURS = {"F": "on blue", "B": "on green", "I": "on dark_orange3", "W": "on purple"}
 
 
@@ -73,7 +77,15 @@ def run(path: str, settings: list[str]) -> int:
     missing = [f"`--{name}` is missing; give it." for name in ("ranks", "microbatches") if not getattr(options, name)]
     if missing:
         raise ConfigError(missing)
-    rows, left_out = _simulated(options, layered, chosen)
+    computations = 3 * options.ranks * max(options.stages_per_rank, 2) * options.microbatches
+    if computations > _MOST or options.ranks > _MOST_RANKS:
+        fault = (
+            f"`--ranks` {options.ranks}, `--microbatches` {options.microbatches} and `--stages-per-rank` "
+            f"{options.stages_per_rank} make up to {computations:,} computations per schedule; at most {_MOST:,}, of "
+            f"at most {_MOST_RANKS:,} ranks, can be simulated; give fewer ranks or micro-batches."
+        )
+        raise ConfigError([fault])
+    rows, left_out = _simulated(options, layered, chosen, says=computations > _AT_ONCE)
     best = _best(rows, options.memory_gib * GIB)
     _print_table(rows, left_out, best, options)
     if chosen is None and best is None:
@@ -173,12 +185,19 @@ def _chosen(asked: str) -> Schedule | None:
     raise ConfigError([f"{neither}; {advice(asked, SCHEDULES)}"])
 
 
-def _simulated(options: Options, layered: Layered | None, chosen: Schedule | None) -> tuple[list[Row], list[str]]:
-    """All schedules, and why some are left out."""
+def _simulated(
+    options: Options, layered: Layered | None, chosen: Schedule | None, *, says: bool
+) -> tuple[list[Row], list[str]]:
+    """All schedules, and why some are left out; if it `says` so, standard error is told which one it is at."""
     rows: list[Row] = []
     left_out: list[str] = []
     microbatches = range(options.microbatches)
-    for schedule in [*SCHEDULES.values(), *([chosen] if chosen and chosen.name not in SCHEDULES else [])]:
+    schedules = [*SCHEDULES.values(), *([chosen] if chosen and chosen.name not in SCHEDULES else [])]
+    for number, schedule in enumerate(schedules, 1):
+        if says:
+            print(
+                f"evenstep: simulating {schedule.name}, {number} of {len(schedules)} ...", file=sys.stderr, flush=True
+            )
         most = schedule.max_stages_per_rank
         several = schedule.min_stages_per_rank > 1 and most is None
         try:

@@ -139,3 +139,15 @@ def test_what_cannot_be_is_said(evenstep: Run, recipe: Path, arguments: list[str
     assert done.code == 2
     assert says in done.err
     assert "Traceback" not in done.err
+
+
+def test_what_takes_long_says_what_it_is_at_and_what_never_ends_is_refused(
+    evenstep: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert evenstep("plan", *SIZE).err == ""
+    monkeypatch.setattr("evenstep.cli.plan._AT_ONCE", 100)
+    assert "evenstep: simulating v_min, 10 of 10 ..." in evenstep("plan", *SIZE).err
+    for size in (("1000", "1000"), ("5000", "1")):
+        refused = evenstep("plan", "--ranks", size[0], "--microbatches", size[1])
+        assert refused.code == 2
+        assert "computations per schedule; at most 1,000,000, of at most 4,096 ranks, can be simulated" in refused.err

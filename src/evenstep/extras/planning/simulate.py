@@ -140,10 +140,10 @@ class Simulation:
     @property
     def bytes_sent(self) -> tuple[float, ...]:
         """Bytes that each rank sends to others."""
-        return tuple(
-            sum(size for (sender, _), size in self.link_bytes.items() if sender == rank)
-            for rank in range(len(self.busy_s))
-        )
+        sent: list[float] = [0] * len(self.busy_s)
+        for (sender, _), size in self.link_bytes.items():
+            sent[sender] += size
+        return tuple(sent)
 
     @property
     def bubble_s(self) -> tuple[float, ...]:

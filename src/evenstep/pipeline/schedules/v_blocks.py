@@ -60,10 +60,11 @@ def blocks(ranks: int, legs: Legs) -> tuple[Block, ...]:
     """
     found: list[tuple[int, int, int, tuple[Block, ...]]] = []
     for waits in product(range(1, PERIOD + 1), repeat=3):
-        made = [_block(ranks, depth, legs, waits) for depth in range(ranks)]
-        whole = tuple(block for block in made if block is not None)
+        whole: list[Block] = []
+        while len(whole) < ranks and (block := _block(ranks, len(whole), legs, waits)) is not None:
+            whole.append(block)
         if len(whole) == ranks:
-            found.append((max(map(_peak, whole)), sum(waits), -waits[0], whole))
+            found.append((max(map(_peak, whole)), sum(waits), -waits[0], tuple(whole)))
     assert found, f"legs {legs} do not fit {ranks} ranks"
     return min(found, key=lambda candidate: candidate[:3])[3]
 
@@ -126,15 +127,19 @@ def _fill(orders: list[list[tuple[Op, int, int]]], stages: int, most: int) -> li
     live = [0] * len(orders)
     made: dict[tuple[Op, int, int], int] = {}
     now = 0
-    while any(orders):
-        chosen = [(rank, _choose(order, live[rank], made, now, stages, most)) for rank, order in enumerate(orders)]
+    # who can do nothing waits for what a neighbour makes, so nobody else is asked again
+    awake = {*range(len(orders))}
+    while awake:
+        chosen = [(rank, _choose(orders[rank], live[rank], made, now, stages, most)) for rank in awake]
         now += 1
+        awake = set[int]()
         for rank, place in chosen:
             if place is not None:
                 action = orders[rank].pop(place)
                 filled[rank].append(action)
                 live[rank] += (action[0] is Op.FORWARD) - (action[0] is Op.WEIGHT_BACKWARD)
                 made[action] = now
+                awake |= {max(rank - 1, 0), rank, min(rank + 1, len(orders) - 1)}
     return filled
 
 

@@ -35,23 +35,26 @@ def _plan(depth: int, ranks: int, microbatches: Sequence[int]) -> Plan:
     from_below = ranks - depth
     rounds = count - from_below - depth  # in which all six actions are done, as long as there are forwards
     turns = [
-        *["F0"] * (2 * from_below - 1),
-        *["F1 F0"] * depth,
-        *["F1 I1 W1"] * from_below,
-        *["F0 I0 W0 F1 I1 W1"] * rounds,
-        *["I0 I1"] * depth,
-        *["I0 W0"] * from_below,
-        *["W1 W0"] * count,
+        ("F0", 2 * from_below - 1),
+        ("F1 F0", depth),
+        ("F1 I1 W1", from_below),
+        ("F0 I0 W0 F1 I1 W1", rounds),
+        ("I0 I1", depth),
+        ("I0 W0", from_below),
+        ("W1 W0", count),
     ]
     ops = {"F": Op.FORWARD, "I": Op.INPUT_BACKWARD, "W": Op.WEIGHT_BACKWARD}
     stages = depth, 2 * ranks - 1 - depth
     done: Counter[str] = Counter()
     plan: list[Action] = []
-    for name in " ".join(turns).split():
-        place = done[name]
-        done[name] += 1
-        if place < len(microbatches):
-            plan.append(Action(ops[name[0]], stages[int(name[1])], microbatches[place]))
+    for turn, times in turns:
+        names = turn.split()
+        left = len(microbatches) - min(done[name] for name in names)
+        for name in names * min(times, left):  # what is left out at the end of a turn is many, where ranks are many
+            place = done[name]
+            done[name] += 1
+            if place < len(microbatches):
+                plan.append(Action(ops[name[0]], stages[int(name[1])], microbatches[place]))
     return tuple(plan)
 
 
