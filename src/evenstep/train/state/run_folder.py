@@ -65,13 +65,20 @@ def check_folder(folder: Path, *, folders: Sequence[str] = FOLDERS, files: Seque
 
     >>> check_folder(Path("runs/none"))
     """
+    existing = nearest(folder)
+    most = os.pathconf(existing, "PC_NAME_MAX")
+    longest = max(len(os.fsencode(part)) for part in folder.absolute().parts)
+    if longest > most:  # which the system only says once the folder around it is there
+        raise ArgumentError(
+            f"the run folder {folder} can't be: a name in it has {longest} bytes, but at most {most} are allowed here; "
+            f"give a shorter one."
+        )
     try:
         folder.lstat()
     except (FileNotFoundError, NotADirectoryError):
         pass
-    except OSError as error:  # a name that is too long, a folder that may not be looked into
+    except OSError as error:  # a path that is too long, a folder that may not be looked into
         raise ArgumentError(f"the run folder {folder} can't be: {error.strerror}; put the run elsewhere.") from error
-    existing = nearest(folder)
     if not existing.is_dir():
         raise ArgumentError(
             f"the run folder {folder} can't be made, because {existing} is no folder; put the run elsewhere."
