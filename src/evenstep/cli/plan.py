@@ -113,12 +113,14 @@ def _parse(arguments: Sequence[str]) -> tuple[dict[str, Any], list[Setting]]:
     given: dict[str, Any] = {}
     settings: list[Setting] = []
     faults: list[str] = []
+    names = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+    unknown = [name for name in names if "." not in name and name not in FIELDS]
+    if unknown:  # before it is asked for its value, which it may not have
+        raise ConfigError([f"`{name}` is not an option of `evenstep plan`; {advice(name, FIELDS)}" for name in unknown])
     for each in from_arguments(arguments):
         name = each.origin
         if len(each.path) > 1:
             settings.append(each)
-        elif name not in FIELDS:
-            faults.append(f"`{name}` is not an option of `evenstep plan`; {advice(name, FIELDS)}")
         else:
             try:
                 given[FIELDS[name].name] = checked(name, each.text)

@@ -126,6 +126,7 @@ def test_the_layers_of_a_run_are_measured(evenstep: Run, recipe: Path) -> None:
         ([*SIZE, "--draw", "svg"], "`--draw svg` is a file's content; name the file: `--out FILE`."),
         ([*SIZE, "--costs", "layers.toml", "--forward-ms", "3"], "`--forward-ms` can't be given with the costs of la"),
         ([*SIZE, "--width"], "`--width` has no value"),
+        ([*SIZE, "--verify"], "`--verify` is not an option of `evenstep plan`"),
         (["run.toml", *SIZE, "--costs", "costs.toml"], "`--costs` can't be given with a run file"),
         ([*SIZE, "--costs", "costs.toml"], "`forward_s` in costs.toml is not a cost; did you mean `forward_ms`?"),
         ([*SIZE, "--schedule", "bad.txt"], "`--schedule` names the file bad.txt, but line 2, column 6: `0Q0`"),
