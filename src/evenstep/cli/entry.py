@@ -167,7 +167,7 @@ COMMANDS = {
             Option(name="to", help="the file to write, such as model.safetensors", value="FILE"),
             Option(name="average", help="take the average that the run has kept of its parameters"),
             Option(name="dtype", help="the format of what is floating: fp32, bf16 or fp16", value="FORMAT"),
-            Option(name="max_file_gb", help="cut into files of at most so many GB, with an index", value="GB"),
+            Option(name="max-file-gb", help="cut into files of at most so many GB, with an index", value="GB"),
             Option(name="layout", help="hf: a folder that transformers' from_pretrained reads", value="NAME"),
             Option(name="tokenizer", help="with --layout hf: a folder whose tokenizer goes along", value="FOLDER"),
         ),
@@ -284,7 +284,8 @@ def _dispatch(arguments: list[str], *, leaves: bool) -> int:
     with ending(leaves=leaves) if command.trains else nullcontext():
         with not_swallowed():
             run = cast("Callable[..., int]", import_module(f"evenstep.cli.{command.module}").run)
-        own_options = {option.name: getattr(options, option.name) for option in command.options}
+        names = [option.name.replace("-", "_") for option in command.options]
+        own_options = {name: getattr(options, name) for name in names}
         return run(getattr(options, "path", ""), settings, **own_options)
 
 

@@ -102,5 +102,5 @@ def _bytes(text: str) -> int:
     except (ValueError, OverflowError):
         size = 0
     if size < 1:
-        raise ConfigError([f"`--max_file_gb` must be a number above 0, but is `{text}`."])
+        raise ConfigError([f"`--max-file-gb` must be a number above 0, but is `{text}`."])
     return size

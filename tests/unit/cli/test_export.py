@@ -17,7 +17,7 @@ Run = Callable[..., Any]
 
 def test_a_run_is_exported_and_begun_with(evenstep: Run, recipe: Path) -> None:
     assert evenstep("train", "run.toml", "--ema.decay", "0.9").code == 0
-    done = evenstep("export", "runs/tiny", "--to", "out/model.safetensors", "--average", "--max_file_gb", "3e-8")
+    done = evenstep("export", "runs/tiny", "--to", "out/model.safetensors", "--average", "--max-file-gb", "3e-8")
     assert done.code == 0, done.err
     assert "out/model.safetensors.index.json" in done.out
     files = [load_file(file) for file in sorted(Path("out").glob("*.safetensors"))]
@@ -71,7 +71,7 @@ def test_of_an_optimizer_that_evaluates_other_parameters_those_are_exported(
     ("arguments", "code", "says"),
     [
         ([], 2, "give the file to write"),
-        (["--to", "model.safetensors", "--max_file_gb", "-1"], 2, "`--max_file_gb` must be a number above 0"),
+        (["--to", "model.safetensors", "--max-file-gb", "-1"], 2, "`--max-file-gb` must be a number above 0"),
         (["--to", "model.safetensors", "--dtype", "int8"], 1, "`dtype` must be one of"),
         (["--to", "model.safetensors"], 1, "`runs/tiny` does not exist; give a run"),
     ],
