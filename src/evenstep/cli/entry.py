@@ -5,6 +5,7 @@ be run again; 130 stopped by Ctrl-C. What a command does is in its own module, i
 """
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -217,6 +218,8 @@ def _run(given: list[str], *, leaves: bool) -> int:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the outermost place: all becomes a message and a code
             if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
                 raise error.__context__ from None  # rich ends a program whose reader has gone
+            if leaves and isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename:
+                os.write(sys.stdout.fileno(), b"\n")  # fails alike if it is standard output that is full
             code = _exit_code(error)
             _tell_launcher(error)
             if traceback:
@@ -227,7 +230,7 @@ def _run(given: list[str], *, leaves: bool) -> int:
         # of standard output; if whoever read it has gone, nothing can be said to them
         write_to_nowhere(sys.stdout)
         if code == EXIT_DONE and not isinstance(error, BrokenPipeError):
-            _say(f"evenstep: standard output can't be written: {error.strerror}.")
+            _say(f"evenstep: standard output can't be written: {error.strerror}; make room, or write it elsewhere.")
         return code or EXIT_ERROR
     return code
 

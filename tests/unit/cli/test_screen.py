@@ -34,6 +34,18 @@ def test_an_error_of_a_file_counts() -> None:
         print("update 1", file=Screen(stream), flush=True)
 
 
+@pytest.mark.parametrize("unbuffered", ["1", ""])
+def test_a_full_disk_under_standard_output_is_named(unbuffered: str) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no device that is always full")
+    command = [sys.executable, "-m", "evenstep", "plan", "--ranks", "2", "--microbatches", "2"]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("evenstep: standard output can't be written: No space left on device; make room")
+
+
 def test_a_screen_outlives_its_stream() -> None:
     with Path(os.devnull).open("w") as stream:
         screen = Screen(stream)
