@@ -60,124 +60,137 @@ class Command(NamedTuple):
 
 
 _NARROWEST = 30
-_ANY = "set any key of the run file, such as --train.updates 100; `none` takes a key away"
-_SAFE = "set a key that leaves the run itself as it was, such as --train.updates 100"
+_ANY = "sets any key of the run file, such as --train.updates 100; the value `none` removes the key"
+_SAFE = "changes a key that does not affect the updates already made, such as --train.updates 100"
 
 COMMANDS = {
     "train": Command(
         module="train", summary="train a run", path=("RUN.toml", "the run file"), settings=_ANY, trains=True
     ),
-    "demo": Command(module="demo", summary="train the recipe gpt_bytes", settings=_ANY, trains=True),
+    "demo": Command(
+        module="demo",
+        summary="train a small language model on your Python's own source, in about 3 minutes",
+        settings=_ANY,
+        trains=True,
+    ),
     "new": Command(
         module="new",
-        summary="copy a recipe, to be changed into your own",
-        path=("FOLDER", "the folder to make; its name is that of its runs"),
+        summary="copy a recipe into a new folder, as a start for your own run",
+        path=("FOLDER", "the folder to create; its name becomes the run's name"),
         options=(Option(name="from", help="the recipe to copy, such as digits", value="RECIPE"),),
     ),
     "resume": Command(
         module="resume",
-        summary="go on with a run from its newest checkpoint",
+        summary="continue a run from its newest checkpoint",
         path=("RUN_FOLDER", "the folder of the run"),
         settings=_SAFE,
         trains=True,
     ),
     "check": Command(
         module="check",
-        summary="find all faults of a run, build it and try one update, without writing anything",
+        summary="check a run file, build the run and try one update; writes nothing",
         path=("RUN.toml", "the run file"),
         settings=_ANY,
     ),
     "summary": Command(
         module="model_table",
-        summary="show the modules of a run's model, their parameters and shapes, without writing anything",
+        summary="show the modules of a run's model, their parameters and output shapes; writes nothing",
         path=("RUN.toml", "the run file"),
         settings=_ANY,
-        options=(Option(name="depth", help="how many levels of modules, 3 by default", value="N"),),
+        options=(Option(name="depth", help="levels of modules to show; 3 by default", value="N"),),
     ),
     "prove": Command(
         module="prove",
-        summary="prove that a run is the same however it is cut, shared, killed and resumed, on a small copy of it",
+        summary="test on a small copy of a run that micro-batches, ranks, kills and resumes do not change its result",
         path=("RUN.toml", "the run file"),
         settings=_ANY,
         options=(
-            Option(name="rows", help="only rows whose name contains this, or one of these: cuts,resume", value="TEXT"),
-            Option(name="updates", help="how many updates to compare, 4 by default", value="N"),
-            Option(name="ranks", help="how many ranks the rows with several have, 2 by default", value="N"),
-            Option(name="json", help="write all rows into this file as well", value="FILE"),
-            Option(name="part", help="run one part of it, as the command tells the processes it starts", value="FILE"),
+            Option(
+                name="rows",
+                help="run only tests whose name contains TEXT; several separated by commas, such as cuts,resume",
+                value="TEXT",
+            ),
+            Option(name="updates", help="number of updates to compare; 4 by default", value="N"),
+            Option(name="ranks", help="number of ranks in tests with several; 2 by default", value="N"),
+            Option(name="json", help="also write all results to this file, as JSON", value="FILE"),
+            Option(name="part", help="internal: the part that a process started by this command runs", value="FILE"),
         ),
     ),
     "plan": Command(
         module="plan",
-        summary="compare pipeline schedules for given costs, or those of a run's model, and draw one",
-        path=("RUN.toml", "a run file, whose model is measured; without it costs are given"),
+        summary="compare pipeline schedules for given costs, or for a run's measured model, and draw one",
+        path=("RUN.toml", "the run file whose model is measured; without one, costs are taken from the options"),
         path_may_lack=True,
-        settings="an option below, or a key of the run file",
+        settings="sets an option below, or a key of the run file",
         options_of="evenstep.cli.plan_options",
     ),
     "find-lr": Command(
         module="find_lr",
-        summary="try learning rates from small to large, and suggest one, without writing anything",
+        summary="try learning rates from small to large and suggest one; writes nothing",
         path=("RUN.toml", "the run file"),
         settings=_ANY,
         options=(
-            Option(name="lowest", help="the first learning rate, 1e-7 by default", value="LR"),
-            Option(name="highest", help="the last learning rate, 1 by default", value="LR"),
-            Option(name="tries", help="how many updates to make, 100 by default", value="N"),
+            Option(name="lowest", help="the first learning rate; 1e-7 by default", value="LR"),
+            Option(name="highest", help="the last learning rate; 1 by default", value="LR"),
+            Option(name="tries", help="number of updates; 100 by default", value="N"),
         ),
     ),
     "report": Command(
         module="report",
-        summary="write the page of a run, or of several to compare, or serve it while they train",
-        path=("RUN_FOLDER", "the folder of the run; several for one page of all, such as runs/*"),
+        summary="write an HTML report of a run or of several, or serve it while they train",
+        path=("RUN_FOLDER", "the run folder; several, such as runs/*, are compared on one page"),
         several_paths=True,
         options=(
             Option(
                 name="to",
-                help="the file to write; by default report.html in the run's folder, or around several",
+                help="the file to write; by default report.html in the run folder, or in the folder around several",
                 value="FILE",
             ),
-            Option(name="follow", help="serve the page to this machine's browsers, always as of now, until Ctrl-C"),
+            Option(name="follow", help="serve the page to browsers on this machine, always up to date, until Ctrl-C"),
         ),
     ),
     "inspect": Command(
         module="inspect",
         summary="show what is in a checkpoint",
-        path=("CHECKPOINT", "a checkpoint, or a run folder, whose newest is taken"),
+        path=("CHECKPOINT", "a checkpoint, or a run folder, of which the newest checkpoint is shown"),
         options=(
-            Option(name="verify", help="read every byte and compare all checksums"),
-            Option(name="diff", help="show what differs in another checkpoint; exit code 1 if anything", value="OTHER"),
+            Option(name="verify", help="read every byte and verify all checksums"),
+            Option(name="diff", help="compare with another checkpoint; exit code 1 if they differ", value="OTHER"),
         ),
     ),
     "average": Command(
         module="average",
-        summary="write a checkpoint of the mean of a run's weights",
+        summary="average the weights of several checkpoints of a run and write them",
         path=("RUN_FOLDER", "the folder of the run"),
         options=(
-            Option(name="last", help="average the newest so many checkpoints", value="N"),
-            Option(name="best", help="average the best so many, by the metric of `checkpoint.best`", value="N"),
-            Option(name="until", help="with --last: the update of the last one that counts", value="UPDATE"),
-            Option(name="to", help="the folder to write; in the run's `averages` by default", value="FOLDER"),
+            Option(name="last", help="average the N newest checkpoints", value="N"),
+            Option(name="best", help="average the N best checkpoints by the metric of `checkpoint.best`", value="N"),
+            Option(name="until", help="with --last: ignore checkpoints after this update", value="UPDATE"),
+            Option(name="to", help="the folder to write; by default one in the run's `averages`", value="FOLDER"),
         ),
     ),
     "export": Command(
         module="export",
-        summary="write the weights of a run as safetensors",
-        path=("RUN_FOLDER", "the folder of a run, whose newest checkpoint is taken, or a checkpoint"),
+        summary="write a run's weights as a safetensors file",
+        path=("RUN_FOLDER", "a run folder, of which the newest checkpoint is taken, or a checkpoint"),
         options=(
             Option(name="to", help="the file to write, such as model.safetensors", value="FILE"),
-            Option(name="average", help="take the average that the run has kept of its parameters"),
-            Option(name="dtype", help="the format of what is floating: fp32, bf16 or fp16", value="FORMAT"),
-            Option(name="max-file-gb", help="cut into files of at most so many GB, with an index", value="GB"),
-            Option(name="layout", help="hf: a folder that transformers' from_pretrained reads", value="NAME"),
-            Option(name="tokenizer", help="with --layout hf: a folder whose tokenizer goes along", value="FOLDER"),
+            Option(name="average", help="write the moving average (EMA) of the parameters instead of the parameters"),
+            Option(
+                name="dtype",
+                help="number format of floating-point weights: fp32, bf16 or fp16; by default as saved",
+                value="FORMAT",
+            ),
+            Option(name="max-file-gb", help="split into files of at most this many GB, with an index", value="GB"),
+            Option(name="layout", help="hf: write a folder that `from_pretrained` of transformers reads", value="NAME"),
+            Option(name="tokenizer", help="with --layout hf: also copy the tokenizer in this folder", value="FOLDER"),
         ),
     ),
     "replay": Command(
         module="replay",
-        summary="run again the update that a run failed with, and show where it fails",
-        path=("FAILURE", "a folder in the run's `failures`, the checkpoint before it, or the run folder"),
-        settings="set a key to run it another way, such as --device cpu or --train.precision 32-true",
+        summary="repeat the update that a run failed in, and show where it fails",
+        path=("FAILURE", "a folder in the run's `failures`, the checkpoint before the failure, or the run folder"),
+        settings="changes a key for this repetition, such as --device cpu or --train.precision 32-true",
     ),
     "config-schema": Command(module="config_schema", summary="print the JSON schema of run files"),
 }
@@ -365,7 +378,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="evenstep",
         description="Train PyTorch models: one update is one update, however the hardware cuts it.",
-        epilog="exit codes: 0 done, 1 error, 2 wrong configuration, 75 saved and wants to be run again, 130 Ctrl-C",
+        epilog="exit codes: 0 done, 1 error, 2 wrong run file or command line, 75 stopped by a signal or a time limit "
+        "and saved (continue with `evenstep resume`), 130 Ctrl-C",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"evenstep {__version__}")
@@ -395,5 +409,5 @@ def _parser() -> argparse.ArgumentParser:
                 sub.add_argument(f"--{option.name}", action="store_true", help=option.help)
             else:
                 sub.add_argument(f"--{option.name}", metavar=option.value, help=option.help)
-        sub.add_argument("--traceback", action="store_true", help="show where an error was raised")
+        sub.add_argument("--traceback", action="store_true", help="show the full Python traceback of an error")
     return parser

@@ -23,24 +23,26 @@ def _option(default: Any, meaning: str) -> Any:
 class Options:
     """What may be asked of a plan."""
 
-    ranks: int = _option(0, "pipeline ranks; by default the run's `parallel.pipeline`")
-    microbatches: int = _option(0, "micro-batches per update; by default those of the run's first update")
-    stages_per_rank: int = _option(2, "stages of each rank, for schedules that take any number; 2 by default")
-    memory_gib: float = _option(0.0, "the most memory that a rank may hold")
-    costs: str = _option("", "a TOML file of costs: the nine below with _ for -, or a [[layers]] table per layer")
-    forward_ms: float = _option(1.0, "a forward of one rank's share of the model, of one micro-batch; 1")
-    input_backward_ms: float = _option(1.0, "its gradients of inputs; 1")
-    weight_backward_ms: float = _option(1.0, "its gradients of weights; 1")
-    activation_mib: float = _option(0.0, "what it keeps from forward to backward")
-    deferred_mib: float = _option(-1.0, "what of that stays until the gradients of weights; all by default")
-    state_mib: float = _option(0.0, "what it holds all the time: parameters, gradients, optimizer")
-    message_mib: float = _option(0.0, "what goes from one stage to the next")
-    latency_us: float = _option(0.0, "time of any message")
-    gib_per_s: float = _option(0.0, "speed of messages; without it their size takes no time")
-    schedule: str = _option("", "what to draw: a schedule of the table or a file of one; the best by default")
-    draw: str = _option("text", f"how: {', '.join(DRAWINGS)}")
-    out: str = _option("", "the file to draw into")
-    width: int = _option(100, "characters of a line of text")
+    ranks: int = _option(0, "number of pipeline ranks; by default the run's `parallel.pipeline`")
+    microbatches: int = _option(0, "micro-batches per update; by default as in the run's first update")
+    stages_per_rank: int = _option(2, "stages per rank, for schedules that allow any number; 2 by default")
+    memory_gib: float = _option(0.0, "memory limit of a rank, in GiB; none by default")
+    costs: str = _option("", "a TOML file with the nine costs below (_ for -), or one [[layers]] table per layer")
+    forward_ms: float = _option(
+        1.0, "forward of one micro-batch through one rank's share of the model, in ms; 1 by default"
+    )
+    input_backward_ms: float = _option(1.0, "its backward with respect to inputs, in ms; 1 by default")
+    weight_backward_ms: float = _option(1.0, "its backward with respect to weights, in ms; 1 by default")
+    activation_mib: float = _option(0.0, "activations that it keeps from forward to backward, in MiB")
+    deferred_mib: float = _option(-1.0, "part of them kept until the backward of weights, in MiB; all by default")
+    state_mib: float = _option(0.0, "parameters, gradients and optimizer state of one rank, in MiB")
+    message_mib: float = _option(0.0, "size of a message from one stage to the next, in MiB")
+    latency_us: float = _option(0.0, "latency of each message, in microseconds")
+    gib_per_s: float = _option(0.0, "bandwidth between ranks, in GiB/s; unlimited by default")
+    schedule: str = _option("", "schedule to draw: a name from the table, or a file with one; the best by default")
+    draw: str = _option("text", f"format of the drawing: {', '.join(DRAWINGS)}; text by default")
+    out: str = _option("", "file to write the drawing to; by default it is printed")
+    width: int = _option(100, "characters per line of the text drawing; 100 by default")
 
 
 FIELDS: Mapping[str, "Field[Any]"] = {f"--{each.name.replace('_', '-')}": each for each in fields(Options)}
@@ -60,7 +62,7 @@ def help_text() -> str:
     """One line per option.
 
     >>> help_text().splitlines()[0]
-    "  --ranks               pipeline ranks; by default the run's `parallel.pipeline`"
+    "  --ranks               number of pipeline ranks; by default the run's `parallel.pipeline`"
     """
     return "\n".join(f"  {name:<21} {each.metadata['meaning']}" for name, each in FIELDS.items())
 

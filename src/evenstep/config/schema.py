@@ -39,26 +39,29 @@ from evenstep.train import Trainer, load_weights
 
 
 class InitFromTable(Section, of=load_weights):
-    """Weights that something else has trained, which the run begins with; to go on with a run is `resume`."""
+    """Weights to start the run with, trained elsewhere. To continue a run, use `resume` instead."""
 
     path: str
-    """A run, a checkpoint or an average of several; a `.safetensors` file, an index of several or a folder with one, as
-    the hub has them; or a file of `torch.save`, of which only tensors are read."""
+    """Where the weights are: a run folder, a checkpoint or an averaged one; a `.safetensors` file, the index of a
+    sharded one, or a folder with either, as on the Hugging Face Hub; or a file written by `torch.save`, of which only
+    tensors are read."""
     only: Names
-    """Patterns of the names to load, such as `encoder.*`; what fits none stays as it is initialised."""
+    """Patterns of parameter names to load, such as `encoder.*`. Parameters that match none keep their initial values.
+    By default all are loaded."""
     average: bool
-    """Whether to take the average that a run has kept of its parameters."""
+    """Load the moving average (EMA) of the parameters that the run has kept, instead of the parameters."""
     partial: bool
-    """Whether weights that lack something, have more, or have other shapes may be loaded in part; it is said which."""
+    """Allow missing, additional or differently shaped weights: what fits is loaded, and the rest is listed. Without it
+    such a file is refused."""
     freeze: bool
-    """Whether what was loaded is not trained; a hook may unfreeze it."""
+    """Do not train what was loaded. A hook may unfreeze it later."""
 
 
 class TrainTable(Section, of=(Bf16True, options.Training)):
-    """How long to train, and how an update is made."""
+    """How long to train, and how each update is computed."""
 
     updates: Count | None = None
-    """Length of the run in updates. Give either this or `epochs`."""
+    """Length of the run, in updates (optimizer steps). Give either this or `epochs`."""
     epochs: Count | None = None
     """Length of the run in epochs of the training set."""
     precision: Literal[
@@ -71,164 +74,186 @@ class TrainTable(Section, of=(Bf16True, options.Training)):
         "bf16-true-no-master",
         "16-true-no-master",
     ] = "32-true"
-    """In which number formats the model computes, and in which it is kept."""
+    """Number formats. `32-true` is float32 throughout; `-mixed` keeps float32 parameters and computes in the smaller
+    format; `-true` also keeps the model in that format, with float32 master weights in the optimizer; `-no-master` does
+    without those."""
     cast_inputs: Literal["after-transfer", "before-transfer"]
-    """Where floating inputs of a model of 16 bits are cast: on the device, or before they are moved there."""
+    """For 16-bit models: whether floating-point inputs are cast after they were moved to the device, or before, which
+    moves fewer bytes."""
     float32_outputs: bool
-    """Whether the outputs of a model of 16 bits are cast to float32 for the loss."""
+    """For 16-bit models: cast the model's outputs to float32 before the loss is computed."""
     clip_norm: Positive | None
-    """Gradients with a larger global 2-norm are scaled down to it; not clipped by default."""
+    """Scale the gradient down if its 2-norm over all parameters is larger than this. By default it is not clipped."""
     norm_statistics: options.NormStatistics
-    """Whose running statistics normalisation layers keep: those of all tasks, of each its own, or as they are."""
+    """Running statistics of BatchNorm and similar layers when several tasks are trained: `shared` by all tasks,
+    `per-task`, or `frozen` (not updated, and used in training as well)."""
     channels_last: bool
-    """Whether model and images are in channels-last order."""
+    """Convert the model and its images to the channels-last memory format, which makes convolutions faster on many
+    devices."""
     check_loss: bool
-    """Whether to find out at the start that losses are sums over the units that their weights count, by comparing a
-    micro-batch with its halves; false for a loss that is meant over a micro-batch as a whole."""
+    """Before the first update, check that the loss is a sum, by comparing that of one micro-batch with the sum over its
+    two halves. Use false for a loss that compares the samples of a micro-batch with each other."""
     settle_every_updates: Count | None
-    """How often, in updates, the host waits for the device's verdicts; decided by the device by default."""
+    """On an accelerator: how many updates may be queued before the host waits to read whether they were applied (a
+    non-finite gradient is not). By default as many as `log.every_updates`; on a CPU always 1."""
     compile: options.Compile
-    """Whether `torch.compile` compiles the model, its blocks one by one where it has any, or an update as one graph."""
+    """Use `torch.compile`: `model` compiles the model (block by block, if it has repeated blocks), `update` compiles
+    forward, backward and optimizer step into one graph."""
     max_minutes: Positive | None = None
-    """Save and stop with exit code 75 after so many minutes, to be run again; never by default."""
+    """Save and stop after this many minutes, with exit code 75, so that `evenstep resume` can continue. No limit by
+    default."""
     max_total_minutes: Positive | None = None
-    """Save and stop after so many minutes of all starts of the run together, up to what was saved; never by default."""
+    """Save and stop after this many minutes of training, summed over all starts of the run. Time that was not saved
+    does not count. No limit by default."""
     stop_below_lr: Positive | None = None
-    """Save and stop when the largest learning rate has fallen below this; never by default."""
+    """Save and stop once the largest learning rate of all parameter groups falls below this. Never by default."""
 
 
 class OneTaskTable(TargetTable):
-    """What a batch means."""
+    """The task: which inputs the model gets from a batch, and how the loss is computed."""
 
     metrics: dict[str, TargetTable] = Field(default_factory=dict)
-    """Further metrics, by name: classes of torchmetrics (extra `torchmetrics`). They see what the task's `loss` gives
-    as `observed`."""
+    """Additional metrics, by name: `torchmetrics` classes (extra `torchmetrics`). They are updated with what the task's
+    `loss` returns as `observed`."""
 
 
 class NamedTaskTable(OneTaskTable):
     """One of several tasks, with data of its own."""
 
     data: DataTable
-    """What this task is trained and evaluated on, as the table `data` of a run with one task."""
+    """Training and evaluation data of this task; the same keys as the table `data` of a run with one task."""
     coefficient: Positive = 1.0
-    """What the gradient of this task's loss is multiplied by."""
+    """Multiplies the gradient of this task's loss."""
     coefficient_schedule: LrScheduleTable | None = None
-    """How that changes over the run, as a multiplier of it; it does not by default."""
+    """Changes the coefficient over the run, as a learning rate schedule changes the learning rate. Constant by
+    default."""
     repeats: Count = 1
-    """Batches of this task in each update (mixture "all"), or updates of it in each round ("round_robin")."""
+    """Mixture `all`: how many batches of this task each update takes. Mixture `round_robin`: how many updates of each
+    round are this task's."""
     sampling_weight: Positive | None = None
-    """How often this task is drawn (mixture "sampled"), relative to others; its batches per epoch by default."""
+    """Mixture `sampled`: how often this task is drawn, relative to the others. By default its number of batches per
+    epoch."""
     start_update: Count = 1
-    """The first update that this task takes part in."""
+    """The first update that this task takes part in, counted from 1."""
     end_update: Count | None = None
-    """The last update that this task takes part in; the run's by default."""
+    """The last update that this task takes part in. By default the last one of the run."""
 
 
 class MixtureTable(Section, of=(Mixture, Sampled)):
-    """Which tasks' batches make an update."""
+    """How batches of several tasks are combined into updates."""
 
     kind: Literal["all", "round_robin", "sampled"] = "all"
-    """`all` takes a batch of each task, `round_robin` one task after the other, `sampled` draws tasks at random."""
+    """`all`: each update takes a batch of every task. `round_robin`: the tasks take turns, one per update. `sampled`:
+    tasks are drawn at random."""
     end: Literal["min", "max", "cycle"]
-    """When an epoch ends: with the first task that is through its data (`min`), or with the last, while the others wait
-    (`max`) or begin again (`cycle`)."""
+    """When an epoch ends: `min` as soon as one task has used up its data; `max` and `cycle` when all have, where the
+    tasks that finish earlier pause (`max`) or start over (`cycle`)."""
     temperature: Positive
-    """Of `sampled`: 1 draws in proportion, more draws flatter."""
+    """Mixture `sampled`: 1 draws tasks in proportion to `sampling_weight`; larger values draw them more evenly."""
     draws: Count
-    """Of `sampled`: how many batches an update takes."""
+    """Mixture `sampled`: how many batches are drawn for each update."""
 
 
 class CoefficientsTable(Section, of=Uncertainty):
-    """How much each task's loss counts."""
+    """How the losses of several tasks are weighted against each other."""
 
     kind: Literal["fixed", "uncertainty"] = "fixed"
-    """`fixed` takes the tasks' own numbers and their schedules, `uncertainty` learns them with the model."""
+    """`fixed` uses each task's `coefficient` and schedule; `uncertainty` learns the coefficients together with the
+    model."""
     regression: Names
-    """Of `uncertainty`: the tasks whose loss is a squared error; others are taken for likelihoods."""
+    """Kind `uncertainty`: names of the tasks whose loss is a squared error. The others are treated as likelihoods
+    (classification)."""
 
 
 class CombineTable(Section, of=GradNorm):
-    """What is made of the tasks' separate gradients. It costs a set of gradients and a reduction per task."""
+    """How the gradients of several tasks are combined. Costs the memory of one more gradient, and one more reduction
+    over ranks, per task."""
 
     kind: Literal["separate", "pc_grad", "aligned_mtl", "grad_norm"] = "separate"
-    """Which method; `separate` adds them up, as without this table, which tasks with late weights need."""
+    """The method. `separate` adds the gradients up, with the same result as without this table; tasks with a late
+    weight need it."""
     alpha: NonNegative
-    """Of `grad_norm`: how strongly tasks that learn slowly are favoured."""
+    """Kind `grad_norm`: how strongly tasks that learn slowly are favoured; 0 makes all gradient norms equal."""
     coefficient_lr: Positive
-    """Of `grad_norm`: how fast the coefficients move."""
+    """Kind `grad_norm`: learning rate of the coefficients."""
     parameters: Names
-    """Of `grad_norm`: patterns of the shared parameters whose gradients are measured; all by default."""
+    """Kind `grad_norm`: patterns of the names of the shared parameters whose gradients are measured. All by default."""
 
 
 class LossScaleTable(Section, of=Fp16Mixed):
-    """The dynamic loss scale of precisions 16-mixed, 16-true and 16-true-no-master."""
+    """Dynamic loss scaling, for the precisions 16-mixed, 16-true and 16-true-no-master."""
 
     initial: Positive
-    """The first scale."""
+    """The loss scale at the start of the run."""
     growth_updates: Count
-    """The scale is doubled after this many committed updates without an overflow."""
+    """Double the scale after this many updates in a row without an overflow."""
     tolerance: Annotated[float, Field(ge=0, lt=1)]
-    """Share of tries since the last change of the scale that may overflow without lowering it for good."""
+    """Share of updates since the last change of the scale, 0 to 1, that may overflow before the scale is lowered for
+    good. With 0 each overflow lowers it."""
     floor: Positive
-    """The smallest scale: an overflow that would take it lower stops the run."""
+    """The smallest scale. An overflow at this scale stops the run."""
 
 
 class ParameterGroupTable(Section, of=ParameterGroup):
-    """What some of the model's parameters have of their own."""
+    """Settings of some of the model's parameters that differ from those of the rest."""
 
     patterns: Names
-    """Of their names, where `*` is any text: ["head.*", "*.bias"]."""
+    """Which parameters, by name; `*` stands for any text: ["head.*", "*.bias"]."""
     dims: Natural | None
-    """Only those with so many dimensions, 2 for matrices; any by default."""
+    """Only parameters with this many dimensions, such as 2 for matrices. Any number by default."""
     lr: Positive | None
-    """Learning rate; `optimizer.lr` by default."""
+    """Learning rate of this group. By default `optimizer.lr`."""
     lr_factor: Positive | None
-    """What `optimizer.lr` is multiplied by instead."""
+    """Learning rate of this group as a multiple of `optimizer.lr`. Give either this or `lr`."""
     weight_decay: NonNegative | None
-    """Weight decay; that of `optimizer.args` by default."""
+    """Weight decay of this group. By default the one in `optimizer.args`."""
     frozen: bool
-    """Whether they are not trained."""
+    """Do not train these parameters."""
     name: str | None = None
-    """A class of `torch.optim` for them alone, such as `Muon`; the optimizer's own by default."""
+    """Another optimizer for this group: a class of `torch.optim`, such as `Muon`. By default the one of `optimizer`."""
     target: TargetName | None = None
-    """The same by the name of a class elsewhere."""
+    """Another optimizer for this group, as `FILE.py:NAME` or `package.module:NAME`."""
     args: Args = Field(default_factory=dict)
-    """Further keyword arguments of it."""
+    """Additional keyword arguments of that optimizer."""
     lr_schedule: LrScheduleTable | None = None
-    """An LR schedule of their own; `lr_schedule` by default."""
+    """Learning rate schedule of this group. By default the run's `lr_schedule`."""
 
 
 class Float8Table(Section, of=Float8Mixed):
-    """Which layers compute in float8, and how, with precision float8-mixed (extra `float8`)."""
+    """Which linear layers compute in float8, for precision float8-mixed (extra `float8`)."""
 
     recipe: Recipe
-    """How values are scaled into the range of float8: by tensor, by row, or by row with weight gradients in
-    bfloat16."""
+    """Granularity of the float8 scales: one per tensor, one per row, or one per row with the gradients of weights
+    computed in bfloat16."""
     layers: str
-    """Whose linear layers: `blocks` for the model's repeated blocks, or a pattern of module names."""
+    """Which linear layers: `blocks` for those in the model's repeated blocks, or a pattern of module names."""
     emulate: bool
-    """Whether the same roundings are made in wider numbers, slowly, on any device."""
+    """Compute the same roundings with wider numbers: slow, but on any device. For tests."""
 
 
 class OptimizerTable(Section, of=Grouping):
-    """What turns a gradient into a step."""
+    """The optimizer and its parameter groups."""
 
     name: str | None = None
     """A class of `torch.optim`, such as `AdamW`. Give either this or `target`."""
     target: TargetName | None = None
-    """An optimizer class, which is called with the parameters, or a function, which is called with the model."""
+    """`FILE.py:NAME` or `package.module:NAME`: an optimizer class, called with the parameters, or a function, called
+    with the model, that returns an optimizer."""
     lr: Positive
-    """Learning rate, which the LR schedule multiplies."""
+    """Learning rate, which `lr_schedule` multiplies."""
     args: Args = Field(default_factory=dict)
-    """Further keyword arguments, such as `weight_decay`."""
+    """Additional keyword arguments of the optimizer, such as `weight_decay`."""
     groups: dict[str, ParameterGroupTable] = Field(default_factory=dict)
-    """Parameters with something of their own, by a name for each group; those of no group are `others`."""
+    """Parameter groups with their own settings, by a name of your choice. All other parameters form the group
+    `others`."""
     weight_decay_on: Literal["all", "matrices"]
-    """`matrices` leaves biases, norms and vectors without weight decay."""
+    """`matrices` applies weight decay to parameters with two or more dimensions only, not to biases, norms and other
+    vectors; `all` applies it to everything."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] | None
-    """What the learning rate of each layer is multiplied by, compared with the layer behind it; 1 by default."""
+    """Learning rate of each layer as a multiple of that of the next layer: below 1, layers learn the more slowly the
+    nearer they are to the input. By default all have the same."""
     layers: str | None
-    """The name of the list of layers that `layer_decay` counts, such as "encoder.blocks"."""
+    """Name of the module list that `layer_decay` counts, such as "encoder.blocks"."""
 
     @property
     def is_divided(self) -> bool:
@@ -237,115 +262,122 @@ class OptimizerTable(Section, of=Grouping):
 
 
 class FailuresTable(Section, of=options.Failures):
-    """What to do about what goes wrong; `docs/failures.md` says what each does exactly."""
+    """What to do when something goes wrong. `docs/failures.md` says exactly what each choice does."""
 
     non_finite: options.NonFinite
-    """A loss or gradient that is inf or NaN; it is never applied. skip gives the global batch up, retry tries it once
-    more, rewind goes back to the last checkpoint, rewind_past also leaves out the data from there to here, drop_task
-    applies the update without the tasks that are to blame, also for those that raise an error."""
+    """For a loss or gradient that is inf or NaN, which is never applied: `stop` ends the run; `skip` leaves this global
+    batch out; `retry` tries it once more; `rewind` goes back to the last checkpoint; `rewind_past` also leaves out the
+    data since then; `drop_task` applies the update without the tasks at fault, including tasks that raise an error."""
     out_of_memory: options.OutOfMemory
-    """A micro-batch that does not fit into memory: retry cuts it in two, which gives the same gradient."""
+    """For a micro-batch that does not fit into memory: `retry` cuts it in two until it fits, which gives the same
+    gradient; `stop` ends the run."""
     loss_spike: options.LossSpike
-    """A loss far above those before."""
+    """For a loss far above the previous ones: `ignore`, `report`, `stop`, `rewind` to the last checkpoint, or
+    `rewind_past`, which also leaves out the data since then."""
     spike_window_updates: Annotated[int, Field(ge=8)]
-    """A loss is compared with those of so many updates before."""
+    """How many previous updates a loss is compared with to find spikes."""
     spike_threshold: Positive
-    """How many robust standard deviations above their median is a spike."""
+    """How many robust standard deviations above the median of those updates counts as a spike."""
     max_rewinds: Count
-    """How many times a run may go back before it stops."""
+    """How many times a run may go back to a checkpoint before it stops."""
     loader: Literal["stop", "skip"] = "stop"
-    """A sample that still can't be read after `loader_retries`: skip leaves it out, with its weight."""
+    """For a sample that still can't be read after `loader_retries`: `stop` ends the run, `skip` leaves it out; the loss
+    is then divided by the remaining weight."""
     loader_retries: Natural = 2
-    """How many times a sample is read again, and data workers that die or hang are started anew."""
+    """How many times to read a sample again, and to restart data workers that die or hang."""
     max_skipped_samples: Natural
     """How many samples may be left out before the run stops."""
     hook: options.HookFailure
-    """A hook that raises: continue goes on without what it was about to do."""
+    """For a hook that raises an error: `stop` ends the run, `continue` goes on without what the hook was about to
+    do."""
     lost_rank: Literal["stop", "continue"] = "stop"
-    """A rank of several that is lost: continue deals the update anew over those that are left, and takes the lost one
-    in again when it comes back; on CPUs, with ddp or local, and the extra `torchft`."""
+    """When one of several ranks dies: `stop` ends the run; `continue` divides the update among the remaining ranks, and
+    takes the lost one back when it returns (on CPUs, with strategy ddp or local, and the extra `torchft`)."""
 
 
 class MemoryTable(Section, of=options.Memory):
-    """What is done to need less of the device's memory; parameters do not depend on it."""
+    """Ways to need less memory on the device. They do not change the result of an update."""
 
     checkpoint: str
-    """Of which modules activations are computed again in the backward instead of kept: `none`, `blocks` for the
-    repeated blocks of the model, or a pattern of module names such as `encoder.layers.*`."""
+    """Activation checkpointing: modules whose activations are recomputed in the backward instead of kept. `none`,
+    `blocks` for the model's repeated blocks, or a pattern of module names such as `encoder.layers.*`."""
     empty_cache_every_updates: Count | None
-    """How often memory that the device's allocator keeps for later is given back to the device; never by default."""
+    """Call `torch.cuda.empty_cache()`, or its equivalent, after every this many updates. Never by default."""
 
 
 class EmaTable(Section, of=Ema):
-    """An exponential moving average of the parameters, evaluated in their place."""
+    """Keeps an exponential moving average (EMA) of the parameters, and evaluates it."""
 
     decay: Annotated[float, Field(ge=0, lt=1)]
-    """Share of the old average that stays at each step."""
+    """Share of the old average that is kept in each step, such as 0.999."""
     start_update: Natural
-    """Up to this update the average is a copy of the parameters, made anew at it."""
+    """Averaging begins at this update; until then the average equals the parameters."""
     every_updates: Count
-    """The average moves at every so many updates only."""
+    """Update the average after every this many updates."""
     decay_warmup: bool
-    """Whether the decay of the n-th move is at most (1 + n) / (10 + n), so that a short run forgets its beginning."""
+    """Limit the decay of the n-th step to (1 + n) / (10 + n), so that the initial parameters are forgotten quickly."""
     evaluated: Evaluated
-    """What evaluations are made with: the average, the parameters, or both, of which the parameters' metrics are called
-    `valid/parameters/loss`."""
+    """What to evaluate: the average, the parameters, or both. With both, the metrics of the parameters are called
+    `valid/parameters/loss` and so on."""
 
 
 class EvaluateTable(Section, of=Evaluate):
-    """When to evaluate on `data.evaluations`; always at the end of the run as well."""
+    """When to evaluate on `data.evaluations`. The end of the run is always evaluated."""
 
     every_updates: Count | None
-    """Evaluate after every so many updates."""
+    """Evaluate after every this many updates."""
     every_epochs: Count | None
-    """Evaluate after every so many epochs."""
+    """Evaluate after every this many epochs."""
     from_update: Natural
-    """Evaluate after no update before this one, so that `checkpoint.best` and `early_stop` count from there too."""
+    """Do not evaluate before this update, so that `checkpoint.best` and `early_stop` ignore the beginning of the
+    run."""
 
 
 class BestTable(Section, of=Best):
-    """Which checkpoints to keep as the best."""
+    """Which checkpoints to keep because they are the best."""
 
     metric: str = Field()  # to be named in a run file
-    """A metric, of an evaluation, such as `valid/loss`, or of training, such as `train/loss`."""
+    """Name of the metric: of an evaluation, such as `valid/loss`, or of training, such as `train/loss`."""
     mode: Literal["min", "max"]
-    """Whether smaller or larger is better."""
+    """`min` if smaller is better, `max` if larger is better."""
     keep: Count
-    """How many of the best to keep."""
+    """How many of the best checkpoints to keep."""
 
 
 class CheckpointTable(Section, of=options.Checkpointing):
-    """When to save, and what to keep; always saved at the end of the run as well."""
+    """When to save checkpoints, and which to keep. There is always one at the end of the run."""
 
     every_updates: Count | None
-    """Save after every so many updates."""
+    """Save after every this many updates."""
     every_epochs: Count | None
-    """Save after every so many epochs."""
+    """Save after every this many epochs."""
     every_minutes: Positive
-    """Save when this many minutes have gone by since the last save."""
+    """Save when this many minutes have passed since the last checkpoint."""
     keep_last: Count
-    """How many of the newest checkpoints to keep."""
+    """How many of the newest checkpoints to keep; older ones are deleted."""
     keep_every_updates: Count | None
-    """Also keep, for good, the checkpoints of every so many updates."""
+    """Never delete the checkpoints of updates that are multiples of this."""
     best: BestTable | None
     """Also keep the checkpoints with the best values of a metric."""
     asynchronous: bool
-    """Whether training waits only until its state is copied in memory, which is then written in the background."""
+    """Write checkpoints in the background: training waits only while its state is copied in memory, which needs as much
+    memory again."""
     mirror: str | None
-    """Where each checkpoint is copied to as well, below the name of the run, such as `s3://BUCKET/FOLDER`."""
+    """Also copy each checkpoint to an object store, into a folder named after the run: an fsspec address such as
+    `s3://BUCKET/FOLDER`. No copies by default."""
 
 
 class EarlyStopTable(Section, of=EarlyStop):
-    """When to stop before the end of the run."""
+    """When to stop before the end of the run because a metric no longer improves."""
 
     metric: str = Field()  # to be named in a run file
-    """A metric of an evaluation, such as `valid/loss`."""
+    """Name of an evaluation's metric, such as `valid/loss`."""
     mode: Literal["min", "max"]
-    """Whether smaller or larger is better."""
+    """`min` if smaller is better, `max` if larger is better."""
     patience_evaluations: Count = 3
     """Stop after this many evaluations in a row without an improvement."""
     min_delta: NonNegative
-    """A change of at most this much is no improvement."""
+    """A change of at most this much, in the metric's own unit, does not count as an improvement."""
 
 
 # not a plain union: pydantic would report a wrong value once for each of its members
@@ -356,14 +388,14 @@ WriterNameOrTarget = Annotated[
 
 
 class ProfileTable(Section, of=Profile):
-    """Updates that are profiled into the run folder; `"10:13"` is short for the table."""
+    """Which updates to profile with torch's profiler, into the run folder. `"10:13"` is short for this table."""
 
     first: Count
-    """The first of them."""
+    """The first update to profile."""
     last: Count
-    """The last of them."""
+    """The last update to profile."""
     memory: bool
-    """Whether allocations on a CUDA device are recorded as well."""
+    """Also record the memory allocations on a CUDA device."""
 
 
 def _updates_in(value: object) -> object:
@@ -379,96 +411,100 @@ def _updates_in(value: object) -> object:
 
 
 class LimitTable(Section):
-    """How much of the data is taken, for trying out."""
+    """Use only a part of the data, to try a run out."""
 
     batches: Count | None = None
-    """Only the first so many global batches of each epoch, and the first so many batches of each evaluation; all by
-    default."""
+    """Use only this many global batches of each epoch, and this many batches of each evaluation. All by default."""
 
 
 class LogTable(Section, of=options.Logging):
-    """What is shown and written of the metrics."""
+    """Which metrics are shown and written, and how often."""
 
     every_updates: Count
-    """Metrics are read from the device, and written, every so many updates; each update's values are kept."""
+    """Read the metrics from the device, and write them, after every this many updates. The values of the updates in
+    between are kept."""
     writers: Annotated[tuple[WriterNameOrTarget, ...], Field(strict=False)] = options.STANDARD_WRITERS
-    """Where metrics go: names, and tables with `target`, callables that give an `evenstep.Writer`, and `args`."""
+    """Where metrics go: names of writers, or tables with a `target` (a callable that returns an `evenstep.Writer`) and
+    its `args`."""
     flops: bool
-    """Whether the floating-point operations of a micro-batch are counted, for perf/flops_per_s and perf/mfu."""
+    """Count the floating-point operations of a micro-batch before training, for the metrics perf/flops_per_s and
+    perf/mfu."""
     peak_tflops: Positive | None
-    """What one device can do, in 10¹² operations a second; what is known of it by default."""
+    """Peak speed of one device in 10¹² operations per second, for perf/mfu. By default that of its model, if evenstep
+    knows it."""
 
 
 class Config(Section):
     """A whole run."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    """Name of the run: its folder is `<runs>/<name>`."""
+    """Name of the run. Its folder is `<runs>/<name>`."""
     runs: str = "runs"
-    """Folder of all runs, relative to the working directory."""
+    """Folder that holds the folders of runs, relative to the working directory."""
     recipe: str = "."
-    """Folder of the recipe's Python files, relative to this file; a saved run keeps a copy in `recipe`."""
+    """Folder of the recipe's Python files, relative to this file. A run keeps a copy of them in its `recipe` folder."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = default_of(Trainer, "seed")
-    """Decides parameters, data order and dropout."""
+    """Seed of everything random: initial parameters, order of the data, dropout."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = default_of(Trainer, "device")
-    """Where to compute: auto, cpu, cuda, cuda:N or mps; auto takes an accelerator if there is one."""
+    """Device to compute on: auto, cpu, cuda, cuda:N or mps. auto uses an accelerator if there is one."""
     threads: Count | None = None
-    """Threads of torch's CPU operators; torch's own choice by default."""
+    """Number of threads of torch's CPU operators. By default torch decides."""
     resume: str = "never"
-    """What to start from: `never` (nothing), `auto` (the run folder's newest valid checkpoint, if any), or a path
-    of a checkpoint or run folder."""
+    """What to start from: `never` for a new run, `auto` for the newest valid checkpoint in the run folder, if any, or
+    the path of a checkpoint or run folder."""
     reset: ResetWords = ()
-    """What of the checkpoint that `resume` names begins afresh: `optimizer`, `lr_schedule`, `metrics`, `data`; several
-    in a list, or by commas. The count of updates stays."""
+    """What to start afresh although `resume` names a checkpoint: `optimizer`, `lr_schedule`, `metrics`, `data`, as a
+    list or separated by commas. The update count continues."""
     model: TargetTable
-    """The model: a callable that gives a `torch.nn.Module`."""
+    """The model: a callable that returns a `torch.nn.Module`."""
     init_from: InitFromTable | None = None
-    """Weights that the model begins with; as its target has initialised them by default."""
+    """Weights to start with. By default the model keeps its own initial weights."""
     task: OneTaskTable | None = None
-    """The task: a callable that gives an `evenstep.Task`. Give either this and `data`, or `tasks`."""
+    """The task: a callable that returns an `evenstep.Task`. Give either this and `data`, or `tasks`."""
     data: DataTable | None = None
-    """What is trained and evaluated on."""
+    """Training and evaluation data, and how batches are made of them."""
     tasks: dict[str, NamedTaskTable] = Field(default_factory=dict)
     """Several tasks that are trained together, by name, each with its own data."""
     mixture: MixtureTable | None = None
-    """Which tasks' batches make an update; a batch of each by default."""
+    """How batches of several tasks are combined into updates. By default each update takes a batch of every task."""
     coefficients: CoefficientsTable | None = None
-    """How much each task's loss counts; as the tasks say by default."""
+    """How the losses of several tasks are weighted. By default each task's own `coefficient`."""
     combine: CombineTable | None = None
-    """What is made of the tasks' separate gradients; by default they are accumulated into one."""
+    """How the gradients of several tasks are combined. By default they are added up."""
     train: TrainTable
-    """How long to train, and how an update is made."""
+    """How long to train, and how each update is computed."""
     loss_scale: LossScaleTable | None = None
-    """The dynamic loss scale, with precisions 16-mixed, 16-true and 16-true-no-master only."""
+    """Dynamic loss scaling, only for the precisions 16-mixed, 16-true and 16-true-no-master."""
     float8: Float8Table | None = None
-    """Which layers compute in float8, with precision float8-mixed only."""
+    """Which layers compute in float8, only for precision float8-mixed."""
     optimizer: OptimizerTable
-    """What turns a gradient into a step."""
+    """The optimizer and its parameter groups."""
     lr_schedule: LrScheduleTable = TABLES["constant"]()
-    """How the learning rate changes over the run."""
+    """How the learning rate changes during the run."""
     parallel: ParallelTable = ParallelTable.empty()
-    """How the ranks of a run share the model and its gradients."""
+    """How several processes (ranks) share the model and its gradients."""
     launch: LaunchTable = LaunchTable()
     """How many processes to start."""
     failures: FailuresTable = FailuresTable.empty()
-    """What to do about what goes wrong."""
+    """What to do when something goes wrong."""
     memory: MemoryTable = MemoryTable.empty()
-    """What is done to need less of the device's memory."""
+    """Ways to need less memory on the device."""
     ema: EmaTable | None = None
-    """An exponential moving average of the parameters; none by default."""
+    """An exponential moving average of the parameters. None by default."""
     evaluate: EvaluateTable = EvaluateTable.empty()
     """When to evaluate."""
     checkpoint: CheckpointTable = CheckpointTable.empty()
     """When to save, and what to keep."""
     early_stop: EarlyStopTable | None = None
-    """When to stop before the end of the run; never by default."""
+    """When to stop before the end of the run. Never by default."""
     log: LogTable = LogTable.empty()
-    """What is shown and written of the metrics."""
+    """Which metrics are shown and written, and how often."""
     limit: LimitTable = LimitTable()
-    """How much of the data is taken, for trying out; all by default."""
+    """Use only a part of the data, to try a run out. All by default."""
     overfit: Count | None = None
-    """Train on the first so many samples of the training set again and again, and evaluate on them, for trying out."""
+    """Train and evaluate on the first this many samples of the training set only, again and again, to see whether the
+    model can learn them."""
     profile: Annotated[ProfileTable | None, BeforeValidator(_updates_in)] = None
-    """Updates that are profiled into the run folder, such as `10:13`; none by default."""
+    """Updates to profile into the run folder, such as `10:13`. None by default."""
     hooks: Annotated[tuple[TargetTable, ...], Field(strict=False)] = ()
-    """Further hooks: callables that give an `evenstep.Hook`."""
+    """Additional hooks: callables that return an `evenstep.Hook`."""

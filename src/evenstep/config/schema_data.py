@@ -9,64 +9,72 @@ from evenstep.data import MapData, StreamData
 
 
 class TargetTable(Section):
-    """A Python object to call, and what with."""
+    """A Python object to call, and its arguments."""
 
     target: TargetName
     """`FILE.py:NAME` with the file relative to the recipe's folder, or `package.module:NAME`."""
     args: Args = Field(default_factory=dict)
-    """Keyword arguments of the target. A `Path` argument is taken relative to the run file."""
+    """Keyword arguments. If the parameter is annotated as a `Path`, a relative path counts from the run file's
+    folder."""
 
 
 class EvaluationTable(TargetTable):
-    """A dataset that the model is evaluated on."""
+    """A dataset to evaluate the model on."""
 
     micro_batch_size: Count | None = None
-    """Samples per forward of this evaluation; the training's by default."""
+    """Samples per forward pass in this evaluation. By default the one of training."""
     first_batches: Count | None = None
-    """Evaluate on the first so many batches only, each of `micro_batch_size` samples; on all by default."""
+    """Evaluate only the first this many batches of `micro_batch_size` samples. All by default."""
 
 
 class DataTable(Section, of=(MapData, StreamData)):
-    """What is trained and evaluated on, and how samples become batches."""
+    """Training and evaluation data, and how batches are made of them."""
 
     train: TargetTable
-    """The training set: a callable that gives a map-style dataset, or a stream (an iterable without length)."""
+    """The training set: a callable that returns a map-style dataset, or a stream (an iterable without a length)."""
     evaluations: dict[str, EvaluationTable] = Field(default_factory=dict)
-    """The evaluation sets, by the name their metrics get: `valid` gives `valid/loss`."""
+    """The evaluation sets. Their names begin the names of their metrics: `valid` gives `valid/loss`."""
     global_batch_size: CountOrPairs | None
-    """Samples of one update, over all ranks; or pairs of a begin and samples, [[1, 64], [1000, 128]]. Give either this
-    or `global_batch_tokens`."""
+    """Samples of one update, over all ranks together. To change it during the run give pairs of a start and a size:
+    [[1, 64], [1000, 128]]. Give either this or `global_batch_tokens`."""
     global_batch_tokens: CountOrPairs | None
-    """Token budget of one update: its longest sample's tokens times its samples stay within it; or pairs, by epochs."""
+    """Most tokens of one update, padding included: the number of samples times the tokens of the longest one. To change
+    it during the run give pairs of an epoch and a number, with `batch_size_unit` epochs."""
     batch_size_unit: Literal["updates", "epochs"]
-    """What pairs begin with: the number of an update, or of an epoch, from 1."""
+    """What the starts in such pairs count: updates or epochs, from 1."""
     micro_batch_size: CountOrAuto | None
-    """Samples that go through forward and backward at once; the whole global batch by default. auto finds at the
-    start, by trying, how many fit into memory; a pipeline begins with four micro-batches for each of its ranks."""
+    """Samples that go through forward and backward at once; the gradients of an update's micro-batches are accumulated.
+    By default the whole global batch. auto finds at the start, by trying, how many fit into memory; with a pipeline it
+    starts with four micro-batches per pipeline rank."""
     micro_batch_tokens: Count | None
-    """Token budget of a micro-batch: its longest sample's tokens times its samples stay within it."""
+    """Most tokens of one micro-batch, padding included: the number of samples times the tokens of the longest one."""
     batch_size_multiple: Count
-    """Batches by tokens have a multiple of this many samples, where that leaves none out."""
+    """When batches are made by tokens, make their numbers of samples multiples of this where no sample is lost by
+    it."""
     packed: bool
-    """Whether the tokens of a batch are the sum of its samples', as where `collate` packs them into rows, instead of
-    its longest sample's times its samples."""
+    """The tokens of a batch are the sum over its samples, because `collate` packs them without padding, and not the
+    number of samples times the longest one."""
     oversized: Literal["error", "skip"]
-    """What becomes of a sample that is longer than the token budget."""
+    """For a sample longer than the token budget: stop with an error, or leave it out."""
     length_window: Count | None
-    """So many shuffled samples at a time are sorted by length before being cut by tokens; 8192 by default."""
+    """When batches are made by tokens, sort this many shuffled samples at a time by length, so that less is padded. By
+    default 8192."""
     shuffle: bool
-    """Whether each epoch has an order of its own, a function of seed and epoch."""
+    """Shuffle each epoch, in an order that depends only on the seed and the epoch."""
     curriculum_epochs: Natural
-    """The first so many epochs keep the dataset's own order."""
+    """Do not shuffle the first this many epochs."""
     num_workers: Natural
-    """Processes that load batches; 0 loads in the training process."""
+    """Processes that load data, as in a `DataLoader`. 0 loads in the training process."""
     prefetch_batches: Count
-    """Global batches that the workers load ahead, all together."""
+    """How many global batches all workers together load ahead."""
     timeout_s: Positive
-    """Longest wait for a worker, in seconds."""
+    """How long to wait for a worker, in seconds, before it counts as hanging."""
     collate: TargetName | None = None
-    """A function (`FILE.py:NAME` or `package.module:NAME`) that makes a batch of a list of samples."""
+    """A function (`FILE.py:NAME` or `package.module:NAME`) that makes a batch from a list of samples. By default as in
+    a `DataLoader`."""
     shared: bool
-    """Whether all ranks read the same stream, whole, instead of each a stream of its own; for streams only."""
+    """Streams only: all ranks read the same stream, and each uses its part of every batch. By default each rank reads a
+    stream of its own."""
     exact_resume: bool
-    """false for a stream whose state is known not to say all: a resumed run takes other samples; for streams only."""
+    """Streams only: false accepts a stream that can't continue exactly where it was. A resumed run then sees other
+    samples than one that was never stopped."""

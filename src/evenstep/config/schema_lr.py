@@ -18,18 +18,21 @@ from evenstep.optim.schedules import LR_SCHEDULES
 from evenstep.optim.schedules.schedule import Unit
 from evenstep.optim.schedules.wsd import DecayShape
 
-_WARMUP = (Natural, "Length of the linear rise to the full learning rate, in updates; 0 and 1 both mean none.")
+_WARMUP = (Natural, "Length of the linear warm-up to the full learning rate, in updates; 0 and 1 both mean none.")
 _END = (Share, "Multiplier of the learning rate at the last update; with 0 that update changes nothing.")
-_MIN = (Share, "The multiplier does not fall below this.")
-_OF_EACH = "What the {} of each {} is multiplied by, compared with the one before it; at most 1."
+_MIN = (Share, "The smallest multiplier of the learning rate; it does not fall further.")
+_OF_EACH = "The {} of each {} as a multiple of that of the one before; at most 1."
 _MaybeCount: TypeAlias = Count | None
 _Pairs: TypeAlias = NumberedFactors | None
 _KEYS: dict[str, tuple[str, dict[str, tuple[Any, str]]]] = {
     "constant": ("The full learning rate after the warm-up.", {}),
-    "linear": ("A straight line down to a share of the learning rate at the end of the run.", {"end_factor": _END}),
-    "cosine": ("Half a cosine down to a share of the learning rate at the end of the run.", {"end_factor": _END}),
+    "linear": ("Falls linearly, to `end_factor` times the learning rate at the end of the run.", {"end_factor": _END}),
+    "cosine": (
+        "Falls along half a cosine, to `end_factor` times the learning rate at the end of the run.",
+        {"end_factor": _END},
+    ),
     "cosine_restarts": (
-        "Half cosines one after the other, each begun at the top again.",
+        "Falls along half a cosine again and again, each time from the top.",
         {
             "period_updates": (Count, "Length of the first period, in updates."),
             "period_factor": (
@@ -37,7 +40,7 @@ _KEYS: dict[str, tuple[str, dict[str, tuple[Any, str]]]] = {
                 "How many times longer each period is than the one before it.",
             ),
             "shrink": (Positive, _OF_EACH.format("learning rate", "period")),
-            "end_factor": (Share, "Which each period falls towards, as a share of where it began."),
+            "end_factor": (Share, "Where each period ends, as a share of the learning rate that it began with."),
         },
     ),
     "wsd": (
@@ -77,49 +80,49 @@ _KEYS: dict[str, tuple[str, dict[str, tuple[Any, str]]]] = {
         "Multiplied by a factor after every so many updates or epochs.",
         {
             "every": (Count, "Updates, or epochs, between two steps."),
-            "factor": (Positive, "What each step multiplies by; at most 1."),
+            "factor": (Positive, "What each step multiplies the learning rate by; at most 1."),
             "min_factor": _MIN,
             "unit": (Unit, "What `every` counts: updates since the warm-up, or epochs."),
         },
     ),
     "multiplicative": (
-        "Multiplied by the next of some factors after every epoch, or update; the last one goes on.",
+        "After every epoch (or update), multiplied by the next of some factors; the last factor is used from then on.",
         {
             "factors": (
                 Annotated[tuple[Positive, ...], Field(strict=False)],
-                "One factor for each epoch that has ended, such as [1.0, 1.0, 0.5]; one alone is for all.",
+                "One factor for each epoch that has ended, such as [1.0, 1.0, 0.5]; a single one is used every time.",
             ),
             "min_factor": _MIN,
-            "unit": (Unit, "What is counted: epochs, or updates since the warm-up."),
+            "unit": (Unit, "When to multiply: after every epoch, or after every update since the warm-up."),
         },
     ),
     "listed": (
-        "Learning rates, or multipliers, written down one by one with the update or epoch that each begins at.",
+        "Learning rates, or multipliers, each with the update or epoch from which it applies.",
         {
             "factors": (
                 _Pairs,
-                "Pairs of a begin, from 1, and a multiplier: [[1, 1.0], [1000, 0.1]]. Give either this or `rates`.",
+                "Pairs of a start, from 1, and a multiplier: [[1, 1.0], [1000, 0.1]]. Give either this or `rates`.",
             ),
             "rates": (
                 _Pairs,
-                "Pairs of a begin, from 1, and a learning rate; groups with a rate of their own keep their proportion.",
+                "Pairs of a start, from 1, and a learning rate; groups with a rate of their own keep their proportion.",
             ),
-            "unit": (Unit, "What the begins are numbers of: updates or epochs."),
+            "unit": (Unit, "What the starts count: updates or epochs."),
         },
     ),
     "plateau": (
         "Multiplied by a factor after every so many evaluations in a row without an improvement.",
         {
             "metric": (str, "A metric of an evaluation, such as `valid/loss`."),
-            "mode": (Literal["min", "max"], "Whether smaller or larger is better."),
+            "mode": (Literal["min", "max"], "`min` if smaller is better, `max` if larger is better."),
             "factor": (Annotated[float, Field(gt=0, lt=1)], "What the learning rate is multiplied by."),
-            "patience_evaluations": (Count, "After this many evaluations in a row without an improvement."),
-            "min_delta": (NonNegative, "A change of at most this much is no improvement."),
+            "patience_evaluations": (Count, "How many evaluations in a row without an improvement it takes."),
+            "min_delta": (NonNegative, "A change of at most this much does not count as an improvement."),
             "relative": (
                 bool,
-                "Whether `min_delta` is a share of the best value instead of a number in units of the metric.",
+                "`min_delta` is a share of the best value instead of a number in the metric's own unit.",
             ),
-            "cooldown_evaluations": (Natural, "So many evaluations after each fall do not count."),
+            "cooldown_evaluations": (Natural, "How many evaluations after each reduction do not count."),
             "min_factor": _MIN,
         },
     ),

@@ -12,98 +12,102 @@ from evenstep.pipeline import PipelineModel
 
 
 class LocalTable(Section, of=Local):
-    """How ranks that step alone share their parameters."""
+    """Strategy local: how ranks that make their own optimizer steps average their parameters."""
 
     every_updates: Count
-    """Share after every so many updates."""
+    """Average the parameters over the ranks after every this many updates."""
     outer_lr: Positive
-    """How far the shared parameters go towards the mean of the ranks' own; 1.0 takes the mean."""
+    """Step size towards the average of the ranks: 1.0 replaces the parameters by the average."""
     outer_momentum: NonNegative
-    """Momentum of what is shared, below 1."""
+    """Momentum of these steps, at least 0 and below 1."""
     nesterov: bool
-    """Whether that momentum looks ahead, as in DiLoCo and Nesterov's BMUF."""
+    """Use Nesterov momentum for these steps, as DiLoCo and Nesterov's BMUF do."""
     by_inner_rate: bool
-    """Whether the momentum is kept in units of the learning rate, as in SlowMo."""
+    """Keep the momentum in units of the learning rate, as SlowMo does, so that it still fits when the learning rate
+    changes."""
     synchronous_updates: Natural
-    """So many updates at the beginning are made together, as with ddp."""
+    """Sum the gradients over the ranks, as ddp does, in the first this many updates."""
     inner_state: Literal["keep", "reset"]
-    """What a share does to each rank's optimizer state."""
+    """What happens to each rank's optimizer state when parameters are averaged: `keep` it, or `reset` it."""
     fragments: Count
-    """Into how many parts the parameters are cut, which are shared in turn."""
+    """Cut the parameters into this many parts, and average one part at a time, in turn."""
     overlap_updates: Natural
-    """For how many updates the ranks go on while a mean is on its way."""
+    """How many more updates the ranks make while an average is computed in the background."""
     own_share: NonNegative
-    """How much of its own parameters each rank keeps in a share, below 1."""
+    """Share of its own parameters that each rank keeps when they are averaged, at least 0 and below 1."""
 
 
 class ParallelTable(Section, of=(Fsdp, Processes, PipelineModel)):
-    """How the ranks of a run share the model and its gradients."""
+    """How several processes (ranks) share the model and its gradients."""
 
     strategy: Literal["auto", "single", "ddp", "fsdp", "zero1", "local"] = "auto"
-    """Who holds what: `single` is one process, `ddp` a replica on each rank, `fsdp` a shard of everything on each,
-    `zero1` a replica whose optimizer state is shared out, `local` a model of its own that is shared now and then; auto
-    takes ddp if there are several ranks."""
+    """`single`: one process. `ddp`: each rank has the whole model. `fsdp`: parameters, gradients and optimizer state
+    are sharded. `zero1`: the whole model on each rank, optimizer state sharded. `local`: each rank trains by itself,
+    and parameters are averaged now and then. `auto`: ddp if there are several ranks."""
     local: LocalTable = LocalTable.empty()
-    """With local, when and how ranks share."""
+    """Strategy local: when and how parameters are averaged."""
     shard_ranks: Count | None
-    """With fsdp, how many neighbouring ranks share one copy of the parameters (hybrid sharding); all by default."""
+    """Strategy fsdp: number of neighbouring ranks that share one copy of the parameters (hybrid sharding). By default
+    all ranks."""
     gather_dtype: Literal["bf16"] | None
-    """With fsdp, the number format in which parameters are gathered and used; their own by default."""
+    """Strategy fsdp: number format in which parameters are gathered and computed with. By default their own."""
     offload: bool
-    """With fsdp, whether shards wait in the CPU's memory while they are not used; needs an accelerator."""
+    """Strategy fsdp: keep shards in the CPU's memory while they are not used. Needs an accelerator."""
     reduction: Literal["fast", "ordered"] = "fast"
-    """How gradients are summed: `fast` overlaps with the backward; `ordered` gives the same bits on any number of
-    ranks."""
+    """How gradients are summed over ranks: `fast` while the backward still runs; `ordered` in a fixed order, which
+    gives the same bits on any number of ranks."""
     compression: Literal["none", "bf16", "fp16"] = "none"
-    """How gradients travel between the ranks of ddp: cast to 16 bits, half as many bytes with rounding of 0.4 % (bf16)
-    or 0.05 % and a largest value of 65504 (fp16)."""
+    """Strategy ddp: send gradients as 16-bit numbers, half the bytes. bf16 rounds by up to 0.4 %; fp16 by up to 0.05 %,
+    but overflows above 65504."""
     timeout_s: Positive
-    """Longest wait for another rank, in seconds."""
+    """How long to wait for another rank, in seconds, before it counts as lost."""
     pipeline: Count = 1
-    """Ranks that share one model between them, each holding some of its stages; 1 is no pipeline."""
+    """Number of ranks that the model is divided among as pipeline stages. 1 is no pipeline."""
     pipeline_schedule: str = default_of(PipelineModel, "schedule")
-    """In which order the stages of a pipeline run their micro-batches; `evenstep plan` compares them."""
+    """Order in which stages compute their micro-batches. `evenstep plan` compares all of them."""
     stages_per_rank: Count | None
-    """Stages that each pipeline rank holds; as few as the pipeline schedule allows by default."""
+    """Pipeline stages on each rank. By default as few as the pipeline schedule allows."""
     split_at: Names = ()
-    """Names of the layers that begin the second and later stages; equal numbers of layers by default."""
+    """Names of the layers at which the second and later stages begin. By default all stages get the same number of
+    layers."""
     relay_skips: bool
-    """Whether an output that several or distant stages take goes from each stage to the next, and its gradients are
-    summed on the way back; by default it goes directly to each of them."""
+    """Pass an output that is needed several stages later on from stage to stage, and sum its gradients on the way back.
+    By default it is sent directly to each stage that needs it."""
 
 
 class SlurmTable(Section, of=Job):
-    """A job of SLURM that trains the run, one task per rank; needs the extra `slurm`."""
+    """Submit the run as a SLURM job with one task per rank. Needs the extra `slurm`."""
 
     nodes: Count
-    """How many machines."""
+    """Number of machines."""
     ranks_per_node: Count
-    """Processes on each machine, one accelerator each where there are any."""
+    """Processes on each machine, with one accelerator each if there are any."""
     timeout_minutes: Count
-    """Time limit of the job; 90 s before it the run saves itself and the job is queued again."""
+    """Time limit of the job, in minutes. 90 s before it, the run saves and the job is queued again."""
     partition: str | None
-    """The partition; the cluster's default if left out."""
+    """The partition. By default the cluster's."""
     account: str | None
-    """Whom the time is charged to."""
+    """The account that is charged."""
     qos: str | None
-    """Quality of service."""
+    """The quality of service (`--qos`)."""
     cpus_per_rank: Count | None
-    """Processor cores of each rank."""
+    """CPU cores of each rank."""
     gpus_per_rank: Count | None
-    """Accelerators of each rank; asked for as `gpus_per_node`."""
+    """Accelerators of each rank; requested as `gpus_per_node`."""
     memory_gb: Positive | None
     """Memory of each machine, in GB."""
     additional: Args = Field(default_factory=dict)
-    """Further options of `sbatch`, such as `constraint`."""
+    """Additional options of `sbatch`, such as `constraint`."""
 
 
 class LaunchTable(Section):
-    """How many processes `evenstep train` starts; across machines use torchrun, or `slurm`, instead."""
+    """How many processes `evenstep train` starts on this machine. For several machines use torchrun or `slurm`
+    instead."""
 
     ranks: Count = 1
-    """Processes on this machine, one accelerator each where there are any; at least one per pipeline rank."""
+    """Processes to start, with one accelerator each if there are any. At least one per pipeline rank."""
     slurm: SlurmTable | None = None
-    """Submit the run as a job of SLURM instead of starting it here; never by default."""
+    """Submit the run as a SLURM job instead of starting it here. Not by default."""
     max_restarts: Natural = 0
-    """How many times all ranks are started again, from the newest checkpoint, after one of them has failed; with
-    `failures.lost_rank` continue, how many times one that is lost is."""
+    """How many times to start all ranks again, from the newest checkpoint, after one has failed. With
+    `failures.lost_rank` continue: how many times to restart a lost rank."""

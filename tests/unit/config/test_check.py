@@ -223,7 +223,7 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
         (
             ["--init_from", "{}"],
             "",
-            "`init_from.path` is missing; set it: A run, a checkpoint or an average of several; a",
+            "`init_from.path` is missing; set it: Where the weights are: a run folder, a checkpoint",
         ),
         (["--data.shuffle", "1"], "", "`data.shuffle` (set by --data.shuffle) must be true or false, but is 1."),
         (["--lr_schedule.kind", "cosin"], "", '`lr_schedule` (set by --lr_schedule.kind) must be "constant", "linear"'),
@@ -259,5 +259,5 @@ def test_what_has_arguments_or_lacks_a_name_is_told_what_to_write(faults: Faults
 def test_a_table_where_text_must_be_is_told_what_the_key_is(faults: Faults) -> None:
     (said,) = faults(added="[resume]\nfrom = [1, 'a']")
     assert said.startswith(
-        '`resume` must be text, but is {from = [1, "a"]}; it is: what to start from: `never` (nothing)'
+        '`resume` must be text, but is {from = [1, "a"]}; it is: what to start from: `never` for a new run'
     )

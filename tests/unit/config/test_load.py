@@ -90,7 +90,7 @@ def test_a_missing_table_hides_nothing_else(faults: Faults) -> None:
 
 def test_a_missing_key_says_what_it_is(faults: Faults) -> None:
     assert faults("--optimizer.lr", "none") == [
-        "`optimizer.lr` is missing; set it: Learning rate, which the LR schedule multiplies."
+        "`optimizer.lr` is missing; set it: Learning rate, which `lr_schedule` multiplies."
     ]
 
 

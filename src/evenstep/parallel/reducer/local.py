@@ -34,50 +34,59 @@ InnerState = Literal["keep", "reset"]
 
 @final
 class Local(Strategy):
-    """Ranks that step alone, and share parameters every `every_updates` updates.
+    """Every rank trains its own copy of the model, and the copies are averaged every `every_updates` updates.
 
-    With R ranks, θ_r the parameters of rank r, θ those that they share, N = `synchronous_updates` and
+    Between two averagings ranks send nothing: each sums the gradients of its own micro-batches, clips them by their own
+    norm and makes its own optimizer step. So slow connections cost little, but the result depends on the number of
+    ranks. Averaging is itself a step of an "outer" optimizer, from the last common parameters towards the mean of the
+    ranks' parameters. With the defaults it simply takes the mean.
+
+    With R ranks, θ_r the parameters of rank r, θ the common parameters, N = `synchronous_updates` and
     H = `every_updates`:
 
         u ≤ N:               as `replicas`: one gradient of all micro-batches, one step, the same on all ranks
         u > N:               θ_r ← Optimizer_r(θ_r, g_r),   g_r = Σ_{m on r} ∇S_m / Σ_{m on r} w_m, clipped by ‖g_r‖
         u = N + H, N + 2H …: m = Σ_r θ_r / R,  θ ← one step of `Outer` towards m,  θ_r ← θ
 
-    What others have defined are settings of it:
+    Published methods are settings of it:
 
-    - *local SGD* and *post-local SGD* (Lin et al. 2018, arXiv:1808.07217): the defaults; N updates of mini-batch SGD
-      before.
-    - *BMUF* (Chen & Huo 2016): `outer_lr` ζ, `outer_momentum` η. With G = m - θ: Δ ← η·Δ + ζ·G, θ ← θ + Δ. Its
-      *Nesterov* form, whose ranks begin with θ + η·Δ, has `nesterov` besides; N updates made together are its warm-up.
+    - *local SGD* and *post-local SGD* (Lin et al. 2018, arXiv:1808.07217): the defaults; for the latter set N to the
+      number of ordinary updates at the beginning.
+    - *BMUF* (Chen & Huo 2016): `outer_lr` ζ, `outer_momentum` η. With G = m - θ: Δ ← η·Δ + ζ·G, θ ← θ + Δ. For its
+      *Nesterov* form, where ranks start from θ + η·Δ, also set `nesterov`; its warm-up is N.
     - *SlowMo* (Wang et al. 2019, arXiv:1910.00643): `outer_lr` α, `outer_momentum` β, `by_inner_rate`.
-      u ← β·u + (θ - m)/γ, θ ← θ - α·γ·u. Its base optimizer's buffers are those of `inner_state`.
-    - *DiLoCo* (Douillard et al. 2023, arXiv:2311.08105): `outer_lr=0.7`, `outer_momentum=0.9`, `nesterov`.
-    - *streaming DiLoCo* (Douillard et al. 2025, arXiv:2501.18512): `fragments` P, `overlap_updates` τ and `own_share` α
-      besides.
+      u ← β·u + (θ - m)/γ, θ ← θ - α·γ·u. What it does with the buffers of the base optimizer is `inner_state`.
+    - *DiLoCo* (Douillard et al. 2023, arXiv:2311.08105): `outer_lr=0.7`, `outer_momentum=0.9`, `nesterov`. It is the
+      same as BMUF's Nesterov form: DiLoCo's θ is BMUF's θ + η·Δ.
+    - *streaming DiLoCo* (Douillard et al. 2025, arXiv:2501.18512): the same with `fragments` P, `overlap_updates` τ and
+      `own_share` α.
 
-    The Nesterov forms of BMUF and DiLoCo are one: DiLoCo's θ is BMUF's θ + η·Δ.
+    With P fragments the parameters, in the model's order, are cut into P parts of nearly equal size, and part p is
+    averaged at the updates u with u - N ≡ ⌊p·H/P⌋ modulo H. The mean m is of the parameters at that update; ranks go on
+    training while it is computed, and τ updates later (with 0: at once) the outer step is made and each rank takes
+    θ_r ← α·θ_r + (1 - α)·θ.
 
-    Streaming: the parameters, in the model's order, are P fragments of nearly equal size. Fragment p is shared at the
-    updates u with u - N ≡ ⌊p·H/P⌋ modulo H. Its mean m is of the parameters as of then; τ updates later (0: at once)
-    the outer step is made with it, and each rank takes θ_r ← α·θ_r + (1 - α)·θ. The ranks go on meanwhile.
-
-    A rank without micro-batches in an update makes no step in it; a rank whose gradient is not finite leaves its own
-    step out, and says so. All ranks count the update. In a share the parameters of all must be finite, or none shares.
-    Where ranks may be lost, m is over those that are left, m = Σ_{r ∈ L} θ_r / |L|; whoever comes begins with θ, and
-    with a new optimizer's state; and no rank applies an update before all have computed theirs.
-    Evaluations, predictions and other runs get θ, with the buffers of the last share; a rank's model holds θ_r.
+    A rank that has no micro-batch in an update makes no step in it. A rank whose gradient is not finite leaves out its
+    own step and reports it. The update counts on all ranks. Parameters are averaged only if those of all ranks are
+    finite. If ranks may be lost, the mean is over the remaining ones; a rank that joins starts from θ with a new
+    optimizer state; and no rank applies an update before all have computed theirs.
+    Evaluations, predictions and checkpoints for other runs use θ, with the buffers of the last averaging; the model
+    object of a rank holds θ_r.
 
     Args:
-        replicas: how gradients are summed in the first updates, and in which order parameters are in a share: `Ddp`, or
-            `Ordered` for bits that do not depend on how ranks are connected.
-        every_updates: H above.
-        outer_lr, outer_momentum, nesterov, by_inner_rate: of the outer optimizer; see `evenstep.parallel.outer.Outer`.
-        synchronous_updates: N above.
-        inner_state: what a share does to each rank's own optimizer state of what is shared: "keep" it, or "reset" it to
+        replicas: how gradients are summed in the first `synchronous_updates` updates, and in which order parameters are
+            averaged: `Ddp`, or `Ordered` for bits that do not depend on how ranks are connected.
+        every_updates: the number of updates between two averagings.
+        outer_lr: step size of the outer optimizer; 1 takes the mean.
+        outer_momentum: momentum of the outer optimizer, in [0, 1).
+        nesterov: whether that momentum is Nesterov's.
+        by_inner_rate: whether the momentum is kept in units of the learning rate, as in SlowMo.
+        synchronous_updates: the number of updates at the beginning that are made together, as with `replicas`.
+        inner_state: what happens to each rank's optimizer state of averaged parameters: "keep" it, or "reset" it to
             that of a new optimizer.
-        fragments: P above.
-        overlap_updates: τ above, below `every_updates`.
-        own_share: α above, in [0, 1).
+        fragments: the number of parts that the parameters are cut into.
+        overlap_updates: the number of updates that ranks make while a mean is computed, below `every_updates`.
+        own_share: the share of its own parameters that each rank keeps, in [0, 1).
 
     Raises:
         ArgumentError: an argument out of its range, or ranks that come and go.
