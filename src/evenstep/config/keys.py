@@ -81,6 +81,24 @@ _OF_OPTIMIZERS = (
     "weight_decay",
 )
 
+# what other trainers have at the top of a run file, or in `train`, where a guess by spelling would be wrong
+_OF_OTHERS = {
+    word: key
+    for key, words in {
+        "seed": "seed_everything",
+        "optimizer.lr": "learning_rate base_lr max_lr peak_lr",
+        "lr_schedule.warmup_updates": "warmup_steps num_warmup_steps warmup_iters warmup_ratio",
+        "log.every_updates": "log_every_n_steps logging_steps log_interval log_every log_freq",
+        "checkpoint.every_updates": "save_steps save_interval save_every save_freq checkpoint_interval",
+        "checkpoint.best": "load_best_model_at_end save_best",
+        "evaluate.every_updates": "eval_steps eval_interval eval_every val_check_interval",
+        "evaluate.every_epochs": "check_val_every_n_epoch",
+        "early_stop.patience_evaluations": "patience early_stopping_patience",
+        "launch.ranks": "devices gpus num_gpus n_gpus num_processes nproc_per_node world_size",
+    }.items()
+    for word in words.split()
+}
+
 
 def meant_by(path: Sequence[str], siblings: Sequence[str]) -> str | None:
     """The key that somebody may have meant who wrote the unknown key `path` where `siblings` are known.
@@ -91,12 +109,19 @@ def meant_by(path: Sequence[str], siblings: Sequence[str]) -> str | None:
     ('train.updates', 'train.epochs')
     >>> meant_by(("train", "max_iters"), ["updates", "max_minutes"]), meant_by(("grad_accum_steps",), ["data"])
     ('train.updates', 'data.micro_batch_size')
-    >>> meant_by(("optimizer", "momentum"), ["name", "lr", "args"])
-    'optimizer.args.momentum'
+    >>> meant_by(("optimizer", "momentum"), ["name", "lr", "args"]), meant_by(("train", "momentum"), ["updates"])
+    ('optimizer.args.momentum', 'optimizer.args.momentum')
+    >>> meant_by(("learning_rate",), ["optimizer"]), meant_by(("train", "save_steps"), ["updates", "epochs"])
+    ('optimizer.lr', 'checkpoint.every_updates')
     """
     *outer, last = path
     if "args" in siblings and last in _OF_OPTIMIZERS:
         return ".".join([*outer, "args", last])
+    if outer in ([], ["train"]):
+        if last in _OF_OTHERS:
+            return _OF_OTHERS[last]
+        if last in _OF_OPTIMIZERS:
+            return f"optimizer.args.{last}"
     written = ".".join(path)
     elsewhere = [key for key in dict.fromkeys(all_keys()) if not f"{written}.".startswith(f"{key}.")]
     by_name: dict[str, str] = {}
