@@ -63,6 +63,13 @@ class Recording:
                 f"micro-batch {one.index}; return the loss summed over the batch's units, or `Loss(None)` for a batch "
                 f"that has none."
             )
+        total = loss.sum if isinstance(loss, Loss) else loss
+        if isinstance(total, Tensor) and total.is_meta and self._context.device.type != "meta":
+            raise TaskError(
+                f"`{type(task).__name__}.{method}` must give a number, but gave a tensor on the device `meta`, which "
+                f"has none, for micro-batch {one.index}; compute it from the model's output, which is on "
+                f"`{self._context.device}`."
+            )
         if not isinstance(loss, Loss):
             return self._record(task, one, piece, _ALONE, _checked(task, loss, None, one.index, method))
         if loss.observed and task.metrics is Task.metrics:

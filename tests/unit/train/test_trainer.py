@@ -467,6 +467,7 @@ class Frozen(Task):
     ("given", "text"),
     [
         (lambda output: None, "must give a 0-dim tensor, or a `Loss` of one, but gave None"),
+        (lambda output: output.sum().to("meta"), "must give a number, but gave a tensor on the device `meta`"),
         (lambda output: 1.0, "gave float"),
         (lambda output: output, "shape"),
         (lambda output: output.detach().sum(), "depends on no trainable parameter"),

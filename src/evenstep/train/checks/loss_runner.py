@@ -185,7 +185,7 @@ def _given(task: Task, loss: Any, weight: float) -> LossValue | None:
     """What a task gave for a batch, as numbers; None where that is not a loss."""
     loss = loss if isinstance(loss, Loss) else Loss(loss)
     total: Any = loss.sum
-    if not (isinstance(total, Tensor) and total.ndim == 0 and total.is_floating_point()):
+    if not (isinstance(total, Tensor) and total.ndim == 0 and total.is_floating_point() and not total.is_meta):
         return None  # also where there is none: which batches have one is the task's to say
     late: Any = loss.count if loss.weight is None else loss.weight
     return LossValue(
