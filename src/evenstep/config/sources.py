@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -58,7 +59,12 @@ def read_file(path: Path) -> Tree:
         text = path.read_text(encoding="utf-8-sig")  # as some editors begin files with a mark of the encoding
         return tomllib.loads(text)
     except FileNotFoundError:
-        fault = f"there is no file {path}; give the path of a run file, such as recipes/digits/run.toml."
+        close = get_close_matches(path.stem, [one.stem for one in path.parent.glob("*.toml")], n=1)
+        if close:
+            meant = f"did you mean {path.with_name(close[0])}.toml?"
+        else:
+            meant = "give the path of a run file, such as mine/run.toml."
+        fault = f"there is no file {path}; {meant}"
     except IsADirectoryError:
         fault = f"{path} is a folder; give the path of the run file in it, such as {path / 'run.toml'}."
         if (path / "config.toml").is_file():

@@ -85,7 +85,8 @@ def test_it_tells_its_version(evenstep: Run) -> None:
         (["prove", "none.toml", "--train.updates", "9"], "none.toml"),  # a key, though `--updates` is near
         (["find-lr", "run.toml", "--lowst", "9"], "did you mean `--lowest`?"),
         (["train", "run.toml", "--seed"], "`--seed` has no value"),
-        (["train", "none.toml"], "there is no file none.toml"),
+        (["train", "none.toml"], "there is no file none.toml; give the path of a run file"),
+        (["train", "rnu.toml"], "there is no file rnu.toml; did you mean run.toml?"),
         (["train", "run.toml", "--seed", "1", "--seed", "2"], "`--seed` is given twice, 1 and 2; leave one out."),
         (["plan", "--ranks", "4", "--ranks=8"], "`--ranks` is given twice, 4 and 8; leave one out."),
         (["inspect", "a", "--diff", "b", "--diff", "c"], "`--diff` is given twice; leave one out."),
