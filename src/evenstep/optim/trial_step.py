@@ -4,7 +4,7 @@ Some refuse sparse gradients, others dense ones, complex numbers or empty parame
 all of them say so in their first step. Nothing of the run is touched: neither parameters nor random numbers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -51,6 +51,19 @@ def refusals(optimizer: Optimizer, model: nn.Module) -> list[Refusal]:
             if tried[kind]:
                 found.append(Refusal(name=name, sparse=layouts == (True,), why=tried[kind]))
     return found
+
+
+def why_not_added(optimizer: Optimizer, parameters: Iterable[Tensor]) -> str:
+    """What the step of `optimizer` would say to these in a further group, with dense gradients; "" where it takes them.
+
+    >>> added = [torch.zeros(3)]
+    >>> why_not_added(torch.optim.SparseAdam([torch.zeros(2)]), added)
+    'SparseAdam does not support dense gradients, please consider Adam instead'
+    """
+    if type(optimizer) not in TORCH:
+        return ""
+    faults = (_fault(optimizer, optimizer.defaults, one, sparse=False) for one in parameters)
+    return next(filter(None, faults), "")
 
 
 def _gradients(model: nn.Module) -> Iterator[tuple[str, Tensor, tuple[bool, ...]]]:
