@@ -104,6 +104,20 @@ def test_the_largest_part_that_fits_is_found(samples: int, fits: int) -> None:
         assert limit <= max(fits, 1)
 
 
+@pytest.mark.parametrize(("fits", "wanted"), [(9, None), (4, 4), (1, 2)])
+def test_parts_too_small_to_be_run_say_nothing_of_the_larger_ones(fits: int, wanted: int | None) -> None:
+    """Such as a single sample that BatchNorm would normalise by itself."""
+
+    def fit(part: torch.Tensor) -> bool:
+        if len(part) == 1:
+            raise ValueError("Expected more than 1 value per channel when training")
+        return len(part) <= fits
+
+    assert fitting(Count(), SubBatch(torch.zeros(8)), fit) == wanted
+    with pytest.raises(ValueError, match="Expected more than 1 value"):
+        fitting(Count(), SubBatch(torch.zeros(1)), fit)
+
+
 def test_two_pairs_that_the_default_collate_function_has_made_columns_of_are_cut_in_two_where_memory_is_short() -> None:
     """They are a list of two tensors of two rows each, which could be two samples as well."""
 

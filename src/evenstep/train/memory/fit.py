@@ -62,9 +62,10 @@ def _gradient_fits(engine: Engine, task: str, data: Any) -> bool:
         if not is_out_of_memory(error):
             raise
         fits = False
-    undo()
-    effects.take_back()
-    give_back()
+    finally:
+        undo()
+        effects.take_back()
+        give_back()
     return fits
 
 
@@ -80,16 +81,23 @@ def fitting(
     Args:
         task: says how it is cut.
         whole: a micro-batch.
-        fits: runs a part of it.
+        fits: runs a part of it. A part that it raises ValueError for is too small to be run, such as a single sample
+            that a layer is to normalise by itself; if the whole is, that is raised.
         device: whose memory it must fit into.
     """
     parts = [whole]
     while len(halves := parts_of(task, parts[-1])) > 1:
         parts.append(halves[0])
-    largest = num_elements(parts[-1].data)
+    largest: int | None = None
     for part in reversed(parts):
-        if not _tried(part.data, fits, device):
-            return largest
+        try:
+            is_fitting = _tried(part.data, fits, device)
+        except ValueError:
+            if part is whole:
+                raise
+            continue
+        if not is_fitting:
+            return largest or num_elements(part.data)
         largest = num_elements(part.data)
     return None
 
@@ -126,8 +134,10 @@ def state_allocated(optimizer: Optimizer, steps: Steps | None = None) -> Generat
     kept = [parameter.detach().to("cpu", copy=True) for parameter in trained]
     masters = {name: master.to("cpu", copy=True) for name, master in steps.masters.items()}
     options = options_of(optimizer)
+    sparse = _of_sparse_adam(optimizer)
     for parameter in trained:
-        parameter.grad = torch.zeros_like(parameter, dtype=gradient_format(parameter))
+        zeros = torch.zeros_like(parameter, dtype=gradient_format(parameter))
+        parameter.grad = zeros.to_sparse(1) if id(parameter) in sparse else zeros
     steps(optimizer, 0)
     for parameter, value in zip(trained, kept, strict=True):
         parameter.grad = None
