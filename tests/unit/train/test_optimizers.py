@@ -451,6 +451,14 @@ def test_trying_what_fits_leaves_no_trace_in_an_optimizer_of_ones_own() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.1 and not optimizer.state
 
 
+def test_an_optimizer_of_sparse_gradients_only_has_its_state_while_trying_what_fits() -> None:
+    table, rest = nn.Embedding(4, 2, sparse=True), nn.Linear(2, 1)
+    sparse, dense = torch.optim.SparseAdam(table.parameters()), torch.optim.AdamW(rest.parameters())
+    with state_allocated(MultiOptimizer(sparse, dense)):
+        assert sparse.state[table.weight]["exp_avg"].shape == (4, 2) and len(dense.state) == 2
+    assert not sparse.state and not dense.state and table.weight.grad is None
+
+
 def test_ranks_that_share_an_optimizer_take_no_notice_of_a_group_of_one() -> None:
     one = trainer(lambda model: torch.optim.Muon(matrices(model)), strategy=Zero1(Ordered(Group())), updates=1)
     one.train()

@@ -18,6 +18,7 @@ from evenstep.data import GlobalBatch, Microbatch
 from evenstep.devices import memory_of
 from evenstep.memory import give_back, is_out_of_memory
 from evenstep.optim.hidden_state import HiddenState
+from evenstep.optim.multi import inner
 from evenstep.optim.stepping import Steps
 from evenstep.strides import gradient_format
 from evenstep.train.engine import Engine
@@ -153,3 +154,9 @@ def state_allocated(optimizer: Optimizer, steps: Steps | None = None) -> Generat
         yield
     finally:
         optimizer.state.clear()
+
+
+def _of_sparse_adam(optimizer: Optimizer) -> set[int]:
+    """The ids of parameters whose step takes sparse gradients only."""
+    found = [one for one in inner(optimizer) if isinstance(one, torch.optim.SparseAdam)]
+    return {id(parameter) for one in found for group in one.param_groups for parameter in group["params"]}
