@@ -7,7 +7,7 @@ belongs to tensors, modules, optimizers, the autograd engine and process groups;
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from importlib import import_module
@@ -243,6 +243,21 @@ def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
     """The live dict of a module's own buffers, in which one can be put back without `__setattr__`."""
     return _live(cast("Any", module)._buffers)
+
+
+def places_of(
+    model: nn.Module, held_by: Callable[[nn.Module], Mapping[str, Tensor | None]]
+) -> dict[int, tuple[str, ...]]:
+    """Where each parameter, or buffer, stands: by its `id` the names of all its places, each place once.
+
+    A tensor has several where modules share it, and one in a module that has several names itself.
+    """
+    places: dict[int, tuple[str, ...]] = {}
+    for name, module in model.named_modules():
+        for key, one in held_by(module).items():
+            if one is not None:
+                places[id(one)] = (*places.get(id(one), ()), f"{name}.{key}" if name else key)
+    return places
 
 
 def _live(own: Any) -> Any:

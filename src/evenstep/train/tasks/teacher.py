@@ -5,19 +5,21 @@ average after update u - 1, the same for every micro-batch, so what is trained d
 task then asks is its own affair; where the average is in parts, it is put together before (`averaged`).
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, final
 
+from torch import Tensor, nn
 from torch.func import functional_call
 
+from evenstep.internals import buffers_of, parameters_of, places_of
 from evenstep.nothing import NOTHING
 from evenstep.parallel import Reducers
 from evenstep.pipeline.compiled import as_written
 from evenstep.pipeline.layers import arguments
 from evenstep.train.context import TrainContext
 from evenstep.train.side_effects import evaluating
-from evenstep.train.tasks.averaged import AveragedModel
+from evenstep.train.tasks.averaged import AveragedModel, tensors_of
 
 
 @final
@@ -55,7 +57,19 @@ class Teacher:
                 context.precision.forward(context.device),
                 self._reducers.gathering_nothing(),
             ):
-                output = functional_call(model, dict(values), tuple(positional), dict(named))
+                held = _in_all_places(model, values)
+                output = functional_call(model, held, tuple(positional), dict(named), tie_weights=False)
                 return output if context.cast_outputs is None else context.cast_outputs(output)
         finally:
             context.randomness.under_way = under_way
+
+
+def _in_all_places(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The values by the names of all places where their tensors stand, each place once.
+
+    torch finds the further places of a tensor by itself, but a module that stands in two places twice: and then leaves
+    the value that it was given in the model.
+    """
+    places = places_of(model, parameters_of) | places_of(model, buffers_of)
+    tensors = [(name, one) for name, one in tensors_of(model) if name in values]
+    return {place: values[name] for name, one in tensors for place in places[id(one)]}

@@ -6,7 +6,7 @@ before, by going through the micro-batches once without compiling. Nothing here 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast, final
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from evenstep.errors import TaskError
-from evenstep.internals import buffers_of, parameters_of, pytree
+from evenstep.internals import buffers_of, parameters_of, places_of, pytree
 from evenstep.internals.compiler import keep_address, only_compiled
 from evenstep.names import named_parameters
 from evenstep.optim.ema import Ema
@@ -155,7 +155,7 @@ class Graphs(ABC):
         self._model, self._context, self._state = model, context, state
         self._ema, self._clip_norm = ema, clip_norm
         self._compilations, self._probe = compilations, probe
-        real = _places(model, parameters_of)
+        real = places_of(model, parameters_of)
         plain = {id(one): name for name, one in named_parameters(model).items()}
         self._names = [real[id(one)] for one in state.parameters]
         self._plain = [plain[id(one)] for one in state.parameters]
@@ -176,7 +176,7 @@ class Graphs(ABC):
         """Find out what micro-batches do that are of a form that has not come before."""
         if work.tasks and work.key not in self._entries:
             probed = self._probe()
-            buffers, names = dict(self._model.named_buffers()), _places(self._model, buffers_of)
+            buffers, names = dict(self._model.named_buffers()), places_of(self._model, buffers_of)
             moving = [buffers[name] for name in probed.moving]
             if self._compilations.captures:
                 keep_address(moving)
@@ -358,18 +358,3 @@ def _step_from(places: tuple[int, ...], step: OptimizerStep) -> Callable[..., An
         return step(held, [], [], found, numbers.unbind(0), halted)
 
     return step_from
-
-
-def _places(
-    model: nn.Module, held_by: Callable[[nn.Module], Mapping[str, Tensor | None]]
-) -> dict[int, tuple[str, ...]]:
-    """Where each parameter, or buffer, stands: by its `id` the names of all its places, each place once.
-
-    A tensor has several where modules share it, and one in a module that has several names itself.
-    """
-    places: dict[int, tuple[str, ...]] = {}
-    for name, module in model.named_modules():
-        for key, one in held_by(module).items():
-            if one is not None:
-                places[id(one)] = (*places.get(id(one), ()), f"{name}.{key}" if name else key)
-    return places
