@@ -27,8 +27,11 @@ class Refusal(NamedTuple):
     why: str
 
 
-def refusals(optimizer: Optimizer, model: nn.Module) -> list[Refusal]:
+def refusals(optimizer: Optimizer, model: nn.Module, *, keeps: bool = False) -> list[Refusal]:
     """The parameters of `optimizer` that its step would refuse; none where it is not one of torch's very classes.
+
+    Args:
+        keeps: whether checkpoints are saved, so that those count as well of which its state is sparse.
 
     >>> model = nn.Embedding(2, 2, sparse=True)
     >>> refusals(torch.optim.Adam(model.parameters()), model)[0].why
@@ -46,7 +49,7 @@ def refusals(optimizer: Optimizer, model: nn.Module) -> list[Refusal]:
             name, layouts = gradients[id(one)]
             kind = (number, one.dtype, one.device, *_tiny(one), layouts)
             if kind not in tried:
-                faults = [_fault(optimizer, group, one, sparse=sparse) for sparse in layouts]
+                faults = [_fault(optimizer, group, one, sparse=sparse, keeps=keeps) for sparse in layouts]
                 tried[kind] = faults[0] if all(faults) else ""
             if tried[kind]:
                 found.append(Refusal(name=name, sparse=layouts == (True,), why=tried[kind]))
@@ -82,7 +85,7 @@ def _tiny(parameter: Tensor) -> list[int]:
     return [min(size, 2) for size in parameter.shape]
 
 
-def _fault(optimizer: Optimizer, group: dict[str, Any], like: Tensor, *, sparse: bool) -> str:
+def _fault(optimizer: Optimizer, group: dict[str, Any], like: Tensor, *, sparse: bool, keeps: bool = False) -> str:
     """What the optimizer says to a parameter like this one; "" if it steps it."""
     if sparse and (like.ndim == 0 or like.numel() == 0):
         return "it can have no sparse gradient"
@@ -97,4 +100,6 @@ def _fault(optimizer: Optimizer, group: dict[str, Any], like: Tensor, *, sparse:
     except (RuntimeError, ValueError, TypeError, ArithmeticError) as error:
         said = str(error).split("\n")[0].rstrip(".")
         return said if type(error) in (RuntimeError, ValueError) else f"{type(error).__name__}: {said}"
-    return ""
+    state = trial.state[tiny] if keeps else {}
+    held = next((name for name, one in state.items() if isinstance(one, Tensor) and one.is_sparse), "")
+    return f"its `{held}` would be sparse, which no checkpoint of a run with a `folder` can hold" if held else ""

@@ -74,6 +74,7 @@ def trainer(make: Callable[[nn.Module], torch.optim.Optimizer], **more: Any) -> 
     data = MapData(points, global_batch_size=8, micro_batch_size=4)
     options: dict[str, Any] = {"updates": 4, "data": data, "evaluations": {"valid": data}}
     options["checkpoint"] = Checkpointing(asynchronous=False)
+    model = more.pop("model", model)
     return Trainer(model=model, task=Square(), optimizer=make(model), device=torch.device("cpu"), **(options | more))
 
 
@@ -449,6 +450,25 @@ def test_trying_what_fits_leaves_no_trace_in_an_optimizer_of_ones_own() -> None:
         pass
     assert optimizer.taken == 0 and "seen" not in optimizer.param_groups[0]
     assert optimizer.param_groups[0]["lr"] == 0.1 and not optimizer.state
+
+
+def test_a_state_that_is_sparse_as_its_gradient_is_refused_where_checkpoints_are_kept(tmp_path: Path) -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(4, 1, sparse=True)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.table(inputs[:, 0].abs().long() % 4)
+
+    def train(momentum: float, **more: Any) -> int:
+        model = Words()
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+        return trainer(lambda _: sgd, model=model, updates=2, **more).train().update
+
+    with pytest.raises(ArgumentError, match=r"SGD can't step `table\.weight`: its `momentum_buffer` would be sparse"):
+        train(0.9, folder=tmp_path)
+    assert train(0.9) == train(0.0, folder=tmp_path) == 2
 
 
 def test_an_optimizer_of_sparse_gradients_only_has_its_state_while_trying_what_fits() -> None:

@@ -31,7 +31,7 @@ def check_optimizer(
     """
     for one in inner(optimizer):
         _check_step(one, device)
-        _check_kinds(one, model)
+        _check_kinds(one, model, keeps=keeps)
     if is_shared(model, strategy.layout):
         _check_shared(optimizer, strategy.layout, stages=in_stages(model))
     _check_saved(optimizer, strategy.layout, keeps=keeps)
@@ -95,9 +95,9 @@ def _check_torchao(optimizer: Optimizer) -> None:
         )
 
 
-def _check_kinds(optimizer: Optimizer, model: nn.Module) -> None:
+def _check_kinds(optimizer: Optimizer, model: nn.Module, *, keeps: bool) -> None:
     """Raise ArgumentError for parameters whose numbers or gradients the optimizer's step refuses."""
-    refused = refusals(optimizer, model)
+    refused = refusals(optimizer, model, keeps=keeps)
     if not refused:
         return
     first, name = refused[0], type(optimizer).__name__
