@@ -589,6 +589,7 @@ def test_heads_that_no_update_uses_stay_as_they_are_on_all_stages(on_ranks: OnRa
         ),
         ({"train": Training(clip_norm=0.5, combine=PcGrad())}, "`combine` would need"),
         ({"failures": Failures(non_finite=DropTask())}, "DropTask would need"),
+        ({"task": {"a": Late(), "b": Square(), "c": Square()}}, "task `a` has `late_weight`.* Let `weight` count it"),
     ],
 )
 def test_what_needs_all_gradients_at_once_is_refused_for_stages(more: State, said: str) -> None:

@@ -179,6 +179,13 @@ def _check_members(task: Task) -> None:
 
 
 def _check_stages(tasks: Tasks, policy: FailurePolicy) -> None:
+    late = next((name for name, task in tasks.by_name.items() if task.late_weight), None)
+    if late is not None and len(tasks.by_name) > 1:
+        raise ArgumentError(
+            f"a model in stages trains several tasks accumulated, but task `{late}` has `late_weight`, so its gradient "
+            f"must be divided by its weight before it is added to theirs. Let `weight` count it from the batch, or "
+            f"train without stages."
+        )
     asked = {
         "learned coefficients": tasks.coefficients.are_learned,
         "`combine`": tasks.combine,
