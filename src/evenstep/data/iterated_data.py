@@ -97,6 +97,9 @@ class IteratedData(Data):
         self._cursor: _Cursor | None = None
         self._states: dict[Position, dict[str, object]] = {}  # of the last positions, the newest last
         self._loaded = False  # whether the newest has yet to be put into the stream
+        self._beginning: dict[str, Any] | None = (
+            None  # the stream's state before anything was read, where it was tried and has one
+        )
         self._was_told = False  # that this rank's stream is shorter
         self._was_compared = False  # with those of other ranks
 
@@ -137,7 +140,13 @@ class IteratedData(Data):
         name = type(self._stream).__name__
         if not self._exact_resume:
             return f"the stream, a {name}, was said not to resume exactly: a resumed run will take other samples."
-        return probe(self._stream, self._set_epoch)
+        said = probe(self._stream, self._set_epoch)
+        if not said:
+            try:
+                self._beginning = deepcopy(self._stateful.state_dict())
+            except Exception:  # noqa: BLE001 - it may not know where it is before it is read, as `probe` allows
+                self._beginning = None
+        return said
 
     def num_batches(self, epoch: int, *, seed: int) -> None:
         """None: only reading the stream tells."""
@@ -211,6 +220,11 @@ class IteratedData(Data):
             cursor = self._resume(state, start, seed, reading)
             self._states = {start: state}
         elif start.batch == 0:
+            if start == Position() and self._stateful is not None and self._beginning is not None:
+                try:  # a run that goes back may have left it in the midst, and iterating it may go on from there
+                    self._stateful.load_state_dict(deepcopy(self._beginning))
+                except Exception as error:
+                    raise self._failed(error, start) from error
             cursor = _Cursor(self._reader(seed, reading), reading, start)
             self._states = {}
         else:

@@ -391,3 +391,27 @@ def test_after_a_failure_the_same_process_takes_the_last_global_batch_again() ->
 def test_a_usual_mistake_about_streams_is_named_with_what_to_do(stream: object, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         StreamData(stream, global_batch_size=4)
+
+
+def test_a_stream_that_iterating_goes_on_with_is_read_from_its_beginning_where_a_run_goes_back_there() -> None:
+    class GoesOn:
+        at = 0
+
+        def __iter__(self) -> Iterator[int]:
+            while self.at < 6:
+                self.at += 1
+                yield self.at
+            self.at = 0
+
+        def state_dict(self) -> dict[str, int]:
+            return {"at": self.at}
+
+        def load_state_dict(self, state: Mapping[str, int]) -> None:
+            self.at = state["at"]
+
+    data = StreamData(GoesOn(), global_batch_size=2)
+    assert data.try_resume() == ""
+    for read in (1, 2):
+        batches = [next(data.batches(Position(), seed=0)).microbatches[0].data.tolist() for _ in range(read)]
+        assert batches[0] == [1, 2]
+        data.load_state_dict({})
