@@ -202,7 +202,7 @@ class Square(evenstep.Task):
 
     def loss(self, output: Any, batch: Any) -> evenstep.Loss:
         error = (output.squeeze(-1) - batch[1]) ** 2
-        return evenstep.Loss((error * batch[2]).sum(), metrics={"first": (error[0].detach(), 1.0)})
+        return evenstep.Loss((error * batch[2]).sum(), metrics={"error": (error.detach().sum(), len(error))})
 
     def split(self, batch: Any) -> list[Any]:  # without which `check_loss=False` would leave batches whole
         return super().split(batch)
