@@ -33,9 +33,11 @@ torch.set_num_threads(1)  # the tests' tensors are tiny, and other workers and r
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     gc.disable()  # what is imported stays: to look for garbage in it would take a third of the time
+    kept, sys.dont_write_bytecode = sys.dont_write_bytecode, False  # else every run rewrites all assertions anew
     try:
         return (yield)
     finally:
+        sys.dont_write_bytecode = kept
         _set_aside()
         _let_propagate()
         gc.enable()
