@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts import Script
 
 from evenstep.cli import main
 from evenstep.cli.entry import COMMANDS
@@ -162,8 +163,8 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     assert (done.stdout, done.stderr) == ("{", "")
 
 
-def test_a_reader_that_has_gone_before_a_picture_is_no_error_to_tell() -> None:
-    code = """if True:
+def test_a_reader_that_has_gone_before_a_picture_is_no_error_to_tell(tmp_path: Path) -> None:
+    (tmp_path / "drawn.py").write_text("""if True:
         import os, sys
         from rich.console import Console
         from evenstep.cli import main
@@ -174,10 +175,9 @@ def test_a_reader_that_has_gone_before_a_picture_is_no_error_to_tell() -> None:
             write(self, *text)
         Console.print = gone
         sys.exit(main())
-    """
-    command = [sys.executable, "-c", code, "plan", "--ranks", "2", "--microbatches", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (1, "")
+    """)
+    end = Script(tmp_path / "drawn.py", "plan", "--ranks", 2, "--microbatches", 2).ended(60)
+    assert (end.code, end.err) == (1, "")
 
 
 def test_a_leading_tilde_is_the_home_folder_wherever_a_place_is_given(

@@ -2,12 +2,11 @@
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from scripts import Script
 
 from evenstep.cli import main
 
@@ -67,15 +66,12 @@ def test_what_cannot_be_is_refused(
 
 
 def test_followed_runs_are_served_until_ctrl_c(runs: Path) -> None:
-    command = [sys.executable, "-m", "evenstep", "report", "runs/a", "runs/b", "--follow"]
-    with subprocess.Popen(
-        command, cwd=runs.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        address = process.stdout.readline().split()[0]
-        assert address.startswith("http://127.0.0.1:")
-        with urlopen(address, timeout=30) as answer:
-            assert "2 runs" in answer.read().decode()
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
-    assert (process.returncode, errors) == (0, "")
+    script = Script("-m", "evenstep", "report", "runs/a", "runs/b", "--follow")
+    script.wait_for(lambda: "\n" in script.said(), timeout_s=60)
+    address = script.said().split()[0]
+    assert address.startswith("http://127.0.0.1:")
+    with urlopen(address, timeout=30) as answer:
+        assert "2 runs" in answer.read().decode()
+    script.send_signal(signal.SIGINT)
+    end = script.ended(30)
+    assert (end.code, end.err) == (0, "")

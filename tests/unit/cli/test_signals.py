@@ -185,11 +185,11 @@ def test_sigterm_to_the_data_workers_too_loses_nothing(recipe: Path) -> None:
 
 
 def test_ctrl_c_saves_and_a_second_one_leaves_at_once_with_what_was_saved(recipe: Path) -> None:
-    with training(recipe) as process:
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert "Ctrl-C again leaves at once" in err
+    script = forked()
+    script.send_signal(signal.SIGINT)
+    end = script.ended(60)
+    assert end.code == 130, end
+    assert "Ctrl-C again leaves at once" in end.err
     saved = read_checkpoint(recipe / "runs" / "tiny").update
 
     parts = (recipe / "parts.py").read_text()
