@@ -14,7 +14,7 @@ import torch._dynamo  # else the first optimizer imports it, in the midst of a t
 from hypothesis import settings
 
 # How long an example takes depends on what else the machine does; what a test may take in all is pytest's timeout.
-settings.register_profile("evenstep", deadline=None)
+settings.register_profile("evenstep", deadline=None, max_examples=50)
 settings.load_profile("evenstep")
 
 # the modules beside the tests: what tests run, and what starts it

@@ -173,7 +173,7 @@ def damaged(plans: tuple[Plan, ...], layout: Layout, data: st.DataObject) -> tup
     return (*plans[:rank], tuple(plan), *plans[rank + 1 :])
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(cases(max_microbatches=4), st.data())
 def test_a_damaged_plan_is_refused_or_still_exact(case: tuple[str, Layout, list[int]], data: st.DataObject) -> None:
     name, layout, microbatches = case

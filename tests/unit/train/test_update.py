@@ -91,7 +91,7 @@ def reference(data: list[tuple[Tensor, Tensor, Tensor]], *, updates: int, size: 
     late=st.booleans(),
     clip=st.sampled_from([None, 0.1]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_no_cut_changes_the_parameters(
     weights: list[float], size: int, micro: int, late: bool, clip: float | None
 ) -> None:
