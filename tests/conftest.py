@@ -35,13 +35,13 @@ torch.set_num_threads(1)  # the tests' tensors are tiny, and other workers and r
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    gc.disable()  # what is imported stays: to look for garbage in it would take a third of the time
+    gc.disable()  # what is imported stays: to look for garbage in it would take a third of the time, also in tests
     kept, sys.dont_write_bytecode = sys.dont_write_bytecode, False  # else every run rewrites all assertions anew
     try:
         return (yield)
     finally:
         sys.dont_write_bytecode = kept
-        _set_aside()
+        gc.freeze()
         _let_propagate()
         gc.enable()
 
@@ -50,13 +50,8 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
     yield
     if nextitem is None or nextitem.path != item.path:
-        _set_aside()
-
-
-def _set_aside() -> None:
-    """Let collections of garbage, which the engine makes when memory runs out, pass over what imports have left."""
-    gc.collect()
-    gc.freeze()
+        gc.collect()
+        gc.freeze()
 
 
 def _let_propagate() -> None:
