@@ -44,6 +44,7 @@ _PRELOADED = [
     "torch.utils._sympy.reference",
     "evenstep.cli.prove",
     "evenstep.extras.report",
+    "jinja2",
     "rich.console",
 ]
 
