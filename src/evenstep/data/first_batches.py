@@ -4,7 +4,7 @@ Position (e, b) is that of the other data, so what is trained on is the beginnin
 epoch ends after so many of them, or where that of the other data does. It reads nothing itself.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast, final

@@ -212,7 +212,11 @@ class Guard:
             trial = None
         values = self.run(name, _of(trial), _whole_and_parts(trial), "check")
         given = [one for one in values.given if one is not None] if values.is_whole else []
-        return "" if trial is None or not given else weight_fault(task, _described(trial), given[0], given)
+        return (
+            ""
+            if trial is None or not given
+            else weight_fault(task, _described(trial.microbatch, trial.whole), given[0], given)
+        )
 
     def _tolerance(self, *, narrow: bool) -> Tolerance:
         """How exactly losses can be compared, of which some are `narrow`."""
