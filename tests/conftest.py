@@ -27,7 +27,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process that tests start compiles the package anew
 
-# No machine loses its power here: tests of that look at what a `Disk` is asked for; what tests start waits for its disk
+# No machine loses its power here: tests of that look at what is asked for; processes that tests start wait for the disk
 os.fsync = lambda descriptor: (os.fstat(descriptor), None)[1]
 
 torch.set_num_threads(1)  # the tests' tensors are tiny, and other workers and ranks need the other cores

@@ -22,9 +22,8 @@ from evenstep.parallel.reducer.local import LocalReducer
 from evenstep.parallel.reducers import Reducers
 
 BATCH, SAMPLES, RATE, CLIP, DECAY = 12, 36, 0.05, 0.4, 0.8
-SCALE = (
-    2.0**520
-)  # a loss scale whose gradients' squares are too large for float64: ranks lower it, and it rounds nothing
+# a loss scale whose gradients' squares are too large for float64: ranks lower it, and it rounds nothing
+SCALE = 2.0**520
 SETTINGS: dict[str, dict[str, Any]] = {
     "local SGD": {"every_updates": 3},
     "DiLoCo": {"every_updates": 3, "outer_lr": 0.7, "outer_momentum": 0.9, "nesterov": True, "synchronous_updates": 2},
@@ -43,6 +42,9 @@ class Square(evenstep.Task):
     def loss(self, output: Any, batch: Any) -> Tensor:
         self.strike("evaluate" if not torch.is_grad_enabled() else "loss")
         return ((output.squeeze(-1) - batch[1]) ** 2).sum()
+
+    def split(self, batch: Any) -> list[Any]:  # without which `check_loss=False` would leave batches whole
+        return super().split(batch)
 
 
 def points() -> tuple[Tensor, Tensor]:
