@@ -168,7 +168,10 @@ class Walk:
             mesh = init_device_mesh("cpu", tuple(self.axes.values()), mesh_dim_names=tuple(self.axes))
             said.clear()  # making the mesh is not part of the run
             group = Alone(mesh[self.data_axis], said=said, heard=None if leader is None else leader.heard)
-            self._trainer(group, folder).train()
+            trainer = self._trainer(group, folder)
+            # nobody says what the other ranks' micro-batches weigh; of those that weigh 0 one would be looked at
+            cast("Any", trainer)._loop.engine.parts.guard.weightless.clear()
+            trainer.train()
         return Walked(group=group.name, said=said, heard=group.heard)
 
     def _trainer(self, group: Alone, folder: str) -> evenstep.Trainer:
@@ -191,9 +194,8 @@ class Walk:
             # A save of shards is planned from what all ranks say of theirs, which nobody can say for them.
             folder=None if strategy.layout.divides == "elements" else folder,
             log=evenstep.Logging(writers=()),
-            checkpoint=evenstep.Checkpointing(
-                asynchronous=False
-            ),  # how often a rank asks whether its thread is done would differ
+            # how often a rank asks whether its thread is done would differ
+            checkpoint=evenstep.Checkpointing(asynchronous=False),
         )
 
     def different(self, ranks: Iterable[int]) -> list[int]:

@@ -22,15 +22,36 @@ class Square(evenstep.Task):
     def loss(self, output, batch):
         if case == "raise" and group.rank == 1:
             raise ValueError("a fault of rank 1")
+        if case.startswith("center"):
+            self.sums = self.sums + output.detach().sum()
         return ((output.squeeze(-1) - batch[1]) ** 2).sum()
+
+    sums, center = torch.zeros(()), torch.zeros(())
+
+    def after_update(self, event):
+        if case == "center of all":
+            torch.distributed.all_reduce(self.sums)
+        self.center, self.sums = self.sums, torch.zeros(())
+
+    def state_dict(self):
+        return {"center": self.center} if case.startswith("center") else {}
+
+    def load_state_dict(self, state):
+        self.center = state["center"]
 
 class Ask(evenstep.Hook):
     def after_update(self, event):
         if case == "stop" and group.rank == 1 and event.update == 3:
             self.trainer.request_stop("rank 1 has had enough")
+        if "seen" in case:
+            seen = torch.tensor(1.0 + group.rank)  # what this rank has seen of the update
+            if "of all" in case:
+                torch.distributed.all_reduce(seen)
+            model.seen += seen
 
 torch.manual_seed(group.rank)
 model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+model.register_buffer("seen", torch.zeros(()), persistent="not kept" not in case)
 generator = torch.Generator().manual_seed(0)
 points = [(torch.randn(3, generator=generator), torch.tensor(n % 3 / 2)) for n in range(22)]
 trainer = evenstep.Trainer(
@@ -74,6 +95,25 @@ def test_ddp_ends_where_the_ordered_sum_does_up_to_rounding(tmp_path: Path) -> N
     ddp = [end.out.split("|") for end in run("ddp", tmp_path / "two", [0, 1], 2)]
     assert ddp[0] == ddp[1]
     assert float(ddp[0][3]) == pytest.approx(float(ordered[3]), rel=1e-5)
+
+
+def test_a_buffer_that_a_hook_changes_by_what_its_rank_has_seen_is_refused_after_the_first_update(
+    tmp_path: Path,
+) -> None:
+    for end in run("seen", tmp_path / "refused", [0, 1], 2):
+        assert end.code == 1
+        assert "after update 1 rank 1 differs from rank 0, first in buffer `seen`" in end.err
+    for advised in ("seen of all", "seen, not kept"):
+        ends = run(advised, tmp_path / advised, [0, 1], 2)
+        assert [end.code for end in ends] == [0, 0], ends
+
+
+def test_what_a_task_remembers_of_the_micro_batches_of_its_rank_is_said_once(tmp_path: Path) -> None:
+    said = "what a task remembers (`state_dict`) is not the same on all ranks: `Square['center']`"
+    for case, times in {"center": 1, "center of all": 0}.items():
+        assert [end.code for end in run(case, tmp_path / case, [0, 1], 2)] == [0, 0]
+        told = "".join(one.read_text() for one in (tmp_path / case).glob("incidents/*"))
+        assert told.count(said) == times
 
 
 def test_one_rank_that_asks_to_stop_stops_all_at_the_same_update(tmp_path: Path) -> None:

@@ -107,13 +107,19 @@ def is_own(node: ast.Attribute) -> bool:
     return isinstance(value, ast.Name) and (value.id in ("self", "cls") or value.id in own_classes())
 
 
+def is_asked_by_name(node: ast.AST) -> bool:
+    """Whether it is a `getattr`, `hasattr` or `setattr` of a name that is written there."""
+    called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("attr")
+    return called and len(node.args) > 1 and isinstance(node.args[1], ast.Constant)
+
+
 def private(node: ast.AST) -> str:
     """What begins with one underscore and is asked of another object, or of torch's modules."""
     names: list[str] = []
     if isinstance(node, ast.Attribute) and not is_own(node):
         names = [node.attr]
-    elif isinstance(node, ast.Call) and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
-        names = [str(node.args[1].value)]  # of a getattr or hasattr
+    elif is_asked_by_name(node):
+        names = [str(cast("Any", node).args[1].value)]
     elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
         names = [*str(node.module).split("."), *(alias.name for alias in node.names)]
     elif isinstance(node, ast.Import):

@@ -157,7 +157,9 @@ ALONE: dict[str, Refusal] = {
     ),
     "dropping a task of one": _of("--failures.non_finite", "drop_task", says="asks for several tasks"),
     "a device that is not there": _of("--device", "cuda:99", says="cuda:99", code=1),
-    "a folder of too long a name": _of("--runs", "x" * 300, says="File name too long; put the run elsewhere", code=1),
+    "a folder of too long a name": _of(
+        "--runs", "x" * 300, says="at most 255 are allowed here; give a shorter one", code=1
+    ),
     "a folder that can't be": _of("--runs", "run.toml", says="can't be made, because", code=1),
 }
 FSDP = ("--parallel.strategy", "fsdp")

@@ -1,15 +1,15 @@
 """Keeps replicas replicas: equal at the start, and equal in what no gradient keeps equal.
 
 Parameters stay equal because equal gradients are applied to equal parameters, and buffers because the ranks share them
-in each update (`buffers`). Now and then the replicas are compared bit by bit, because a difference (a hook that changes
-one of them, a faulty memory) shows in nothing else.
+in each update (`buffers`). After the first updates and now and then, the replicas are compared bit by bit, because a
+difference (a hook that changes one of them by what its rank has seen, a faulty memory) shows in nothing else.
 """
 
 import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError, ReplicaError
-from evenstep.internals import local_tensor
+from evenstep.internals import is_saved, local_tensor
 from evenstep.names import named_parameters
 from evenstep.parallel.group import Group
 
@@ -38,30 +38,59 @@ CHECKED_EVERY_UPDATES = 100
 _CHUNK_BYTES = 1 << 22  # that are integers of 8 bytes at a time: all at once, a device that is nearly full has no room
 
 
+def is_compared(update: int) -> bool:
+    """Whether what hooks and tasks change is compared after `update`: after the first two, and now and then."""
+    return update <= 2 or update % CHECKED_EVERY_UPDATES == 0
+
+
 def compare_replicas(module: nn.Module, group: Group, update: int, *, replica_ranks: int = 1) -> None:
-    """Compare all replicas' parameters, every `CHECKED_EVERY_UPDATES` updates.
+    """Compare all replicas: the buffers that checkpoints hold where it `is_compared`, the parameters now and then.
 
     Args:
         update: number of the last committed update.
         replica_ranks: how many neighbouring ranks share one replica; those in the same place of theirs are compared.
+            Buffers are whole on each rank.
 
     Raises:
-        ReplicaError: they differ; the message names the ranks and the first parameter that does.
+        ReplicaError: they differ; the message names the ranks and the first parameter or buffer that does.
     """
-    if update % CHECKED_EVERY_UPDATES or group.ranks <= replica_ranks:
+    if not is_compared(update) or group.ranks == 1:
         return
-    names = list(named_parameters(module))
-    sums = torch.stack([bits(parameter) for parameter in module.parameters()]).tolist()
-    everybody = group.gather(sums)
-    for name, *values in zip(names, *everybody, strict=True):
-        others = [rank for rank, value in enumerate(values) if value != values[rank % replica_ranks]]
+    compares_parameters = update % CHECKED_EVERY_UPDATES == 0 and group.ranks > replica_ranks
+    parameters = named_parameters(module) if compares_parameters else {}
+    compared = {f"parameter `{name}`": (replica_ranks, one) for name, one in parameters.items()}
+    compared |= {f"buffer `{name}`": (1, one) for name, one in _saved_buffers(module).items()}
+    if not compared:
+        return
+    everybody = group.gather(torch.stack([bits(tensor) for _, tensor in compared.values()]).tolist())
+    for (what, (places, _)), *values in zip(compared.items(), *everybody, strict=True):
+        others = [rank for rank, value in enumerate(values) if value != values[rank % places]]
         if others:
             raise ReplicaError(
-                f"after update {update} rank {', '.join(map(str, others))} differs from rank "
-                f"{others[0] % replica_ranks}, first in parameter "
-                f"`{name}`: something has changed it on one rank only, such as a hook, a task that is not the same "
-                f"everywhere, or a memory fault. Go on from the last checkpoint when it is found."
+                f"after update {update} rank {', '.join(map(str, others))} differs from rank {others[0] % places}, "
+                f"first in {what}: {_OF_PARAMETERS if what.startswith('parameter') else _OF_BUFFERS}"
             )
+
+
+_OF_PARAMETERS = (
+    "something has changed it on one rank only, such as a hook, a task that is not the same everywhere, or a memory "
+    "fault. Go on from the last checkpoint when it is found."
+)
+_OF_BUFFERS = (
+    "what changes it outside of the forward (`after_update` of a hook or task?) has only seen the micro-batches of one "
+    "rank. Let it see all ranks' (`torch.distributed.all_reduce`), or register the buffer with `persistent=False` if "
+    "it is each rank's own."
+)
+
+
+def _saved_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers that are in its `state_dict`, by name."""
+    return {
+        f"{prefix}.{name}" if prefix else name: buffer
+        for prefix, part in module.named_modules()
+        for name, buffer in part.named_buffers(recurse=False)
+        if is_saved(part, name)
+    }
 
 
 def bits(tensor: Tensor) -> Tensor:

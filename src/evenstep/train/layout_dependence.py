@@ -1,19 +1,22 @@
 """Says, once, what of a run depends on how it is cut, on how many ranks, or on being resumed.
 
-Parameters don't, but a model may hold or do something that no engine can keep from it: buffers of its own that its
-forwards move, or randomness that could not be keyed. It is found out by looking at what the first passes have done, and
-told as an incident with names. It changes nothing.
+Parameters don't, but a model or a task may hold or do something that no engine can keep from it: buffers of its own
+that its forwards move, randomness that could not be keyed, what a task remembers of its rank's micro-batches. It is
+found out by looking at what the first passes have done, and told as an incident with names. It changes nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
 from evenstep.events import Incident
 from evenstep.names import LEARNED
+from evenstep.parallel.replicas import is_compared
 from evenstep.train.buffers import Buffers
 from evenstep.train.execution import Execution
 from evenstep.train.randomness import Randomness
+from evenstep.train.tasks.task import Task
+from evenstep.train.tasks.tasks import values_by_place
 
 
 @final
@@ -23,6 +26,7 @@ class Dependence:
 
     Args:
         unkeyed: what randomness is not keyed by layer though it would be in stages, for people; or "".
+        tasks: those that remember something (`Task.state_dict`).
     """
 
     buffers: Buffers
@@ -30,10 +34,13 @@ class Dependence:
     unkeyed: str
     execution: Execution
     report: Callable[[Incident], None]
+    tasks: Sequence[Task] = ()
     _looked: bool = False
 
     def look(self, update: int) -> None:
-        """After an update's passes, while its buffers have not been shared or judged."""
+        """After an update's passes, while its buffers have not been shared or judged; all ranks call it together."""
+        if self.tasks and is_compared(update) and self.execution.reducers.together.ranks > 1:
+            self._look_at_tasks(update)
         if self._looked and not self.randomness.found and not self.buffers.found:
             return
         if self.randomness.found:
@@ -47,6 +54,15 @@ class Dependence:
                 if message:
                     self._say(update, message)
         self._looked = True
+
+    def _look_at_tasks(self, update: int) -> None:
+        """Say which of the things that tasks remember are not the same on all ranks; then nobody looks any more."""
+        everybody = self.execution.reducers.together.gather(values_by_place(self.tasks))
+        first = everybody[0]
+        if names := [name for name in first if any(theirs.get(name) != first[name] for theirs in everybody)]:
+            self.tasks = ()
+            if self.execution.reducers.rank == 0:
+                self._say(update, _OF_TASKS.format(names=", ".join(f"`{name}`" for name in names[:5])))
 
     def _say(self, update: int, message: str) -> None:
         rank = self.execution.group.rank
@@ -88,6 +104,12 @@ class Dependence:
         return f"the {what} {', '.join(f'`{name}`' for name in names[:5])}{more}"
 
 
+_OF_TASKS = (
+    "what a task remembers (`state_dict`) is not the same on all ranks: {names}. Each rank has seen its own "
+    "micro-batches only, so losses that depend on it differ from those of another number of ranks, and a checkpoint "
+    "holds that of the first rank. Where losses depend on it, change it once per update by what all ranks have seen: "
+    "`torch.distributed.all_reduce` in `after_update`."
+)
 _LATE = (
     "forwards or losses draw from {what}, as was noticed in update {update} only: before, they did not, or not where "
     "it was looked. From now on that is keyed by the micro-batch; up to here other runs may have drawn other numbers."

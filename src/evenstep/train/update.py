@@ -36,6 +36,7 @@ from evenstep.train.progress import Progress
 from evenstep.train.recovery import Recovery
 from evenstep.train.tasks.combine import Combine
 from evenstep.train.tasks.late_weights import build_gather
+from evenstep.train.tasks.task import Task
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.weigh import UnseenError, Weights, weigh
 
@@ -106,7 +107,12 @@ class Update:
             by_name = {name: one for name, one in named_parameters(model).items() if id(one) in held}
             self._gather = build_gather(self._accumulate, combine, by_name, context, execution)
         dependence = Dependence(
-            buffers=self._buffers, randomness=context.randomness, unkeyed=unkeyed, execution=execution, report=report
+            buffers=self._buffers,
+            randomness=context.randomness,
+            unkeyed=unkeyed,
+            execution=execution,
+            report=report,
+            tasks=[one for one in context.tasks.values() if type(one).state_dict is not Task.state_dict],
         )
         self._looks, self._unseen = (dependence.look, *looks), unseen
         self.is_whole, self.is_computing = True, False

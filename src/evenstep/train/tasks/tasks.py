@@ -14,12 +14,13 @@ from torch.optim import Optimizer
 
 from evenstep.arguments import said
 from evenstep.errors import ArgumentError, CheckpointError, TaskError
-from evenstep.internals import times_written, unwrapped
+from evenstep.internals import pytree, times_written, unwrapped
 from evenstep.names import LEARNED
 from evenstep.optim.multi import inner
 from evenstep.optim.trial_step import why_not_added
 from evenstep.options import NormStatistics, check_task_names
 from evenstep.parallel import Strategy
+from evenstep.parallel.replicas import bits
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.side_effects import Attributes, tensors_of
 from evenstep.train.tasks.coefficients import Coefficients, Fixed
@@ -115,6 +116,26 @@ def state_of(task: Task, name: str) -> dict[str, Any]:
             f"`{{}}` where there is nothing to keep."
         )
     return cast("dict[str, Any]", state)
+
+
+def values_by_place(tasks: Iterable[Task]) -> dict[str, Any]:
+    """The numbers, texts and tensors that tasks keep in checkpoints, by task and place: equal values where they are.
+
+    >>> class Counts(Task):
+    ...     loss = lambda self, output, batch: output
+    ...     state_dict = lambda self: vars(self)
+    >>> task = Counts(); task.seen, task.center = {"a": 1}, torch.zeros(2); values_by_place([task])
+    {"Counts['seen']['a']": 1, "Counts['center']": 0}
+    """
+    states = {type(one).__name__: one.state_dict() for one in tasks}
+    values: dict[str, Any] = {}
+    for kind, state in states.items():
+        for place, value in pytree.tree_flatten_with_path(state)[0]:
+            if isinstance(value, Tensor):
+                values[kind + pytree.keystr(place)] = int(bits(value))
+            elif isinstance(value, bool | int | float | str):  # of what else, nothing is known but where it is
+                values[kind + pytree.keystr(place)] = value
+    return values
 
 
 @final
