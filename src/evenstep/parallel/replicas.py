@@ -1,7 +1,7 @@
 """Keeps replicas replicas: equal at the start, and equal in what no gradient keeps equal.
 
 Parameters stay equal because equal gradients are applied to equal parameters, and buffers because the ranks share them
-in each update (`buffers`). After the first updates and now and then, the replicas are compared bit by bit, because a
+in each update (`buffers`). Buffers are compared bit by bit after the first updates, parameters now and then, because a
 difference (a hook that changes one of them by what its rank has seen, a faulty memory) shows in nothing else.
 """
 
@@ -38,13 +38,10 @@ CHECKED_EVERY_UPDATES = 100
 _CHUNK_BYTES = 1 << 22  # that are integers of 8 bytes at a time: all at once, a device that is nearly full has no room
 
 
-def is_compared(update: int) -> bool:
-    """Whether what hooks and tasks change is compared after `update`: after the first two, and now and then."""
-    return update <= 2 or update % CHECKED_EVERY_UPDATES == 0
-
-
 def compare_replicas(module: nn.Module, group: Group, update: int, *, replica_ranks: int = 1) -> None:
-    """Compare all replicas: the buffers that checkpoints hold where it `is_compared`, the parameters now and then.
+    """Compare the buffers that checkpoints hold after the first two updates, and parameters now and then.
+
+    What forwards begin to change later is shared from the next look on (`Looks`), so buffers may differ for a while.
 
     Args:
         update: number of the last committed update.
@@ -54,12 +51,13 @@ def compare_replicas(module: nn.Module, group: Group, update: int, *, replica_ra
     Raises:
         ReplicaError: they differ; the message names the ranks and the first parameter or buffer that does.
     """
-    if not is_compared(update) or group.ranks == 1:
+    if group.ranks == 1:
         return
-    compares_parameters = update % CHECKED_EVERY_UPDATES == 0 and group.ranks > replica_ranks
-    parameters = named_parameters(module) if compares_parameters else {}
-    compared = {f"parameter `{name}`": (replica_ranks, one) for name, one in parameters.items()}
-    compared |= {f"buffer `{name}`": (1, one) for name, one in _saved_buffers(module).items()}
+    compared: dict[str, tuple[int, Tensor]] = {}
+    if update <= 2:
+        compared = {f"buffer `{name}`": (1, one) for name, one in _saved_buffers(module).items()}
+    elif update % CHECKED_EVERY_UPDATES == 0 and group.ranks > replica_ranks:
+        compared = {f"parameter `{name}`": (replica_ranks, one) for name, one in named_parameters(module).items()}
     if not compared:
         return
     everybody = group.gather(torch.stack([bits(tensor) for _, tensor in compared.values()]).tolist())

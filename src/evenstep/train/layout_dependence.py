@@ -11,7 +11,7 @@ from typing import final
 
 from evenstep.events import Incident
 from evenstep.names import LEARNED
-from evenstep.parallel.replicas import is_compared
+from evenstep.parallel.replicas import CHECKED_EVERY_UPDATES
 from evenstep.train.buffers import Buffers
 from evenstep.train.execution import Execution
 from evenstep.train.randomness import Randomness
@@ -39,7 +39,8 @@ class Dependence:
 
     def look(self, update: int) -> None:
         """After an update's passes, while its buffers have not been shared or judged; all ranks call it together."""
-        if self.tasks and is_compared(update) and self.execution.reducers.together.ranks > 1:
+        is_due = update <= 2 or update % CHECKED_EVERY_UPDATES == 0
+        if self.tasks and is_due and self.execution.reducers.together.ranks > 1:
             self._look_at_tasks(update)
         if self._looked and not self.randomness.found and not self.buffers.found:
             return
