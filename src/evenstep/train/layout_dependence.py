@@ -5,7 +5,7 @@ that its forwards move, randomness that could not be keyed, what a task remember
 found out by looking at what the first passes have done, and told as an incident with names. It changes nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -34,7 +34,7 @@ class Dependence:
     unkeyed: str
     execution: Execution
     report: Callable[[Incident], None]
-    tasks: Sequence[Task] = ()
+    tasks: Mapping[str, Task]
     _looked: bool = False
 
     def look(self, update: int) -> None:
@@ -61,7 +61,7 @@ class Dependence:
         everybody = self.execution.reducers.together.gather(values_by_place(self.tasks))
         first = everybody[0]
         if names := [name for name in first if any(theirs.get(name) != first[name] for theirs in everybody)]:
-            self.tasks = ()
+            self.tasks = {}
             if self.execution.reducers.rank == 0:
                 self._say(update, _OF_TASKS.format(names=", ".join(f"`{name}`" for name in names[:5])))
 

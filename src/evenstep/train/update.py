@@ -112,7 +112,7 @@ class Update:
             unkeyed=unkeyed,
             execution=execution,
             report=report,
-            tasks=[one for one in context.tasks.values() if type(one).state_dict is not Task.state_dict],
+            tasks={name: one for name, one in context.tasks.items() if type(one).state_dict is not Task.state_dict},
         )
         self._looks, self._unseen = (dependence.look, *looks), unseen
         self.is_whole, self.is_computing = True, False

@@ -118,23 +118,24 @@ def state_of(task: Task, name: str) -> dict[str, Any]:
     return cast("dict[str, Any]", state)
 
 
-def values_by_place(tasks: Iterable[Task]) -> dict[str, Any]:
+def values_by_place(tasks: Mapping[str, Task]) -> dict[str, int | str]:
     """The numbers, texts and tensors that tasks keep in checkpoints, by task and place: equal values where they are.
 
     >>> class Counts(Task):
     ...     loss = lambda self, output, batch: output
     ...     state_dict = lambda self: vars(self)
-    >>> task = Counts(); task.seen, task.center = {"a": 1}, torch.zeros(2); values_by_place([task])
-    {"Counts['seen']['a']": 1, "Counts['center']": 0}
+    >>> one, other = Counts(), Counts(); one.seen, other.center = {"a": 1}, torch.zeros(2)
+    >>> values_by_place({"": one}), values_by_place({"first": one, "second": other})
+    ({"Counts['seen']['a']": '1'}, {"first['seen']['a']": '1', "second['center']": 0})
     """
-    states = {type(one).__name__: one.state_dict() for one in tasks}
-    values: dict[str, Any] = {}
-    for kind, state in states.items():
+    values: dict[str, int | str] = {}
+    for name, state in states_of(tasks).items():
         for place, value in pytree.tree_flatten_with_path(state)[0]:
+            called = (name or type(tasks[name]).__name__) + pytree.keystr(place)
             if isinstance(value, Tensor):
-                values[kind + pytree.keystr(place)] = int(bits(value))
+                values[called] = int(bits(value))
             elif isinstance(value, bool | int | float | str):  # of what else, nothing is known but where it is
-                values[kind + pytree.keystr(place)] = value
+                values[called] = repr(value)  # of which NaN is equal to itself
     return values
 
 
