@@ -68,7 +68,7 @@ class Cut(evenstep.Hook):
 
     def before_update(self, event: UpdateBegin) -> None:
         if self.is_here and event.update == self.at:
-            self.trainer._loop.engine.parts.cuts.limit = self.limit
+            self.trainer._loop.engine.parts.context.cuts.limit = self.limit
 
 
 def main(what: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from threads import on_ranks
 
 from evenstep.errors import LostRankError
 from evenstep.parallel import Group
+from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.recovery import Recovery
@@ -83,8 +84,9 @@ def twice_in_a_row() -> None:
 def _alone_with(group: Group) -> Recovery:
     """The recovery of a run that has nothing but its ranks."""
     reducers = SimpleNamespace(is_alone=False, break_off=lambda: None)
+    context = cast("TrainContext", SimpleNamespace(tasks={}, cuts=SplitLimit()))
     execution = cast("Execution", SimpleNamespace(group=group, reducers=reducers, reset=lambda: None, alike=list))
-    return Recovery(execution=execution, tasks={}, cuts=SplitLimit(), report=lambda incident: None)
+    return Recovery(execution=execution, context=context, report=lambda incident: None)
 
 
 def in_another_work() -> None:

@@ -86,13 +86,13 @@ def test_a_micro_batch_that_does_not_fit_is_cut_and_the_update_is_the_same(
     with balloon(device):
         for _ in range(2):
             cut.update(batch())
-    assert cut.parts.cuts.limit is not None
+    assert cut.parts.context.cuts.limit is not None
     assert any("memory" in record.getMessage() for record in caplog.records)
     if device.type == "cuda":
         whole = engine(Waves)
         for _ in range(2):
             whole.update(batch())
-        assert whole.parts.cuts.limit is None
+        assert whole.parts.context.cuts.limit is None
         torch.testing.assert_close(flat(cut.model), flat(whole.model), rtol=1e-5, atol=1e-7)
 
 

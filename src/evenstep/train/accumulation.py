@@ -14,7 +14,6 @@ from torch import Tensor
 from evenstep.data import Microbatch
 from evenstep.train.context import MicrobatchResults, TrainContext
 from evenstep.train.execution import Execution
-from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.pass_effects import PassEffects
 from evenstep.train.recovery import Recovery
@@ -29,7 +28,6 @@ class Accumulation:
     Args:
         context: task, precision, device and recording.
         execution: how forwards and backwards are run, and gradients shared.
-        cuts: how finely micro-batches are cut to fit into this rank's memory.
         recovery: told what runs, so that it can cut what does not fit.
         effects: forget the gradients of what ran before.
         trained: what keeps a gradient.
@@ -40,12 +38,11 @@ class Accumulation:
         *,
         context: TrainContext,
         execution: Execution,
-        cuts: SplitLimit,
         recovery: Recovery,
         effects: PassEffects,
         trained: TrainedParameters,
     ) -> None:
-        self._context, self._execution, self._cuts = context, execution, cuts
+        self._context, self._execution = context, execution
         self._recovery, self._effects, self._trained = recovery, effects, trained
         self._may_be_late = any(task.late_weight for task in context.tasks.values())
 
@@ -60,7 +57,6 @@ class Accumulation:
             update=update,
             factor=context.precision.scale,
             prefix="train/",
-            cuts=self._cuts,
         )
         with context.teaching(*weights.totals), step:
             if execution.reducers.in_turn:
@@ -82,7 +78,7 @@ class Accumulation:
         execution, parts = self._execution, [weights.of(task) for task in weights.totals]
         for part in parts:
             last = part is parts[-1]
-            passes = self._cuts.passes(self._context.tasks, part.work)
+            passes = self._context.cuts.passes(self._context.tasks, part.work)
             execution.pad_passes(passes, self._dummy, backward=True, kind=next(iter(part.totals)), last=last)
             self._recovery.runs(step)
             execution.trainer.run(execution.plan(step.lay_out(part.work), last), step)
@@ -90,7 +86,7 @@ class Accumulation:
     @contextmanager
     def _dummy(self, microbatch: Microbatch) -> Generator[MicrobatchStep]:
         """A micro-batch that counts nowhere, after which buffers are as before."""
-        step = MicrobatchStep.dummy(self._context, microbatch, self._cuts)
+        step = MicrobatchStep.dummy(self._context, microbatch)
         with self._effects.buffers.unchanged(), step:
             self._recovery.runs(step)
             yield step

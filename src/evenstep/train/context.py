@@ -14,6 +14,7 @@ from torch import Tensor
 from evenstep.events import Bus, Storage
 from evenstep.nothing import NOTHING
 from evenstep.precision.precision import Precision
+from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.phases import Phases
 from evenstep.train.randomness import Randomness
 from evenstep.train.tasks.coefficients import Coefficients, Fixed
@@ -48,6 +49,7 @@ class TrainContext:
         teaching: around passes of tasks of these names, which all ranks make together: what they may ask of the average
             is there. With `everywhere` on all ranks of a pipeline, not only where losses are.
         lent: which tasks write into their batches.
+        cuts: how finely micro-batches are cut to fit into this rank's memory.
     """
 
     tasks: Mapping[str, Task]
@@ -68,10 +70,11 @@ class TrainContext:
     poison: Callable[[], Tensor] | None = None
     teaching: Callable[..., AbstractContextManager[None]] = _nothing_held
     lent: LentBatches = field(default_factory=LentBatches)
+    cuts: SplitLimit = field(default_factory=SplitLimit)
 
     def silently(self) -> "TrainContext":
-        """The same, without hooks and records."""
-        return replace(self, storage=Storage(), bus=Bus((), cast("Any", None)))
+        """The same, without hooks and records, for micro-batches that are not cut."""
+        return replace(self, storage=Storage(), bus=Bus((), cast("Any", None)), cuts=SplitLimit())
 
 
 @final

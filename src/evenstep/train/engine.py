@@ -431,15 +431,15 @@ class Engine:
         from evenstep.train.evaluate import Evaluation
 
         records: list[Record] = []
+        context = context or self.parts.context
         for below, average in self._evaluated:
             evaluation = Evaluation(
                 name=name,
                 below=below,
                 data=data,
                 model=self.model,
-                context=context or self.parts.context,
+                context=replace(context, cuts=self._cuts.setdefault(name, SplitLimit(sums=context.cuts.sums))),
                 execution=self.parts.execution,
-                cuts=self._cuts.setdefault(name, SplitLimit(sums=self.parts.cuts.sums)),
                 report=self._report,
                 guard=self.parts.guard,
             )

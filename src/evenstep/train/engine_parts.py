@@ -68,7 +68,6 @@ class Parts(NamedTuple):
         compute: computes and applies one update: `core`, or what stands before it.
         teacher: gives what the model's average gives; None where no task asks for it.
         guard: compares losses with those of halves, before the first update.
-        cuts: how finely micro-batches are cut to fit into this rank's memory.
         modes: of the optimizer, which may have other parameters to evaluate than it trains.
         saved: the tensors of the state, and which of them are trained.
         reads_at_once: whether the host knows of each update at once whether it was applied.
@@ -82,7 +81,6 @@ class Parts(NamedTuple):
     compute: Callable[[GlobalBatch, Progress], PendingUpdate]
     teacher: Teacher | None
     guard: Guard
-    cuts: SplitLimit
     modes: Modes
     saved: TrainState
     reads_at_once: bool
@@ -125,7 +123,6 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     compiled = compile_model(model, report, _rank_of(model, strategy)) if train.compile == "model" else None
     convert_linear_layers(model, precision, setup.linear_layers.here)
     execution = build_execution(model, strategy, optimizer, device)
-    cuts = SplitLimit(sums=setup.train.check_loss)
     teacher = _teacher(setup, execution)
     context = context if teacher is None else replace(context, teaching=teacher.held)
     recompute(model, setup.recomputed.here, context.randomness)
@@ -133,7 +130,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     saved = _saved(setup, execution, names, rounded)
     first = FirstStep(saved.steps, model, saved.layout, report, saved.hidden_state if setup.keeps else None)
     apply = _apply(setup, execution, first)
-    guard = _guard(model, context, execution, cuts, pending=context.tasks if train.check_loss else ())
+    guard = _guard(model, context, execution, pending=context.tasks if train.check_loss else ())
     core = Update(
         model=model,
         parameters=_stepped(model, names),
@@ -142,7 +139,6 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         apply=apply,
         ema=train.ema,
         learning_rates=learning_rates,
-        cuts=cuts,
         on_out_of_memory=setup.policies.out_of_memory or Retry(),
         report=report,
         trained=saved.trained,
@@ -159,7 +155,6 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         compute=update or core,
         teacher=teacher,
         guard=guard,
-        cuts=cuts,
         modes=Modes(optimizer, model.parameters(), execution.reducers.after_step),
         saved=saved,
         reads_at_once=device.type == "cpu" if whole else apply.reads_at_once,
@@ -168,11 +163,9 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     )
 
 
-def _guard(
-    model: nn.Module, context: TrainContext, execution: Execution, cuts: SplitLimit, *, pending: Iterable[str]
-) -> Guard:
+def _guard(model: nn.Module, context: TrainContext, execution: Execution, *, pending: Iterable[str]) -> Guard:
     return Guard(
-        run=LossRunner(context=context, execution=execution, cuts=cuts),
+        run=LossRunner(context=context, execution=execution),
         model=model,
         # on standard error, unless Python's `logging` is told otherwise; once for all ranks
         say=logging.getLogger("evenstep").warning if execution.group.rank == 0 else lambda text: None,
@@ -222,6 +215,7 @@ def _context(setup: Setup, strategy: Strategy, norms: Norms, bus: Bus) -> TrainC
         coefficients=tasks.coefficients,
         norms=norms,
         poison=poison_of(setup.optimizer, setup.policies.non_finite, strategy),
+        cuts=SplitLimit(sums=setup.train.check_loss),
     )
 
 

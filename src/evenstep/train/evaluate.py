@@ -18,7 +18,6 @@ from evenstep.events import Incident, Record
 from evenstep.train.checks.loss import Guard
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
-from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.recovery import Recovery
 from evenstep.train.side_effects import evaluating
@@ -36,7 +35,6 @@ class Evaluation:
         data: evaluated for one epoch, whole, in its own order.
         context: task, precision, device and recording.
         execution: how forwards are run, and on which ranks.
-        cuts: how finely micro-batches are cut to fit into this rank's memory.
         guard: looks whether losses are sums, of tasks that were not trained before.
     """
 
@@ -49,7 +47,6 @@ class Evaluation:
         model: nn.Module,
         context: TrainContext,
         execution: Execution,
-        cuts: SplitLimit,
         report: Callable[[Incident], None],
         guard: Guard,
     ) -> None:
@@ -58,8 +55,7 @@ class Evaluation:
         self._model = model
         self._context = context
         self._execution = execution
-        self._cuts = cuts
-        self._recovery = Recovery(execution=execution, tasks=context.tasks, cuts=cuts, report=report, evaluation=name)
+        self._recovery = Recovery(execution=execution, context=context, report=report, evaluation=name)
         self._guard = guard
         self._own = [task for task, one in context.tasks.items() if evaluates_itself(one)]
 
@@ -126,7 +122,7 @@ class Evaluation:
                 execution.evaluate_by_itself(weights, partial(self._step, update=update, batch=batch))
         else:
             with self._context.teaching(task):
-                passes = self._cuts.passes(self._context.tasks, weights.work)
+                passes = self._context.cuts.passes(self._context.tasks, weights.work)
                 execution.pad_passes(passes, self._dummy, backward=False, kind=task)
                 with self._step(weights, None, update=update, batch=batch) as step:
                     execution.evaluator.run(execution.forwards(step.lay_out(step.work)), step)
@@ -136,7 +132,7 @@ class Evaluation:
     @contextmanager
     def _dummy(self, microbatch: Microbatch) -> Generator[MicrobatchStep]:
         """A micro-batch that counts nowhere."""
-        with MicrobatchStep.dummy(self._context, microbatch, self._cuts) as step:
+        with MicrobatchStep.dummy(self._context, microbatch) as step:
             self._recovery.runs(step)
             yield step
 
@@ -149,7 +145,6 @@ class Evaluation:
             update=update,
             factor=1.0,
             prefix=self._prefix,
-            cuts=self._cuts,
             model=model,
         )
         self._recovery.runs(step)

@@ -155,7 +155,7 @@ class Loop:
     def write_known(self) -> None:
         """Write the metrics that are known, after an error; nothing is decided any more."""
         engine = self.engine
-        self.reporter.settle(engine.storage, update=engine.progress.update, limit=engine.parts.cuts.limit)
+        self.reporter.settle(engine.storage, update=engine.progress.update, limit=engine.parts.context.cuts.limit)
 
     def _ended(self) -> Leave:
         """Why all is done, once that is sure: an update that was aborted must be made again."""
@@ -328,7 +328,7 @@ class Loop:
         engine = self.engine
         update = engine.progress.update
         engine.phases.lap("loop")
-        records = self.reporter.settle(engine.storage, update=update, limit=engine.parts.cuts.limit)
+        records = self.reporter.settle(engine.storage, update=update, limit=engine.parts.context.cuts.limit)
         engine.phases.lap("write")
         decision = self.policies.about_spikes(records, engine.storage)
         if decision is None:

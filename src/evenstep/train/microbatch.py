@@ -29,7 +29,6 @@ from evenstep.precision.kernels import explain_kernels
 from evenstep.train.context import TrainContext
 from evenstep.train.memory.activation_checkpointing import MAY_DEPEND
 from evenstep.train.memory.split import marks
-from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.memory.sub_batch import SubBatch, part_of, whole_of
 from evenstep.train.microbatch_events import MicrobatchEvents
 from evenstep.train.randomness import LOSS, branch_of
@@ -53,7 +52,6 @@ class MicrobatchStep:
         update: number of the update that metrics are recorded under.
         factor: what the gradient of each loss is multiplied by, beside its coefficient and after its divisor.
         prefix: of the metrics' names.
-        cuts: how finely micro-batches must be cut to fit into memory; by default they are not.
         model: given to tasks that evaluate by themselves; None where that is not asked.
 
     Attributes:
@@ -76,11 +74,10 @@ class MicrobatchStep:
         update: int = 0,
         factor: float = 1.0,
         prefix: str = "",
-        cuts: SplitLimit | None = None,
         model: nn.Module | None = None,
     ) -> None:
         self.is_dummy, self._model = False, model
-        self._context, self._weights, self._cuts = context, weights, cuts or SplitLimit()
+        self._context, self._weights = context, weights
         self._update, self._factor = update, factor
         self._branch = branch(context.seed, *path)
         self.work, self.num_microbatches = weights.work, weights.num_microbatches
@@ -93,12 +90,10 @@ class MicrobatchStep:
         self._events = MicrobatchEvents(context, update)
 
     @classmethod
-    def dummy(cls, context: TrainContext, microbatch: Microbatch, cuts: SplitLimit | None = None) -> Self:
+    def dummy(cls, context: TrainContext, microbatch: Microbatch) -> Self:
         """One micro-batch that counts nowhere, or its first piece: other ranks need its calls beside theirs."""
-        if cuts is not None:
-            first = cuts.pieces(context.tasks[microbatch.task], whole_of(microbatch))[0]
-            microbatch = part_of(microbatch, first)
-        one = replace(microbatch, index=0)
+        first = context.cuts.pieces(context.tasks[microbatch.task], whole_of(microbatch))[0]
+        one = replace(part_of(microbatch, first), index=0)
         weights = Weights.of_one(one, weight=0.0)
         step = cls(context.silently(), weights, path=("unseen",), factor=0.0)
         step.is_dummy = True
@@ -110,7 +105,7 @@ class MicrobatchStep:
         Raises:
             TaskError: the weights of a micro-batch's pieces are not the whole's.
         """
-        tasks, cuts = self._context.tasks, self._cuts
+        tasks, cuts = self._context.tasks, self._context.cuts
         if cuts.limit is None:
             self._parts = {one.index: (one, whole_of(one)) for one in work}
         else:

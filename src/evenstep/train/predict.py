@@ -21,7 +21,6 @@ from evenstep.pipeline.wire import Address, Wire
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
 from evenstep.train.memory.split import rebuilt
-from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.recovery import Recovery
 from evenstep.train.result import Prediction
@@ -67,7 +66,7 @@ def predict(
     )
     keep = _kept
     if execution.evaluates_together:
-        recovery = Recovery(execution=execution, tasks=context.tasks, cuts=SplitLimit(), report=lambda incident: None)
+        recovery = Recovery(execution=execution, context=context, report=lambda incident: None)
         keep = partial(_kept_together, recovery=recovery)
     found: list[Prediction] = []
     total = reducers.group.sum_floats

@@ -7,7 +7,7 @@ same once more. What can't be mended is raised, and the others learn of it as of
 and steps know nothing of this; one process does the same, and meets nobody.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from traceback import format_exception
 from typing import NamedTuple, TypeVar, final
 
@@ -15,12 +15,11 @@ from evenstep.errors import LostRankError, OutOfMemoryError
 from evenstep.events import Incident, Json
 from evenstep.memory import give_back, is_out_of_memory
 from evenstep.parallel.group import Interrupted
+from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
 from evenstep.train.failures import Answer, FailurePolicy
-from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.memory.sub_batch import described
 from evenstep.train.microbatch import MicrobatchStep
-from evenstep.train.tasks.task import Task
 
 T = TypeVar("T")
 
@@ -42,8 +41,8 @@ class Recovery:
     """Does what ranks compute together until it is done.
 
     Args:
-        tasks: by name; they say how their batches are cut.
-        cuts: how finely micro-batches are cut on this rank; lowered where one does not fit.
+        context: the tasks, which say how their batches are cut, and how finely that is done on this rank: more so
+            where one does not fit.
         on_out_of_memory: the policy for micro-batches that don't fit; None: they are cut.
         evaluation: the name of what is computed, if that is no update. Where ranks don't wait for each other in an
             evaluation, each does its own until it is done.
@@ -53,13 +52,12 @@ class Recovery:
         self,
         *,
         execution: Execution,
-        tasks: Mapping[str, Task],
-        cuts: SplitLimit,
+        context: TrainContext,
         report: Callable[[Incident], None],
         on_out_of_memory: FailurePolicy | None = None,
         evaluation: str = "",
     ) -> None:
-        self._execution, self._tasks, self._cuts = execution, tasks, cuts
+        self._execution, self._tasks, self._cuts = execution, context.tasks, context.cuts
         self._report, self._policy, self._evaluation = report, on_out_of_memory, evaluation
         self._together = not evaluation or execution.evaluates_together
         self._step: MicrobatchStep | None = None

@@ -29,7 +29,6 @@ from evenstep.train.context import MicrobatchResults, TrainContext
 from evenstep.train.execution import Execution
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.layout_dependence import Dependence
-from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.outcome import PendingUpdate
 from evenstep.train.pass_effects import PassEffects
 from evenstep.train.progress import Progress
@@ -54,7 +53,6 @@ class Update:
         apply: how a gradient is applied.
         ema: the average that follows the parameters, or None.
         learning_rates: the optimizer's, for each update.
-        cuts: how finely micro-batches are cut to fit into this rank's memory.
         on_out_of_memory: the policy for micro-batches that don't fit: retry, cut in two, or stop.
         trained: which of the model's parameters are trained now.
         combine: what is made of the tasks' separate gradients; None accumulates them into one.
@@ -80,7 +78,6 @@ class Update:
         apply: Apply,
         ema: Ema | None,
         learning_rates: LearningRates,
-        cuts: SplitLimit,
         on_out_of_memory: FailurePolicy,
         report: Callable[[Incident], None],
         trained: TrainedParameters,
@@ -94,12 +91,12 @@ class Update:
         self._context, self._execution = context, execution
         self._apply, self._ema, self.learning_rates = apply, ema, learning_rates
         self._recovery = recovery = Recovery(
-            execution=execution, tasks=context.tasks, cuts=cuts, report=report, on_out_of_memory=on_out_of_memory
+            execution=execution, context=context, report=report, on_out_of_memory=on_out_of_memory
         )
         self._buffers = Buffers(model)
         self.effects = effects = PassEffects(self._buffers, context, execution, trained)
         self._accumulate = Accumulation(
-            context=context, execution=execution, cuts=cuts, recovery=recovery, effects=effects, trained=trained
+            context=context, execution=execution, recovery=recovery, effects=effects, trained=trained
         )
         self._gather: Callable[[Weights, int], MicrobatchResults] = self._accumulate
         if combine is not None:

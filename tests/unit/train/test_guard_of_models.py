@@ -136,7 +136,7 @@ def test_a_loss_that_is_meant_over_the_micro_batch_is_not_cut_for_memory_unless_
     engine = engine_of(ContrastCut(), check_loss=False)
     for _ in range(2):
         engine.update(points())
-    assert engine.parts.cuts.limit is not None
+    assert engine.parts.context.cuts.limit is not None
 
 
 class Detector(nn.Module):

@@ -44,6 +44,7 @@ def step_of(sizes: list[int], limit: int | None = None) -> MicrobatchStep:
         storage=Storage(),
         bus=Bus((), cast("Any", None)),
         seed=0,
+        cuts=SplitLimit(limit),
     )
     weights = Weights(
         totals={"": float(sum(sizes))},
@@ -53,7 +54,7 @@ def step_of(sizes: list[int], limit: int | None = None) -> MicrobatchStep:
         work=work,
         num_tasks=1,
     )
-    return MicrobatchStep(context, weights, path=(1,), update=1, factor=1.0, prefix="train/", cuts=SplitLimit(limit))
+    return MicrobatchStep(context, weights, path=(1,), update=1, factor=1.0, prefix="train/")
 
 
 def test_micro_batches_keep_their_numbers_where_none_is_cut() -> None:

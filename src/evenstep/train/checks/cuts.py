@@ -44,7 +44,7 @@ def compare_cuts(engine: Engine, data: Data) -> str:
         The comparison in a sentence; "" where nothing is to be compared: a stream, whose batches can't be taken twice,
         micro-batches that can't be cut in two, or a gradient that is not finite.
     """
-    reducers, cuts = engine.reducers, engine.parts.cuts
+    reducers, cuts = engine.reducers, engine.parts.context.cuts
     if not data.knows_length:
         return ""
     batch = _first(engine, data)

@@ -68,7 +68,7 @@ class Guard:
     """Compares losses with those of halves, once for each task.
 
     Args:
-        run: takes pieces of a micro-batch of a task forward; its cuts learn of what can't be cut.
+        run: takes pieces of a micro-batch of a task forward; its context learns of what can't be cut.
         say: says a sentence to the person who started the run.
         pending: the tasks that are to be looked at; none where losses are not checked.
         weightless: those of which a micro-batch of weight 0 is, when the first one is left out of an update.
@@ -167,7 +167,7 @@ class Guard:
             fault = self._miscounted(name, microbatches if uncut else ())
         if values.error and values.done:
             uncut = f"its first part raised {values.error}"
-            self.run.cuts.uncut.append((task, uncut))
+            self.run.context.cuts.uncut.append((task, uncut))
         notes = [note] if note else [uncut_note(task, uncut)] if uncut and not given else []
         if values.error and not values.done and self.tries[name] > 1:  # an update has raised nothing since
             notes = [unchecked_note(task, values.error)]
@@ -184,7 +184,7 @@ class Guard:
         why = ""
         try:
             for one in microbatches:
-                whole = self.run.cuts.pieces(task, whole_of(one))[0]
+                whole = self.run.context.cuts.pieces(task, whole_of(one))[0]
                 why = why or reason_not_cut(task, whole)
                 try:
                     parts = parts_of(task, whole)
@@ -204,7 +204,7 @@ class Guard:
         trial = None
         try:
             for one in microbatches:
-                whole = self.run.cuts.pieces(task, whole_of(one))[0]
+                whole = self.run.context.cuts.pieces(task, whole_of(one))[0]
                 if weight_of_piece(task, whole) > 0:
                     trial = TrialBatch(one, whole, [])
                     break

@@ -20,7 +20,6 @@ from evenstep.train.checks.additive import LossValue, LossValues
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
 from evenstep.train.memory.split import copied, tensors_in
-from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.memory.sub_batch import SubBatch, part_of
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.recovery import Recovery
@@ -45,18 +44,14 @@ class LossRunner:
     Args:
         context: tasks, precision and device.
         execution: how forwards are run, and on which ranks.
-        cuts: how finely micro-batches are cut to fit into memory.
     """
 
     context: TrainContext
     execution: Execution
-    cuts: SplitLimit
     _recovery: Recovery = field(init=False)
 
     def __post_init__(self) -> None:
-        self._recovery = Recovery(
-            execution=self.execution, tasks=self.context.tasks, cuts=self.cuts, report=lambda incident: None
-        )
+        self._recovery = Recovery(execution=self.execution, context=self.context, report=lambda incident: None)
 
     def __call__(
         self,

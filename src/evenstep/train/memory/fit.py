@@ -39,13 +39,13 @@ def fit(engine: Engine, batch: GlobalBatch) -> None:
     The optimizer's state is there while trying, so that it has its place in memory; nothing of it all remains. The cut
     of the largest part that fits is kept, or one cut finer where the device was nearly full.
     """
-    cuts, context = engine.parts.cuts, engine.parts.context
-    if not batch.microbatches or cuts.limit is not None:
+    context = engine.parts.context
+    if not batch.microbatches or context.cuts.limit is not None:
         return
     first = batch.microbatches[0]
     with state_allocated(engine.optimizer, engine.parts.saved.steps):
         fits = partial(_gradient_fits, engine, first.task)
-        cuts.limit = fitting(context.tasks[first.task], whole_of(first), fits, device=context.device)
+        context.cuts.limit = fitting(context.tasks[first.task], whole_of(first), fits, device=context.device)
 
 
 def _gradient_fits(engine: Engine, task: str, data: Any) -> bool:

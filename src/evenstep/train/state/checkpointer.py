@@ -221,7 +221,7 @@ class Checkpointer:
             CheckpointError: there is none.
         """
         engine = self.state.engine
-        limit = engine.parts.cuts.limit  # what did not fit then would not fit now
+        limit = engine.parts.context.cuts.limit  # what did not fit then would not fit now
         # Where going back did not help, the checkpoint itself may be spoiled: the next time goes further.
         helped = self._last is None or update > self._last[0]
         before = update if self._last is None or helped else self._last[1]
@@ -237,7 +237,7 @@ class Checkpointer:
                 f"has its cause in the data, the model or the learning rate."
             )
         now = self._update
-        engine.parts.cuts.limit = limit
+        engine.parts.context.cuts.limit = limit
         self._last = update, now
         self.reporter.writers.rewind(now)
         self.folder.forget_after(now)

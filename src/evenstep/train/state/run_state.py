@@ -261,7 +261,7 @@ class RunState:
         group = self.engine.group
         known = [limit for limit in limits if limit is not None]
         same = len(limits) == group.ranks and not self.engine.parts.execution.in_stages
-        self.engine.parts.cuts.limit = limits[group.rank] if same else min(known, default=None)
+        self.engine.parts.context.cuts.limit = limits[group.rank] if same else min(known, default=None)
 
 
 def _said_of(reset: Collection[Reset], own: Tree) -> list[str]:
