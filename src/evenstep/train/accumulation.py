@@ -50,14 +50,7 @@ class Accumulation:
         """Run the micro-batches that have a weight; gives what is known of this rank's."""
         context, execution = self._context, self._execution
         self._effects.forget_gradients()
-        step = MicrobatchStep(
-            context,
-            weights,
-            path=(update,),
-            update=update,
-            factor=context.precision.scale,
-            prefix="train/",
-        )
+        step = MicrobatchStep.of_update(context, weights, update)
         with context.teaching(*weights.totals), step:
             if execution.reducers.in_turn:
                 self._run_in_turn(weights, step)

@@ -90,6 +90,12 @@ class MicrobatchStep:
         self._events = MicrobatchEvents(context, update)
 
     @classmethod
+    def of_update(cls, context: TrainContext, weights: Weights, update: int) -> Self:
+        """The micro-batches of an update, with its loss scale."""
+        scale = context.precision.scale
+        return cls(context, weights, path=(update,), update=update, factor=scale, prefix="train/")
+
+    @classmethod
     def dummy(cls, context: TrainContext, microbatch: Microbatch) -> Self:
         """One micro-batch that counts nowhere, or its first piece: other ranks need its calls beside theirs."""
         first = context.cuts.pieces(context.tasks[microbatch.task], whole_of(microbatch))[0]

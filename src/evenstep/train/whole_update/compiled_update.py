@@ -270,15 +270,7 @@ class CompiledUpdate:
         silent = context.silently()
         with without_side_effects([self._model, *context.tasks.values()]), torch.enable_grad():
             before = {name: (one, times_written(one)) for name, one in self._model.named_buffers()}
-            step = MicrobatchStep(
-                silent,
-                weights,
-                path=(update,),
-                update=update,
-                factor=context.precision.scale,
-                prefix="train/",
-            )
-            with step:
+            with MicrobatchStep.of_update(silent, weights, update) as step:
                 self._execution.try_one(step)
             moving = self._moving(before)
         check_shows_nothing([one.name for one in silent.storage.take_shown()])
