@@ -67,10 +67,12 @@ class LossRunner:
         Args:
             may_raise: whether the loss of a piece may raise: then it gives nothing.
         """
-        if not self.execution.evaluates_together:
-            return self._once(name, microbatch, pieces, path)
-        compute = partial(self._once, name, microbatch, pieces, path, may_raise=may_raise)
-        values, out_of_memory = self._recovery.once(f"the check of the loss of {name or 'the task'}", compute)
+        together = self.execution.evaluates_together  # else what is raised ends nothing: its words are kept
+        recorder = _LossRecorder(self.context.tasks[name], may_raise=may_raise and together)
+        once = partial(self._once, name, microbatch, pieces, path, recorder)
+        if not together:
+            return once()
+        values, out_of_memory = self._recovery.once(f"the check of the loss of {name or 'the task'}", once)
         return LossValues(out_of_memory=out_of_memory, out_of_memory_anywhere=True) if values is None else values
 
     def _once(
@@ -79,8 +81,7 @@ class LossRunner:
         microbatch: Microbatch | None,
         pieces: Sequence[SubBatch],
         path: str,
-        *,
-        may_raise: bool = False,
+        recorder: "_LossRecorder",
     ) -> LossValues:
         """Run them once."""
         task, execution = self.context.tasks[name], self.execution
@@ -90,7 +91,6 @@ class LossRunner:
                 replace(part_of(microbatch, piece), index=number, data=copied(piece.data))
                 for number, piece in enumerate(pieces)
             )
-        recorder = _LossRecorder(task, may_raise=may_raise)
         with self.context.teaching(name):
             values = self._passed(name, work, recorder, path)
         given: list[LossValue | None] = []
