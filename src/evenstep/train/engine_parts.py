@@ -170,7 +170,6 @@ def _guard(model: nn.Module, context: TrainContext, execution: Execution, *, pen
         # on standard error, unless Python's `logging` is told otherwise; once for all ranks
         say=logging.getLogger("evenstep").warning if execution.group.rank == 0 else lambda text: None,
         pending=set(pending),
-        weightless=set(pending),
     )
 
 

@@ -79,9 +79,12 @@ class Guard:
     model: nn.Module
     say: Callable[[str], None]
     pending: set[str]
-    weightless: set[str]
+    weightless: set[str] = field(init=False)
     tries: dict[str, int] = field(default_factory=dict[str, int])
     _said: set[str] = field(default_factory=set[str])
+
+    def __post_init__(self) -> None:
+        self.weightless = set(self.pending)
 
     def __call__(self, batch: GlobalBatch, *, besides: Collection[str] = ()) -> float:
         """Look at the tasks of a global batch that were not looked at yet; all ranks call it together.
