@@ -12,7 +12,6 @@ from evenstep.data import Data, GlobalBatch
 from evenstep.events import HookTrainer
 from evenstep.optim.schedules import plateaus_of
 from evenstep.options import Checkpointing, Failures, Logging
-from evenstep.parallel import Group
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import Evaluations
 from evenstep.train.feed import Feed
@@ -30,7 +29,6 @@ from evenstep.train.tasks.listening import listeners
 
 def build_loop(
     trainer: HookTrainer,
-    group: Group,
     setup: Setup,
     *,
     data: Data,
@@ -46,12 +44,11 @@ def build_loop(
 
     Args:
         trainer: which its hooks see.
-        group: all ranks of the run.
         sets: of data to evaluate on, by name.
     """
     followers = [*listeners(setup.tasks.by_name), *(Follow(plateau) for plateau in plateaus_of(setup.lr_schedule))]
     reporter = build_reporter(
-        trainer, group, hooks, followers, log=log, checkpoint=checkpoint, on_hook_error=failures.hook
+        trainer, setup.group, hooks, followers, log=log, checkpoint=checkpoint, on_hook_error=failures.hook
     )
     planned = updates if epochs is None else updates_of(data, epochs, setup.seed)
     engine = Engine.of(setup, updates=planned, bus=reporter.bus, report=reporter.report)

@@ -120,7 +120,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     unkeyed = "" if whole else key_layers(model, context.randomness)
     release(model)
     recompute(model, {}, context.randomness)  # what an earlier engine has chosen is not to be compiled
-    compiled = compile_model(model, report, _rank_of(model, strategy)) if train.compile == "model" else None
+    compiled = compile_model(model, report, setup.group.rank) if train.compile == "model" else None
     convert_linear_layers(model, precision, setup.linear_layers.here)
     execution = build_execution(model, strategy, optimizer, device)
     teacher = _teacher(setup, execution)
@@ -262,10 +262,6 @@ def _teacher(setup: Setup, execution: Execution) -> Teacher | None:
     else:
         averaged = OnEachRank(model, ema)
     return Teacher(averaged, asking, reducers)
-
-
-def _rank_of(model: nn.Module, strategy: Strategy) -> int:
-    return model.mesh.world.rank if isinstance(model, PipelineModel) else strategy.group.rank
 
 
 def _rounded(precision: Precision, model: nn.Module, names: Sequence[Sequence[str]]) -> list[str]:

@@ -19,7 +19,8 @@ from evenstep.events import Storage
 from evenstep.memory import build_emptying
 from evenstep.optim.schedules import LrSchedule, plateaus_of
 from evenstep.options import Training
-from evenstep.parallel import Strategy
+from evenstep.parallel import Group, Strategy
+from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
 from evenstep.single_use import check_unused
 from evenstep.train.checks.launch import check_covers, check_launched
@@ -71,6 +72,11 @@ class Setup:
     recomputed: Chosen
     empty_cache: Callable[[int], None] | None
     keeps: bool
+
+    @property
+    def group(self) -> Group:
+        """All ranks that train the model."""
+        return self.model.mesh.world if isinstance(self.model, PipelineModel) else self.strategy.group
 
     @property
     def kept(self) -> dict[str, object]:

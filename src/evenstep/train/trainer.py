@@ -24,7 +24,6 @@ from evenstep.nothing import NOTHING
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Checkpointing, Failures, Logging, Reset, Training, check_length
 from evenstep.parallel import Strategy
-from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used
 from evenstep.train.attributes import TrainerAttributes
@@ -139,7 +138,7 @@ class Trainer(TrainerAttributes):
         )
         check_keeping(batches, keeps=keeps, rewinds=policies.may_rewind)
         check_rewinding(policies, failures, checkpoint)
-        self._group = model.mesh.world if isinstance(model, PipelineModel) else setup.strategy.group
+        self._group = setup.group
         self._sharing = type(setup.strategy).__name__
         self._said_of_data = try_resume(batches, setup.strategy.group) if keeps else []
         self.model, self.optimizer, self.evaluations = model, optimizer, sets
@@ -148,7 +147,6 @@ class Trainer(TrainerAttributes):
         self._resumed = False
         self._loop = build_loop(
             self,
-            self._group,
             setup,
             data=batches,
             sets=sets,
