@@ -91,13 +91,23 @@ def require_count(name: str, value: object, *, at_least: int = 1) -> int:
     return number
 
 
-def require_number(name: str, value: object) -> None:
-    """Raise ArgumentError unless `value` is a number; whoever asks compares it with its range, which no NaN is in.
+def require_number(name: str, value: object, within: str = "", must: str = "", advice: str = "set it so") -> None:
+    """Raise ArgumentError unless `value` is a number, and in its range, which no NaN is in.
 
-    >>> require_number("decay", 0.999)
+    Args:
+        within: the range, such as "[0, 1)" or "(0, inf)"; "" where whoever asks compares it.
+        must: what the number must be, in words.
+        advice: what to do, as the end of a sentence; "" where there is nothing to say.
+
+    >>> require_number("decay", 0.999, "[0, 1)", "in [0, 1)", "0.999 to 0.9999 is usual")
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ArgumentError(f"`{name}` must be a number, but is {said(value)}; give such a number.")
+    if within:
+        number, (low, high) = cast("Any", value), map(float, within[1:-1].split(","))
+        above = number >= low if within[0] == "[" else number > low
+        if not above or not (number <= high if within[-1] == "]" else number < high):
+            raise ArgumentError(f"`{name}` must be {must}, but is {value}{f'; {advice}' if advice else ''}.")
 
 
 def require_positive(name: str, value: object) -> None:

@@ -18,7 +18,7 @@ from evenstep.data.lengths import Lengths
 from evenstep.data.pin import can_pin
 from evenstep.data.pool import Pool
 from evenstep.data.sampling import EpochBatches, Sampling
-from evenstep.errors import ArgumentError, DataError
+from evenstep.errors import DataError
 
 __all__ = ["MapData"]
 
@@ -114,11 +114,9 @@ class MapData(Data):
         skip_failing: bool = False,
         seed_samples: bool = True,
     ) -> None:
-        require_number("timeout_s", timeout_s)
+        require_number("timeout_s", timeout_s, "(0, inf]", "above 0 seconds", "raise it")
         require_flag("skip_failing", skip_failing)
         require_flag("seed_samples", seed_samples)
-        if not timeout_s > 0:
-            raise ArgumentError(f"`timeout_s` must be above 0 seconds, but is {timeout_s}; raise it.")
         require_callable("collate", collate, purpose="makes one batch of a list of samples")
         self._sampling = Sampling(
             num_samples=count_samples(dataset),

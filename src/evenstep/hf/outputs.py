@@ -100,9 +100,7 @@ def prompt_tokens(model: nn.Module) -> int:
 
 def require_smoothing(value: float) -> None:
     """Raise ArgumentError unless a share of a target can be spread over all others."""
-    require_number("label_smoothing", value)
-    if not 0 <= value < 1:
-        raise ArgumentError(f"`label_smoothing` must be from 0 to below 1, but is {value}.")
+    require_number("label_smoothing", value, "[0, 1)", "from 0 to below 1", "")
 
 
 def check_whole(task: object, model: nn.Module) -> None:

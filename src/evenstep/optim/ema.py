@@ -64,9 +64,7 @@ class Ema:
         decay_warmup: bool = False,
         evaluated: Evaluated = "average",
     ) -> None:
-        require_number("decay", decay)
-        if not 0 <= decay < 1:
-            raise ArgumentError(f"`decay` must be in [0, 1), but is {decay}; 0.999 to 0.9999 is usual.")
+        require_number("decay", decay, "[0, 1)", "in [0, 1)", "0.999 to 0.9999 is usual")
         require_whole("start_update", start_update, at_least=0, advice="0 begins with the first update")
         require_whole("every_updates", every_updates, at_least=1, advice="1 follows each update")
         require_flag("decay_warmup", decay_warmup)

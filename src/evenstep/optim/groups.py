@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from math import inf
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, cast, final, get_args
 
@@ -71,11 +70,8 @@ class ParameterGroup:
         if self.dims is not None:
             require_whole("dims", self.dims, at_least=0, advice="2 takes matrices")
         for name, least in (("lr", "above"), ("lr_factor", "above"), ("weight_decay", "at least")):
-            value = getattr(self, name)
-            if value is not None:
-                require_number(name, value)
-                if not (0 < value < inf or (least == "at least" and value == 0)):
-                    raise ArgumentError(f"`{name}` must be {least} 0 and finite, but is {value}; set it so.")
+            if (value := getattr(self, name)) is not None:
+                require_number(name, value, "(0, inf)" if least == "above" else "[0, inf)", f"{least} 0 and finite")
         require_flag("frozen", self.frozen)
         require_table("options", self.options, "`options={'betas': (0.9, 0.95)}`")
         if self.optimizer is not None:
@@ -203,9 +199,7 @@ class Grouping:
                 f"`layer_decay=0.8, layers='blocks'`."
             )
         if self.layer_decay is not None:
-            require_number("layer_decay", self.layer_decay)
-            if not 0 < self.layer_decay <= 1:
-                raise ArgumentError(f"`layer_decay` must be above 0 and at most 1, but is {self.layer_decay}.")
+            require_number("layer_decay", self.layer_decay, "(0, 1]", "above 0 and at most 1", "")
 
     def deal(self, parameters: Sequence[Described]) -> dict[GroupPart, list[str]]:
         """The names of the parameters of each part, in the order of the groups, the others last.

@@ -62,9 +62,7 @@ class Processes(Group):
 
     def __init__(self, device: torch.device | str, *, timeout_s: float = 60.0) -> None:
         require_object("device", device, torch.device | str, "`Processes('cpu')`")
-        require_number("timeout_s", timeout_s)
-        if not timeout_s > 0:
-            raise ArgumentError(f"`timeout_s` must be above 0 seconds, but is {timeout_s}; 60 is usual.")
+        require_number("timeout_s", timeout_s, "(0, inf]", "above 0 seconds", "60 is usual")
         place = rank_info_of(os.environ)
         if place is None:
             raise ArgumentError(

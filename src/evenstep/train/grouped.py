@@ -6,7 +6,6 @@ groups, some of them empty, since a group's number must mean the same on all.
 
 import inspect
 from collections.abc import Mapping
-from math import inf
 from typing import Any, cast
 
 import torch
@@ -67,9 +66,7 @@ def grouped_optimizer(
     ... # doctest: +NORMALIZE_WHITESPACE
     [('others', 0.1, 0.01, 1), ('others/no_decay', 0.1, 0.0, 3), ('head', 1.0, 0.01, 1), ('head/no_decay', 1.0, 0.0, 1)]
     """
-    require_number("lr", lr)
-    if not 0 < lr < inf:
-        raise ArgumentError(f"`lr` must be above 0 and finite, but is {lr}; set it so.")
+    require_number("lr", lr, "(0, inf)", "above 0 and finite")
     check_class(optimizer)
     check_options(options or {})
     grouping = Grouping(groups=groups or {}, weight_decay_on=weight_decay_on, layer_decay=layer_decay, layers=layers)

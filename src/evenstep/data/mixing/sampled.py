@@ -41,9 +41,7 @@ class Sampled(Mixing):
     """
 
     def __init__(self, *, temperature: float = 1.0, weights: Mapping[str, float] | None = None, draws: int = 1) -> None:
-        require_number("temperature", temperature)
-        if not 0 < temperature < math.inf:
-            raise ArgumentError(f"`temperature` must be finite and above 0, but is {temperature}; 1 is proportional.")
+        require_number("temperature", temperature, "(0, inf)", "finite and above 0", "1 is proportional")
         for name, weight in require_table("weights", weights, "`weights={'box': 2.0}`", may_be_none=True).items():
             require_number(f"weights[{name!r}]", weight)
             if not 0 < weight < math.inf:

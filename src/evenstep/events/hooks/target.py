@@ -41,9 +41,7 @@ class MetricTarget:
                 f"put the evaluation's name before it."
             )
         require_word("mode", self.mode, get_args(Mode))
-        require_number("min_delta", self.min_delta)
-        if not 0 <= self.min_delta < math.inf:
-            raise ArgumentError(f"`min_delta` must be a number of at least 0, but is {self.min_delta}; raise it.")
+        require_number("min_delta", self.min_delta, "[0, inf)", "a number of at least 0", "raise it")
 
     @property
     def evaluation(self) -> str:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.arguments import require_names, require_number
-from evenstep.errors import ArgumentError
 from evenstep.train.tasks.combine import Combine, TaskWeights
 
 _SMALLEST = 1e-3
@@ -63,12 +62,8 @@ class GradNorm(Combine):
     def __init__(
         self, *, alpha: float = 1.5, coefficient_lr: float = 0.025, parameters: Sequence[str] = ("*",)
     ) -> None:
-        require_number("alpha", alpha)
-        require_number("coefficient_lr", coefficient_lr)
-        if not 0 <= alpha < math.inf:
-            raise ArgumentError(f"`alpha` must be finite and at least 0, but is {alpha}; 0.5 to 1.5 is usual.")
-        if not 0 < coefficient_lr < math.inf:
-            raise ArgumentError(f"`coefficient_lr` must be finite and above 0, but is {coefficient_lr}.")
+        require_number("alpha", alpha, "[0, inf)", "finite and at least 0", "0.5 to 1.5 is usual")
+        require_number("coefficient_lr", coefficient_lr, "(0, inf)", "finite and above 0", "")
         self._alpha = alpha
         self._coefficient_lr = coefficient_lr
         self._parameters = require_names("parameters", parameters, "`parameters=('trunk.4.*',)`")

@@ -103,9 +103,7 @@ class QuantizationNoise(Hook):
         self, layers: Sequence[str], *, p: float = 0.1, block_size: int = 8, after_update: int = 0, seed: int = 0
     ) -> None:
         self._patterns = require_names("layers", layers, "`layers=('blocks.*',)`")
-        require_number("p", p)
-        if not 0 < p < 1:
-            raise ArgumentError(f"`p` must be above 0 and below 1, but is {p}; 0.05 to 0.2 is usual.")
+        require_number("p", p, "(0, 1)", "above 0 and below 1", "0.05 to 0.2 is usual")
         require_whole("block_size", block_size, advice="8, that of the quantisation, is usual")
         require_whole("after_update", after_update, at_least=0, advice="0 begins with the first update")
         require_seed(seed)

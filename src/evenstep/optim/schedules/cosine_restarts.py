@@ -5,7 +5,6 @@ from math import cos, pi
 from typing import final
 
 from evenstep.arguments import require_number
-from evenstep.errors import ArgumentError
 from evenstep.optim.schedules.schedule import (
     LrSchedule,
     check_count,
@@ -54,12 +53,8 @@ class CosineRestarts(LrSchedule):
     def __post_init__(self) -> None:
         check_count("warmup_updates", self.warmup_updates)
         check_count("period_updates", self.period_updates, at_least=1)
-        require_number("period_factor", self.period_factor)
-        if not 1 <= self.period_factor <= 1000:
-            raise ArgumentError(
-                f"`period_factor` must be between 1 and 1000, as periods must not get shorter and shorter, but is "
-                f"{self.period_factor}; 1 and 2 are usual."
-            )
+        must = "between 1 and 1000, as periods must not get shorter and shorter"
+        require_number("period_factor", self.period_factor, "[1, 1000]", must, "1 and 2 are usual")
         check_shrink(self.shrink)
         check_end_factor(self.end_factor)
 

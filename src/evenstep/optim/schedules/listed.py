@@ -60,9 +60,7 @@ class Listed(CountedSchedule):
         ((1, 1.0), (10, 0.5))
         """
         require_several("rates", rates, tuple | list, "`rates=((1, 1e-3), (1000, 1e-4))`")
-        require_number("lr", lr)
-        if not 0 < lr < inf:
-            raise ArgumentError(f"`lr` must be above 0 and finite, but is {lr}; give the optimizer's own.")
+        require_number("lr", lr, "(0, inf)", "above 0 and finite", "give the optimizer's own")
         before = 0
         for pair in rates:
             before = _begin_of(tuple(pair), before, unit, "rates")

@@ -5,7 +5,7 @@ saves them, so a resumed one falls at the same evaluation. It evaluates nothing;
 """
 
 from collections.abc import Collection
-from math import inf, isfinite
+from math import isfinite
 from typing import Any, Literal, cast, final
 
 from evenstep.arguments import require_flag, require_number, require_word, said
@@ -78,13 +78,9 @@ class Plateau(LrSchedule):
                 f"evaluation's name before it."
             )
         require_word("mode", mode, ("min", "max"))
-        require_number("factor", factor)
-        if not 0 < factor < 1:
-            raise ArgumentError(f"`factor` must be above 0 and below 1, but is {factor}; 0.1 and 0.5 are usual.")
+        require_number("factor", factor, "(0, 1)", "above 0 and below 1", "0.1 and 0.5 are usual")
         check_evaluations("patience_evaluations", patience_evaluations, at_least=1)
-        require_number("min_delta", min_delta)
-        if not 0 <= min_delta < inf:
-            raise ArgumentError(f"`min_delta` must be a number of at least 0, but is {min_delta}; raise it.")
+        require_number("min_delta", min_delta, "[0, inf)", "a number of at least 0", "raise it")
         require_flag("relative", relative)
         check_evaluations("cooldown_evaluations", cooldown_evaluations, at_least=0)
         check_min_factor(min_factor)

@@ -1,11 +1,9 @@
 """A warm-up, then a power of what is left of the run."""
 
 from dataclasses import dataclass
-from math import inf
 from typing import final
 
 from evenstep.arguments import require_number
-from evenstep.errors import ArgumentError
 from evenstep.optim.schedules.schedule import Decay
 
 
@@ -33,9 +31,7 @@ class Polynomial(Decay):
 
     def __post_init__(self) -> None:
         Decay.__post_init__(self)  # super() does not work in a class with slots before Python 3.14
-        require_number("power", self.power)
-        if not 0 < self.power < inf:
-            raise ArgumentError(f"`power` must be above 0 and finite, but is {self.power}; 1 to 3 is usual.")
+        require_number("power", self.power, "(0, inf)", "above 0 and finite", "1 to 3 is usual")
 
     def _remaining(self, progress: float) -> float:
         return (1 - progress) ** self.power

@@ -104,27 +104,17 @@ def check_count(name: str, value: int, *, at_least: int = 0) -> None:
 
 def check_end_factor(value: float) -> None:
     """Raise ArgumentError unless `value` is in [0, 1]."""
-    require_number("end_factor", value)
-    if not 0 <= value <= 1:
-        raise ArgumentError(
-            f"`end_factor` must be between 0 and 1, as a share of the base LR, but is {value}; set it so."
-        )
+    require_number("end_factor", value, "[0, 1]", "between 0 and 1, as a share of the base LR")
 
 
 def check_shrink(value: float, name: str = "shrink") -> None:
     """Raise ArgumentError unless `value` is above 0 and at most 1."""
-    require_number(name, value)
-    if not 0 < value <= 1:
-        raise ArgumentError(f"`{name}` must be above 0 and at most 1, but is {value}; set it so.")
+    require_number(name, value, "(0, 1]", "above 0 and at most 1")
 
 
 def check_min_factor(value: float) -> None:
     """Raise ArgumentError unless `value` is in [0, 1)."""
-    require_number("min_factor", value)
-    if not 0 <= value < 1:
-        raise ArgumentError(
-            f"`min_factor` must be at least 0 and below 1, as a share of the base LR, but is {value}; set it so."
-        )
+    require_number("min_factor", value, "[0, 1)", "at least 0 and below 1, as a share of the base LR")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,12 +53,7 @@ class TriStage(LrSchedule):
         check_count("hold_updates", self.hold_updates)
         if self.decay_updates is not None:
             check_count("decay_updates", self.decay_updates, at_least=1)
-        require_number("start_factor", self.start_factor)
-        if not 0 <= self.start_factor <= 1:
-            raise ArgumentError(
-                f"`start_factor` must be between 0 and 1, as a share of the base LR, but is {self.start_factor}; set "
-                f"it so."
-            )
+        require_number("start_factor", self.start_factor, "[0, 1]", "between 0 and 1, as a share of the base LR")
         check_end_factor(self.end_factor)
         if self.end_factor == 0:
             raise ArgumentError(

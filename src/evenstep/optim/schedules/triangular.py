@@ -37,12 +37,8 @@ class Triangular(LrSchedule):
 
     def __post_init__(self) -> None:
         check_count("period_updates", self.period_updates, at_least=2)
-        require_number("low_factor", self.low_factor)
-        if not 0 < self.low_factor < 1:
-            raise ArgumentError(
-                f"`low_factor` must be between 0 and 1, both excluded, as a share of the base LR, but is "
-                f"{self.low_factor}; set it so."
-            )
+        must = "between 0 and 1, both excluded, as a share of the base LR"
+        require_number("low_factor", self.low_factor, "(0, 1)", must)
         check_shrink(self.shrink)
 
     def __call__(self, update: int, updates: int | None) -> float:

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import final
 
 from evenstep.arguments import require_number, require_object, require_whole
-from evenstep.errors import ArgumentError
 from evenstep.events import Incident, Record
 from evenstep.options import SPIKE_THRESHOLD, SPIKE_WINDOW_UPDATES
 from evenstep.train.failures.policy import FailurePolicy
@@ -56,9 +55,7 @@ class LossSpikes:
     ) -> None:
         require_object("policy", policy, FailurePolicy, "`policy=Skip()`", may_be_none=True)
         require_whole("window_updates", window_updates, at_least=8, advice="128 is usual")
-        require_number("threshold", threshold)
-        if not threshold > 0:
-            raise ArgumentError(f"`threshold` must be above 0, but is {threshold}; 10 is careful.")
+        require_number("threshold", threshold, "(0, inf]", "above 0", "10 is careful")
         self.policy = policy
         self.window_updates = window_updates
         self._threshold = threshold
