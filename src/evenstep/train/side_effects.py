@@ -1,11 +1,12 @@
 """Undoes the side effects of what is tried on a model: buffers, attributes and generators are then as they were.
 
-What a forward may change in passing (counters, caches, queues, running statistics, generators of one's own) is put
-back, of the model and of whatever else is named. Parameters are not: a forward in evaluation mode does not change them.
+What a forward may change in passing (counters, caches, queues, running statistics, generators of one's own, a teacher
+that it moves) is put back, of the model and of whatever else is named. Trained parameters are not: a forward in
+evaluation mode does not change them.
 """
 
 import random
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Generator, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy, deepcopy
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from evenstep import training_mode
 from evenstep.data.seeding import undisturbed
-from evenstep.internals import times_written
+from evenstep.internals import local_tensor, times_written
 from evenstep.pipeline.compiled import as_written
 
 _CONTAINERS = (dict, list, set, OrderedDict, deque)
@@ -41,6 +42,7 @@ def without_side_effects(owners: Iterable[object]) -> Generator[None]:
     kept = [Attributes(one) for one in everybody if hasattr(one, "__dict__")]
     buffers = {id(one): one for owner in everybody if isinstance(owner, nn.Module) for one in owner.buffers(False)}
     buffers |= {id(one): one for owner in everybody for _, one in tensors_of(owner)}
+    buffers |= {id(one): one for one in _may_follow(everybody)}
     values = [(buffer, times_written(buffer), buffer.detach().clone()) for buffer in buffers.values()]
     try:
         with ExitStack() as around:
@@ -102,6 +104,21 @@ def tensors_of(owner: object) -> Iterator[tuple[str, Tensor]]:
 
 
 _LARGEST = 2**28  # bytes of a tensor that is copied; larger ones are rather data than state
+
+
+def _may_follow(owners: Iterable[object]) -> list[Tensor]:
+    """The frozen parameters that a forward may move after trained ones, such as a momentum encoder.
+
+    All, where they are small; else those of whose shape no more are frozen than are trained: their copies need no more
+    memory than gradients do. Large models of which little is trained (LoRA) are not copied.
+    """
+    modules = [one for one in owners if isinstance(one, nn.Module)]
+    parameters = {id(one): one for part in modules for one in part.parameters(False)}.values()
+    trained = Counter(one.shape for one in parameters if one.requires_grad)
+    frozen = [one for one in parameters if not (one.requires_grad or one.is_meta or one.is_inference())]
+    numbers, small = Counter(one.shape for one in frozen), sum(one.nbytes for one in frozen) <= _LARGEST
+    kept = [local_tensor(one) for one in frozen if small or numbers[one.shape] <= trained[one.shape]]
+    return [one for one in kept if type(one) in (Tensor, nn.Parameter)]  # others may have no copy
 
 
 class Attributes:

@@ -51,6 +51,15 @@ def test_modules_of_a_task_and_global_generators_are_put_back() -> None:
     assert (np.random.get_state()[1] == before[2]).all()
 
 
+def test_frozen_parameters_that_a_forward_moves_are_put_back() -> None:
+    teacher = nn.Linear(2, 2).requires_grad_(False)
+    before = [one.clone() for one in teacher.parameters()]
+    with without_side_effects([teacher]):
+        teacher.weight.data.mul_(2)
+        teacher.bias.data = torch.ones(2)
+    assert all(map(torch.equal, before, teacher.parameters()))
+
+
 def test_the_random_numbers_of_the_machine_are_left_alone() -> None:
     class Drawing(nn.Module):
         def __init__(self) -> None:
