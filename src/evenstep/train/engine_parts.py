@@ -35,6 +35,7 @@ from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution, build_execution
 from evenstep.train.failures import Retry
 from evenstep.train.layer_keys import in_order, key_layers
+from evenstep.train.layout_dependence import ChangedAttributes
 from evenstep.train.linear_layers import convert_linear_layers
 from evenstep.train.memory.activation_checkpointing import recompute
 from evenstep.train.memory.split_limit import SplitLimit
@@ -130,7 +131,14 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     saved = _saved(setup, execution, names, rounded)
     first = FirstStep(saved.steps, model, saved.layout, report, saved.hidden_state if setup.keeps else None)
     apply = _apply(setup, execution, first)
-    guard = _guard(model, context, execution, pending=context.tasks if train.check_loss else ())
+    attributes = ChangedAttributes(
+        model=model,
+        tasks=context.tasks,
+        execution=execution,
+        report=report,
+        is_on=train.check_loss or not execution.evaluates_together,  # where what is raised in a look ends the run
+    )
+    guard = _guard(model, context, execution, attributes, pending=context.tasks if train.check_loss else ())
     core = Update(
         model=model,
         parameters=_stepped(model, names),
@@ -144,7 +152,8 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         trained=saved.trained,
         combine=tasks.combine,
         unkeyed=unkeyed,
-        looks=() if compiled is None else (compiled.look,),
+        looks=(attributes.look,) if compiled is None else (attributes.look, compiled.look),
+        begins=attributes.begin,
         unseen=guard.weightless,
     )
     update = _whole_update(setup, core, context, execution, report) if whole else None
@@ -163,10 +172,18 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     )
 
 
-def _guard(model: nn.Module, context: TrainContext, execution: Execution, *, pending: Iterable[str]) -> Guard:
+def _guard(
+    model: nn.Module,
+    context: TrainContext,
+    execution: Execution,
+    attributes: ChangedAttributes,
+    *,
+    pending: Iterable[str],
+) -> Guard:
     return Guard(
         run=LossRunner(context=context, execution=execution),
         model=model,
+        attributes=attributes,
         # on standard error, unless Python's `logging` is told otherwise; once for all ranks
         say=logging.getLogger("evenstep").warning if execution.group.rank == 0 else lambda text: None,
         pending=set(pending),

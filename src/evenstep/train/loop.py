@@ -228,7 +228,7 @@ class Loop:
         engine, leave, skipped = self.engine, None, 0
         number, lap = engine.progress.update + 1, engine.phases.lap
         self.in_progress = batch, number
-        if engine.parts.guard.pending:
+        if engine.parts.guard.is_due:
             with engine.phases.only("check"):
                 began += engine.parts.guard(batch)
         waited_s = engine.reducers.group.waited_s

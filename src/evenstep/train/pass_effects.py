@@ -27,16 +27,22 @@ class PassEffects:
         context: tasks, the storage of metrics, and who writes into batches.
         execution: whose reducers sum gradients up.
         trained: which parameters get a gradient.
+        begins: told of each update that begins.
 
     Attributes:
         buffers: of the model.
     """
 
     def __init__(
-        self, buffers: Buffers, context: TrainContext, execution: Execution, trained: TrainedParameters
+        self,
+        buffers: Buffers,
+        context: TrainContext,
+        execution: Execution,
+        trained: TrainedParameters,
+        begins: Callable[[int], None],
     ) -> None:
         self.buffers = buffers
-        self._context, self._execution, self._trained = context, execution, trained
+        self._context, self._execution, self._trained, self._begins = context, execution, trained, begins
         self._states = StatesOfTasks(context.tasks.values())
         self._begun: tuple[int, Position] | None = None  # the update that was begun last, and its batch
         self._is_unjudged = False  # whether passes have begun, and nobody has said yet whether what they do stays
@@ -45,6 +51,7 @@ class PassEffects:
         """An update begins, perhaps once more: whatever the user did to buffers since the last one stays."""
         if self._begun != (update, position):
             self._begun, self._context.lent.spoiled = (update, position), None
+        self._begins(update)
         self.follow()
 
     def follow(self) -> None:

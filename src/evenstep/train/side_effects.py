@@ -38,7 +38,7 @@ def without_side_effects(owners: Iterable[object]) -> Generator[None]:
     >>> norm.running_mean, hasattr(norm, "seen")
     (tensor([0.]), False)
     """
-    everybody = _with_modules(owners)
+    everybody = with_modules(owners)
     kept = [Attributes(one) for one in everybody if hasattr(one, "__dict__")]
     buffers = {id(one): one for owner in everybody if isinstance(owner, nn.Module) for one in owner.buffers(False)}
     buffers |= {id(one): one for owner in everybody for _, one in tensors_of(owner)}
@@ -65,7 +65,7 @@ def evaluating(model: nn.Module, device: torch.device, owners: Iterable[object] 
     Args:
         owners: tasks, whose own networks are in evaluation mode as well.
     """
-    theirs = [one for one in _with_modules(owners) if isinstance(one, nn.Module)]
+    theirs = [one for one in with_modules(owners) if isinstance(one, nn.Module)]
     modes = {module: module.training for module in (*model.modules(), *theirs)}
     for one in (*theirs, model):
         one.eval()
@@ -80,7 +80,7 @@ def _equal(buffer: Tensor, value: Tensor) -> bool:
     return buffer.layout is not torch.strided or torch.equal(buffer, value)
 
 
-def _with_modules(owners: Iterable[object]) -> list[object]:
+def with_modules(owners: Iterable[object]) -> list[object]:
     """The owners, and modules among their attributes, also in lists and mappings there, with all their parts."""
     found: dict[int, object] = {}
     for owner in owners:

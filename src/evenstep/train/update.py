@@ -58,6 +58,7 @@ class Update:
         combine: what is made of the tasks' separate gradients; None accumulates them into one.
         unkeyed: what randomness is not keyed by layer though it would be in stages, for people.
         looks: called with the number of each update after its passes, to say what they have shown.
+        begins: called with it before them.
         unseen: the tasks of which no micro-batch of weight 0 was looked at yet; see `Guard`.
 
     Attributes:
@@ -84,6 +85,7 @@ class Update:
         combine: Combine | None = None,
         unkeyed: str = "",
         looks: Sequence[Callable[[int], None]] = (),
+        begins: Callable[[int], None] = lambda update: None,
         unseen: Set[str] = frozenset(),
     ) -> None:
         self._model, self._parameters, self.trained = model, parameters, trained
@@ -94,7 +96,7 @@ class Update:
             execution=execution, context=context, report=report, on_out_of_memory=on_out_of_memory
         )
         self._buffers = Buffers(model)
-        self.effects = effects = PassEffects(self._buffers, context, execution, trained)
+        self.effects = effects = PassEffects(self._buffers, context, execution, trained, begins)
         self._accumulate = Accumulation(
             context=context, execution=execution, recovery=recovery, effects=effects, trained=trained
         )

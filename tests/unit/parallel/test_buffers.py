@@ -59,10 +59,12 @@ def points(count: int = 24) -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(4, generator=generator), torch.randn((), generator=generator)) for _ in range(count)]
 
 
-def trainer(made: nn.Module, strategy: Any, *, updates: int = 4, size: int = 6, hooks: Any = ()) -> Trainer:
+def trainer(
+    made: nn.Module, strategy: Any, *, updates: int = 4, size: int = 6, hooks: Any = (), task: Task | None = None
+) -> Trainer:
     return Trainer(
         model=made,
-        task=Square(),
+        task=task or Square(),
         optimizer=torch.optim.SGD(made.parameters(), lr=0.01),
         data=MapData(points(), global_batch_size=size, micro_batch_size=2),
         updates=updates,
@@ -246,3 +248,57 @@ def test_frozen_parameters_that_forwards_move_are_equal_on_ranks_of_which_one_ha
         torch.testing.assert_close(one, other, rtol=0, atol=0)
     assert not torch.equal(first[1], first[2])
     torch.testing.assert_close(first[2], first[3], rtol=0, atol=0)
+
+
+class Cools(nn.Module):
+    """Has a temperature in a plain attribute, which each forward in training lowers, and a count beside it."""
+
+    def __init__(self, *, lowers: bool = True) -> None:
+        super().__init__()
+        self.lowers, self.temperature, self.calls, self.last, self.drop = lowers, 1.0, 0, None, nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.last = x.detach()
+        if self.training and self.lowers:
+            self.temperature *= 0.99
+        return self.drop(x * self.temperature)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_attribute_that_forwards_change_is_said_where_the_loss_depends_on_it(on_ranks: OnRanks, ranks: int) -> None:
+    def act(group: Any) -> list[str]:
+        heard = Heard()
+        trainer(model(Cools()), Ddp(group), hooks=[heard]).train()
+        return heard.messages
+
+    for rank, said in enumerate(on_ranks(ranks, act)):
+        assert len(said) == (rank == 0)
+        for text in said:
+            assert text.startswith("forwards or losses change `temperature` of `1` (1 → 0.9")
+            assert "no checkpoint holds it" in text and "`calls`" not in text
+
+
+def test_attributes_on_which_no_loss_depends_are_left_alone_and_nothing_is_said() -> None:
+    class Drops(Cools):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.drop(x)
+
+    heard = Heard()
+    check_equal([state_of(model(Cools(lowers=False)), None, hooks=[heard]), state_of(model(Drops()), None)])
+    assert not heard.messages
+
+
+def test_numbers_that_follow_the_update_as_is_advised_are_no_fault() -> None:
+    made, heard = model(Cools(lowers=False)), Heard()
+
+    class Follows(Square):
+        def after_update(self, event: Any) -> None:
+            made.get_submodule("1").temperature = 0.99**event.update
+
+        def loss(self, output: Any, batch: Any) -> Tensor:
+            self.share = 1 / self.now.update
+            return super().loss(output, batch) * self.share
+
+    trainer(made, None, hooks=[heard], task=Follows()).train()
+    assert not heard.messages

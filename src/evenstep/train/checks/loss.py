@@ -4,11 +4,13 @@ One micro-batch of each task is run forward whole and in halves, in evaluation m
 losses, and the weights, of the halves must add up to the whole's. If they don't, the run ends with both numbers and the
 change to make: else its gradients would be those of another loss for every cut. What is merely worth knowing
 (BatchNorm, a metric given as a mean, batches that can't be cut) is said in one line. The first micro-batch of each task
-that an update leaves out, since it weighs 0, is run too: its loss must be 0. Nothing that it does leaves a trace, and
-it never ends a run for lack of memory. How the numbers are told apart is in `additive`.
+that an update leaves out, since it weighs 0, is run too: its loss must be 0. After the first updates it finds out
+whether the loss depends on attributes that they have changed. Nothing that it does leaves a trace, and it never ends a
+run for lack of memory. How the numbers are told apart is in `additive`.
 """
 
-from collections.abc import Callable, Collection, Generator, Sequence
+import math
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -43,6 +45,7 @@ from evenstep.train.checks.loss_faults import (
     weightless_fault,
 )
 from evenstep.train.checks.loss_runner import SIXTEEN_BITS, LossRunner, weight_of_piece
+from evenstep.train.layout_dependence import ChangedAttribute, ChangedAttributes
 from evenstep.train.memory.split import num_samples
 from evenstep.train.memory.sub_batch import SubBatch, parts_of, reason_not_cut, whole_of
 from evenstep.train.side_effects import evaluating, without_side_effects
@@ -69,6 +72,7 @@ class Guard:
 
     Args:
         run: takes pieces of a micro-batch of a task forward; its context learns of what can't be cut.
+        attributes: what the first updates have changed of the plain attributes of modules and tasks.
         say: says a sentence to the person who started the run.
         pending: the tasks that are to be looked at; none where losses are not checked.
         weightless: those of which a micro-batch of weight 0 is, when the first one is left out of an update.
@@ -77,6 +81,7 @@ class Guard:
 
     run: LossRunner
     model: nn.Module
+    attributes: ChangedAttributes
     say: Callable[[str], None]
     pending: set[str]
     weightless: set[str] = field(init=False)
@@ -85,6 +90,11 @@ class Guard:
 
     def __post_init__(self) -> None:
         self.weightless = set(self.pending)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to look at."""
+        return bool(self.pending or self.attributes.found)
 
     def __call__(self, batch: GlobalBatch, *, besides: Collection[str] = ()) -> float:
         """Look at the tasks of a global batch that were not looked at yet; all ranks call it together.
@@ -99,9 +109,11 @@ class Guard:
         Raises:
             TaskError: a loss that is no sum over the units that the weight counts.
         """
-        if not self.pending:
+        if not self.is_due:
             return 0.0
         began = perf_counter()
+        if self.attributes.found and self.model.training:
+            self._look_at_attributes(batch)
         names = dict.fromkeys(part.task for part in batch.parts) or {"": None}
         norms = batch_norms(self.model) if batch.num_microbatches > 1 and self.model.training else []
         tasks, device = self.run.context.tasks, self.run.context.device
@@ -145,6 +157,34 @@ class Guard:
             for theirs in gather(fault):
                 if theirs:
                     raise TaskError(f"task `{name}`: {theirs}" if name else theirs)
+
+    def _look_at_attributes(self, batch: GlobalBatch) -> None:
+        """Find out whether losses depend on attributes that passes have changed: they do where another value gives
+        another loss. All ranks call it together.
+        """
+        found, self.attributes.found = self.attributes.found, {}
+        tasks, matter = self.run.context.tasks, set[str]()
+        for name in [name for name in dict.fromkeys(part.task for part in batch.parts) or ("",) if name in tasks]:
+            trial = self._whole(tasks[name], [one for one in batch.microbatches if one.task == name])
+            now, again = self._loss_with(found, "", name, trial), self._loss_with(found, "", name, trial)
+            for key in found:
+                then = self._loss_with(found, key, name, trial)
+                if abs(then - now) > 10 * abs(again - now):  # no, where one of them is not known
+                    matter.add(key)
+        everybody = self.run.execution.group.gather(matter)
+        self.attributes.tell(set[str]().union(*everybody), found)
+
+    def _loss_with(
+        self, found: Mapping[str, Sequence[ChangedAttribute]], before: str, name: str, trial: TrialBatch | None
+    ) -> float:
+        """The loss with attributes as passes have left them, but for `before`; NaN where it is not known."""
+        with without_side_effects([self.model, *self.run.context.tasks.values()]), checking_losses():
+            for key, changes in found.items():
+                for change in changes:
+                    change.put(change.before if key == before else change.after)
+            values = self.run(name, _of(trial), _whole_and_parts(trial), "check of attributes")
+        given = values.given[0] if values.is_whole else None
+        return math.nan if given is None else given.loss
 
     def _look(self, name: str, microbatches: Sequence[Microbatch]) -> list[str]:
         """Look at one task; gives what is to be said."""
@@ -204,15 +244,7 @@ class Guard:
         task = self.run.context.tasks[name]
         if task.late_weight or self.run.execution.evaluates_together:  # there an error would end the run
             return ""
-        trial = None
-        try:
-            for one in microbatches:
-                whole = self.run.context.cuts.pieces(task, whole_of(one))[0]
-                if weight_of_piece(task, whole) > 0:
-                    trial = TrialBatch(one, whole, [])
-                    break
-        except Exception:  # noqa: BLE001 - the update asks the same of the task, and says what it raises
-            trial = None
+        trial = self._whole(task, microbatches)
         values = self.run(name, _of(trial), _whole_and_parts(trial), "check")
         given = [one for one in values.given if one is not None] if values.is_whole else []
         return (
@@ -220,6 +252,17 @@ class Guard:
             if trial is None or not given
             else weight_fault(task, _described(trial.microbatch, trial.whole), given[0], given)
         )
+
+    def _whole(self, task: Task, microbatches: Sequence[Microbatch]) -> TrialBatch | None:
+        """The first micro-batch that has work, uncut."""
+        try:
+            for one in microbatches:
+                whole = self.run.context.cuts.pieces(task, whole_of(one))[0]
+                if weight_of_piece(task, whole) > 0:
+                    return TrialBatch(one, whole, [])
+        except Exception:  # noqa: BLE001 - the update asks the same of the task, and says what it raises
+            pass
+        return None
 
     def _tolerance(self, *, narrow: bool) -> Tolerance:
         """How exactly losses can be compared, of which some are `narrow`."""
