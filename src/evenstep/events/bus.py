@@ -63,6 +63,8 @@ class Bus:
         hears_microbatches: whether some of those are of single micro-batches.
         hears_passes: whether some are of forwards and backwards.
         of_run: what the run itself has raised in a hook that asked it for something; it ends the run in any case.
+        drawing: around each call of a hook's method, given its name and the event, where random numbers are keyed;
+            not around those of forwards and backwards, which draw what their micro-batch does.
 
     Raises:
         HookError: for something that is not a hook, a hook given twice, or a method that no event calls.
@@ -96,6 +98,13 @@ class Bus:
             given.append(_checked(hook))
         self.hooks: tuple[Hook, ...] = tuple(sorted(given, key=lambda hook: hook.priority))
         heard = {name: [_heard(hook, name) for hook in self.hooks] for name in _METHODS}
+        self.drawing: Callable[[str, Event], AbstractContextManager[None]] = _as_it_is
+        for name, column in heard.items():
+            if name not in (*_OF_PASSES, "on_incident"):
+                heard[name] = [
+                    one if one is None or _draws_nothing(one) else self._keyed(f"{name} {key}", one)
+                    for one, key in zip(column, self._by_key(), strict=True)
+                ]
         if within is not None:
             alone = [hook.first_rank_only for hook in self.hooks]
             for name, column in heard.items():
@@ -122,8 +131,8 @@ class Bus:
     @property
     def kept(self) -> dict[str, object]:
         """The hooks that keep something of a run, so that no other can have them; by what messages call them."""
-        keyed = self._keyed().items()
-        return {f"hook `{key}`": hook for key, hook in keyed if type(hook).state_dict is not Hook.state_dict}
+        by_key = self._by_key().items()
+        return {f"hook `{key}`": hook for key, hook in by_key if type(hook).state_dict is not Hook.state_dict}
 
     def emit(self, method: Literal["on_incident"], event: Event) -> None:
         """Tell every listener; the first error is raised after all have heard."""
@@ -175,8 +184,8 @@ class Bus:
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """The state of every hook that may have some, by its name (`Best`, `Best#2`, …)."""
-        states = {key: hook.state_dict() for key, hook in self._keyed().items()}
-        may_have = {key for key, hook in self._keyed().items() if type(hook).state_dict is not Hook.state_dict}
+        states = {key: hook.state_dict() for key, hook in self._by_key().items()}
+        may_have = {key for key, hook in self._by_key().items() if type(hook).state_dict is not Hook.state_dict}
         return {key: state for key, state in states.items() if state or key in may_have}
 
     def load_state_dict(self, states: Mapping[str, dict[str, Any]]) -> list[str]:
@@ -188,7 +197,7 @@ class Bus:
         Raises:
             HookError: a hook that had nothing then, and has something now, does not take that back.
         """
-        hooks = self._keyed()
+        hooks = self._by_key()
         said = [
             f"hook `{key}` is new and begins afresh"
             for key, hook in hooks.items()
@@ -232,7 +241,17 @@ class Bus:
 
         return name, received
 
-    def _keyed(self) -> dict[str, Hook]:
+    def _keyed(self, place: str, one: Receiver) -> Receiver:
+        """A hook's method that draws the same random numbers on every rank, in every cut, and after a resume."""
+        name, receive = one
+
+        def received(event: Event) -> None:
+            with self.drawing(place, event):
+                receive(event)
+
+        return name, received
+
+    def _by_key(self) -> dict[str, Hook]:
         keyed: dict[str, Hook] = {}
         for hook in self.hooks:
             key, number = hook.name, 1
@@ -365,6 +384,15 @@ def _heard(hook: Hook, name: str) -> Heard:
             f"`{name}` of hook `{hook.name}` must take one argument, the event: {clause(str(error))}."
         ) from error
     return f"`{name}` of hook `{hook.name}`", method
+
+
+def _as_it_is(place: str, event: Event) -> AbstractContextManager[None]:
+    return NOTHING
+
+
+def _draws_nothing(one: Receiver) -> bool:
+    """Whether it is a method of the hooks of this package, which are called in every run."""
+    return str(getattr(one[1], "__module__", "")).startswith(__package__ or "?")
 
 
 def _called_within(within: Callable[..., AbstractContextManager[None]], one: Receiver, *, alone: bool) -> Receiver:

@@ -6,6 +6,7 @@ verdict is read. It runs nothing.
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -14,8 +15,9 @@ from torch import nn
 
 from evenstep.data import GlobalBatch
 from evenstep.devices import make_current
-from evenstep.events import Bus, Incident
+from evenstep.events import Bus, Event, Incident, MicrobatchBegin, MicrobatchEnd
 from evenstep.internals import unwrapped
+from evenstep.keys import branch, key_below
 from evenstep.names import named_parameters
 from evenstep.optim.apply import Apply, build_apply
 from evenstep.optim.learning_rate import LearningRates
@@ -114,6 +116,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     names = parameter_names(model, optimizer)  # before the strategy has divided them between ranks
     rounded = _rounded(precision, model, names)
     context = _context(setup, strategy, norms, bus)
+    bus.drawing = _drawing(context)
     context.coefficients.check(updates)
     if train.ema is not None and updates is not None:
         train.ema.check(updates)
@@ -233,6 +236,17 @@ def _context(setup: Setup, strategy: Strategy, norms: Norms, bus: Bus) -> TrainC
         poison=poison_of(setup.optimizer, setup.policies.non_finite, strategy),
         cuts=SplitLimit(sums=setup.train.check_loss),
     )
+
+
+def _drawing(context: TrainContext) -> Callable[[str, Event], AbstractContextManager[None]]:
+    """Around what hooks and tasks do when they are told of something: what they draw is keyed by that."""
+    randomness, device, root = context.randomness, context.device, branch(context.seed, "hooks")
+
+    def drawing(place: str, event: Event) -> AbstractContextManager[None]:
+        which = (event.microbatch,) if isinstance(event, MicrobatchBegin | MicrobatchEnd) else ()
+        return randomness.apart(device, key_below(root, place, event.update, *which), place)
+
+    return drawing
 
 
 def _saved(setup: Setup, execution: Execution, names: list[list[str]], rounded: list[str]) -> TrainState:

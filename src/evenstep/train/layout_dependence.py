@@ -261,6 +261,6 @@ _OF_TASKS = (
     "`torch.distributed.all_reduce` in `after_update`."
 )
 _LATE = (
-    "forwards or losses draw from {what}, as was noticed in update {update} only: before, they did not, or not where "
-    "it was looked. From now on that is keyed by the micro-batch; up to here other runs may have drawn other numbers."
+    "forwards, losses, the step or hooks draw from {what}, as was noticed in update {update} only: before, they did "
+    "not, or not where it was looked. From now on that is keyed; up to here other runs may have drawn other numbers."
 )

@@ -1,4 +1,5 @@
-"""Keyed randomness: the generators of micro-batch k of update u are seeded from (seed, u, k).
+"""Keyed randomness: the generators of micro-batch k of update u are seeded from (seed, u, k), those of its step from
+(seed, u), and those of a hook from (seed, u, its name).
 
 So dropout does not depend on which rank runs k, on what ran before, or on how often the run was resumed, and no
 generator state is ever saved. Where the layers of a model are known, whole or in stages, each layer and the loss have a
@@ -18,9 +19,11 @@ import torch
 
 from evenstep.data.seeding import numpy_words
 from evenstep.keys import branch_below, key_below
+from evenstep.nothing import NOTHING
 
 LOSS = crc32(b"loss") | 1 << 40  # as `keys` takes the name "loss", without encoding it each time
 _seed_cpu = torch.default_generator.manual_seed
+_get_cpu, _set_cpu = torch.default_generator.get_state, torch.default_generator.set_state
 _seed_of_cpu = torch.default_generator.initial_seed
 # Of a Mersenne twister that was seeded and has drawn nothing: the first of its words (of Python's), its place behind
 # them, and no normal number that is left over. After its first draw the place is another, and with it all words.
@@ -134,6 +137,43 @@ class Randomness:
         """They have ended."""
         self.under_way = False
         self._look()
+
+    def begin_step(self, device: torch.device, number: int) -> None:
+        """The optimizer's step begins, which draws from the key `number`, the same on all ranks; it ends a passage."""
+        self._device = device
+        self.begin_passage("step")
+        self._seed(number)
+
+    @contextmanager
+    def apart(self, device: torch.device, number: int, kind: str) -> Generator[None]:
+        """Inside, what is no pass draws from the key `number`; afterwards all generators are as they were.
+
+        Args:
+            kind: of what it is; it may draw where others do not.
+
+        >>> randomness = Randomness()
+        >>> with randomness.apart(torch.device("cpu"), 5, "hook"): first = torch.rand(1), random.random()
+        >>> with randomness.apart(torch.device("cpu"), 5, "hook"): print(first == (torch.rand(1), random.random()))
+        True
+        """
+        self._look()
+        outer = self._seeds_all, self._is_first, self.under_way
+        self.begin_passage(kind)
+        self._device, self.under_way = device, False
+        cpu, others = _get_cpu(), (random.getstate(), np.random.get_state()) if self._seeds_all else None
+        try:
+            # on a CPU alone it would cost several times as much as what is done here
+            with torch.random.fork_rng([device]) if device.type == "cuda" else NOTHING:
+                self._seed(number)
+                yield
+                self._look()
+        finally:
+            self._fresh = None
+            _set_cpu(cpu)
+            if others is not None:
+                random.setstate(others[0])
+                np.random.set_state(others[1])
+            self._seeds_all, self._is_first, self.under_way = outer
 
     def begin(self, device: torch.device, state: int) -> None:
         """A micro-batch begins, with what comes before the model.

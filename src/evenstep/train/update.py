@@ -18,6 +18,7 @@ from evenstep.data import GlobalBatch
 from evenstep.errors import TaskError
 from evenstep.events import Incident, StepBegin, StepEnd
 from evenstep.internals import profiler_runs
+from evenstep.keys import branch, key_below
 from evenstep.names import named_parameters
 from evenstep.nothing import NOTHING
 from evenstep.optim.apply import Apply, gradients
@@ -92,6 +93,7 @@ class Update:
         self._sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
         self._context, self._execution = context, execution
         self._apply, self._ema, self.learning_rates = apply, ema, learning_rates
+        self._branch_of_steps = branch(context.seed, "step")
         self._recovery = recovery = Recovery(
             execution=execution, context=context, report=report, on_out_of_memory=on_out_of_memory
         )
@@ -205,7 +207,10 @@ class Update:
         begin = partial(StepBegin, update=update, divisor=divisor)
         named = record_function("apply") if profiler_runs() else NOTHING
         with named, self._context.bus.span("step", begin, lambda error: StepEnd(update=update)):
+            randomness = self._context.randomness
+            randomness.begin_step(self._context.device, key_below(self._branch_of_steps, update))
             applied = self._apply(grads, squared, divisor, update)
+            randomness.end_passage()
             reducers.after_step()
         pending.aborted, pending.norm = applied.aborted, applied.norm
         self.effects.judge(pending.aborted)

@@ -151,6 +151,97 @@ def test_a_rare_look_finds_what_looks_before_did_not() -> None:
     assert found == [512]
 
 
+class Langevin(torch.optim.SGD):
+    """Steps with noise, as stochastic gradient Langevin dynamics does."""
+
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad += torch.randn_like(parameter) * random.random()
+        super().step()
+
+
+class Shaken(Square):
+    """A task that shakes the parameters; `before_update` and others are for hooks too."""
+
+    def __init__(self, moments: list[str], draw: Callable[[Tensor], Tensor]) -> None:
+        for moment in moments:
+            setattr(self, moment, lambda event: self.shake(draw))
+
+    def prepare(self, model: nn.Module) -> None:
+        self.parameters = list(model.parameters())
+
+    @torch.no_grad()
+    def shake(self, draw: Callable[[Tensor], Tensor]) -> None:
+        for parameter in self.parameters:
+            parameter += draw(parameter)
+
+
+class ShakenByHook(Hook):
+    def after_update(self, event: Any) -> None:
+        with torch.no_grad():
+            for parameter in self.trainer.model.parameters():
+                parameter += torch.randn_like(parameter) * np.random.rand()
+
+
+def cut_and_begun_anew(tmp_path: Any, **more: Any) -> list[Tensor]:
+    """The parameters of one run in three cuts, of which the last is stopped and gone on with."""
+    ends = []
+    for size, pauses in ((8, 0), (2, 0), (4, 2)):
+        for updates in (pauses, 4) if pauses else (4,):
+            torch.manual_seed(0)
+            random.seed(size)
+            model = nn.Linear(4, 1).double()
+            optimizer = more.get("stepper", torch.optim.SGD)(model.parameters(), lr=0.01)
+            task = more["task"]() if "task" in more else Square()
+            hooks = [one() for one in more.get("hooks", ())]
+            data = MapData([(x.double(), y.double()) for x, y in points()], global_batch_size=8, micro_batch_size=size)
+            trainer = Trainer(
+                model=model,
+                task=task,
+                optimizer=optimizer,
+                data=data,
+                updates=updates,
+                device="cpu",
+                hooks=hooks,
+                folder=tmp_path if pauses else None,
+            )
+            if updates != pauses and pauses:
+                trainer.resume()
+            trainer.train()
+        ends.append(torch.cat([one.detach().flatten() for one in model.parameters()]))
+    return ends
+
+
+@pytest.mark.parametrize(
+    "drawn_by",
+    [
+        {"stepper": Langevin},
+        {"hooks": [ShakenByHook]},
+        {"task": lambda: Shaken(["before_update", "before_step", "after_update"], torch.randn_like)},
+        {"task": lambda: Shaken(["after_step"], lambda one: one * random.random())},
+    ],
+    ids=["step", "hook", "task", "Python's"],
+)
+def test_what_the_step_hooks_and_tasks_draw_is_the_same_in_every_cut_and_after_a_resume(
+    drawn_by: dict[str, Any], tmp_path: Any
+) -> None:
+    whole, cut, resumed = cut_and_begun_anew(tmp_path, **drawn_by)
+    assert torch.allclose(whole, cut, rtol=1e-12) and torch.allclose(whole, resumed, rtol=1e-12)
+    assert not torch.allclose(whole, cut_and_begun_anew(tmp_path / "none")[0], rtol=1e-4)
+
+
+def test_two_hooks_of_a_class_draw_numbers_of_their_own() -> None:
+    drawn: list[Tensor] = []
+
+    class Draws(Hook):
+        def after_update(self, event: Any) -> None:
+            drawn.append(torch.rand(1))
+
+    model = noisy(lambda: 0.0)
+    trained(model, hooks=[Draws(), Draws()], updates=3)
+    assert len({one.item() for one in drawn}) == 6
+
+
 def block(dropout: float = 0.3) -> nn.Module:
     class Block(nn.Module):
         def __init__(self) -> None:

@@ -242,7 +242,7 @@ def first_difference(one: Traced, other: Traced, about: Mapping[str, str], *, ac
     if step := worst(one.end, other.end, exact=is_exact):
         drawn = sorted((one.drew | other.drew) - ({TORCHS} if across != "ranks" else set()))
         why = (
-            f"random numbers of {' and '.join(drawn)}, which nobody keys for a step"
+            f"random numbers of {' and '.join(drawn)}"
             if drawn
             else "a rate that each micro-batch changes, state that is not in `state_dict`, time, an own count"
         )

@@ -6,6 +6,7 @@ else every task is. What it raises ends the run, as what its other methods raise
 
 import weakref
 from collections.abc import Callable, Mapping
+from functools import wraps
 from inspect import signature
 from typing import Any, final
 
@@ -88,6 +89,7 @@ class TaskListener(Hook):
 def _of_own(name: str, method: Callable[[Event], object]) -> Callable[[Event], None]:
     """The method, called for events of this task, and for those of none."""
 
+    @wraps(method)  # what it draws is keyed as what it is, not as what hands it on
     def told(event: Any) -> None:
         if not hasattr(type(event), "task") or event.task == name:  # the event itself would answer with a message
             method(event)
