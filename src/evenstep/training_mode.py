@@ -4,7 +4,9 @@ That is said in two ways: by `eval()` of single parts, or by a `train` of the mo
 call at its beginning. Both hold.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import nn
@@ -44,6 +46,25 @@ def require_gradients(method: str) -> None:
         raise ArgumentError(
             f"`{method}` was called inside `torch.inference_mode()`, in which no gradient can be taken; call it "
             f"outside of that."
+        )
+
+
+def require_own_format(
+    method: str, device: torch.device, forward: Callable[[torch.device], AbstractContextManager[Any]]
+) -> None:
+    """Raise ArgumentError where `method` was called inside a `torch.autocast` of the caller's, which would hold on.
+
+    Args:
+        device: of the model.
+        forward: gives in what its forwards run; an autocast takes the place of the caller's.
+    """
+    if torch.is_autocast_enabled(device.type) and not isinstance(forward(device), torch.autocast):
+        given = torch.get_autocast_dtype(device.type)
+        name = {torch.bfloat16: "'bf16-mixed'", torch.float16: "'16-mixed'"}.get(given, "…")
+        raise ArgumentError(
+            f"`{method}` was called inside `torch.autocast`, under which forwards would compute in "
+            f"{str(given).removeprefix('torch.')}, and not in what `precision` says; call it outside of that, and give "
+            f"`precision={name}` if it is meant."
         )
 
 

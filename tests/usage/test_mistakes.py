@@ -1,5 +1,6 @@
 """Usual mistakes of who writes hooks, tasks and scripts: each is answered by a sentence that says what to do."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -56,6 +57,24 @@ def test_training_inside_inference_mode_is_refused() -> None:
     with torch.inference_mode(), pytest.raises(ArgumentError, match="`update` was called inside"):
         engine.update(batch)
     engine.update(batch)
+
+
+def test_training_and_evaluating_inside_the_callers_autocast_are_refused_with_the_precision_that_is_meant() -> None:
+    one = trainer()
+    for method in (one.train, lambda: one.predict(MapData([torch.ones(4)], global_batch_size=1))):
+        with torch.autocast("cpu", torch.bfloat16), pytest.raises(ArgumentError, match="`precision='bf16-mixed'`"):
+            method()
+    one.train()
+    model = nn.Linear(4, 1)
+    batch = torch.ones(2, 4), torch.ones(2)
+    for precision in (None, "bf16-mixed"):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        engine = Engine(model=model, task=Square(), optimizer=optimizer, precision=precision, device="cpu")
+        for method in (engine.update, engine.evaluate):
+            refused = nullcontext() if precision else pytest.raises(ArgumentError, match="was called inside")
+            with torch.autocast("cpu", torch.bfloat16), refused:
+                method(batch)
+            method(batch)
 
 
 @pytest.mark.parametrize(

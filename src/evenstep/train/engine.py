@@ -201,6 +201,7 @@ class Engine:
                 says so.
         """
         training_mode.require_gradients("update")
+        self.require_own_format("update")
         update, context = self.progress.update + 1, self.parts.context
         self.group.at(update)
         batch = global_batch(microbatches, self.progress.position, self.reducers.group)
@@ -237,6 +238,7 @@ class Engine:
         Args:
             microbatches: as for `update`.
         """
+        self.require_own_format("evaluate")
         batch = OneBatch(replace(global_batch(microbatches, Position(), self.reducers.group), ends_epoch=True))
         context = self.parts.context
         apart = replace(context, storage=build_storage(context.tasks, context.device))
@@ -244,6 +246,10 @@ class Engine:
         with around_evaluation(self.bus, self.progress.update, EVALUATION, values), self.together():
             values |= {record.name: record.value for record in self.evaluated(EVALUATION, batch, context=apart)}
         return {name.removeprefix(f"{EVALUATION}/"): value for name, value in values.items()}
+
+    def require_own_format(self, method: str) -> None:
+        """Raise ArgumentError where `method` was called inside an autocast that would change what forwards compute."""
+        training_mode.require_own_format(method, self.parts.context.device, self.precision.forward)
 
     def taught(self, inputs: Any) -> Any:
         """What the average gives for `inputs`, for tasks that may ask it; see `Now.teacher`."""

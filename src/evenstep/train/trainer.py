@@ -234,6 +234,7 @@ class Trainer(TrainerAttributes):
                 f"effect; ask for as many `epochs` or more, or go on from an earlier checkpoint."
             )
         require_gradients("train")
+        self._loop.engine.require_own_format("train")
         self._is_training = True
         try:
             with handling_signals(self._loop):
@@ -340,6 +341,7 @@ class Trainer(TrainerAttributes):
         sets = self.evaluations if name is None else named_set(self.evaluations, name)
         self._check_hooks()
         self._check_idle("evaluate", "call `request_evaluate`, which does it when the update is complete")
+        self._loop.engine.require_own_format("evaluate")
         with self._together(), self._writing():
             self._loop.settle_between_updates()
             return self._loop.evaluator(sets)
@@ -352,6 +354,7 @@ class Trainer(TrainerAttributes):
             collect: whether this rank gets them, one per micro-batch; by default the first rank does.
         """
         self._check_idle("predict", "call it in `after_update`, `after_evaluate`, or when training has ended")
+        self._loop.engine.require_own_format("predict")
         batches = data_of(data, "data")
         with self._together():
             self._loop.settle_between_updates(write=False)
