@@ -5,3 +5,5 @@ EXIT_ERROR = 1
 EXIT_CONFIG = 2
 EXIT_REQUEUE = 75  # sysexits' EX_TEMPFAIL: stopped by SIGTERM and saved, wants to be run again
 EXIT_INTERRUPTED = 130  # as a shell says of a command that Ctrl-C has ended
+
+CODE_FILE = "_EVENSTEP_CODE_FILE"  # where rank 0 leaves its exit code for evenstep's launcher

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
 from typing import NamedTuple, NoReturn, cast
@@ -21,7 +22,7 @@ from evenstep.cli.arguments import in_home, split
 from evenstep.cli.messages import paragraphs
 from evenstep.cli.screen import prepare_streams, write_to_nowhere
 from evenstep.errors import ConfigError
-from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
+from evenstep.exits import CODE_FILE, EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.signals import Terminated, ending, ignore_at_the_end, leave_with, not_swallowed
 from evenstep.version import __version__
 
@@ -212,6 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ignore_at_the_end()
     code = _run(given, leaves=leaves)
     if leaves:
+        _leave_code(code)
         leave_with(code)
     return code
 
@@ -271,6 +273,13 @@ def _tell_launcher(error: BaseException) -> None:
 
         with suppress(OSError):  # it is shown below as well
             get_error_handler().record_exception(error)
+
+
+def _leave_code(code: int) -> None:
+    """Leave the exit code of rank 0 for evenstep's launcher, which torch does not tell it after a signal."""
+    if CODE_FILE in os.environ and os.environ.get("RANK") == "0":
+        with suppress(OSError):  # the launcher then goes by the signal
+            Path(os.environ[CODE_FILE]).write_text(str(code), encoding="utf-8")
 
 
 def _dispatch(arguments: list[str], *, leaves: bool) -> int:

@@ -16,7 +16,7 @@ from signal import SIGINT, SIGQUIT, getsignal, signal
 from time import sleep
 from typing import Any
 
-from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
+from evenstep.exits import CODE_FILE, EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.parallel.rank_info import ATTEMPT
 from evenstep.signals import REQUEUE, heeded
 
@@ -50,8 +50,10 @@ def _attempt(ranks: int, arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing import SignalException
 
     before = {number: getsignal(number) for number in _FORWARDED}
+    logs = Path(tempfile.mkdtemp(prefix="evenstep-ranks-"))
+    os.environ[CODE_FILE] = str(logs / "exit-code")
     try:
-        return _ended(ranks, arguments)
+        return _ended(ranks, arguments, logs)
     except SignalException as error:  # one more, while the end by the first was being said
         return _code_of(error.sigval)
     finally:  # torch leaves its handlers, whose error would end this command in the midst of its own end
@@ -59,7 +61,7 @@ def _attempt(ranks: int, arguments: list[str]) -> int:
             signal(number, handler)
 
 
-def _ended(ranks: int, arguments: list[str]) -> int:
+def _ended(ranks: int, arguments: list[str], logs: Path) -> int:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -67,7 +69,6 @@ def _ended(ranks: int, arguments: list[str]) -> int:
     # The launcher logs every ending of a rank as an error with a table, and signals; what matters is said below.
     for name in [one for one in logging.root.manager.loggerDict if one.startswith("torch.distributed.elastic")]:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # each has a level of its own
-    logs = Path(tempfile.mkdtemp(prefix="evenstep-ranks-"))
     others = dict.fromkeys(range(1, ranks), Std.ALL)
     # torch 2.11 can't be told, and gives them half a minute
     knows_grace = "shutdown_timeout" in signature(LaunchConfig).parameters
@@ -98,7 +99,10 @@ def _ended(ranks: int, arguments: list[str]) -> int:
 
 
 def _code_of(number: int) -> int:
-    """The exit code of ranks that a signal has ended."""
+    """The exit code of ranks that a signal has ended, or has found done: a run that is done must not go on."""
+    code = Path(os.environ[CODE_FILE])
+    if code.is_file() and code.read_text(encoding="utf-8") == str(EXIT_DONE):
+        return EXIT_DONE
     return EXIT_INTERRUPTED if number == SIGINT else EXIT_REQUEUE if number in REQUEUE else EXIT_ERROR
 
 

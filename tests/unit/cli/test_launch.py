@@ -1,6 +1,8 @@
 import signal
+from pathlib import Path
 
 import pytest
+from scripts import Script
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from evenstep.cli import launch as launcher
@@ -11,7 +13,8 @@ from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED,
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     slept: list[float] = []
     monkeypatch.setattr(launcher, "sleep", slept.append)
-    monkeypatch.setenv("_EVENSTEP_ATTEMPT", "0")  # so that it is put back
+    monkeypatch.setenv("_EVENSTEP_ATTEMPT", "0")  # so that they are put back
+    monkeypatch.setenv("_EVENSTEP_CODE_FILE", "")
     return slept
 
 
@@ -51,7 +54,7 @@ def test_another_signal_while_ranks_end_leaves_the_exit_code_and_finds_the_handl
     def raising(number: int, frame: object) -> None:
         raise SignalException("one", sigval=signal.Signals(number))
 
-    def ended(ranks: int, arguments: list[str]) -> int:
+    def ended(ranks: int, arguments: list[str], logs: Path) -> int:
         """As torch's launcher leaves its handlers, the second signal raises where the first is answered."""
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, raising)
@@ -65,3 +68,16 @@ def test_another_signal_while_ranks_end_leaves_the_exit_code_and_finds_the_handl
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
     assert launcher.launch(2, ["train"]) == EXIT_REQUEUE
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)] == before
+
+
+@pytest.mark.parametrize(("own", "code"), [(EXIT_DONE, EXIT_DONE), (EXIT_CONFIG, EXIT_REQUEUE)])
+def test_a_run_that_was_done_when_a_signal_came_is_not_to_be_run_again(
+    monkeypatch: pytest.MonkeyPatch, pauses: list[float], own: int, code: int
+) -> None:
+    def ended(ranks: int, arguments: list[str], logs: Path) -> int:
+        rank = Script("-m", "evenstep", *(["--version"] if own == EXIT_DONE else ["train"]), RANK="0")
+        assert rank.ended(60).code == own
+        raise SignalException("while they ended", sigval=signal.SIGTERM)
+
+    monkeypatch.setattr(launcher, "_ended", ended)
+    assert launcher.launch(2, ["train"]) == code
