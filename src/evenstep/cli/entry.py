@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
-from typing import NamedTuple, NoReturn, cast
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
 
 from evenstep.addresses import check_here
 from evenstep.cli.arguments import in_home, split
@@ -25,6 +25,9 @@ from evenstep.errors import ConfigError
 from evenstep.exits import CODE_FILE, EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.signals import Terminated, ending, ignore_at_the_end, leave_with, not_swallowed
 from evenstep.version import __version__
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 
 class Option(NamedTuple):
@@ -381,6 +384,9 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError([f"`{self.prog}`: {message}; see `{self.prog} --help`."])
+
+    def _print_message(self, message: str, file: "SupportsWrite[str] | None" = None) -> None:
+        print(message, end="", file=file)  # argparse says nothing of help that can't be written
 
 
 def _parser() -> argparse.ArgumentParser:

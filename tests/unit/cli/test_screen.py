@@ -35,10 +35,11 @@ def test_an_error_of_a_file_counts() -> None:
 
 
 @pytest.mark.parametrize("unbuffered", ["1", ""])
-def test_a_full_disk_under_standard_output_is_named(unbuffered: str) -> None:
+@pytest.mark.parametrize("arguments", ["plan --ranks 2 --microbatches 2", "--help", "--version"])
+def test_a_full_disk_under_standard_output_is_named(unbuffered: str, arguments: str) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no device that is always full")
-    command = [sys.executable, "-m", "evenstep", "plan", "--ranks", "2", "--microbatches", "2"]
+    command = [sys.executable, "-m", "evenstep", *arguments.split()]
     environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
