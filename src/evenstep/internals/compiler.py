@@ -138,3 +138,8 @@ def cpp_compiler_fault() -> str:
     except Exception as error:  # noqa: BLE001 - of several private classes, for each way in which it is missing
         return str(error).strip().splitlines()[0]
     return ""
+
+
+def cache_folder() -> str:
+    """Where torch keeps what it has compiled, for other processes."""
+    return cast("Any", import_module("torch._inductor.codecache")).cache_dir()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from evenstep.errors import TaskError, clause
 from evenstep.internals import pytree
-from evenstep.internals.compiler import compile_graph, graph_breaks, is_compile_error
+from evenstep.internals.compiler import cache_folder, compile_graph, graph_breaks, is_compile_error
 
 
 class Made(NamedTuple):
@@ -193,10 +193,14 @@ def _code(forward: Callable[..., Any]) -> object:
 
 def reason_of(error: Exception) -> str:
     """What torch says first of why it can't compile something, and what it explains that by."""
-    error = getattr(error, "inner_exception", error)  # what a compiler has raised
+    of_compiler = getattr(error, "inner_exception", None)  # and not of what torch reads of the code before
+    error = of_compiler or error
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     explained = next((line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
-    return f"{lines[0]}: {explained}" if explained else lines[0]
+    said = f"{lines[0]}: {explained}" if explained else lines[0]
+    if of_compiler is None:
+        return said
+    return f"{said} (if it could be compiled before, files of torch's cache may be damaged: delete {cache_folder()})"
 
 
 def _same(forward: Callable[..., Any]) -> Callable[..., Any]:

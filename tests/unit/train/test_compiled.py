@@ -7,6 +7,7 @@ its compiler make machine code of them.
 import copy
 import logging
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -462,3 +463,14 @@ def test_losses_and_metrics_of_a_compiled_run_are_sums_over_weights_as_without()
     assert found[0]["loss"] == pytest.approx(float(every.mean()))
     assert found[0]["close"] == pytest.approx(float((every < 1.0).float().mean()))
     assert found[0]["close"] != pytest.approx(sum(float((one < 1.0).float().mean()) for one in errors) / 2)
+
+
+def test_an_error_of_the_compiler_itself_names_the_folder_of_its_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Failed(Exception):
+        inner_exception = NameError("name 'empty_' is not defined")
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    assert forwards.reason_of(Failed()).endswith(f"may be damaged: delete {tmp_path})")
+    assert forwards.reason_of(ValueError("data-dependent")) == "data-dependent"
