@@ -118,7 +118,7 @@ def test_hooks_with_state_may_be_added_dropped_and_changed_when_a_run_goes_on_an
 ) -> None:
     before, after, words = CHANGES[change]
     _, said = gone_on(tmp_path, before(), after())
-    assert said == [f"the run goes on with other parts than it was saved with: {words}."]
+    assert said == [f"the run goes on with changes: {words}."]
 
 
 def test_what_is_the_same_goes_on_and_nothing_is_said(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_what_is_the_same_goes_on_and_nothing_is_said(tmp_path: Path) -> None:
 def test_an_average_may_be_added_and_begins_as_a_copy_of_the_parameters(tmp_path: Path) -> None:
     trainer, said = gone_on(tmp_path, [], [], train=Training(ema=Ema(decay=1 - 1e-12)), lr=0.05)
     words = "the average of the parameters is new and begins as a copy of them"
-    assert said == [f"the run goes on with other parts than it was saved with: {words}."]
+    assert said == [f"the run goes on with changes: {words}."]
     saved = trainer_of(tmp_path / "other", Heard(), updates=4)
     saved.train()
     average = trainer.state_dict()["ema"]
@@ -140,9 +140,7 @@ def test_an_average_may_be_added_and_begins_as_a_copy_of_the_parameters(tmp_path
 
 def test_an_average_may_be_dropped_and_it_is_said(tmp_path: Path) -> None:
     _, said = gone_on(tmp_path, [], [], first={"train": Training(ema=Ema(decay=0.9))})
-    assert said == [
-        "the run goes on with other parts than it was saved with: the average of the parameters is given up."
-    ]
+    assert said == ["the run goes on with changes: the average of the parameters is given up."]
 
 
 def built(folder: Path, heard: Heard, updates: int = 2, optimizer: Any = None, **more: Any) -> Trainer:
@@ -268,7 +266,7 @@ def test_an_average_that_moves_otherwise_is_said(tmp_path: Path) -> None:
     first = {"train": Training(ema=Ema(decay=0.9))}
     _, said = gone_on(tmp_path, [], [], first=first, train=Training(ema=Ema(decay=0.5)))
     words = "`train.ema.decay` was 0.9 and is now 0.5"
-    assert said == [f"the run goes on with other parts than it was saved with: {words}."]
+    assert said == [f"the run goes on with changes: {words}."]
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ class Reporter:
     def changed(self, said: Sequence[str], update: int) -> None:
         """Say in what a run that goes on from `update` differs from the one that was saved."""
         if said and self._group.rank == 0:
-            message = f"the run goes on with other parts than it was saved with: {'; '.join(said)}."
+            message = f"the run goes on with changes: {'; '.join(said)}."
             self.report(Incident(kind="resumed", update=update, message=message, details={"changed": list(said)}))
 
     def busy(self, seconds: float) -> None:
