@@ -97,9 +97,11 @@ def find_config(folder: Path) -> Path:
     """
     if not (folder / CONFIG).is_file():
         what = f"has no {CONFIG}" if folder.is_dir() else "is a file" if folder.exists() else "is not there"
+        file = folder if folder.suffix == ".toml" else folder / "run.toml"
+        begin = f", or begin or go on with the run of {file}: `evenstep train {file} --resume auto`"
         raise ArgumentError(
             f"{folder} must be the folder of a run, but {what}; give the folder that `evenstep train` has printed, "
-            f"such as runs/gpt_bytes."
+            f"such as runs/gpt_bytes{begin if file.is_file() else ''}."
         )
     if not (folder / CONFIG).read_bytes().strip(b"\0\n "):
         fault = (

@@ -101,6 +101,7 @@ def test_a_folder_that_is_no_run_is_said_so(evenstep: Run, path: str) -> None:
     done = evenstep("resume", path)
     assert done.code == 1
     assert f"{path} must be the folder of a run" in done.err
+    assert ("`evenstep train run.toml --resume auto`" in done.err) == (path == ".")
 
 
 ADDED = ["--early_stop", '{metric = "valid/loss", patience_evaluations = 3}', "--ema.decay", "0.9"]
