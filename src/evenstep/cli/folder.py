@@ -129,6 +129,11 @@ def publish(run: OpenRun, folder: Path) -> None:
     replace_text(folder / CONFIG, dumps(run.resolved()))
 
 
+def texts_of(folder: Path) -> list[Path]:
+    """The files that `publish` writes of the run's settings, where they are there already."""
+    return [file for name in (ENVIRONMENT, DEFAULTS, CONFIG) if (file := folder / name).is_file()]
+
+
 def origin_of_recipe(folder: Path) -> Path | None:
     """The folder that the recipe of the run in `folder` was copied from; None if that is not there any more."""
     said = folder / ORIGIN

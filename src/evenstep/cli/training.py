@@ -13,11 +13,12 @@ from typing import Literal
 
 from evenstep.builders import build_hooks, build_mesh, build_parts, build_strategy
 from evenstep.checkpoint import LOCK, complete_checkpoints
-from evenstep.cli.folder import RECIPE, has_saved, origin_of_recipe, publish
+from evenstep.cli.folder import RECIPE, has_saved, origin_of_recipe, publish, texts_of
 from evenstep.cli.screen import Screen
 from evenstep.cli.summary import describe
 from evenstep.config.named import OpenRun
 from evenstep.events import Hook, Watchdog
+from evenstep.events.files import replace_text
 from evenstep.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.extras.report.page import REPORT
 from evenstep.options import Reset
@@ -61,9 +62,8 @@ def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
             print(said, flush=True)
         with trainer.holding_folder(), _kept_from_the_first_update_on(folder, trainer):
             _begin(trainer, source, run.config.reset)
-            group.first_rank_does(lambda: publish(run, folder))
             shows_end = trainer.is_first_rank and "console" not in parts.writers
-            with _told_how_to_go_on(folder, trainer):
+            with _published(run, folder, trainer, group), _told_how_to_go_on(folder, trainer):
                 code = _train(trainer, group, shows_end=shows_end)
     if trainer.is_first_rank:
         print(f"run folder  {folder}\nreport      {folder / REPORT}", flush=True)
@@ -108,6 +108,21 @@ def _kept_from_the_first_update_on(folder: Path, trainer: Trainer) -> Generator[
             with suppress(KeyboardInterrupt):  # a launcher's signal, as another rank has ended: this one ends anyway
                 shutil.rmtree(folder, ignore_errors=True)
             shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def _published(run: OpenRun, folder: Path, trainer: Trainer, group: Group) -> Generator[None]:
+    """Write what the run needs to go on; settings with which no update could be made are not those of the run."""
+    begun_at = trainer.progress.update
+    before = {file: file.read_text("utf-8") for file in texts_of(folder)} if trainer.is_first_rank else {}
+    group.first_rank_does(lambda: publish(run, folder))
+    try:
+        yield
+    except BaseException:
+        if trainer.progress.update == begun_at:
+            for file, text in before.items():
+                replace_text(file, text)
         raise
 
 

@@ -292,3 +292,26 @@ def test_a_note_of_where_a_recipe_was_that_nobody_can_read_is_none(tmp_path: Pat
     for written in (b"\xff\xfe", b"a\0b", b""):
         (tmp_path / ORIGIN).write_bytes(written)
         assert origin_of_recipe(tmp_path) in (None, Path())
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (["--train.updates", "4"], "6 updates are done, but this run is to have 4"),
+        (["--train.updates", "8", "--task.target", "parts.py:Regress", "--recipe", "current"], "no such label"),
+    ],
+    ids=["refused", "fails at once"],
+)
+def test_settings_with_which_no_update_could_be_made_are_not_kept(
+    evenstep: Run, recipe: Path, setting: list[str], said: str
+) -> None:
+    evenstep("train", "run.toml")
+    before = (recipe / "runs/tiny/config.toml").read_text()
+    parts = (recipe / "parts.py").read_text()
+    (recipe / "parts.py").write_text(
+        parts.replace("return ((output -", "raise KeyError('no such label')\n        return ((output -")
+    )
+    done = evenstep("resume", "runs/tiny", *setting)
+    assert (done.code, said in done.err) == (1, True), done.err
+    assert (recipe / "runs/tiny/config.toml").read_text() == before
+    assert evenstep("resume", "runs/tiny").code == 0
