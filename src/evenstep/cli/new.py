@@ -6,6 +6,7 @@ overwritten.
 
 import re
 from pathlib import Path
+from shutil import Error as CopyError
 from shutil import copyfile, copytree, ignore_patterns, rmtree
 
 from evenstep.arguments import advice
@@ -36,9 +37,8 @@ def run(path: str, settings: list[str], **options: str | None) -> int:
         _copy(known[name], folder, name)
     except OSError as error:
         rmtree(folder, ignore_errors=True)
-        raise ConfigError(
-            [f"`{path}` can't be written: {error.strerror or clause(error)}; give another folder, or make room."]
-        ) from error
+        why = error.strerror or clause(error.args[0][0][2] if isinstance(error, CopyError) else error)
+        raise ConfigError([f"`{path}` can't be written: {why}; give another folder, or make room."]) from error
     toml = folder / "run.toml"
     print(f"{folder} is a copy of the recipe {name}: {', '.join(sorted(file.name for file in folder.iterdir()))}")
     print(f"  evenstep check {toml}    builds it and tries one update")

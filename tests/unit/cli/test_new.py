@@ -1,3 +1,4 @@
+import errno
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -52,3 +53,15 @@ def test_what_can_not_be_made_is_said_and_nothing_is_written(
     assert done.code == 2
     assert says in " ".join(done.err.split())
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_disk_that_is_full_is_said_in_few_words_and_nothing_is_left(
+    evenstep: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: str, target: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", target)
+
+    monkeypatch.setattr("evenstep.cli.new.copyfile", full)
+    done = evenstep("new", "mine", "--from", "digits")
+    assert done.code == 2 and done.err.count("No space left on device") == 1, done.err
+    assert not Path("mine").exists()
