@@ -17,6 +17,7 @@ from evenstep.cli.folder import RECIPE, has_saved, origin_of_recipe, publish, te
 from evenstep.cli.screen import Screen
 from evenstep.cli.summary import describe
 from evenstep.config.named import OpenRun
+from evenstep.errors import EvenstepError
 from evenstep.events import Hook, Watchdog
 from evenstep.events.files import replace_text
 from evenstep.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE
@@ -119,10 +120,13 @@ def _published(run: OpenRun, folder: Path, trainer: Trainer, group: Group) -> Ge
     group.first_rank_does(lambda: publish(run, folder))
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         if trainer.progress.update == begun_at:
-            for file, text in before.items():
-                replace_text(file, text)
+            try:
+                for file, text in before.items():
+                    replace_text(file, text)
+            except EvenstepError as other:
+                error.add_note(str(other))
         raise
 
 
