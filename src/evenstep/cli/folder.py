@@ -96,6 +96,12 @@ def find_config(folder: Path) -> Path:
         ArgumentError: there is no run, or its file is empty (a ConfigError).
     """
     if not (folder / CONFIG).is_file():
+        if complete_checkpoints(folder / "checkpoints"):
+            raise ArgumentError(
+                f"{folder} has checkpoints, but no {CONFIG}. If a script trains this run, the script goes on with it: "
+                f"`trainer.resume()` before `trainer.train()`. If it has a run file: `evenstep train RUN.toml --resume "
+                f"auto` with the same `name` and `runs`."
+            )
         what = f"has no {CONFIG}" if folder.is_dir() else "is a file" if folder.exists() else "is not there"
         file = folder if folder.suffix == ".toml" else folder / "run.toml"
         begin = f", or begin or go on with the run of {file}: `evenstep train {file} --resume auto`"

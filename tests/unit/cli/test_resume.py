@@ -315,3 +315,14 @@ def test_settings_with_which_no_update_could_be_made_are_not_kept(
     assert (done.code, said in done.err) == (1, True), done.err
     assert (recipe / "runs/tiny/config.toml").read_text() == before
     assert evenstep("resume", "runs/tiny").code == 0
+
+
+def test_checkpoints_without_a_configuration_are_gone_on_with_by_the_script_or_run_file_as_is_said(
+    evenstep: Run, recipe: Path
+) -> None:
+    evenstep("train", "run.toml", "--train.updates", "4")
+    (recipe / "runs/tiny/config.toml").unlink()
+    done = evenstep("resume", "runs/tiny")
+    assert done.code == 1 and "`trainer.resume()` before `trainer.train()`" in done.err
+    assert "`evenstep train RUN.toml --resume auto`" in done.err
+    assert evenstep("train", "run.toml", "--resume", "auto").code == 0
