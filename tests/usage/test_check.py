@@ -171,7 +171,7 @@ def test_what_check_passes_trains(name: str, run: Command, recipe: Path) -> None
 
 CUTS = {
     "a sum": ([], "two cuts    the same gradient with micro-batches cut in two, up to rounding"),
-    "dropout": (["--model.args.dropout", "0.5"], ", as Dropout see other micro-batches then"),
+    "dropout": (["--model.args.dropout", "0.5"], ", as Dropout sees other micro-batches then"),
     "a weight that is no sum": (
         ["--task.target", "parts.py:Constant", "--train.check_loss", "false"],
         "not compared: a micro-batch of weight 1",

@@ -338,7 +338,7 @@ def _not_taken(name: str, given: Sequence[str]) -> str:
         advice = f"did you mean `--{key}`?" if is_near else f"see `evenstep {name} --help`."
         return f"`--{option}` is an option of {', '.join(others)}, not of `evenstep {name}`; {advice}"
     if first.startswith("-"):
-        return f"`{first}` is no option, which begin with two dashes; see `evenstep {name} --help`."
+        return f"`{first}` is not an option, since options begin with two dashes; see `evenstep {name} --help`."
     if "=" in first and command.settings is not None:
         return f"`{first}` is not a setting; write settings as `--section.key value`, such as `--train.updates 100`."
     takes = f"only {command.path[0]}" if command.path is not None else "none"

@@ -69,7 +69,7 @@ def test_it_tells_its_version(evenstep: Run) -> None:
         (["train", "run.toml", "other.toml"], "`other.toml` is one argument too many"),
         (["config-schema", "x"], "as `evenstep config-schema` takes none; leave it out."),
         (["train", "run.toml", "updates=3"], "`updates=3` is not a setting; write settings as `--section.key value`"),
-        (["train", "run.toml", "-updates", "3"], "`-updates` is no option, which begin with two dashes"),
+        (["train", "run.toml", "-updates", "3"], "`-updates` is not an option, since options begin with two dashes"),
         (["train", "--updates", "3", "run.toml"], "is an option of `evenstep prove`, not of `evenstep train`; did you"),
         (["train", "run.toml", "--ranks", "2"], "did you mean `--launch.ranks`?"),
         (["train", "run.toml", "--verify"], "not of `evenstep train`; see `evenstep train --help`."),

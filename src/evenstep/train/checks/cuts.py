@@ -87,7 +87,8 @@ def _described(difference: float, rounding: float, by_nature: tuple[str, ...]) -
         return f"the same gradient with micro-batches cut in two, up to rounding ({difference:.0e} apart)"
     apart = f"gradients {difference:.2g} apart with micro-batches cut in two"
     if by_nature:
-        return f"{apart}, as {' and '.join(by_nature)} see other micro-batches then"
+        see = "sees" if len(by_nature) == 1 else "see"
+        return f"{apart}, as {' and '.join(by_nature)} {see} other micro-batches then"
     return (
         f"{apart}, though the model has neither dropout nor batch statistics: training would depend on the micro-batch "
         f"size; look at `loss`, `weight` and `split` of the task"
