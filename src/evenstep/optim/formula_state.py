@@ -76,7 +76,8 @@ class FormulaState:
         """Before an update: take note of state that was loaded or replaced, and of options that were changed."""
         lengths, standing = _held_in(self._optimizer.state)
         if (
-            lengths != self._lengths
+            self._state is not self._optimizer.state  # nor are its groups the same: all is replaced by what is loaded
+            or lengths != self._lengths
             or not all(map(is_, standing, self._standing))  # tensors: their values are not compared
             or [formula_of(self._optimizer, group) for group in self._optimizer.param_groups] != self._formulas
         ):

@@ -106,6 +106,16 @@ def test_state_that_was_loaded_is_followed_and_a_step_not_taken_leaves_none() ->
     assert [float(one["step"]) for one in optimizer.state.values()] == [2.0, 2.0]
 
 
+def test_state_without_a_tensor_that_was_loaded_is_followed() -> None:
+    held = parameters()
+    optimizer = SGD(held, lr=0.1)
+    state = FormulaState(optimizer)
+    optimizer.load_state_dict(deepcopy(optimizer.state_dict()))
+    optimizer.param_groups[0]["lr"] = 0.5
+    state.follow()
+    assert state.numbers((0,))[-1] == 0.5
+
+
 def test_a_tensor_that_was_put_in_the_place_of_another_is_followed() -> None:
     held = parameters()
     optimizer = AdamW(held, lr=0.1)
