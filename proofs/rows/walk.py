@@ -1,11 +1,12 @@
 """One process walks a run as rank r of many would, and writes down every collective it takes part in.
 
 A walk trains, evaluates, saves, and aborts an update. What the library's own group would say is written down by
-`evenstep.parallel.fake`; what strategies give to torch's collectives goes to torch's fake process group and is written
-down where torch dispatches it. `Walk` takes any strategy, so a new one is one more row. It is no proof about numbers:
-nothing is summed.
+`tests/usage/fake_group.py`; what strategies give to torch's collectives goes to torch's fake process group and is
+written down where torch dispatches it. `Walk` takes any strategy, so a new one is one more row. It is no proof about
+numbers: nothing is summed.
 """
 
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -24,8 +26,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import evenstep
 from evenstep.events.hooks import Evaluate
 from evenstep.parallel import Ddp, Fsdp, Strategy, Zero1
-from evenstep.parallel.fake import CollectiveRecord, Fake
 from rows.row import Row
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "usage"))
+
+from fake_group import CollectiveRecord, Fake
 
 UPDATES = 4
 SAVED_AT, ABORTED = 2, 3  # the save, and the update whose gradient is made NaN and that is skipped

@@ -11,8 +11,9 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "proofs"))
 
+from fake_group import CollectiveRecord, Fake
+
 from evenstep.parallel import Compression, Ddp, Fsdp, Group, Reducer, Single, Strategy, Zero1
-from evenstep.parallel.fake import CollectiveRecord, Fake
 from evenstep.parallel.reducer.ddp import BUCKET_BYTES, DdpReducer
 from rows import walk
 from rows.walk import FLAT, MESH

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_group import Fake
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -21,7 +22,6 @@ from evenstep.events import Hook, Statistics, Text
 from evenstep.optim import MultiOptimizer
 from evenstep.options import Memory
 from evenstep.parallel import Ddp, Ordered
-from evenstep.parallel.fake import Fake
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline import compiled as forwards
 from evenstep.precision import Fp16Mixed

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from fake_group import Fake
 from torch import Tensor, nn
 
 from evenstep import Aborted, Committed, Ema, Engine, Failures, Logging, Loss, MapData, Task, Trainer, Training
 from evenstep.errors import ArgumentError, CheckpointError, NonFiniteError
 from evenstep.parallel import Fsdp, OrderedFsdp
-from evenstep.parallel.fake import Fake
 from evenstep.precision import PRECISIONS, Bf16NoMaster, Bf16True, Fp16NoMaster, Fp16True, SixteenBits
 from evenstep.train.memory.fit import state_allocated
 

@@ -1,4 +1,5 @@
-from evenstep.parallel.fake import Fake
+from fake_group import Fake
+
 from evenstep.pipeline import Action, Op
 
 device = "cpu"
