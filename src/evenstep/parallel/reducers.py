@@ -5,10 +5,10 @@ reductions come in one order on all its ranks because the runner sees to it. It 
 other parameters, or tied ones (`pipeline.ties`).
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +27,6 @@ from evenstep.parallel.reducer.reducer import (
 from evenstep.parallel.reducer.zero1 import Owners
 from evenstep.parallel.strategy import Strategy
 
-T = TypeVar("T")
-
 
 @final
 class Reducers:
@@ -41,7 +39,8 @@ class Reducers:
         group: the data-parallel ranks.
         layout: who holds what of a tensor.
         beginning: the reducers that must know when an update begins.
-        in_turn: whether all ranks must run micro-batches of one kind at the same time.
+        per_pass: the reducers whose parameters each pass gathers: then all ranks must run micro-batches of one kind at
+            the same time.
         gather_per_plan: whether plans begin with UNSHARD and end with RESHARD.
         gather_dtype: see `Strategy`.
         together: the data-parallel ranks that make the next update together: all, or, where each rank steps alone, this
@@ -56,7 +55,7 @@ class Reducers:
         self.group, self.layout = strategy.group, strategy.layout
         self._owners = self.layout if isinstance(self.layout, Owners) else None
         self.gather_dtype = strategy.gather_dtype
-        self.in_turn = False
+        self.per_pass: list[GathersPerPass] = []
         self.gather_per_plan = False
         self.together = strategy.group
         self.alone: LocalReducer | None = None
@@ -93,7 +92,8 @@ class Reducers:
         if self.group.ranks > 1:
             frozen = [one for one in module.parameters() if not one.requires_grad and not hasattr(one, "to_local")]
             self._buffers.append(SharedBuffers(module, self.group, frozen))
-        self.in_turn = self.in_turn or isinstance(own, GathersPerPass)
+        if isinstance(own, GathersPerPass):
+            self.per_pass.append(own)
         self.gather_per_plan = self.gather_per_plan or isinstance(own, GathersPerPlan)
         if isinstance(own, LocalReducer):
             self.alone = own
@@ -125,28 +125,14 @@ class Reducers:
             if isinstance(own, ChoosesTrained):
                 own.share([parameter for parameter in own.module.parameters() if id(parameter) in trained])
 
-    def pad_passes(
-        self,
-        work: Sequence[T],
-        run: Callable[[T], None],
-        *,
-        backward: bool,
-        kind: str = "",
-        last: bool = True,
-    ) -> None:
-        """See `GathersPerPass.pad_passes`."""
-        for own in self._all:
-            if isinstance(own, GathersPerPass):
-                own.pad_passes(work, run, backward=backward, kind=kind, last=last)
-
     @contextmanager
     def whole(self) -> Generator[None]:
         """See `GathersPerPass.whole`; nothing where each rank holds its modules whole anyway. Of stages its own."""
         with ExitStack() as stack:
+            for own in self.per_pass:
+                stack.enter_context(own.whole())
             for own in self._all:
-                if isinstance(own, GathersPerPass):
-                    stack.enter_context(own.whole())
-                elif isinstance(own, GathersPerPlan):
+                if isinstance(own, GathersPerPlan):
                     stack.callback(own.reshard)
                     own.unshard()
             yield
@@ -155,16 +141,14 @@ class Reducers:
     def gathering_nothing(self) -> Generator[None]:
         """See `GathersPerPass.gathering_nothing`."""
         with ExitStack() as stack:
-            for own in self._all:
-                if isinstance(own, GathersPerPass):
-                    stack.enter_context(own.gathering_nothing())
+            for own in self.per_pass:
+                stack.enter_context(own.gathering_nothing())
             yield
 
     def explained(self, error: Exception) -> Exception:
         """What an error of torch's in a pass means; `error` itself if nothing more is known."""
-        for own in self._all:
-            if isinstance(own, GathersPerPass):
-                error = own.explained(error)
+        for own in self.per_pass:
+            error = own.explained(error)
         return error
 
     def share_buffers(self, before: Before) -> None:
@@ -222,8 +206,8 @@ class Reducers:
         """Forget what an update that has raised in the middle has left behind."""
         for own in self._all:
             own.begin()
-            if isinstance(own, GathersPerPass):
-                own.relearn()
+        for own in self.per_pass:
+            own.relearn()
         for buffers in self._buffers:
             buffers.look_anew()
 

@@ -52,7 +52,7 @@ class Accumulation:
         self._effects.forget_gradients()
         step = MicrobatchStep.of_update(context, weights, update)
         with context.teaching(*weights.totals), step:
-            if execution.reducers.in_turn:
+            if execution.reducers.per_pass:
                 self._run_in_turn(weights, step)
             else:
                 self._recovery.runs(step)

@@ -94,7 +94,7 @@ class Execution:
         dummy: Callable[[T], AbstractContextManager[MicrobatchStep]],
         *,
         backward: bool,
-        kind: str = "",
+        kind: str,
         last: bool = True,
     ) -> None:
         """Before a plan: run passes that count nowhere, where all ranks must run the same number.
@@ -110,7 +110,8 @@ class Execution:
             with dummy(microbatch) as step:
                 self.try_one(step, backward=backward)
 
-        self.reducers.pad_passes(work, run, backward=backward, kind=kind, last=last)
+        for reducer in self.reducers.per_pass:
+            reducer.pad_passes(work, run, backward=backward, kind=kind, last=last)
 
     def try_one(self, step: MicrobatchStep, *, backward: bool = True) -> None:
         """Run the micro-batches of `step` on this rank alone."""
@@ -131,7 +132,7 @@ class Execution:
     @property
     def evaluates_together(self) -> bool:
         """Whether ranks wait for each other within an evaluation's passes."""
-        return self.in_stages or self.reducers.in_turn
+        return self.in_stages or bool(self.reducers.per_pass)
 
     def alike(self, values: Sequence[T]) -> Sequence[T]:
         """Of values by rank those of this rank's pipeline, whose ranks run one plan together."""

@@ -50,15 +50,7 @@ class PaddedReducer(ShardedReducer, GathersPerPass):
     def relearn(self) -> None:
         self._order.forget()
 
-    def pad_passes(
-        self,
-        work: Sequence[T],
-        run: Callable[[T], None],
-        *,
-        backward: bool,
-        kind: str = "",
-        last: bool = True,
-    ) -> None:
+    def pad_passes(self, work: Sequence[T], run: Callable[[T], None], *, backward: bool, kind: str, last: bool) -> None:
         self._order.end_pass()
         here = [0.0] * (2 * self.group.ranks)
         example: Any = work[0] if work else self._examples.get(kind)

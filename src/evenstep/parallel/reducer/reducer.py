@@ -96,15 +96,7 @@ class GathersPerPass(ABC):
     """
 
     @abstractmethod
-    def pad_passes(
-        self,
-        work: Sequence[T],
-        run: Callable[[T], None],
-        *,
-        backward: bool,
-        kind: str = "",
-        last: bool = True,
-    ) -> None:
+    def pad_passes(self, work: Sequence[T], run: Callable[[T], None], *, backward: bool, kind: str, last: bool) -> None:
         """Before an update's or an evaluation's passes: run dummy passes, until all ranks run the same number.
 
         Args:
