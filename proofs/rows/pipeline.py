@@ -12,12 +12,12 @@ SCRIPT = Path(__file__).with_name("staged.py")
 UPDATES = 30
 
 # ranks, of which in one pipeline, pipeline schedule, stages per rank (0: its own), how replicas share
-TrainContext = tuple[int, int, str, int, str]
-ALONE: TrainContext = (1, 1, "sequential", 1, "ordered")
+Layout = tuple[int, int, str, int, str]
+ALONE: Layout = (1, 1, "sequential", 1, "ordered")
 
 
-def run(folder: Path, case: str, context: TrainContext, updates: int = UPDATES) -> str:
-    ranks, pipeline, schedule, stages, sharing = context
+def run(folder: Path, case: str, layout: Layout, updates: int = UPDATES) -> str:
+    ranks, pipeline, schedule, stages, sharing = layout
     arguments = [str(folder), case, str(pipeline), schedule, str(stages), str(updates), sharing]
     return started([str(SCRIPT), *arguments], ranks)
 
@@ -28,21 +28,21 @@ def alone(case: str) -> str:
         return run(Path(folder), case, ALONE)
 
 
-def piped(case: str, context: TrainContext) -> tuple[str, str]:
+def piped(case: str, layout: Layout) -> tuple[str, str]:
     """sha256 of the run in a pipeline, and on one process."""
     with tempfile.TemporaryDirectory() as folder:
-        return run(Path(folder), case, context), alone(case)
+        return run(Path(folder), case, layout), alone(case)
 
 
-def moved(ways: Sequence[TrainContext], case: str = "tied") -> tuple[str, str]:
+def moved(ways: Sequence[Layout], case: str = "tied") -> tuple[str, str]:
     """sha256 of a run that is stopped and resumed on each layout in turn, and of one process straight."""
     with tempfile.TemporaryDirectory() as folder:
         ends = [UPDATES * (place + 1) // len(ways) for place in range(len(ways))]
-        printed = [run(Path(folder), case, context, end) for context, end in zip(ways, ends, strict=True)]
+        printed = [run(Path(folder), case, layout, end) for layout, end in zip(ways, ends, strict=True)]
         return printed[-1], alone(case)
 
 
-WAYS: dict[str, tuple[str, TrainContext]] = {
+WAYS: dict[str, tuple[str, Layout]] = {
     **{
         f"{ranks} × {schedule}": ("chain", (ranks, ranks, schedule, 0, "ordered"))
         for ranks in (2, 4)
@@ -59,9 +59,9 @@ WAYS: dict[str, tuple[str, TrainContext]] = {
     "2 × interleaved × 2 replicas of a plain model": ("plain", (4, 2, "interleaved", 0, "ordered")),
     "2 × 1f1b, ragged lengths": ("ragged", (2, 2, "1f1b", 0, "ordered")),
 }
-RESUMED: list[TrainContext] = [(2, 2, "1f1b", 0, "ordered"), (4, 4, "interleaved", 0, "ordered"), ALONE]
-PLAIN: list[TrainContext] = [ALONE, (2, 2, "1f1b", 0, "ordered"), (2, 1, "sequential", 0, "ordered")]
-SHARED: list[TrainContext] = [
+RESUMED: list[Layout] = [(2, 2, "1f1b", 0, "ordered"), (4, 4, "interleaved", 0, "ordered"), ALONE]
+PLAIN: list[Layout] = [ALONE, (2, 2, "1f1b", 0, "ordered"), (2, 1, "sequential", 0, "ordered")]
+SHARED: list[Layout] = [
     (4, 2, "1f1b", 0, "fsdp-ordered"),
     ALONE,
     (4, 4, "1f1b", 0, "ordered"),
@@ -71,7 +71,7 @@ SHARED: list[TrainContext] = [
 
 SHA = "sha256 of all that training changes"
 ROWS = [
-    *(Row(name=f"pipeline {name}", measure=SHA, run=partial(piped, *context)) for name, context in WAYS.items()),
+    *(Row(name=f"pipeline {name}", measure=SHA, run=partial(piped, *layout)) for name, layout in WAYS.items()),
     Row(name="pipeline resumed on 2, 4 interleaved, none", measure=SHA, run=partial(moved, RESUMED)),
     Row(
         name="pipeline of a plain model resumed whole, on 2, on 2 replicas",
