@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from evenstep.events import Incident
 from evenstep.names import LEARNED
-from evenstep.parallel.replicas import CHECKED_EVERY_UPDATES, bits
+from evenstep.parallel.replicas import bits, is_compared
 from evenstep.train.buffers import Buffers
 from evenstep.train.execution import Execution
 from evenstep.train.randomness import Randomness
@@ -44,8 +44,7 @@ class Dependence:
 
     def look(self, update: int) -> None:
         """After an update's passes, while its buffers have not been shared or judged; all ranks call it together."""
-        is_due = update <= 2 or update % CHECKED_EVERY_UPDATES == 0
-        if self.tasks and is_due and self.execution.reducers.together.ranks > 1:
+        if self.tasks and is_compared(update) and self.execution.reducers.together.ranks > 1:
             self._look_at_tasks(update)
         if self._looked and not self.randomness.found and not self.buffers.found:
             return
