@@ -7,7 +7,7 @@ group does no arithmetic of its own.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -16,17 +16,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 
 class Interrupted(LostRankError):
     """Another rank has broken off what all do now, and waits for this one to meet it."""
-
-
-class Runs(Protocol[T_co]):
-    """What runs to its end, as the loop of a trainer does."""
-
-    def run(self) -> T_co: ...
 
 
 class Group:
@@ -43,11 +36,11 @@ class Group:
     waited_s: float = 0.0  # for other ranks, in all
     device: torch.device = torch.device("cpu")  # where the tensors are that it sends and sums
 
-    def run_of(self, loop: Runs[T], agree: Callable[[], None]) -> Callable[[], T]:
+    def run_of(self, loop: Any, agree: Callable[[], None]) -> Callable[[], Any]:
         """What runs a trainer's loop on these ranks: where they can change, as often as they do.
 
         Args:
-            loop: that makes the updates, from the last committed one on.
+            loop: the trainer's `Loop`, which makes the updates from the last committed one on.
             agree: raises unless all ranks that are there train the same.
 
         Raises:

@@ -28,7 +28,7 @@ from evenstep.errors import ArgumentError, EvenstepError, LostRankError, Replica
 from evenstep.extras.elastic.lighthouse import SILENT_S, Lighthouse, Peer
 from evenstep.extras.elastic.run import ElasticRun
 from evenstep.internals import TCPStore
-from evenstep.parallel.group import Group, Runs
+from evenstep.parallel.group import Group
 from evenstep.parallel.processes import Processes
 from evenstep.parallel.rank_info import RankInfo
 
@@ -91,8 +91,8 @@ class Elastic(Group):
         host = "localhost" if "localhost" in mine.lighthouse else gethostname()
         self._store_at = f"{host}:{self._store.port}" if self._store else "-"
 
-    def run_of(self, loop: Runs[T], agree: Callable[[], None]) -> Callable[[], T]:
-        return cast("Any", ElasticRun(group=self, loop=cast("Any", loop), agree=agree).run)
+    def run_of(self, loop: Any, agree: Callable[[], None]) -> Callable[[], Any]:
+        return ElasticRun(group=self, loop=loop, agree=agree).run
 
     @property
     def waited_s(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride] - with that of the group of now
