@@ -352,6 +352,7 @@ class Engine:
         updates = self._pending.copy()
         self._pending.clear()
         index = first_aborted(updates)
+        self.core.settle(None if index is None else updates[index].number)
         if index is None:
             return None
         first = updates[index]
@@ -398,7 +399,7 @@ class Engine:
         index = first_aborted(updates)
         if index is not None:
             self.progress, self.precision.state = updates[index].before, updates[index].precision
-        self.core.abandon()
+        self.core.abandon(None if index is None else updates[index].number)
         self.storage.discard_from(self.progress.update + 1)
 
     # --- for whoever evaluates and saves

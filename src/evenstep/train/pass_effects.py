@@ -67,15 +67,21 @@ class PassEffects:
         """
         self._check_unspoilt()
         self._is_unjudged = True
-        self._states.begin()
+        self._states.begin(0 if self._begun is None else self._begun[0])
         return partial(self._undo, self._context.storage.mark())
 
     def judge(self, aborted: Tensor | float) -> None:
         """Take back what passes did where `aborted` is 1, else keep it; of a tensor only its device knows."""
         self.buffers.restore(aborted)
         self._is_unjudged = False
-        if not isinstance(aborted, Tensor) and aborted:  # on a device it is known too late
-            self._states.put_back()
+        if not isinstance(aborted, Tensor):  # else nobody knows before `settle`
+            if aborted:
+                self._states.put_back()
+            self._states.keep()
+
+    def settle(self, aborted: int | None) -> None:
+        """The device has told its verdicts: take back what tasks remember of updates from number `aborted` on."""
+        self._states.settle(aborted)
 
     def take_back(self) -> None:
         """Take back what passes did that nobody has judged: what came later, such as hooks' changes, stays."""

@@ -257,18 +257,28 @@ class Update:
         """Take the buffers as they are: whatever the user did to them since the last update stays."""
         self.effects.follow()
 
-    def abandon(self) -> None:
+    def abandon(self, aborted: int | None = None) -> None:
         """Undo what an update that has raised in the middle did, and be ready for another.
 
         What raises between updates undoes nothing: hooks may have changed buffers since the last one.
+
+        Args:
+            aborted: the number of the first update that had turned out to be aborted by then.
         """
         self._in_doubt, self._promised = None, 0
         try:
             self.effects.take_back()
+            self.effects.settle(aborted)
         except TaskError:  # what a task remembered is not known; the error that ends the update says more
             self.is_whole = False
         self._execution.reset()
         self.resume()
+
+    def settle(self, aborted: int | None) -> None:
+        """The verdicts of all updates so far are known: those from number `aborted` on have changed nothing."""
+        was, self.is_whole = self.is_whole, False
+        self.effects.settle(aborted)
+        self.is_whole = was
 
     def resume(self) -> None:
         """Apply updates again after the loop has answered an abort."""

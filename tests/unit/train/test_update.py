@@ -137,12 +137,11 @@ class Square(Task):
 def breaking(calls: set[int], settle: int | None, **more: Any) -> tuple[Breaks, Trainer]:
     torch.manual_seed(1)
     model = Breaks(calls)
-    more.setdefault("updates", 7)
+    more = {"updates": 7, "task": Square(), **more}
     return model, trainer_of(
         model,
         dataset([1.0] * 36),
         micro=6,
-        task=Square(),
         lr=0.01,
         fused=True,
         train=Training(ema=Ema(decay=0.5), settle_every_updates=settle),
@@ -174,6 +173,35 @@ def test_a_skipped_update_leaves_no_trace_however_late_it_is_noticed(settle: int
     assert int(model.inner[1].num_batches_tracked) == 2 * 7
     updates = [record.update for record in trainer.storage.history("train/loss")]
     assert updates == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("kind", ["in place", "replaced"])
+def test_what_a_task_remembers_of_an_aborted_update_is_undone_however_late_that_is_noticed(kind: str) -> None:
+    class Remembers(Square):
+        def __init__(self) -> None:
+            self.mean, self.ended = torch.zeros(()), [0]
+
+        def loss(self, output: Any, batch: Any) -> Tensor:
+            if self.now.is_training and kind == "in place":
+                self.mean.mul_(0.9).add_(output.detach().mean())
+            elif self.now.is_training:
+                self.mean = self.mean * 0.9 + output.detach().mean()
+            return super().loss(output, batch)
+
+        def after_update(self, event: Any) -> None:
+            if event.committed:
+                self.ended.append(event.update)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"mean": self.mean, "ended": self.ended}
+
+    states: list[dict[str, Any]] = []
+    for settle in (None, 2, 5):
+        task = Remembers()
+        breaking({7}, settle, task=task)[1].train()
+        assert torch.isfinite(task.mean)
+        states.append(task.state_dict())
+    assert states[0] == states[1] == states[2]
 
 
 @pytest.mark.parametrize("settle", [None, 2, 5])

@@ -139,6 +139,14 @@ def values_by_place(tasks: Mapping[str, Task]) -> dict[str, int | str]:
     return values
 
 
+class _TaskStates(NamedTuple):
+    """What tasks remember as an update begins; of tensors how often they were written to, and perhaps a copy."""
+
+    update: int
+    attributes: list[Attributes]
+    tensors: dict[str, tuple[Tensor, int, Tensor | None]]
+
+
 @final
 class StatesOfTasks:
     """What tasks remember, as it was when an update began: put back where that is aborted, or done again.
@@ -147,48 +155,70 @@ class StatesOfTasks:
     the beginning of each update, until one has passed in which they were not.
 
     >>> Counts = type("Counts", (Task,), {"loss": lambda self, output, batch: output, "state_dict": vars})
-    >>> task = Counts(); task.seen, task.sums = 1, torch.zeros(1); states = StatesOfTasks([task]); states.begin()
+    >>> task = Counts(); task.seen, task.sums = 1, torch.zeros(1); states = StatesOfTasks([task]); states.begin(1)
     >>> task.seen += 1; _ = task.sums.add_(1); states.put_back(); task.seen, task.sums
     (1, tensor([0.]))
     """
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         self._tasks = [one for one in tasks if type(one).state_dict is not Task.state_dict]
-        self._kept: list[Attributes] = []
-        # with how often each was written to, and a copy
-        self._tensors: list[tuple[str, Tensor, int, Tensor | None]] = []
+        self._begun: list[_TaskStates] = []  # as updates began whose verdict the host does not know, and the last one
+        self._tensors: dict[str, tuple[Tensor, int, Tensor | None]] = {}  # of the last one
         self._still = set[str]()
 
-    def begin(self) -> None:
+    def begin(self, update: int) -> None:
         """An update begins."""
         if not self._tasks:
             return
-        for name, tensor, times, _ in self._tensors:
+        for name, (tensor, times, _) in self._tensors.items():
             (self._still.add if times_written(tensor) == times else self._still.discard)(name)
-        self._kept = [Attributes(task) for task in self._tasks]
-        self._tensors = [
-            (f"{number}.{name}", one, times_written(one), None if f"{number}.{name}" in self._still else one.clone())
+        self._tensors = {
+            name: (one, times_written(one), None if name in self._still else one.clone())
             for number, task in enumerate(self._tasks)
-            for name, one in tensors_of(task)
-        ]
+            for name, one in ((f"{number}.{place}", one) for place, one in tensors_of(task))
+        }
+        self._begun.append(_TaskStates(update, [Attributes(task) for task in self._tasks], self._tensors))
 
     def put_back(self) -> None:
-        """Let all be as it was when the update began.
+        """Let all be as it was when the last update began.
 
         Raises:
             TaskError: something was written to that was not in the update before, so that no copy was made.
         """
-        for name, tensor, times, copy in self._tensors:
-            if times_written(tensor) != times:
-                if copy is None:
-                    number, _, attribute = name.partition(".")
-                    raise TaskError(
-                        f"{type(self._tasks[int(number)]).__name__} has written to its `{attribute}` in place, which "
-                        f"it had not done before, in an update that is aborted or must be done again, so what it was "
-                        f"is not known; put a new tensor there instead, `self.NAME = …`."
-                    )
-                tensor.copy_(copy)
-        for kept in self._kept:
+        if self._begun:
+            self._put_back(len(self._begun) - 1)
+
+    def keep(self) -> None:
+        """What the last update did stays, or was put back."""
+        if self._begun:
+            self._begun.pop()
+
+    def settle(self, aborted: int | None) -> None:
+        """What updates did stays whose verdict was not known; what those from number `aborted` on did is put back.
+
+        Raises:
+            TaskError: as of `put_back`.
+        """
+        places = [place for place, one in enumerate(self._begun) if one.update == aborted]
+        if places:
+            self._put_back(places[0])
+        self._begun.clear()
+
+    def _put_back(self, place: int) -> None:
+        for name, (tensor, times, _) in self._begun[place].tensors.items():
+            if times_written(tensor) == times:
+                continue
+            later = [one.tensors[name] for one in self._begun[place:] if name in one.tensors]  # still as it was
+            copies = [copy for other, then, copy in later if other is tensor and then == times and copy is not None]
+            if not copies:
+                number, _, attribute = name.partition(".")
+                raise TaskError(
+                    f"{type(self._tasks[int(number)]).__name__} has written to its `{attribute}` in place, which it "
+                    f"had not done before, in an update that is aborted or must be done again, so what it was is not "
+                    f"known; put a new tensor there instead, `self.NAME = …`."
+                )
+            tensor.copy_(copies[0])
+        for kept in self._begun[place].attributes:
             kept.put_back()
 
 
