@@ -266,7 +266,12 @@ def __getattr__(name: str) -> "typing.Any":
     from evenstep.lazy import lazy_names
 
     named, _ = lazy_names(__name__, _HOMES, _OLD)
-    return named(name)
+    try:
+        return named(name)
+    except AttributeError as error:
+        homes = [] if name[0] == "_" else [import_module(f"evenstep.{part}") for part in _PARTS if part != "lightning"]
+        home = next((one.__name__ for one in homes if name in getattr(one, "__all__", ())), None)
+        raise AttributeError(f"{error}" + (f"; it is `{home}.{name}`" if home else "")) from None
 
 
 def __dir__() -> list[str]:

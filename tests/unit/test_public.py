@@ -142,6 +142,12 @@ def test_the_snippet_in_the_readme_trains() -> None:
     assert trainer.progress.update == 200
 
 
+def test_a_name_of_a_part_is_said_where_it_is() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'FirstBatches'; it is `evenstep\.data\.FirstBatches`"):
+        evenstep.FirstBatches  # noqa: B018 # pyright: ignore
+    assert not hasattr(evenstep, "Firstbatch")
+
+
 def test_errors_are_one_tree() -> None:
     from evenstep import errors
 
