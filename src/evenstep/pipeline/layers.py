@@ -292,8 +292,8 @@ def unfit(model: nn.Module, inputs: Any) -> str:
     "the model can't be called with what the task's `inputs` gives: `Linear.forward(input)"
     >>> unfit(nn.Linear(1, 1), 3)
     ''
-    >>> unfit(nn.Bilinear(1, 1, 1), [3, 4])[-51:]
-    '`def inputs(self, batch): return tuple(batch[:2])`.'
+    >>> unfit(nn.Bilinear(1, 1, 1), [3, 4])[-63:]
+    '`def inputs(self, batch): return tuple(super().inputs(batch))`.'
     """
     try:
         forward = signature(model.forward)
@@ -313,7 +313,7 @@ def unfit(model: nn.Module, inputs: Any) -> str:
             item = repr(next((name for name in forward.parameters if name in inputs), next(iter(inputs), "x")))
         gives, what = "it takes of a batch", f"batch[{item}]"
         if isinstance(inputs, list) and _binds(forward, cast("list[Any]", inputs)):
-            gives, what = "they are, since a list is one argument", f"tuple(batch[:{len(cast('list[Any]', inputs))}])"
+            gives, what = "they are, since a list is one argument", "tuple(super().inputs(batch))"
         return (
             f"the model can't be called with what the task's `inputs` gives: `{type(model).__name__}.forward"
             f"({', '.join(forward.parameters)})` {clause(str(error))}. A dict is its keyword arguments, "
