@@ -219,6 +219,9 @@ def test_it_is_said_too_where_an_earlier_step_has_raised(tmp_path: Path) -> None
         (lambda model: torch.optim.Adam(model.parameters(), capturable=True), "capturable=True.*run is on the CPU"),
         (lambda model: torch.optim.Adam(model.parameters(), differentiable=True), "differentiable=True"),
         (lambda model: Closing(model.parameters(), lr=0.1), "`step` of Closing needs a closure"),
+        (lambda model: Asserting(model.parameters(), lr=0.1), "`step` of Asserting needs a closure"),
+        (lambda model: Raising(model.parameters(), lr=0.1), "`step` of Raising needs a closure"),
+        (lambda model: Calling(model.parameters(), lr=0.1), "`step` of Calling needs a closure"),
         (lambda model: MultiOptimizer(torch.optim.Adam(model.parameters(), capturable=True)), "capturable=True"),
     ],
 )
@@ -260,6 +263,37 @@ def test_an_optimizer_that_torch_has_not_set_up_is_refused_when_built(make: Any,
 class Closing(torch.optim.SGD):
     def step(self, closure: Callable[[], Any]) -> None:
         closure()
+
+
+class Asserting(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        assert closure is not None, "SAM requires a closure"
+        torch.enable_grad()(closure)()
+
+
+class Raising(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:
+        if closure is None:
+            raise RuntimeError("no closure")
+        closure()
+
+
+class Calling(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:
+        closure()
+        super().step()
+
+
+class Asking(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:
+        assert closure is None or callable(closure)
+        loss = closure() if closure else None
+        super().step(lambda: loss)
+
+
+def test_a_step_that_only_may_be_given_a_closure_is_taken() -> None:
+    assert trainer(lambda model: Asking(model.parameters(), lr=0.1)).train().update > 0
 
 
 class Averaging(torch.optim.Optimizer):

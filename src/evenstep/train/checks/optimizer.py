@@ -4,7 +4,9 @@ What can't be told before a step, an optimizer that counts steps in an attribute
 one (`first_step`). Nothing is asked again in later updates.
 """
 
+import ast
 import inspect
+from textwrap import dedent
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from torch.optim import Optimizer
 from evenstep.errors import ArgumentError
 from evenstep.optim.hidden_state import HiddenState, holds_parameters, tells_itself
 from evenstep.optim.multi import inner
-from evenstep.optim.sharing import TORCHAO, Granularity, why_not_by
+from evenstep.optim.sharing import TORCH, TORCHAO, Granularity, why_not_by
 from evenstep.optim.trial_step import refusals
 from evenstep.parallel import ParameterLayout, Strategy
 from evenstep.pipeline import PipelineModel
@@ -58,8 +60,7 @@ def _check_step(optimizer: Optimizer, device: torch.device) -> None:
             "`optimizer` must take its step from one gradient, but LBFGS evaluates the loss several times per step; "
             "use any other optimizer of torch.optim."
         )
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
+    if _needs_closure(type(optimizer)):
         raise ArgumentError(
             f"`optimizer` must take its step from one gradient, but `step` of {name} needs a closure that evaluates "
             f"the loss again; use an optimizer whose step does not."
@@ -77,6 +78,34 @@ def _check_step(optimizer: Optimizer, device: torch.device) -> None:
             f"{name} was built with `differentiable=True`, for a step that gradients flow through, but an update "
             f"changes the parameters themselves; leave it out."
         )
+
+
+def _needs_closure(kind: type[Optimizer]) -> bool:
+    """Whether a step can't be taken without a closure, also where its signature says that it can (SAM)."""
+    step: Any = inspect.unwrap(kind.step)
+    closure = inspect.signature(step).parameters.get("closure")
+    if closure is None or kind in TORCH:
+        return False
+    if closure.default is inspect.Parameter.empty:
+        return True
+    try:
+        nodes = [*ast.walk(ast.parse(dedent(inspect.getsource(step))))]
+    except (OSError, TypeError, SyntaxError):  # it does not tell
+        return False
+    asked = [node for node in nodes if isinstance(node, ast.If | ast.IfExp | ast.Assert | ast.While)]
+    tests = [(node, ast.unparse(node.test)) for node in asked]
+    tests += [(node, ast.unparse(node)) for node in nodes if isinstance(node, ast.BoolOp)]
+    tests = [(node, test) for node, test in tests if "closure" in test]
+    return (
+        any(isinstance(node, ast.Assert) and test in ("closure", "closure is not None") for node, test in tests)
+        or any(
+            isinstance(node, ast.If)
+            and test in ("closure is None", "not closure")
+            and isinstance(node.body[-1], ast.Raise)
+            for node, test in tests
+        )
+        or (not tests and any(isinstance(node, ast.Call) and ast.unparse(node.func) == "closure" for node in nodes))
+    )
 
 
 def _check_torchao(optimizer: Optimizer) -> None:
