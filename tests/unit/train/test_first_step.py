@@ -208,3 +208,41 @@ def test_a_step_that_replaces_what_shards_are_gathered_from_is_refused_by_name(k
         return
     with pytest.raises(ArgumentError, match=r"Replacing has put another tensor in the place of `0.weight` .*copy_"):
         first(kind(model.parameters(), lr=0.1), 1)
+
+
+class Momentum(torch.optim.Optimizer):
+    """Keeps a momentum that is sparse where gradients are; or multiplies by them, for which torch has no kernel."""
+
+    def __init__(self, params: Any, lr: float, *, multiplies: bool = False) -> None:
+        super().__init__(params, {"lr": lr})
+        self._multiplies = multiplies
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for one in group["params"]:
+                momentum = self.state[one].get("momentum")
+                self.state[one]["momentum"] = one.grad if momentum is None else momentum + one.grad
+                one.add_(self.state[one]["momentum"], alpha=-group["lr"])
+                if self._multiplies:
+                    torch.zeros_like(one).addcmul_(one.grad, one.grad)
+
+
+@pytest.mark.parametrize("multiplies", [False, True])
+def test_an_optimizer_of_ones_own_for_dense_gradients_is_refused_by_name_in_the_first_update_where_they_are_sparse(
+    multiplies: bool, tmp_path: Path
+) -> None:
+    model = nn.Sequential(nn.Embedding(4, 3, sparse=True), nn.Linear(3, 1))
+    one = Trainer(
+        model=model,
+        task=Square(),
+        optimizer=Momentum(model.parameters(), lr=0.1, multiplies=multiplies),
+        data=MapData([(torch.tensor(n % 4), torch.tensor(1.0)) for n in range(8)], global_batch_size=4),
+        updates=2,
+        device="cpu",
+        folder=tmp_path,
+    )
+    said = "Momentum can't step `0.weight`, whose gradient is sparse: Could not run"
+    with pytest.raises(ArgumentError, match=said if multiplies else "`momentum` in the state of Momentum is sparse"):
+        one.train()
+    assert not [*tmp_path.glob("checkpoints/*")]

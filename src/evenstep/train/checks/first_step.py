@@ -12,9 +12,10 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, clause
 from evenstep.events import Incident
 from evenstep.internals import local_tensor
+from evenstep.memory import is_out_of_memory
 from evenstep.names import named_parameters
 from evenstep.optim.hidden_state import HiddenState
 from evenstep.optim.low_bit import is_low_bit
@@ -22,6 +23,10 @@ from evenstep.optim.multi import inner
 from evenstep.optim.stepping import Steps
 from evenstep.parallel.layout import ParameterLayout
 
+_DENSE = (
+    "Take another optimizer, build the layer without `sparse=True`, or give that parameter to an optimizer that can: "
+    "`MultiOptimizer(…, torch.optim.SparseAdam(…))` of `evenstep.optim`."
+)
 _KEPT_BYTES = 2**16  # of a larger tensor only the sum of its bits is kept
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -65,7 +70,7 @@ class FirstStep(Steps):
         Raises:
             OutOfMemoryError: there is no room for it.
             ArgumentError: it has put other tensors in the place of parameters that are cut over ranks, or changed what
-                no checkpoint will hold.
+                no checkpoint will hold, or it can't step sparse gradients.
         """
         if not self._is_first:
             self._steps(optimizer, update)
@@ -74,7 +79,14 @@ class FirstStep(Steps):
         watched = [local_tensor(one) for one in moving]
         watched += [local_tensor(one) for one in self._steps.masters.values()]
         before = [(one.data_ptr(), _seen(one)) for one in watched]
-        self._steps(optimizer, update)
+        try:
+            self._steps(optimizer, update)
+        except RuntimeError as error:
+            if not is_out_of_memory(error) and (fault := self._of_sparse(optimizer)):
+                raise ArgumentError(
+                    f"{fault}: {clause(str(error).splitlines()[0].partition('. ')[0])}. {_DENSE}"
+                ) from error
+            raise
         self._is_first = False
         if self._hidden is not None and (fault := self._hidden.fault() or _of_no_format(optimizer)):
             raise ArgumentError(f"the checkpoints of this run could not be resumed: {fault}.")
@@ -86,6 +98,13 @@ class FirstStep(Steps):
             and all(torch.equal(kept, _seen(one)) for one, (_, kept) in zip(watched, before, strict=True))
         ):
             self._report(_idle(optimizer, len(moving), update))
+
+    def _of_sparse(self, optimizer: Any) -> str:
+        """Which parameters an optimizer can't step, if it was their gradients' being sparse that made it raise."""
+        sparse = {id(one) for one, _ in _held(optimizer) if one.grad is not None and one.grad.is_sparse}
+        names = [name for name, one in named_parameters(self._model).items() if id(one) in sparse]
+        kinds = " and ".join(type(one).__name__ for one in inner(optimizer))
+        return f"{kinds} can't step `{names[0]}`, whose gradient is sparse" if names else ""
 
     def _check_places(self, optimizer: Any, moving: list[Tensor], before: list[int]) -> None:
         """Raise ArgumentError where a parameter in shards has become another tensor, of which they know nothing."""
@@ -128,10 +147,16 @@ def _seen(tensor: Tensor) -> Tensor:
 
 
 def _of_no_format(optimizer: Any) -> str:
-    """What of the state is a tensor of somebody's own kind, for which files have no format; else ""."""
+    """What of the state is sparse, or a tensor of somebody's own kind, for which files have no format; else ""."""
     for one in inner(optimizer):
         for state in one.state.values():
             for name, value in state.items() if isinstance(state, dict) else ():
+                if isinstance(value, Tensor) and value.layout is not torch.strided:
+                    return (
+                        f"`{name}` in the state of {type(one).__name__} is sparse, for which files have no format; "
+                        f"keep it dense (`.to_dense()`), build the layer without `sparse=True`, or keep no checkpoints "
+                        f"(no `folder`)"
+                    )
                 is_own = isinstance(value, Tensor) and type(value).__module__.partition(".")[0] != "torch"
                 if is_own and not is_low_bit(value):
                     return (
