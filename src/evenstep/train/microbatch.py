@@ -161,7 +161,7 @@ class MicrobatchStep:
                 return given, None
             total = self._recording.take(task, one, piece, loss, method="loss" if itself is None else "evaluate")
         except Exception as error:
-            explain(error)
+            explain(error, cut=bool(piece.path))
             explain_derivatives(error)
             explain_kernels(error, context.precision)
             if context.poison is None or not stage.is_whole or not torch.is_grad_enabled() or is_out_of_memory(error):

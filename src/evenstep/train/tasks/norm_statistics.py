@@ -20,9 +20,22 @@ from evenstep.parallel.buffers import is_norm
 Place: TypeAlias = tuple[nn.Module, str, str]
 
 
-def explain(error: Exception) -> None:
-    """Add to torch's refusal of a batch with one value per channel where such a batch comes from, and what to do."""
-    if "Expected more than 1 value per channel" in str(error):
+def explain(error: Exception, *, cut: bool = False) -> None:
+    """Add to torch's refusal of a batch with one value per channel where such a batch comes from, and what to do.
+
+    Args:
+        cut: whether it is a part of a micro-batch that did not fit into memory.
+    """
+    if "Expected more than 1 value per channel" not in str(error):
+        return
+    if cut:
+        error.add_note(
+            "The micro-batch did not fit into memory, so it was cut, and a part of one sample has no statistics of its "
+            "own. If two samples fit, choose `micro_batch_size` 2 and `global_batch_size` a multiple of it; else need "
+            "less memory (`memory.checkpoint`, a precision of 16 bits), or normalise by the running statistics "
+            "(`Training(norm_statistics='frozen')`)."
+        )
+    else:
         error.add_note(
             "A micro-batch of one sample has no statistics of its own: choose `global_batch_size` and "
             "`micro_batch_size` so that no sample is left alone, leave one out (`torch.utils.data.Subset`), or "
