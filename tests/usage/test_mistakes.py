@@ -1,5 +1,6 @@
 """Usual mistakes of who writes hooks, tasks and scripts: each is answered by a sentence that says what to do."""
 
+import threading
 from contextlib import nullcontext
 from typing import Any
 
@@ -57,6 +58,26 @@ def test_training_inside_inference_mode_is_refused() -> None:
     with torch.inference_mode(), pytest.raises(ArgumentError, match="`update` was called inside"):
         engine.update(batch)
     engine.update(batch)
+
+
+def test_training_in_two_threads_at_once_is_refused_as_they_would_share_random_numbers() -> None:
+    refused: list[Exception] = []
+
+    def other() -> None:
+        try:
+            trainer().train()
+        except ArgumentError as error:
+            refused.append(error)
+
+    class Starts(Hook):
+        def before_update(self, event: Any) -> None:
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+
+    trainer(hooks=[Starts()], updates=1).train()
+    other()
+    assert len(refused) == 1 and "another thread of this process trains" in str(refused[0])
 
 
 def test_training_and_evaluating_inside_the_callers_autocast_are_refused_with_the_precision_that_is_meant() -> None:

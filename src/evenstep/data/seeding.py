@@ -5,6 +5,7 @@ randomness of the model, which the update seeds.
 """
 
 import random
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from ctypes import string_at
@@ -13,7 +14,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-__all__ = ["numpy_words", "seed_generators", "undisturbed"]
+from evenstep.errors import ArgumentError
+
+__all__ = ["drawing_alone", "numpy_words", "seed_generators", "undisturbed"]
 
 _NUMPY_BYTES = 624 * 4 + 4  # the words of a Mersenne twister, and its place among them
 
@@ -46,6 +49,32 @@ def numpy_words() -> bytes:
     False
     """
     return string_at(cast("Any", np.random).get_bit_generator().ctypes.state_address, _NUMPY_BYTES)
+
+
+_THREADS: list[int] = []  # those in which something draws from these generators, as often as it has begun to
+_CHANGING = threading.Lock()
+
+
+@contextmanager
+def drawing_alone(method: str) -> Generator[None]:
+    """Inside, no other thread of this process may begin the same: both would draw from the same generators.
+
+    Raises:
+        ArgumentError: on entering, where another thread is in it.
+    """
+    mine = threading.get_ident()
+    with _CHANGING:
+        if any(one != mine for one in _THREADS):
+            raise ArgumentError(
+                f"`{method}` was called while another thread of this process trains; both would draw from the same "
+                f"random generators (torch's, numpy's, Python's), and neither would have the numbers of its seed. Let "
+                f"one wait for the other, or give each a process (in a search over settings as many jobs, not threads)."
+            )
+        _THREADS.append(mine)
+    try:
+        yield
+    finally:
+        _THREADS.remove(mine)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from evenstep.arguments import require_flag, require_object, require_state, said
 from evenstep.data import Data, data_of
-from evenstep.data.seeding import undisturbed
+from evenstep.data.seeding import drawing_alone, undisturbed
 from evenstep.errors import ArgumentError
 from evenstep.events import Hook, TrainBegin, TrainEnd
 from evenstep.nothing import NOTHING
@@ -237,7 +237,9 @@ class Trainer(TrainerAttributes):
         self._loop.engine.require_own_format("train")
         self._is_training = True
         try:
-            with handling_signals(self._loop):
+            # ranks may be threads, as in tests, which have agreed on what each does
+            alone = drawing_alone("train") if self._group.ranks == 1 else NOTHING
+            with alone, handling_signals(self._loop):
                 return self._train()
         except BaseException as error:
             shorten(error, where(self._loop))
