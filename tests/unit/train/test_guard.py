@@ -196,6 +196,21 @@ def test_batch_norm_is_said_once_and_only_where_batches_are_cut(caplog: pytest.L
     assert said(caplog, model=model(), train=Training(norm_statistics="frozen")) == []
 
 
+def test_a_hook_on_the_gradient_of_a_parameter_is_said_where_batches_are_cut(caplog: pytest.LogCaptureFixture) -> None:
+    def clipped() -> nn.Module:
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        for parameter in model.parameters():
+            parameter.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+        return model
+
+    (text,) = said(caplog, model=clipped())
+    assert text.startswith(
+        "`0.weight` and 3 more have a hook (`register_hook`), which gets the gradient of each micro-"
+    )
+    caplog.clear()
+    assert said(caplog, model=clipped(), micro=8) == [] == said(caplog)
+
+
 def test_batch_norm_without_running_statistics_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
     norm = nn.BatchNorm1d(8, track_running_stats=False)
     assert any(

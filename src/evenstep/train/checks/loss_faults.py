@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from evenstep.internals import has_gradient_hooks
 from evenstep.parallel.buffers import is_batch_norm
 from evenstep.train.checks.additive import Kind, LossValue, equal
 from evenstep.train.tasks.task import Task
@@ -137,6 +138,22 @@ def norm_note(names: Sequence[str]) -> str:
         f'parameters depend on how batches are cut; GroupNorm, or `norm_statistics="frozen"` '
         f"(`train.norm_statistics` in a run file), does not."
     )
+
+
+def hook_note(names: Sequence[str]) -> str:
+    """Parameters whose gradients somebody changes in the backward of each micro-batch."""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (
+        f"`{names[0]}`{more} {'have' if more else 'has'} a hook (`register_hook`), which gets the gradient of each "
+        f"micro-batch by itself: a mask or a factor is the same in every cut, but with anything else, as clipping, "
+        f"a norm or noise, the parameters depend on how batches are cut; clip by `clip_norm`, or change the gradient "
+        f"of the update in a `Hook`'s `before_step`."
+    )
+
+
+def hooked(model: nn.Module) -> list[str]:
+    """The names of parameters that have such hooks of the user's."""
+    return [name for name, one in model.named_parameters() if has_gradient_hooks(one)]
 
 
 def batch_norms(model: nn.Module, *, always: bool = False) -> list[str]:
