@@ -256,6 +256,14 @@ def test_on_a_phone_nothing_stands_out_of_the_page(tab: Tab, runs: list[Path], n
     assert tab.problems == []
 
 
+def test_on_a_phone_names_that_are_long_are_broken_into_lines(tab: Tab, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "named", lr=0.01, until=20)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"update": 20, f"{'of_all_the_hospitals_' * 3}/loss": 1.0}) + "\n")
+    open_page(tab, [run], width=390)
+    assert tab.run("document.documentElement.scrollWidth") <= 390
+
+
 def test_a_followed_page_shows_what_is_new_and_keeps_what_was_chosen(tab: Tab, tmp_path: Path) -> None:
     run = write_run(tmp_path / "live", lr=0.02, until=100, state="running")
     with server([run]) as serving:

@@ -110,6 +110,8 @@ const curves = (() => {
     ctx.restore();
   };
 
+  // uPlot itself gives a curve that is all 0 an axis up to 100
+  const rangeOf = (least, most) => (least == null ? [null, null] : least === 0 && most === 0 ? [0, 1] : uPlot.rangeNum(least, most, 0.1, true));
   const heightOf = (holder, large) => (holder.clientWidth < 500 ? 220 : large ? 340 : 250);
 
   // One chart. `view`: axis, smooth (percent), zoom ([from, to] or null), hidden (numbers of runs); `told`: what to call
@@ -166,7 +168,7 @@ const curves = (() => {
       series: [{label: view.axis.replace(/s$/, ""), value: (_, x) => spellAt(view.axis, x)}, ...series],
       scales: {
         x: {time: false, range: (_, least, most) => view.zoom ?? view.extent ?? [least, most]},
-        y: log ? {distr: 3} : {},
+        y: log ? {distr: 3} : {range: (_, least, most) => rangeOf(least, most)},
       },
       axes: [
         lineAxis({size: 30, space: narrow ? 62 : 76, values: (_, splits) => splits.map(x => (view.axis === "updates" && x % 1 ? "" : spellAt(view.axis, x)))}),

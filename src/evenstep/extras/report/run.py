@@ -5,6 +5,7 @@ it looks on the page is not decided here.
 """
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -200,11 +201,21 @@ def _start(update: int, content: Mapping[str, object]) -> StartLine:
         update=update,
         time=str(content.get("time", "")),
         resumed_from=str(content.get("resumed_from") or ""),
-        command=" ".join(map(str, words)),
+        command=shlex.join(_program(list(map(str, words)))),
         layout=_mapping(content.get("layout")),
         git=_mapping(content.get("git")),
         environment=_mapping(content.get("environment")),
     )
+
+
+def _program(words: list[str]) -> list[str]:
+    """The words of a command, with the name of evenstep's program for the file that it was started by.
+
+    >>> _program(["/usr/lib/python3/evenstep/__main__.py", "train", "run.toml"])
+    ['evenstep', 'train', 'run.toml']
+    """
+    is_ours = bool(words) and (Path(words[0]).name == "evenstep" or words[0].endswith("/evenstep/__main__.py"))
+    return ["evenstep", *words[1:]] if is_ours else words
 
 
 def _mapping(value: object) -> dict[str, object]:

@@ -151,3 +151,12 @@ def test_a_run_from_a_script_has_no_configuration_to_miss(tmp_path: Path):
     (tmp_path / "status.json").write_text("{}")
     write_lines(tmp_path / "metrics.jsonl", {"update": 1, "x": 1})
     assert read_run(tmp_path).problems == []
+
+
+def test_a_command_is_told_such_that_it_can_be_given_again(tmp_path: Path):
+    for program in ("/usr/bin/evenstep", "/usr/lib/python3/evenstep/__main__.py"):
+        write_lines(
+            tmp_path / "starts.jsonl", {"update": 0, "command": [program, "train", "--model.args", "{ a = 1 }"]}
+        )
+        write_lines(tmp_path / "metrics.jsonl", {"update": 1, "train/loss": 1.0})
+        assert [start.command for start in read_run(tmp_path).starts] == ["evenstep train --model.args '{ a = 1 }'"]
