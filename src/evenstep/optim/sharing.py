@@ -75,13 +75,16 @@ _IN_BLOCKS = Known(
     steps=Granularity.PARAMETER,
     why="it keeps its state in blocks of elements with a scale for each, which shards would cut elsewhere",
 )
-TORCHAO: Mapping[str, Known] = MappingProxyType(
-    {
-        f"torchao.optim.adam.{name}": _IN_BLOCKS
-        for name in ("Adam8bit", "AdamW8bit", "Adam4bit", "AdamW4bit", "AdamFp8", "AdamWFp8")
-    }
+TORCHAO = tuple(
+    f"torchao.optim.adam.{name}" for name in ("Adam8bit", "AdamW8bit", "Adam4bit", "AdamW4bit", "AdamFp8", "AdamWFp8")
 )
 """Torchao's classes, by name, since torchao is not loaded for those who do without."""
+
+
+def is_of_torchao(optimizer: Optimizer) -> bool:
+    """Whether `optimizer` is of one of torchao's classes that are known."""
+    kind = type(optimizer)
+    return f"{kind.__module__}.{kind.__qualname__}" in TORCHAO
 
 
 def known(optimizer: Optimizer) -> Known | None:
@@ -97,9 +100,8 @@ def known(optimizer: Optimizer) -> Known | None:
     kind = type(optimizer)
     if kind in TORCH:
         return TORCH[kind]
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    if name in TORCHAO:
-        return TORCHAO[name]
+    if is_of_torchao(optimizer):
+        return _IN_BLOCKS
     said = {**vars(kind), **vars(optimizer)}
     if said.get("elementwise") is True:
         return _ELEMENTWISE

@@ -1,7 +1,8 @@
 """Whether optimizers of torch can step such parameters: tried on tiny ones of their kind, before training.
 
 Some refuse sparse gradients, others dense ones, complex numbers or empty parameters, some only beside certain options;
-all of them say so in their first step. Nothing of the run is touched: neither parameters nor random numbers.
+all of them say so in their first step. Those of torchao are asked about sparse gradients alone, since they compile a
+kernel for what they take. Nothing of the run is touched: neither parameters nor random numbers.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from evenstep.optim.sharing import TORCH
+from evenstep.optim.sharing import TORCH, is_of_torchao
 
 
 class Refusal(NamedTuple):
@@ -28,7 +29,7 @@ class Refusal(NamedTuple):
 
 
 def refusals(optimizer: Optimizer, model: nn.Module, *, keeps: bool = False) -> list[Refusal]:
-    """The parameters of `optimizer` that its step would refuse; none where it is not one of torch's very classes.
+    """The parameters of `optimizer` that its step would refuse; none where its class is not known.
 
     Args:
         keeps: whether checkpoints are saved, so that those count as well of which its state is sparse.
@@ -37,7 +38,8 @@ def refusals(optimizer: Optimizer, model: nn.Module, *, keeps: bool = False) -> 
     >>> refusals(torch.optim.Adam(model.parameters()), model)[0].why
     'Adam does not support sparse gradients, please consider SparseAdam instead'
     """
-    if type(optimizer) not in TORCH:
+    compiles = is_of_torchao(optimizer)
+    if type(optimizer) not in TORCH and not compiles:
         return []
     gradients = {id(one): (name, layouts) for name, one, layouts in _gradients(model)}
     tried: dict[tuple[object, ...], str] = {}
@@ -47,6 +49,8 @@ def refusals(optimizer: Optimizer, model: nn.Module, *, keeps: bool = False) -> 
             if not one.requires_grad or id(one) not in gradients:
                 continue
             name, layouts = gradients[id(one)]
+            if compiles and layouts != (True,):
+                continue
             kind = (number, one.dtype, one.device, *_tiny(one), layouts)
             if kind not in tried:
                 faults = [_fault(optimizer, group, one, sparse=sparse, keeps=keeps) for sparse in layouts]

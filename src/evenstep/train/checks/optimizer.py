@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from evenstep.errors import ArgumentError
 from evenstep.optim.hidden_state import HiddenState, holds_parameters, tells_itself
 from evenstep.optim.multi import inner
-from evenstep.optim.sharing import TORCH, TORCHAO, Granularity, why_not_by
+from evenstep.optim.sharing import TORCH, TORCHAO, Granularity, is_of_torchao, why_not_by
 from evenstep.optim.trial_step import refusals
 from evenstep.parallel import ParameterLayout, Strategy
 from evenstep.pipeline import PipelineModel
@@ -110,8 +110,8 @@ def _needs_closure(kind: type[Optimizer]) -> bool:
 
 def _check_torchao(optimizer: Optimizer) -> None:
     """Raise ArgumentError for what torchao's optimizers do beside stepping each parameter in the same way each time."""
-    kind, name = type(optimizer), type(optimizer).__name__
-    if f"{kind.__module__}.{kind.__qualname__}" not in TORCHAO:
+    name = type(optimizer).__name__
+    if not is_of_torchao(optimizer):
         raise ArgumentError(
             f"{name} of torchao is none of those that are known to step and resume exactly, "
             f"{', '.join(one.rpartition('.')[2] for one in TORCHAO)}; take one of these, or one of torch.optim."
