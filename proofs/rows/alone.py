@@ -16,7 +16,7 @@ from launched import group_of_ranks
 from torch import Tensor, nn
 
 import evenstep
-from evenstep import Checkpointing, Ema, Hook, Local, MapData, Ordered, Trainer, Training
+from evenstep import Checkpointing, Ema, Hook, Local, MapData, Mesh, Ordered, PipelineModel, Trainer, Training
 from evenstep.errors import LostRankError
 from evenstep.events import UpdateBegin
 from rows.killed import digest
@@ -127,15 +127,22 @@ def flat(model: nn.Module) -> Tensor:
     return torch.cat([one.detach().flatten() for one in model.parameters()])
 
 
-def trained(method: str, folder: str | None = None, kill: int | None = None, *, scaled: bool = False) -> Any:
+def trained(
+    method: str, folder: str | None = None, kill: int | None = None, *, scaled: bool = False, stages: int = 1
+) -> Any:
     """What the ranks share at the end, its average, what this rank holds, and a sha256 of all that training changes.
+
+    What a replica in stages holds is what all its ranks hold.
 
     Args:
         folder: of a run that is saved, and gone on with.
         kill: the update at whose beginning all ranks but the first are killed.
         scaled: whether losses are scaled, by each rank as its gradients allow: powers of 2, which round nothing.
+        stages: of each replica's model.
     """
-    group, model = group_of_ranks(), network()
+    group = group_of_ranks()
+    mesh = Mesh.of(group, pipeline=stages)
+    model = network() if stages == 1 else PipelineModel(network(), mesh=mesh, split_at=["2"])
     mixed = evenstep.Fp16Mixed(initial=SCALE, growth_updates=GROWTH)
     checkpoint = Checkpointing(every_updates=SAVED, asynchronous=False)
     kept: dict[str, Any] = {} if folder is None else {"folder": Path(folder), "checkpoint": checkpoint}
@@ -146,7 +153,7 @@ def trained(method: str, folder: str | None = None, kill: int | None = None, *, 
         data=MapData(points(), global_batch_size=8, micro_batch_size=1, shuffle=False),
         updates=UPDATES,
         device="cpu",
-        strategy=Local(Ordered(group), every_updates=EVERY, **METHODS[method][0]),
+        strategy=Local(Ordered(mesh.data), every_updates=EVERY, **METHODS[method][0]),
         lr_schedule={"kind": "linear", "end_factor": 0.1},
         precision=mixed if scaled else "32-true",
         train=Training(clip_norm=CLIP, check_loss=False, ema=Ema(decay=DECAY)),
@@ -159,18 +166,34 @@ def trained(method: str, folder: str | None = None, kill: int | None = None, *, 
     trainer.train()
     own = digest([flat(model), trainer.optimizer.state_dict()["state"]])
     state = trainer.state_dict()
-    shared, average = (torch.cat([one.flatten() for one in state[part].values()]) for part in ("model", "ema"))
+    mine = [torch.cat([one.flatten() for one in state[part].values()]) for part in ("model", "ema")]
+    shared, average = group.gather(mine)[0]  # the first rank has all stages
+    held = torch.cat(mesh.pipeline.gather(flat(model)))
     if scaled and len(set(group.gather(mixed.scale))) == 1:
         raise RuntimeError("the ranks were to come to different loss scales")
-    return shared.tolist(), average.tolist(), flat(model).tolist(), digest([shared, average, *group.gather(own)])
+    return shared.tolist(), average.tolist(), held.tolist(), digest([shared, average, *group.gather(own)])
 
 
-def every_update(*, alone: bool) -> str:
+class Shift(nn.Module):
+    """Adds a number that is learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.by
+
+
+def every_update(*, alone: bool, stages: int = 1) -> str:
     """A sha256 of plain SGD's parameters after updates in which no number is rounded: shared each time, or by ddp."""
-    group, model = group_of_ranks(), nn.Linear(1, 1).double()
+    group, line = group_of_ranks(), nn.Linear(1, 1)
+    mesh = Mesh.of(group, pipeline=stages)
     with torch.no_grad():
-        model.weight.fill_(0.5)
-        model.bias.fill_(0.25)
+        line.weight.fill_(0.5)
+        line.bias.fill_(0.25)
+    whole = nn.Sequential(line, Shift()).double()
+    model = whole if stages == 1 else PipelineModel(whole, mesh=mesh)
     numbers = [(torch.tensor([float(n % 5 - 2)]).double(), torch.tensor([float(n % 3)]).double()) for n in range(24)]
     Trainer(
         model=model,
@@ -179,17 +202,17 @@ def every_update(*, alone: bool) -> str:
         data=MapData(numbers, global_batch_size=8, micro_batch_size=2, shuffle=False),
         updates=6,
         device="cpu",
-        strategy=Local(Ordered(group), every_updates=1) if alone else Ordered(group),
+        strategy=Local(Ordered(mesh.data), every_updates=1) if alone else Ordered(mesh.data),
         train=Training(check_loss=False),
         log=evenstep.Logging(writers=()),
     ).train()
-    return digest(flat(model))
+    return digest(torch.cat(mesh.pipeline.gather(flat(model))))
 
 
-def left(method: str, folder: str, kill: int, *, scaled: bool = False) -> str:
+def left(method: str, folder: str, kill: int, *, scaled: bool = False, stages: int = 1) -> str:
     """What a rank says of the one that is killed."""
     try:
-        trained(method, folder, kill, scaled=scaled)
+        trained(method, folder, kill, scaled=scaled, stages=stages)
     except LostRankError as error:
         return str(error)
     raise AssertionError(f"the run was to end at update {kill}")

@@ -14,22 +14,23 @@ sys.path[:0] = [str(TESTS / "usage"), str(TESTS / "faults")]
 Alone = tuple[list[float], list[float], list[float], str]  # what the ranks share, its average, what one holds, a sha256
 
 
-def defined(method: str, ranks: int) -> tuple[float, float]:
-    """How far what ranks share, its average, and what each holds, are from the definition."""
+def defined(method: str, ranks: int, stages: int = 1) -> tuple[float, float]:
+    """How far what ranks, or replicas in stages, share, its average, and what each holds, are from the definition."""
     from rows.alone import by_hand
 
     shared, average, held = by_hand(method, ranks)
-    found = _trained(ranks, method)
+    found = _trained(ranks * stages, method, stages=stages)[:ranks]
     pairs = [pair for ours, its, _, _ in found for pair in ((ours, shared), (its, average))]
     pairs += [(own, theirs) for (_, _, own, _), theirs in zip(found, held, strict=True)]
     return max(abs(a - b) for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True)), 1e-12
 
 
-def killed(method: str, ranks: int, *kills: int, scaled: bool = False) -> tuple[str, str]:
+def killed(method: str, ranks: int, *kills: int, scaled: bool = False, stages: int = 1) -> tuple[str, str]:
     """sha256 of the run whose ranks but the first are killed at each update, and of the undisturbed one.
 
     Args:
         scaled: whether each rank of the first has a loss scale of its own, which the other has not.
+        stages: of each replica; `ranks` are those of all.
     """
     from launched import Failed, on_ranks
 
@@ -37,19 +38,20 @@ def killed(method: str, ranks: int, *kills: int, scaled: bool = False) -> tuple[
 
     with tempfile.TemporaryDirectory() as folder:
         for kill in kills:
-            said = on_ranks(ranks, partial(alone.left, scaled=scaled), method, folder, kill)
+            said = on_ranks(ranks, partial(alone.left, scaled=scaled, stages=stages), method, folder, kill)
             if isinstance(said[0], Failed) or "exit -9" not in said[1]:
                 raise RuntimeError(f"rank 1 was to be killed at update {kill}, but the ranks said {said}")
-        return _trained(ranks, method, folder, scaled=scaled)[0][3], _undisturbed(method, ranks)
+        ended = _trained(ranks, method, folder, scaled=scaled, stages=stages)
+        return ended[0][3], _undisturbed(method, ranks, stages)
 
 
-def every_update(ranks: int) -> tuple[str, str]:
+def every_update(ranks: int, stages: int = 1) -> tuple[str, str]:
     """sha256 of ranks that share in each update, with outer SGD at rate 1, and of ddp with ordered sums."""
     from launched import on_ranks
 
     from rows import alone
 
-    found = [on_ranks(ranks, partial(alone.every_update, alone=one)) for one in (True, False)]
+    found = [on_ranks(ranks, partial(alone.every_update, alone=one, stages=stages)) for one in (True, False)]
     return " ".join(sorted(set(found[0]))), found[1][0]
 
 
@@ -72,16 +74,16 @@ def gone_on_again() -> tuple[str, str]:
 
 
 @cache
-def _undisturbed(method: str, ranks: int) -> str:
-    return _trained(ranks, method)[0][3]
+def _undisturbed(method: str, ranks: int, stages: int) -> str:
+    return _trained(ranks, method, stages=stages)[0][3]
 
 
-def _trained(ranks: int, *arguments: str, scaled: bool = False) -> list[Alone]:
+def _trained(ranks: int, *arguments: str, scaled: bool = False, stages: int = 1) -> list[Alone]:
     from launched import Failed, on_ranks
 
     from rows import alone
 
-    found = on_ranks(ranks, partial(alone.trained, scaled=scaled), *arguments)
+    found = on_ranks(ranks, partial(alone.trained, scaled=scaled, stages=stages), *arguments)
     for one in found:
         if isinstance(one, Failed):
             raise RuntimeError(one)
@@ -99,6 +101,19 @@ ROWS = [
         )
         for method in METHODS
         for ranks in (2, 4)
+    ),
+    *(
+        Row(
+            name=f"local {method}, 2 replicas in 2 stages",
+            measure="max |a - b| of parameters and average, float64",
+            run=partial(defined, method, 2, 2),
+        )
+        for method in ("SGD after updates together", "DiLoCo", "streaming DiLoCo")
+    ),
+    Row(
+        name="local streaming DiLoCo, 2 replicas in 2 stages, three ranks killed twice, resumed",
+        measure="sha256 of all that training changes",
+        run=partial(killed, "streaming DiLoCo", 4, 10, 14, stages=2),
     ),
     *(
         Row(
@@ -139,5 +154,10 @@ ROWS = [
             run=partial(every_update, ranks),
         )
         for ranks in (2, 4)
+    ),
+    Row(
+        name="local SGD in each update without rounding, 2 replicas in 2 stages",
+        measure="sha256 of the parameters, beside ddp ordered in these stages",
+        run=partial(every_update, 4, 2),
     ),
 ]

@@ -18,7 +18,7 @@ import evenstep
 from evenstep.checkpoint.writer import CheckpointWrite
 from evenstep.events import Evaluate, JsonlWriter, Save
 from evenstep.parallel import Ddp, Group, Local, Ordered
-from evenstep.parallel.reducer.local import LocalReducer
+from evenstep.parallel.reducer.local import Shares
 from evenstep.parallel.reducers import Reducers
 
 BATCH, SAMPLES, RATE, CLIP, DECAY = 12, 36, 0.05, 0.4, 0.8
@@ -70,9 +70,9 @@ def struck(strike: Callable[[str], None]) -> None:
         act = getattr(owner, name)
         setattr(owner, name, lambda *given: (strike(place), act(*given))[1])
 
-    before(LocalReducer, "_agree", "share")  # nothing was sent
-    before(LocalReducer, "_share_buffers", "mean")  # the mean has come
-    before(LocalReducer, "_arrive", "shared")  # buffers are shared as well
+    before(Shares, "_agree", "share")  # nothing was sent
+    before(Shares, "_share_buffers", "mean")  # the mean has come
+    before(Shares, "_arrive", "shared")  # buffers are shared as well
     promise = Reducers.promise
     Reducers.promise = lambda self: (promise(self), strike("promised"))[0]
 

@@ -38,6 +38,13 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "interleaved": {"pipeline": 2, "schedule": "interleaved"},
     "zb_v": {"pipeline": 2, "schedule": "zb_v"},
     "fsdp × 1f1b": {"strategy": "fsdp", "pipeline": 2, "ranks": 4},
+    "local × 1f1b": {"strategy": "local", "pipeline": 2, "ranks": 4},
+    "local, while a mean is on its way × interleaved": {
+        "strategy": "local-streamed",
+        "pipeline": 2,
+        "schedule": "interleaved",
+        "ranks": 4,
+    },
     "ordered × zb_h1": {"strategy": "ordered", "pipeline": 2, "schedule": "zb_h1", "ranks": 4},
 }
 
@@ -168,6 +175,8 @@ CHECKS: Checks = [
             ("zb_v", "backward", 1),
             ("fsdp × 1f1b", "backward", 2),
             ("ordered × zb_h1", "forward", 1),
+            ("local × 1f1b", "forward", 3),
+            ("local, while a mean is on its way × interleaved", "backward", 0),
         )
     ),
     ("micro-batch size auto: fsdp", partial(auto, "fsdp"), True),

@@ -115,8 +115,17 @@ AREAS = (
                 "test_with_another_number_of_ranks_or_strategy_a_checkpoint_is_refused_by_name",
                 "unit/train/test_local_scales.py::test_ranks_that_have_stepped_alone_are_not_put_together_again",
             ),
+            works(
+                "… replicas in stages: all bits of whole ones, in every schedule, tied, resumed as either",
+                "unit/parallel/test_local.py::test_replicas_in_stages_are_the_same_definition",
+                "unit/parallel/test_local.py::test_in_stages_a_run_has_all_bits_of_whole_replicas_also_resumed_as_such",
+                "usage/test_local.py::"
+                "test_replicas_in_stages_left_in_the_midst_of_a_period_end_at_the_bits_of_whole_ones",
+                "faults: redo: local × 1f1b",
+                "prove: local DiLoCo, 2 replicas",
+            ),
             refused(
-                "`local` with stages, answers of all ranks together",
+                "`local` with answers of all ranks together, such as `rewind`",
                 "unit/train/test_local.py::test_what_can_not_be_is_refused_when_the_run_is_built",
                 "unit/train/test_local.py::"
                 "test_means_on_their_way_between_ranks_that_come_and_go_and_other_replicas_are_refused",

@@ -8,7 +8,7 @@ from launched import digest, group_of_ranks
 from torch import Tensor, nn
 
 import evenstep
-from evenstep import Checkpointing, Ema, Logging, Training
+from evenstep import Checkpointing, Ema, Logging, Mesh, PipelineModel, Training
 from evenstep.parallel import Ddp, Local, Ordered
 from evenstep.precision import Fp16Mixed, Fp16NoMaster, Fp16True
 
@@ -56,10 +56,18 @@ class StopAt(evenstep.Hook):
 
 
 def trainer(
-    group: Any, name: str, folder: Path, *, stop: int = 0, precision: str = "32-true", ordered: bool = False
+    group: Any,
+    name: str,
+    folder: Path,
+    *,
+    stop: int = 0,
+    precision: str = "32-true",
+    ordered: bool = False,
+    pipeline: int = 1,
 ) -> evenstep.Trainer:
-    model = net()
-    replicas = Ordered(group) if ordered else Ddp(group)
+    mesh = Mesh.of(group, pipeline=pipeline)
+    model = net() if pipeline == 1 else PipelineModel(net(), mesh=mesh)
+    replicas = Ordered(mesh.data) if ordered else Ddp(mesh.data)
     return evenstep.Trainer(
         model=model,
         task=Square(),
@@ -99,10 +107,11 @@ def goes_on(folder: str, name: str, options: dict[str, Any], stops: list[int]) -
     return ends
 
 
-def _end(one: evenstep.Trainer) -> tuple[str, str, tuple[float, float]]:
+def _end(one: evenstep.Trainer) -> tuple[str, str, tuple[float, float, str]]:
     own = digest({name: value.detach() for name, value in one.model.named_parameters()})
     state = {key: value for key, value in one.state_dict().items() if key != "run"}
+    told = digest(state.pop("storage"))
     scales = [str(theirs["precision"]) for theirs in state["local"]["own"].values()]
     assert scales[0] == "{}" or len(set(scales)) > 1, scales  # the ranks have come to different ones
     valid = one.evaluate()["valid"]
-    return digest(state), own, (valid["parameters/loss"], valid["loss"])
+    return digest(state), own, (valid["parameters/loss"], valid["loss"], told)

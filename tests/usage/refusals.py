@@ -97,9 +97,6 @@ ALONE: dict[str, Refusal] = {
         *("--parallel.strategy", "local", "--parallel.local.overlap_updates", "16"),
         says="`parallel.local.overlap_updates` must be below the 16",
     ),
-    "ranks that step alone, in stages": _of(
-        *("--parallel.strategy", "local", "--parallel.pipeline", "2"), says="a rank that steps alone holds a whole"
-    ),
     "ranks that step alone and go back": _of(
         *("--parallel.strategy", "local", "--failures.non_finite", "rewind"), says="`failures.non_finite`: a rank that"
     ),

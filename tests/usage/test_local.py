@@ -31,3 +31,22 @@ def test_a_run_goes_on_where_it_was_with_the_same_bits(
     assert len({state for theirs in found for state, _, _ in theirs}) == 1  # of all ranks
     assert len({loss for theirs in found for _, _, loss in theirs}) == 1
     assert len({own for theirs in found for _, own, _ in theirs}) == ranks  # each has gone on by itself
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("streaming DiLoCo", {"precision": "16-mixed"}),
+        pytest.param("SlowMo", {"precision": "bf16-true"}, marks=SLOW),
+        pytest.param("local SGD", {"precision": "16-true-no-master", "ordered": True}, marks=SLOW),
+    ],
+)
+def test_replicas_in_stages_left_in_the_midst_of_a_period_end_at_the_bits_of_whole_ones(
+    tmp_path: Path, name: str, options: dict[str, object]
+) -> None:
+    whole = on_ranks(2, programs.goes_on, str(tmp_path / "whole"), name, options, [])
+    staged = on_ranks(4, programs.goes_on, str(tmp_path / "staged"), name, {**options, "pipeline": 2}, [6])
+    assert all(isinstance(one, list) for one in (*whole, *staged)), (whole, staged)
+    state, _, valid = whole[0][0]
+    assert all(ends == [ends[0]] * 2 and ends[0][2][:2] == valid[:2] for ends in staged)
+    assert staged[0][0][0] == state

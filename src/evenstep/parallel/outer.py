@@ -96,18 +96,17 @@ class Outer:
             shared.add_(momentum, alpha=-self.outer_lr * gamma)
 
 
-def fragments_of(parameters: Sequence[Tensor], count: int) -> list[list[int]]:
-    """The places of neighbouring parameters in `count` fragments of nearly equal numbers of elements, none empty.
+def fragments_of(sizes: Sequence[int], count: int) -> list[list[int]]:
+    """The places of neighbouring parameters of these sizes in `count` fragments of nearly equal size, none empty.
 
-    >>> import torch
-    >>> fragments_of([torch.zeros(n) for n in (4, 1, 2, 5)], 2)
+    >>> fragments_of([4, 1, 2, 5], 2)
     [[0, 1, 2], [3]]
     """
-    total, fragments, before = sum(one.numel() for one in parameters), [[0]], 0
-    for place in range(1, len(parameters)):
-        before += parameters[place - 1].numel()
-        left, wanted = len(parameters) - place, count - len(fragments)
-        if wanted and (before + parameters[place].numel() / 2 > total * len(fragments) / count or left == wanted):
+    total, fragments, before = sum(sizes), [[0]], 0
+    for place in range(1, len(sizes)):
+        before += sizes[place - 1]
+        left, wanted = len(sizes) - place, count - len(fragments)
+        if wanted and (before + sizes[place] / 2 > total * len(fragments) / count or left == wanted):
             fragments.append([])
         fragments[-1].append(place)
     return fragments

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from evenstep.parallel.buffers import Before, SharedBuffers
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import mapped
-from evenstep.parallel.reducer.local import LocalReducer
+from evenstep.parallel.reducer.local import Local, LocalReducer, Shares
 from evenstep.parallel.reducer.reducer import (
     ChoosesTrained,
     Compresses,
@@ -46,7 +46,7 @@ class Reducers:
         together: the data-parallel ranks that make the next update together: all, or, where each rank steps alone, this
             one.
         alone: what lets ranks step alone; None where they always step together.
-        is_alone: whether the next update is this rank's own.
+        is_alone: whether the next update is this rank's own, or that of its pipeline.
     """
 
     def __init__(self, strategy: Strategy, *, per_plan: bool = False) -> None:
@@ -58,7 +58,7 @@ class Reducers:
         self.per_pass: list[GathersPerPass] = []
         self.gather_per_plan = False
         self.together = strategy.group
-        self.alone: LocalReducer | None = None
+        self.alone = Shares(strategy) if isinstance(strategy, Local) else None
         self.is_alone = False
         self._all: list[Reducer] = []
         self.beginning: list[Reducer] = []
@@ -66,6 +66,7 @@ class Reducers:
         self._buffers: list[SharedBuffers] = []
         self._shares_buffers: list[SharedBuffers] = self._buffers
         self._replaced: dict[int, nn.Parameter] = {}  # what has taken the place of a parameter
+        self.follow(0)
 
     @property
     def rank(self) -> int:
@@ -95,9 +96,6 @@ class Reducers:
         if isinstance(own, GathersPerPass):
             self.per_pass.append(own)
         self.gather_per_plan = self.gather_per_plan or isinstance(own, GathersPerPlan)
-        if isinstance(own, LocalReducer):
-            self.alone = own
-            self.follow(0)
         return wrapped, own
 
     def shard_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -170,12 +168,16 @@ class Reducers:
         for own in self._comparing:
             own.after_update(update)
         if self.alone is not None:
+            self.alone.after_update(update)
             self.follow(update)
 
     def follow(self, update: int) -> None:
         """`update` updates are committed, or were loaded: who makes the next one together."""
         if self.alone is not None:
             self.alone.follow(update)
+            for own in self._all:
+                if isinstance(own, LocalReducer):
+                    own.follow(update)
             self.is_alone = self.alone.is_alone
             self.together = Group() if self.is_alone else self.group
             self._shares_buffers = [] if self.is_alone else self._buffers

@@ -80,8 +80,13 @@ class Execution:
 
     @property
     def together(self) -> Group:
-        """The ranks that make the next update together: all, or this one alone."""
-        return self.reducers.together if self.reducers.is_alone else self.group
+        """The ranks that make the next update together: all, or those of this replica alone."""
+        return self.pipeline if self.reducers.is_alone else self.group
+
+    def await_replicas(self) -> None:
+        """Return when all pipelines that step alone have computed the update, which then none breaks off any more."""
+        if self.reducers.is_alone and self.pipeline.ranks > 1:
+            self.group.sum_floats([0.0])
 
     def begin(self) -> None:
         """The accumulation of an update begins, perhaps anew after a failed try."""

@@ -62,7 +62,9 @@ class Recovery:
         self._together = not evaluation or execution.evaluates_together
         self._step: MicrobatchStep | None = None
 
-    def until_done(self, place: str, update: int, compute: Callable[[], T], discard: Callable[[], None]) -> T:
+    def until_done(
+        self, place: str, update: int, compute: Callable[[], T], discard: Callable[[], None], *, by_all: bool = True
+    ) -> T:
         """Compute, each time from the beginning, until it has succeeded on all ranks that do it; gives the result.
 
         Args:
@@ -70,21 +72,29 @@ class Recovery:
             update: the number under which incidents are reported.
             compute: must leave nothing of what a try that breaks off has computed where that is not freed.
             discard: undoes what a failed try has left on this rank.
+            by_all: whether all ranks do it, also where each rank, or each pipeline, steps alone.
 
         Raises:
             OutOfMemoryError: this rank has no memory for it, and must not, or can't, cut any finer.
             LostRankError: another rank has failed for good, is gone, or has gone on to something else.
         """
-        together = self._together and not self._execution.reducers.is_alone
+        has_peers = self._execution.pipeline.ranks > 1  # who wait for this rank within a plan
+        together = self._together and (not self._execution.reducers.is_alone or (by_all and has_peers))
         number = self._execution.group.begin_work() if together else 0
         while True:
             try:
                 result = compute()
                 break
             except BaseException as error:
-                if (broken := self._broken_off(error)) is None:
+                if (broken := self._broken_off(error, together=together)) is None:
                     raise
             # out of the handler, whose error holds what must be freed
+            if has_peers and not together:
+                raise OutOfMemoryError(
+                    f"rank {self._execution.group.rank} ran out of memory in {place}, which its replica does by "
+                    f"itself, so that nobody else would do it again. Make the micro-batches smaller "
+                    f"(`data.micro_batch_size`), and go on from the last checkpoint."
+                )
             reason = broken.reason or self._cut(place, update, broken.fault)
             self._step = None  # which holds it as well
             if together:
@@ -107,7 +117,7 @@ class Recovery:
         try:
             return compute(), False
         except BaseException as error:
-            if (broken := self._broken_off(error)) is None:
+            if (broken := self._broken_off(error, together=True)) is None:
                 raise
         ran_out = not broken.reason
         reason = broken.reason or f"rank {group.rank} ran out of memory in {place}"
@@ -119,20 +129,20 @@ class Recovery:
         """Note which micro-batches run, within an attempt: what of the last ones did not fit is cut."""
         self._step = step
 
-    def _broken_off(self, error: BaseException) -> "_BrokenOff | None":
-        """Why a try has not succeeded, if it can be made again; None of any other error."""
+    def _broken_off(self, error: BaseException, *, together: bool) -> "_BrokenOff | None":
+        """Why a try has not succeeded, if it can be made again; None of any other error.
+
+        Args:
+            together: whether other ranks make it as well.
+        """
         if is_out_of_memory(error):
             return _BrokenOff(fault="".join(format_exception(error)))
-        reason = self._interrupted(error)
+        reason = self._interrupted(error) if together else ""
         return _BrokenOff(reason=reason) if reason else None
 
     def _interrupted(self, error: BaseException) -> str:
         """Why another rank has broken off what ranks compute together, if that is what an error here comes from."""
-        if (
-            not self._together
-            or self._execution.reducers.is_alone
-            or not isinstance(error, RuntimeError | LostRankError)
-        ):  # one of the user's own
+        if not isinstance(error, RuntimeError | LostRankError):  # one of the user's own
             return ""
         reason = self._execution.group.interrupted() or (str(error) if isinstance(error, Interrupted) else "")
         return reason.rstrip(".")

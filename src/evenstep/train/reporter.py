@@ -50,7 +50,7 @@ class Reporter:
             self._files.write(incident)
         if self._group.rank == 0:
             self.writers.event("incident", incident)
-        elif incident.rank is not None:
+        elif incident.rank == self._group.rank:
             self._untold.append(incident)
         self.bus.emit("on_incident", incident)
 

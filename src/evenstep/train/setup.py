@@ -132,7 +132,7 @@ def set_up(
         check_covers(sharing, model)
         check_parameters(model, optimizer, formats)
         on = device_of(device, formats)
-        check_local(sharing, model=model, optimizer=optimizer, train=train, policies=policies)
+        check_local(sharing, optimizer=optimizer, train=train, policies=policies)
         check_formats(formats, model=model, optimizer=optimizer, strategy=sharing)
         check_layers(model, strategy=sharing, precision=formats, train=train)
         check_memory(model, sharing)

@@ -137,9 +137,16 @@ class Update:
                     f"update {update} trains a model that is in evaluation mode; something has called `eval()` on it "
                     f"and not `train()` afterwards. Freeze single layers by calling `eval()` on those."
                 )
-            compute = partial(self._weigh_and_run, batch, before)
-            self._in_doubt = self._until_done(f"update {update}", update, compute)
-            if self._promised != update:
+            is_first = self._promised != update  # and not at another loss scale, of which others know nothing
+
+            def compute() -> Callable[[], PendingUpdate]:
+                apply = self._weigh_and_run(batch, before)
+                if is_first:
+                    self._execution.await_replicas()
+                return apply
+
+            self._in_doubt = self._until_done(f"update {update}", update, compute, by_all=is_first)
+            if is_first:
                 self._promised = update
                 self._execution.reducers.promise()
             return self.carry_out()
@@ -160,9 +167,9 @@ class Update:
         assert apply is not None, "it has been computed"
         return apply()
 
-    def _until_done(self, place: str, update: int, compute: Callable[[], T]) -> T:
+    def _until_done(self, place: str, update: int, compute: Callable[[], T], *, by_all: bool = False) -> T:
         """Compute something with all ranks, each time from the beginning, until all have done it; see `Recovery`."""
-        return self._recovery.until_done(place, update, compute, self.effects.begin_passes())
+        return self._recovery.until_done(place, update, compute, self.effects.begin_passes(), by_all=by_all)
 
     def _weigh_and_run(self, batch: GlobalBatch, before: Progress) -> Callable[[], PendingUpdate]:
         """Compute the update's gradients and their squared norm; gives what applies them."""

@@ -8,9 +8,10 @@ import torch
 from launched import digest
 from torch import Tensor, nn
 
-from evenstep import Engine, Local, Ordered, Task, Training
-from evenstep.errors import LostRankError
+from evenstep import Ema, Engine, Local, Mesh, Ordered, PipelineModel, Task, Training
+from evenstep.errors import LostRankError, NonFiniteError, ReplicaError
 from evenstep.parallel import Ddp, Group, Strategy, mapped
+from evenstep.pipeline import Layers
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
 Batch = tuple[Tensor, Tensor]
@@ -194,6 +195,7 @@ def engine(
     replicas: Callable[[Group], Strategy] = Ddp,
     scheduled: bool = False,
     net: nn.Module | None = None,
+    average: Ema | None = None,
     **settings: Any,
 ) -> Engine:
     net = model() if net is None else net
@@ -202,7 +204,7 @@ def engine(
         Square(),
         optimizer(net.parameters()),
         strategy=Local(replicas(group), **settings),
-        train=Training(clip_norm=0.8, check_loss=False),
+        train=Training(clip_norm=0.8, check_loss=False, ema=average),
         lr_schedule={"kind": "linear", "end_factor": 0.1} if scheduled else None,
         updates=20 if scheduled else None,
         device="cpu",
@@ -317,6 +319,112 @@ def test_a_run_goes_on_in_the_midst_of_a_period_with_the_same_bits(
 
 def copied(tree: Any) -> Any:
     return mapped(tree, torch.clone)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_replicas_in_stages_are_the_same_definition(on_ranks: OnRanks, name: str) -> None:
+    settings, method = METHODS[name]
+
+    def act(group: Group) -> tuple[int, Parameters, Parameters]:
+        mesh = Mesh.of(group, pipeline=2)
+        net = PipelineModel(model(), mesh=mesh, split_at=["2"])
+        one = engine(mesh.data, net=net, every_updates=4, synchronous_updates=3, scheduled=True, **settings)
+        run(one, mesh.data.rank)
+        return mesh.data.rank, held(one), shown(one)
+
+    own, shared = reference(2, method, sgd, every=4, synchronous=3, rates=rate_of)
+    for rank, (replica, mine, common) in enumerate(on_ranks(4, act)):
+        stage = slice(0, 2) if rank < 2 else slice(2, 4)
+        assert far([mine, common], [own[replica][stage], shared[stage]]) < 1e-12
+
+
+def layers(*, tied: bool) -> Layers:
+    """Some that differ in size, with running statistics; of three equal ones two may be one."""
+    generator = torch.Generator().manual_seed(5)
+    middle = [[nn.Linear(4, 4), nn.Tanh()] for _ in range(3)]
+    parts = [nn.Linear(2, 4), nn.BatchNorm1d(4, momentum=0.3), *(part for two in middle for part in two)]
+    parts = [part.double() for part in (*parts, nn.Linear(4, 1))]
+    with torch.no_grad():
+        for one in (one for part in parts for one in part.parameters()):
+            one.copy_(torch.randn(one.shape, generator=generator, dtype=torch.float64) / 2)
+    made = Layers.of(parts)
+    return Layers(made.layers, ties=(("2.weight", "6.weight"),) if tied else ())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "tied", "settings"),
+    [
+        ("1f1b", True, STREAMED),
+        ("interleaved", True, {**METHODS["SlowMo"][0], "synchronous_updates": 1}),
+        ("interleaved", False, {**STREAMED, "fragments": 3, "inner_state": "reset"}),
+        ("zb_v", True, {"fragments": 4, "replicas": Ordered}),
+    ],
+)
+def test_in_stages_a_run_has_all_bits_of_whole_replicas_also_resumed_as_such(
+    on_ranks: OnRanks, schedule: str, tied: bool, settings: dict[str, Any]
+) -> None:
+    """Of what is shared, each replica's own parameters and optimizer, means on their way, and the average."""
+
+    def fresh(group: Group, pipeline: int) -> tuple[Mesh, Engine]:
+        mesh = Mesh.of(group, pipeline=pipeline)
+        net = PipelineModel(layers(tied=tied), mesh=mesh, schedule=schedule)
+        more: dict[str, Any] = {"replicas": Ddp, **settings}
+        return mesh, engine(mesh.data, adamw, net=net, every_updates=4, average=Ema(decay=0.8), **more)
+
+    def ran(ranks: int, pipeline: int, updates: int, state: Any = None) -> Any:
+        def act(group: Group) -> Any:
+            mesh, one = fresh(group, pipeline)
+            if state is not None:
+                one.load_state_dict(copied(state))
+            return copied(run(one, mesh.data.rank, updates=updates).state_dict())
+
+        return on_ranks(ranks, act)[0]
+
+    def same(one: Any, other: Any) -> bool:
+        parts = ("model", "ema", "precision", "trained", "progress", "local")
+        return all(digest(one[part]) == digest(other[part]) for part in parts)
+
+    whole, staged = ran(2, 1, 11), ran(4, 2, 11)
+    assert same(staged, whole)
+    for stop in (3, 5):
+        assert same(ran(4, 2, 11, ran(2, 1, stop)), whole) and same(ran(2, 1, 11, ran(4, 2, stop)), whole)
+
+
+def test_a_replica_in_stages_whose_gradient_is_not_finite_leaves_its_own_step_out(on_ranks: OnRanks) -> None:
+    def ran(ranks: int, pipeline: int) -> Any:
+        def act(group: Group) -> Any:
+            mesh = Mesh.of(group, pipeline=pipeline)
+            one = engine(mesh.data, adamw, net=PipelineModel(layers(tied=True), mesh=mesh), every_updates=4)
+            for update in range(1, 7):
+                bad = torch.nan if (update, mesh.data.rank) == (3, 1) else 1.0
+                one.update(*((x * bad, y) for x, y in batches(update, mesh.data.rank)))
+            state = one.state_dict()
+            return digest([state[part] for part in ("model", "local")])
+
+        return on_ranks(ranks, act)[0]
+
+    assert ran(4, 2) == ran(2, 1)
+
+
+def test_what_is_wrong_in_one_stage_of_one_replica_stops_all_alike_in_the_next_share(on_ranks: OnRanks) -> None:
+    def act(group: Group) -> list[str]:
+        said: list[str] = []
+        for wrong in ("number", "rate"):
+            mesh = Mesh.of(group, pipeline=2)
+            one = engine(mesh.data, net=PipelineModel(model(), mesh=mesh, split_at=["2"]), every_updates=4)
+            run(one, mesh.data.rank, updates=3)
+            if group.rank == 1 and wrong == "number":
+                one.model.get_submodule("0").bias.data.fill_(torch.inf)
+            if group.rank == 1 and wrong == "rate":
+                one.optimizer.param_groups[0]["lr"] = 0.5
+            with pytest.raises((NonFiniteError, ReplicaError)) as caught:
+                one.reducers.after_update(4)
+            said.append(str(caught.value))
+        return said
+
+    for number, rate in on_ranks(4, act):
+        assert "after update 4 replica 1 holds parameters that are inf or NaN" in number
+        assert "at another learning rate" in rate
 
 
 class Tied(nn.Module):

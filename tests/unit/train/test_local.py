@@ -19,7 +19,6 @@ from evenstep import (
     Logging,
     MapData,
     Ordered,
-    PipelineModel,
     Task,
     Trainer,
     Training,
@@ -426,8 +425,6 @@ def test_means_on_their_way_between_ranks_that_come_and_go_and_other_replicas_ar
         Local(Ordered(Changing()), overlap_updates=1)
     with pytest.raises(ArgumentError, match="`replicas` must be a strategy whose ranks hold all"):
         Local(Local(Ddp(Group())))
-    with pytest.raises(ArgumentError, match="a model in stages"):
-        trainer(Group(), PipelineModel(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)).double(), stages_per_rank=2))
 
 
 def test_a_rank_of_which_a_state_holds_nothing_begins_with_what_is_shared_and_a_new_optimizers_state() -> None:

@@ -22,7 +22,7 @@ import torch
 from evenstep.checkpoint import pack, unpack
 from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.parallel import Group
-from evenstep.parallel.reducer.local import LocalReducer
+from evenstep.parallel.reducer.local import Shares
 from evenstep.train.state import Tree
 from evenstep.train.state.local_state import NEW
 
@@ -42,7 +42,7 @@ class Standing:
         meetings: how many groups have come to one place, up to the last that it was in; 0 if it was in none.
         members: the numbers of those in that group, by name.
         is_in_doubt: see `Update.is_in_doubt`.
-        shared_until: see `LocalReducer`.
+        shared_until: see `Shares`.
         of_others: for which ranks it has read what a checkpoint holds of each alone.
     """
 
@@ -102,7 +102,7 @@ class Reunion:
         ArgumentError: the optimizer can't begin anew by itself.
     """
 
-    def __init__(self, loop: "Loop", group: "Elastic", reducer: LocalReducer, take: Callable[[Any], None]) -> None:
+    def __init__(self, loop: "Loop", group: "Elastic", reducer: Shares, take: Callable[[Any], None]) -> None:
         self._loop, self._group, self._reducer, self._take = loop, group, reducer, take
         self._local = loop.engine.parts.saved.local
         self._meetings, self._newest = 0, 0

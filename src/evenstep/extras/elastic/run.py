@@ -20,7 +20,6 @@ from evenstep.errors import ArgumentError, EvenstepError, LostRankError
 from evenstep.events import Incident, Json
 from evenstep.extras.elastic.alone import Reunion, shared
 from evenstep.internals import unwrapped
-from evenstep.parallel.reducer.local import LocalReducer
 from evenstep.parallel.replicas import bits
 from evenstep.train.loop import Loop
 from evenstep.train.requests import End, GoBack
@@ -52,7 +51,7 @@ class ElasticRun:
     def __post_init__(self) -> None:
         engine = self.loop.engine
         alone = engine.reducers.alone
-        if isinstance(alone, LocalReducer):
+        if alone is not None:
             self._reunion = Reunion(self.loop, self.group, alone, self._take)
         elif engine.parts.execution.part_held[1] > 1:
             raise ArgumentError("ranks that may be lost must each hold the whole state; use `Ddp` or `Ordered`.")

@@ -70,8 +70,9 @@ class Local(Strategy):
     own step and reports it. The update counts on all ranks. Parameters are averaged only if those of all ranks are
     finite. If ranks may be lost, the mean is over the remaining ones; a rank that joins starts from θ with a new
     optimizer state; and no rank applies an update before all have computed theirs.
-    Evaluations, predictions and checkpoints for other runs use θ, with the buffers of the last averaging; the model
-    object of a rank holds θ_r.
+    Replicas in stages do the same, each as one rank that holds all, to the bit: a stage averages with the same stage of
+    the others. Evaluations, predictions and checkpoints for other runs use θ, with the buffers of the last averaging;
+    the model object of a rank holds θ_r.
 
     Args:
         replicas: how gradients are summed in the first `synchronous_updates` updates, and in which order parameters are
@@ -183,31 +184,38 @@ class Inner(Protocol):
         ...
 
 
-@final
-class LocalReducer(Reducer, ChoosesTrained):
-    """Shares what one rank's module has become; the settings are those of `Local`.
+class Replica(Protocol):
+    """The whole model of which this rank may hold some stages, as sharing must know it.
 
     Attributes:
-        is_alone: whether the next update is this rank's own: its gradients, weights and verdict are summed with nobody.
-        is_torn: whether an error came while ranks shared, so that this one holds the state of no update.
-        is_current: whether the module holds what the ranks share.
-        shared_until: the last update after which all was shared that was due; ranks that are left redo what is not.
-        momentum: v of the outer optimizer by name; empty where it keeps none.
+        pipeline: the ranks that hold the other stages.
+        aliases: for each copy of a parameter that stages share the name of the first.
     """
+
+    pipeline: Group
+    aliases: Mapping[str, str]
+
+    def sizes(self, own: Mapping[str, int]) -> dict[str, int]:
+        """Those of all ranks of the pipeline, in the model's order, without copies; all call it together."""
+        ...
+
+
+@final
+class LocalReducer(Reducer, ChoosesTrained):
+    """Sums a stage's gradients: over all ranks while these step together, over none while each steps alone."""
 
     def __init__(self, module: nn.Module, strategy: Local) -> None:
         super().__init__(module, strategy.group)
         replicas, ordered = strategy.replicas, isinstance(strategy.replicas, Ordered)
-        self._settings, self._is_ordered = strategy, ordered
+        self._together_until = strategy.synchronous_updates
         self._together = replicas.reducer(module)
         self._apart = Ordered().reducer(module) if ordered else Reducer(module, Group())
         self.collects = ordered
-        self._buffers = SharedBuffers(module, strategy.group)
-        self._flight: dict[int, tuple[int, MeanOverRanks]] = {}  # on their way, with the update that sent each
-        self.is_torn, self.is_current = False, True
         self.follow(0)
 
-    # --- the verbs of an update
+    def follow(self, update: int) -> None:
+        """`update` updates are committed, or were loaded: be ready for the next."""
+        self._now = self._apart if update >= self._together_until else self._together
 
     def wrap(self) -> nn.Module:
         self._apart.wrap()
@@ -231,10 +239,34 @@ class LocalReducer(Reducer, ChoosesTrained):
         self._now.reduce(num_microbatches)
 
     def after_update(self, update: int) -> None:
+        self._now.after_update(update)
+
+
+@final
+class Shares:
+    """Shares what the modules of one rank have become, of all its stages; the settings are those of `Local`.
+
+    Attributes:
+        is_alone: whether the next update is this rank's own: its gradients, weights and verdict are summed with nobody
+            but those that hold other stages of the same replica.
+        is_torn: whether an error came while ranks shared, so that this one holds the state of no update.
+        is_current: whether the module holds what the ranks share.
+        shared_until: the last update after which all was shared that was due; ranks that are left redo what is not.
+        momentum: v of the outer optimizer by name; empty where it keeps none.
+    """
+
+    def __init__(self, strategy: Local) -> None:
+        self.group, self._settings = strategy.group, strategy
+        self._is_ordered = isinstance(strategy.replicas, Ordered)
+        self._flight: dict[int, tuple[int, MeanOverRanks]] = {}  # on their way, with the update that sent each
+        self.is_torn, self.is_current = False, True
+        self.follow(0)
+
+    def after_update(self, update: int) -> None:
+        """`update` was committed: share what is due."""
         settings = self._settings
         since = update - settings.synchronous_updates
         if since <= 0:
-            self._together.after_update(update)
             if not since:
                 self.restart()
             self.shared_until = update
@@ -254,18 +286,29 @@ class LocalReducer(Reducer, ChoosesTrained):
 
     # --- what an update asks, where each rank steps by itself
 
-    def attach(self, parameters: Sequence[nn.Parameter], inner: Inner) -> None:
-        """After `wrap`: share these parameters, which `inner` steps."""
+    def attach(self, module: nn.Module, parameters: Sequence[nn.Parameter], inner: Inner, replica: Replica) -> None:
+        """After `wrap`: share these parameters of this rank's module, which `inner` steps."""
         held = {id(one) for one in parameters}
-        self._inner = inner
-        self._parameters = {name: one for name, one in named_parameters(self.module).items() if id(one) in held}
-        self._names = list(self._parameters)
-        if len(self._names) < self._settings.fragments:
+        self.module, self._inner, self._pipeline = module, inner, replica.pipeline
+        self._buffers = SharedBuffers(module, self.group)
+        self._parameters = {name: one for name, one in named_parameters(module).items() if id(one) in held}
+        sizes = replica.sizes({name: one.numel() for name, one in self._parameters.items()})
+        if len(sizes) < self._settings.fragments:
             raise ArgumentError(
-                f"`fragments` must be at most the {len(self._names)} parameters that are trained, but is "
+                f"`fragments` must be at most the {len(sizes)} parameters that are trained, but is "
                 f"{self._settings.fragments}; lower it."
             )
-        self._fragments = fragments_of(list(self._parameters.values()), self._settings.fragments)
+        # copies of one parameter stand at other places of what is sent, where sums are rounded in another order
+        self._is_ordered = self._is_ordered or bool(replica.aliases)
+        whole = list(sizes)
+        number_of = {
+            whole[place]: number
+            for number, places in enumerate(fragments_of(list(sizes.values()), self._settings.fragments))
+            for place in places
+        }
+        self._fragments: list[list[str]] = [[] for _ in range(self._settings.fragments)]
+        for name in self._parameters:
+            self._fragments[number_of[replica.aliases.get(name, name)]].append(name)
         self._shared: dict[str, Tensor] = {}
         self._shared_buffers: dict[str, Tensor] = {}
         self.momentum: dict[str, Tensor] = {}
@@ -276,12 +319,11 @@ class LocalReducer(Reducer, ChoosesTrained):
         """`update` updates are committed, or were loaded: be ready for the next."""
         self.shared_until = update
         self.is_alone = update >= self._settings.synchronous_updates
-        self._now = self._apart if self.is_alone else self._together
 
     @property
     def fragments(self) -> list[list[str]]:
         """The names of the parameters of each fragment."""
-        return [[self._names[place] for place in places] for places in self._fragments]
+        return self._fragments
 
     @property
     def in_flight(self) -> bool:
@@ -319,7 +361,7 @@ class LocalReducer(Reducer, ChoosesTrained):
 
     def restart(self) -> None:
         """Let what is shared be what the module holds, which is the same on all ranks, and the momentum 0."""
-        self._shared = {name: self.value(name).clone() for name in self._names}
+        self._shared = {name: self.value(name).clone() for name in self._parameters}
         self._shared_buffers = {name: one.detach().clone() for name, one in self._live_buffers().items()}
         kept = self._shared if self._settings.outer.has_momentum else {}
         self.momentum = {name: torch.zeros_like(one) for name, one in kept.items()}
@@ -341,7 +383,9 @@ class LocalReducer(Reducer, ChoosesTrained):
     @property
     def own(self) -> dict[str, Tensor]:
         """What this rank has made of it since, by name; empty if that is the same."""
-        return {} if self.is_current else {**{name: self.value(name) for name in self._names}, **self._live_buffers()}
+        return (
+            {} if self.is_current else {**{name: self.value(name) for name in self._parameters}, **self._live_buffers()}
+        )
 
     def means(self) -> dict[str, dict[str, Any]]:
         """The means that wait to be used, by fragment; all ranks call it together."""
@@ -416,7 +460,7 @@ class LocalReducer(Reducer, ChoosesTrained):
 
     def _send(self, number: int, update: int) -> None:
         """Begin to sum a fragment over the ranks."""
-        names = [self._names[place] for place in self._fragments[number]]
+        names = self._fragments[number]
         own = {name: self.value(name) for name in names}
         self._agree(own, update)
         may_break = self._settings.overlap_updates > 0
@@ -435,22 +479,24 @@ class LocalReducer(Reducer, ChoosesTrained):
         said = [0.0] * group.ranks + [stamp]
         said[group.rank] = float(not all(bool(one.isfinite().all()) for one in own.values()))
         heard = group.sum_floats(said)
-        if heard[-1] != group.sum_of_same(stamp):
+        *faults, differs = self._pipeline.sum_floats([*heard[:-1], float(heard[-1] != group.sum_of_same(stamp))])
+        if differs:
             raise ReplicaError(
                 f"rank {group.rank} has trained other parameters, or at another learning rate, than another rank "
                 f"until update {update}: `requires_grad` or the optimizer's `lr` was changed on some ranks only. "
                 f"Change it on all of them at the same update; a hook that is `first_rank_only` runs on one."
             )
-        ranks = [rank for rank, fault in enumerate(heard[:-1]) if fault]
+        ranks = [rank for rank, fault in enumerate(faults) if fault]
         if ranks:
             raise NonFiniteError(
-                f"after update {update} rank {', '.join(map(str, ranks))} holds parameters that are inf or NaN, so "
-                f"nothing was shared. Go on from the last checkpoint with a lower learning rate, or clip gradients."
+                f"after update {update} {_which(self._pipeline)} {', '.join(map(str, ranks))} holds parameters that "
+                f"are inf or NaN, so nothing was shared. Go on from the last checkpoint with a lower learning rate, or "
+                f"clip gradients."
             )
 
     def _arrive(self, number: int) -> None:
         """Make the outer step of a fragment whose mean has come."""
-        names = [self._names[place] for place in self._fragments[number]]
+        names = self._fragments[number]
         _, mean = self._flight[number]
         total, parameters = mean.values(), [self._parameters[name] for name in names]
         del self._flight[number]
@@ -461,7 +507,7 @@ class LocalReducer(Reducer, ChoosesTrained):
 
     def _adopt(self, number: int) -> None:
         """Let this rank's own parameters of a fragment follow the outer step that was made."""
-        settings, names = self._settings, [self._names[place] for place in self._fragments[number]]
+        settings, names = self._settings, self._fragments[number]
         with torch.no_grad():
             for name in names:
                 shared = self._shared[name]
@@ -496,3 +542,8 @@ class LocalReducer(Reducer, ChoosesTrained):
 
     def _live_buffers(self) -> dict[str, Tensor]:
         return dict(named_buffers(self.module))
+
+
+def _which(pipeline: Group) -> str:
+    """What a data-parallel rank is called."""
+    return "replica" if pipeline.ranks > 1 else "rank"

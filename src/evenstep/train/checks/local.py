@@ -3,7 +3,6 @@
 Each rule is asked by itself of what a run file alone decides. What such ranks do is told in `parallel.reducer.local`.
 """
 
-from torch import nn
 from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
@@ -11,7 +10,6 @@ from evenstep.optim.modes import has_modes
 from evenstep.optim.multi import inner
 from evenstep.options import Training
 from evenstep.parallel import Local, Strategy
-from evenstep.pipeline import PipelineModel
 from evenstep.train.failures import Skip, Stop
 from evenstep.train.failures.policies import Policies
 
@@ -19,7 +17,6 @@ from evenstep.train.failures.policies import Policies
 def check_local(
     strategy: Strategy,
     *,
-    model: nn.Module,
     optimizer: Optimizer,
     train: Training,
     policies: Policies,
@@ -27,8 +24,6 @@ def check_local(
     """Raise ArgumentError for what can't be with ranks that step alone; nothing is changed."""
     if not isinstance(strategy, Local):
         return
-    if isinstance(model, PipelineModel):
-        raise _refusal("a model in stages", "its ranks hold parts of a model, and step together", "`ddp` or `zero1`")
     check_training(train)
     if any(has_modes(one) for one in inner(optimizer)):
         raise _refusal(

@@ -79,8 +79,9 @@ class AbortCauses:
         self.context.storage.discard_from(pending.number, but=pending.began)
         self.context.precision.state = pending.precision
         self.core.resume()
-        found, rank = self.incident(pending), self.execution.group.rank
-        return replace(found, message=f"on rank {rank}, which steps alone: {found.message}", rank=rank)
+        found, rank = self.incident(pending), self.execution.reducers.rank  # that of its pipeline which speaks for it
+        who = "replica" if self.execution.pipeline.ranks > 1 else "rank"
+        return replace(found, message=f"on {who} {rank}, which steps alone: {found.message}", rank=rank)
 
     def own_overflow(self, pending: PendingUpdate) -> Incident | None:
         """What is to be said of an update that overflowed the loss scale of this rank, which steps alone."""

@@ -41,7 +41,7 @@ def replay_failure(engine: Engine, data: Data, state: Tree, failure: Tree) -> st
     # it may be looked at in another precision than it was saved in
     check_fits(saved, state_of(whole), "model", formats={name: tensor.dtype for name, tensor in saved.items()})
     load_state(whole, saved)
-    own = state.get("local", {}).get("own", {}).get(str(failure["rank"]), {})
+    own = engine.parts.saved.portion.own(state).get("local", {}).get("own", {}).get(str(failure["rank"]), {})
     live = {**named_parameters(whole), **named_buffers(whole)}
     with torch.no_grad():
         for name, value in own.get("model", {}).items():

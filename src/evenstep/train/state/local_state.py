@@ -21,7 +21,7 @@ from evenstep.optim.ema import Ema
 from evenstep.optim.multi import inner
 from evenstep.optim.stepping import Steps
 from evenstep.parallel import Reducers, mapped
-from evenstep.parallel.reducer.local import LocalReducer
+from evenstep.parallel.reducer.local import Replica, Shares
 from evenstep.parallel.reducer.own_states import OwnStates
 from evenstep.train.state import Tree
 
@@ -78,7 +78,7 @@ class AloneState(LocalState):
         optimizer: this rank's own.
     """
 
-    def __init__(self, reducer: LocalReducer, layout: OwnStates, optimizer: "InnerOptimizer") -> None:
+    def __init__(self, reducer: Shares, layout: OwnStates, optimizer: "InnerOptimizer") -> None:
         super().__init__()
         self._reducer, self._layout, self._optimizer = reducer, layout, optimizer
 
@@ -220,12 +220,14 @@ class InnerOptimizer:
             self.ema.after_update(update)
 
 
-def build_local_state(reducers: Reducers, optimizer: Optimizer, steps: Steps, ema: Ema | None) -> LocalState:
+def build_local_state(
+    model: nn.Module, reducers: Reducers, optimizer: Optimizer, steps: Steps, ema: Ema | None, replica: Replica
+) -> LocalState:
     """What ranks hold beside what they share; one that steps alone does so with this optimizer."""
     reducer, layout = reducers.alone, reducers.layout
-    if not isinstance(reducer, LocalReducer) or not isinstance(layout, OwnStates):
+    if reducer is None or not isinstance(layout, OwnStates):
         return LocalState()
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
     own = InnerOptimizer(optimizer, steps, ema)
-    reducer.attach(parameters, own)
+    reducer.attach(model, parameters, own, replica)
     return AloneState(reducer, layout, own)
