@@ -1,5 +1,17 @@
-"""What pytest must not import here: modules that derive classes from those of an extra that is not installed."""
+"""Doctests are of files with examples: those without are not imported for them, nor walked through."""
 
-from importlib.util import find_spec
+from collections.abc import Generator
+from pathlib import Path
 
-collect_ignore = [] if find_spec("torchao") else ["src/evenstep/precision/float8_linear.py"]
+import pytest
+from _pytest.doctest import DoctestModule
+
+_Collected = list[pytest.Collector]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Generator[None, _Collected, _Collected]:
+    found = yield
+    if file_path.suffix == ".py" and b">>> " not in file_path.read_bytes():
+        found = [one for one in found if not isinstance(one, DoctestModule)]
+    return found

@@ -9,13 +9,6 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-import torch
-import torch._dynamo  # else the first optimizer imports it, in the midst of a test
-from hypothesis import settings
-
-# How long an example takes depends on what else the machine does; what a test may take in all is pytest's timeout.
-settings.register_profile("evenstep", deadline=None, max_examples=50)
-settings.load_profile("evenstep")
 
 # the modules beside the tests: what tests run, and what starts it
 sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("usage", "faults", "ranks", "gpu", "dist")]
@@ -30,7 +23,19 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process that tests 
 # No machine loses its power here: tests of that look at what is asked for; processes that tests start wait for the disk
 os.fsync = lambda descriptor: (os.fstat(descriptor), None)[1]
 
-torch.set_num_threads(1)  # the tests' tensors are tiny, and other workers and ranks need the other cores
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepare who runs tests; who only deals them out to several workers starts them some seconds earlier without."""
+    if config.getoption("numprocesses", None):
+        return
+    import torch
+    import torch._dynamo  # else the first optimizer imports it, in the midst of a test
+    from hypothesis import settings
+
+    torch.set_num_threads(1)  # the tests' tensors are tiny, and other workers and ranks need the other cores
+    # How long an example takes depends on what else the machine does; what a test may take in all is pytest's timeout.
+    settings.register_profile("evenstep", deadline=None, max_examples=50)
+    settings.load_profile("evenstep")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -67,6 +72,8 @@ _NO_SHARDS = "install a newer one, or take `zero1` or `ddp`"  # the end of what 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Tests in which `fsdp` is refused, as it is by older releases of torch, are skipped there, and only there."""
+    import torch
+
     report = yield
     if torch.__version__ < "2.13" and report.failed and _NO_SHARDS in report.longreprtext + report.capstderr:
         path, line, _ = item.location

@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures.thread import _threads_queues
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -48,7 +49,7 @@ class Script:
     """A running script.
 
     Args:
-        arguments: as after `python`: a file, or `-m` and a module; then what it is given.
+        arguments: as after `python`: a file, `-m` and a module, or `-c` and a program; then what it is given.
         fresh: whether interpreters that it starts import torch themselves, as a user's do.
         session: whether it begins a session of its own, and a group of processes.
         environment: variables beside those of this process.
@@ -142,6 +143,7 @@ def _be_interpreter(arguments: list[str], variables: Mapping[str, str], path: li
             signal.signal(signal.SIGINT, signal.default_int_handler)
         atexit._clear()
         util._finalizer_registry.clear()
+        _threads_queues.clear()  # whoever forks in a thread of a pool would wait for itself
         sys.path[:] = path
         code = _interpret(arguments, str(Path.cwd()), variables)
     finally:
@@ -182,6 +184,9 @@ def _execute(arguments: list[str], folder: str, variables: Mapping[str, str]) ->
         if arguments[0] == "-m":
             sys.argv, sys.path[:0] = arguments[1:], [folder]
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        elif arguments[0] == "-c":
+            sys.argv, sys.path[:0] = ["-c", *arguments[2:]], [folder]
+            exec(arguments[1], {"__name__": "__main__"})
         else:
             sys.argv, sys.path[:0] = arguments, [str(Path(arguments[0]).parent)]
             runpy.run_path(arguments[0], run_name="__main__")

@@ -1,7 +1,6 @@
 """What `make gpu` runs on a machine with a CUDA device, tried on one without: at toy size, and what it says there."""
 
 import json
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from scripts import Script
 
 ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT / "benchmarks")]
@@ -94,10 +94,9 @@ def test_without_a_device_it_is_said_and_nothing_fails(tmp_path: Path, capsys: p
     assert benchmark.main() == []
     assert "no CUDA device here" in capsys.readouterr().out
     assert benchmarks.choose("gpu", benchmarks.names(ROOT / "benchmarks")) == ["gpu"]
-    command = [sys.executable, "tests/gpu/run.py", "--results", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "no CUDA device here: nothing was run" in done.stdout
+    done = Script(ROOT / "tests" / "gpu" / "run.py", "--results", tmp_path).ended()
+    assert done.code == 0, done.err
+    assert "no CUDA device here: nothing was run" in done.out
     assert not list(tmp_path.iterdir())
 
 
@@ -120,7 +119,28 @@ def test_what_is_missing_is_named_with_what_to_do(tmp_path: Path, monkeypatch: p
     assert "make gpu-wheels" in str(raised.value)
 
 
-def test_a_test_that_ends_its_process_takes_no_others_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+_TESTS = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import run as suite
+suite.ROOT, stages, told = Path(sys.argv[2]), [(1.0, [[sys.argv[4]]])], []
+env = suite.environment(Path(sys.argv[3]))
+cases, code = suite.tests(env, sys.argv[5], seconds=100, marked="not gpu", stages=stages, told=told.append)
+assert told[-1] == cases
+print(json.dumps([cases, code]))
+"""
+
+
+def ended_tests(root: Path, site: Path, file: str, rows: str) -> tuple[dict[str, Any], int]:
+    """What `suite.tests` gives, in a process whose pytest is forked."""
+    done = Script("-c", _TESTS, ROOT / "tests" / "gpu", root, site, file, rows).ended()
+    assert done.code == 0, done
+    cases, code = json.loads(done.out.splitlines()[-1])
+    return cases, code
+
+
+def test_a_test_that_ends_its_process_takes_no_others_along(tmp_path: Path) -> None:
     folder = tmp_path / "tests" / "gpu"
     folder.mkdir(parents=True)
     (folder / "conftest.py").write_text((ROOT / "tests" / "gpu" / "conftest.py").read_text())
@@ -133,10 +153,8 @@ def test_a_test_that_ends_its_process_takes_no_others_along(tmp_path: Path, monk
         "@pytest.mark.skip(reason='not here')\n"
         "def test_left_out(): pass\n"
     )
-    monkeypatch.setattr(suite, "ROOT", tmp_path)
-    stages, told, env = [(1.0, [["test_some.py"]])], list[Any](), suite.environment(tmp_path)
-    cases, code = suite.tests(env, "", seconds=100, marked="not gpu", stages=stages, told=told.append)
-    assert code == 1 and told[-1] == cases
+    cases, code = ended_tests(tmp_path, tmp_path, "test_some.py", "")
+    assert code == 1
     assert {name: one["outcome"] for name, one in cases.items()} == {
         "test_some::test_good": "passed",
         "test_some::test_hard": "died",
@@ -148,9 +166,7 @@ def test_a_test_that_ends_its_process_takes_no_others_along(tmp_path: Path, monk
 
 
 def test_the_suite_runs_its_tests_by_name_with_no_plugins_but_its_own(tmp_path: Path) -> None:
-    stages = [(1.0, [["test_memory.py"]])]
-    env = suite.environment(tmp_path)
-    cases, code = suite.tests(env, "cast_before", seconds=100, marked="not gpu", stages=stages)
+    cases, code = ended_tests(ROOT, tmp_path, "test_memory.py", "cast_before")
     assert code == 0
     assert {name: one["outcome"] for name, one in cases.items()} == {
         "test_memory::test_what_is_cast_before_it_is_moved_stays_pinned[cpu]": "passed"
