@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
-from scripts import ended, started
+from launched import free_port
+from scripts import Script, ended, started
+
+# Starts a script as each rank of its world, forked from this one, which has imported what the script does
+_FORKED = """
+import importlib, os, subprocess, sys
+for name in sys.argv[1].split():
+    importlib.import_module(name)
+ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(int(os.environ["WORLD_SIZE"]))]
+ranks = [subprocess.Popen([sys.executable, *sys.argv[2:]], env=os.environ | rank) for rank in ranks]
+sys.exit(any([rank.wait() for rank in ranks]))
+"""
 
 
 @pytest.fixture(scope="session")
@@ -31,14 +42,19 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
 def found_by(once: Callable[[str, Callable[[Path], Any]], Any]) -> Callable[..., Any]:
     """What a script beside the tests prints on its first rank: `found_by("x_checks.py", ranks, *checks)`.
 
-    The script is called with a folder and the checks. All ranks must end well within `timeout_s`.
+    The script is called with a folder and the checks. All ranks must end well within `timeout_s`. What takes seconds to
+    import is imported once for all ranks where it is given as `imports`.
     """
 
-    def found(script: str, ranks: int, *checks: str, timeout_s: float = 240) -> Any:
+    def found(script: str, ranks: int, *checks: str, timeout_s: float = 240, imports: str = "") -> Any:
         def launch(folder: Path) -> Any:
-            script_file = Path(__file__).with_name(script)
-            ends = ended(started(script_file, folder, *checks, ranks=range(ranks), world=ranks), timeout_s)
-            assert [end.code for end in ends] == [0] * ranks, ends
+            given = Path(__file__).with_name(script), folder, *checks
+            if imports:
+                address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
+                ends = [Script("-c", _FORKED, imports, *given, HF_HUB_OFFLINE="1", **address).ended(timeout_s)]
+            else:
+                ends = ended(started(*given, ranks=range(ranks), world=ranks), timeout_s)
+            assert not any(end.code for end in ends), ends
             return json.loads(ends[0].out.splitlines()[-1])
 
         return once("-".join([script.removesuffix(".py"), *checks[:1]]), launch)

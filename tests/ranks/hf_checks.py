@@ -4,6 +4,7 @@ Each check is a function of the group that returns what is to be compared; ranks
 """
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -101,12 +102,13 @@ def trained(make: Callable[[], Made], strategy: Strategy) -> dict[str, Tensor]:
 
 
 def apart(make: Callable[[], Made], group: Group) -> dict[str, float]:
-    """How far the parameters of two ranks are from those of one."""
-    alone = trained(make, Single())
+    """How far the parameters of two ranks are from those of one, which only the first compares."""
+    alone = trained(make, Single()) if group.rank == 0 else {}
     found: dict[str, float] = {}
     for strategy in (Ddp(group), Fsdp(group)):
         together = trained(make, strategy)
-        found[type(strategy).__name__] = max(float((together[name] - one).abs().max()) for name, one in alone.items())
+        far = [float((together[name] - one).abs().max()) for name, one in alone.items()]
+        found[type(strategy).__name__] = max(far, default=math.nan)
     return found
 
 

@@ -23,9 +23,10 @@ from evenstep.errors import ArgumentError
 from evenstep.parallel import Ddp, Fsdp, Mesh, Ordered, OrderedFsdp, Processes, Strategy, Zero1
 from evenstep.pipeline import Layer, Layers, PipelineModel
 
-UPDATES = 3
+UPDATES = 2  # of five micro-batches, and of four
 FOLDER = Path()
 MESH = Mesh()
+NOT_COMPARED: dict[str, Any] = {}
 
 
 class Square(Task):
@@ -94,6 +95,9 @@ def trainer(strategy: type[Strategy] | Any, *, mesh: Mesh | None = None, **more:
 
 
 def trained(strategy: Any, *, mesh: Mesh | None = None, **more: Any) -> dict[str, Any]:
+    """What is there at the end. Of one process only the first rank of all has it, which compares."""
+    if mesh is None and MESH.world.rank:
+        return NOT_COMPARED
     one = trainer(strategy, mesh=mesh, **more)
     one.train()
     return one.state_dict()
@@ -114,6 +118,8 @@ def same(mine: Any, other: Any) -> bool:
 
 
 def equal(mine: dict[str, Any], other: dict[str, Any]) -> bool:
+    if other is NOT_COMPARED:
+        return False
     parts = ("model", "ema", "progress")
     states = mine["optimizer"]["state"], other["optimizer"]["state"]
     return all(same(mine[part], other[part]) for part in parts) and same(*states)
@@ -121,6 +127,8 @@ def equal(mine: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def near(mine: dict[str, Any], other: dict[str, Any]) -> float:
     """Of what this rank has: the first has all, and it is the first that prints."""
+    if other is NOT_COMPARED:
+        return 0.0
     pairs = [(value.double(), other["model"][name].double()) for name, value in mine["model"].items()]
     return max(float((a - b).abs().max()) for a, b in pairs)
 
@@ -359,7 +367,7 @@ class Writes(Square):
 
 def writing(strategy: Any, *, mesh: Mesh | None = None, task: Task | None = None, **more: Any) -> Trainer:
     task = task or Writes()
-    valid = MapData(points(9), global_batch_size=4, micro_batch_size=1, shuffle=False)
+    valid = MapData(points(5), global_batch_size=4, micro_batch_size=1, shuffle=False)
     more = {"model": Deep(), "task": task, "evaluations": {"valid": valid}, "optimizer": momentum, **more}
     return trainer(strategy, mesh=mesh, **more)
 
@@ -375,7 +383,7 @@ def tasks_write_and_are_taught_in_stages_as_in_one_process() -> object:
         ours = writing(strategy, mesh=MESH, schedule=schedule)
         mine, here = ours.train().metrics, ours.state_dict()
         equals = near(here, state) < 1e-6 if strategy is Fsdp else equal(here, state)
-        each = ours.storage.history("valid/each")[-1].weight == 9
+        each = ours.storage.history("valid/each")[-1].weight == 5
         found.append(equals and each and mine["valid/steps"] == metrics["valid/steps"])
     return found
 

@@ -181,6 +181,7 @@ def quantized(
             optimizer=adamw,
             micro=2,
             strategy=strategy_of(strategy, model, group),
+            evaluations={},  # none
             folder=None if folder is None else Path(folder),
             train=Training(clip_norm=1.0, ema=Ema(decay=0.5)),
         )
