@@ -27,14 +27,17 @@ from evenstep.config.section import (
     TargetName,
 )
 from evenstep.data import Mixture, Sampled
+from evenstep.data.mixture import End
 from evenstep.events import Best, EarlyStop, Evaluate, Profile
 from evenstep.events.hooks.profile import span_of
+from evenstep.events.hooks.target import Mode
 from evenstep.extras.multitask import GradNorm, Uncertainty
 from evenstep.optim.ema import Ema, Evaluated
-from evenstep.optim.groups import Grouping, ParameterGroup
+from evenstep.optim.groups import DecayOn, Grouping, ParameterGroup
 from evenstep.options import default_of
 from evenstep.precision import Bf16True, Float8Mixed, Fp16Mixed
 from evenstep.precision.float8_mixed import Recipe
+from evenstep.precision.sixteen_bits import Where
 from evenstep.train import Trainer, load_weights
 
 
@@ -77,7 +80,7 @@ class TrainTable(Section, of=(Bf16True, options.Training)):
     """Number formats. `32-true` is float32 throughout; `-mixed` keeps float32 parameters and computes in the smaller
     format; `-true` also keeps the model in that format, with float32 master weights in the optimizer; `-no-master` does
     without those."""
-    cast_inputs: Literal["after-transfer", "before-transfer"]
+    cast_inputs: Where
     """For 16-bit models: whether floating-point inputs are cast after they were moved to the device, or before, which
     moves fewer bytes."""
     float32_outputs: bool
@@ -145,7 +148,7 @@ class MixtureTable(Section, of=(Mixture, Sampled)):
     kind: Literal["all", "round_robin", "sampled"] = "all"
     """`all`: each update takes a batch of every task. `round_robin`: the tasks take turns, one per update. `sampled`:
     tasks are drawn at random."""
-    end: Literal["min", "max", "cycle"]
+    end: End
     """When an epoch ends: `min` as soon as one task has used up its data; `max` and `cycle` when all have, where the
     tasks that finish earlier pause (`max`) or start over (`cycle`)."""
     temperature: Positive
@@ -246,7 +249,7 @@ class OptimizerTable(Section, of=Grouping):
     groups: dict[str, ParameterGroupTable] = Field(default_factory=dict)
     """Parameter groups with their own settings, by a name of your choice. All other parameters form the group
     `others`."""
-    weight_decay_on: Literal["all", "matrices"]
+    weight_decay_on: DecayOn
     """`matrices` applies weight decay to parameters with two or more dimensions only, not to biases, norms and other
     vectors; `all` applies it to everything."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] | None
@@ -338,7 +341,7 @@ class BestTable(Section, of=Best):
 
     metric: str = Field()  # to be named in a run file
     """Name of the metric: of an evaluation, such as `valid/loss`, or of training, such as `train/loss`."""
-    mode: Literal["min", "max"]
+    mode: Mode
     """`min` if smaller is better, `max` if larger is better."""
     keep: Count
     """How many of the best checkpoints to keep."""
@@ -372,7 +375,7 @@ class EarlyStopTable(Section, of=EarlyStop):
 
     metric: str = Field()  # to be named in a run file
     """Name of an evaluation's metric, such as `valid/loss`."""
-    mode: Literal["min", "max"]
+    mode: Mode
     """`min` if smaller is better, `max` if larger is better."""
     patience_evaluations: Count = 3
     """Stop after this many evaluations in a row without an improvement."""

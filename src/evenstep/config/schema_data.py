@@ -1,11 +1,11 @@
 """The tables of a run file about data: targets, datasets, and how samples become batches."""
 
-from typing import Literal
-
 from pydantic import Field
 
 from evenstep.config.section import Args, Count, CountOrAuto, CountOrPairs, Natural, Positive, Section, TargetName
 from evenstep.data import MapData, StreamData
+from evenstep.data.batch_sizes import Unit
+from evenstep.data.lengths import Oversized
 
 
 class TargetTable(Section):
@@ -40,7 +40,7 @@ class DataTable(Section, of=(MapData, StreamData)):
     global_batch_tokens: CountOrPairs | None
     """Most tokens of one update, padding included: the number of samples times the tokens of the longest one. To change
     it during the run give pairs of an epoch and a number, with `batch_size_unit` epochs."""
-    batch_size_unit: Literal["updates", "epochs"]
+    batch_size_unit: Unit
     """What the starts in such pairs count: updates or epochs, from 1."""
     micro_batch_size: CountOrAuto | None
     """Samples that go through forward and backward at once; the gradients of an update's micro-batches are accumulated.
@@ -54,7 +54,7 @@ class DataTable(Section, of=(MapData, StreamData)):
     packed: bool
     """The tokens of a batch are the sum over its samples, because `collate` packs them without padding, and not the
     number of samples times the longest one."""
-    oversized: Literal["error", "skip"]
+    oversized: Oversized
     """For a sample longer than the token budget: stop with an error, or leave it out."""
     length_window: Count | None
     """When batches are made by tokens, sort this many shuffled samples at a time by length, so that less is padded. By

@@ -8,6 +8,7 @@ from evenstep.config.section import Args, Count, Names, Natural, NonNegative, Po
 from evenstep.extras.slurm import Job
 from evenstep.options import default_of
 from evenstep.parallel import Fsdp, Local, Processes
+from evenstep.parallel.reducer.local import InnerState
 from evenstep.pipeline import PipelineModel
 
 
@@ -27,7 +28,7 @@ class LocalTable(Section, of=Local):
     changes."""
     synchronous_updates: Natural
     """Sum the gradients over the ranks, as ddp does, in the first this many updates."""
-    inner_state: Literal["keep", "reset"]
+    inner_state: InnerState
     """What happens to each rank's optimizer state when parameters are averaged: `keep` it, or `reset` it."""
     fragments: Count
     """Cut the parameters into this many parts, and average one part at a time, in turn."""

@@ -7,7 +7,7 @@ with one size, only the places where it is cut are others. So nothing is saved, 
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from evenstep.arguments import require_word, said
 from evenstep.data.batch import JSON
@@ -104,7 +104,7 @@ def batch_sizes(name: str, given: object, unit: Unit) -> BatchSizes:
     >>> batch_sizes("global_batch_size", [(1, 8), (100, 16)], "updates").as_json
     {'unit': 'updates', 'sizes': [[1, 8], [100, 16]]}
     """
-    require_word("batch_size_unit", unit, ("updates", "epochs"))
+    require_word("batch_size_unit", unit, get_args(Unit))
     wanted = f"pairs of a number of {unit} and a size, such as [(1, 64), (1000, 128)]"
     if not isinstance(given, list | tuple) or not given:
         raise ArgumentError(f"`{name}` must be a whole number or {wanted}, but is {said(given)}; write it so.")

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from evenstep.errors import ArgumentError, DataError, clause
 
-__all__ = ["Lengths", "fitting", "measure"]
+__all__ = ["Lengths", "Oversized", "fitting", "measure"]
 
 
 Lengths: TypeAlias = Sequence[int] | NDArray[Any] | Tensor | Callable[[int], int]
+Oversized = Literal["error", "skip"]  # what becomes of a sample that is longer than a budget
 
 
 def measure(lengths: Lengths, num_samples: int) -> NDArray[np.int64]:
@@ -72,7 +73,7 @@ def _as_array(lengths: Lengths, num_samples: int) -> NDArray[Any]:
     return _as_array(counted, num_samples)
 
 
-def fitting(lengths: NDArray[np.int64], *, max_tokens: int, oversized: Literal["error", "skip"]) -> NDArray[np.bool_]:
+def fitting(lengths: NDArray[np.int64], *, max_tokens: int, oversized: Oversized) -> NDArray[np.bool_]:
     """Which samples fit the budget alone.
 
     Args:

@@ -6,15 +6,16 @@ are read by a `Fetcher`, in this process or in workers; streams without length a
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, tee
-from typing import Literal, NamedTuple, final
+from typing import NamedTuple, final
 from zlib import crc32
 
 from evenstep.arguments import require_callable, require_count, require_flag, require_number, require_rank
 from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Position
+from evenstep.data.batch_sizes import Unit
 from evenstep.data.batching import share
 from evenstep.data.dataset import MapDataset, count_samples, fingerprint_of
 from evenstep.data.fetch import DEFAULT_COLLATE, Collate, Fetcher, Reply, Request
-from evenstep.data.lengths import Lengths
+from evenstep.data.lengths import Lengths, Oversized
 from evenstep.data.pin import can_pin
 from evenstep.data.pool import Pool
 from evenstep.data.sampling import EpochBatches, Sampling
@@ -100,11 +101,11 @@ class MapData(Data):
         lengths: Lengths | None = None,
         batch_size_multiple: int = 1,
         packed: bool = False,
-        oversized: Literal["error", "skip"] = "error",
+        oversized: Oversized = "error",
         length_window: int | None = None,
         shuffle: bool = True,
         curriculum_epochs: int = 0,
-        batch_size_unit: Literal["updates", "epochs"] = "updates",
+        batch_size_unit: Unit = "updates",
         collate: Collate = DEFAULT_COLLATE,
         num_workers: int = 0,
         prefetch_batches: int = 2,

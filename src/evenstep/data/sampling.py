@@ -6,7 +6,7 @@ epoch, batch), the same for every layout of ranks. It reads no dataset.
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple, cast, final
+from typing import NamedTuple, cast, final, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from evenstep.arguments import check_one_of_two, require_count, require_flag, require_word
 from evenstep.data.batch_sizes import BatchSizes, Unit, batch_sizes
 from evenstep.data.batching import cut_by_count, cut_by_sum, cut_by_tokens, group_by_length, pack, shuffle_batches
-from evenstep.data.lengths import Lengths, fitting, measure
+from evenstep.data.lengths import Lengths, Oversized, fitting, measure
 from evenstep.data.order import Order, order_of
 from evenstep.errors import ArgumentError
 from evenstep.keys import key
@@ -82,7 +82,7 @@ class Sampling:
         micro_batch_tokens: int | None = None,
         lengths: Lengths | None = None,
         batch_size_multiple: int = 1,
-        oversized: Literal["error", "skip"] = "error",
+        oversized: Oversized = "error",
         length_window: int | None = None,
         shuffle: bool = True,
         curriculum_epochs: int = 0,
@@ -205,7 +205,7 @@ def check_unit(unit: Unit, *, changes: bool, by_tokens: bool) -> None:
         changes: whether the size does.
         by_tokens: whether it is a budget of tokens that does.
     """
-    require_word("batch_size_unit", unit, ("updates", "epochs"))
+    require_word("batch_size_unit", unit, get_args(Unit))
     if not changes and unit != "updates":
         raise ArgumentError(
             f"`batch_size_unit` is what sizes that change are counted in, but is {unit!r} beside one size for the "
@@ -259,7 +259,7 @@ def check_packed(packed: bool, *, multiple: int, window: int | None) -> None:
 
 
 def _check_token_choices(lengths: object, oversized: str, *, has_budget: bool) -> None:
-    require_word("oversized", oversized, ("error", "skip"))
+    require_word("oversized", oversized, get_args(Oversized))
     if has_budget and lengths is None:
         raise ArgumentError(
             "`lengths` must be given with a token budget, but is None; give the number of tokens of each sample, "
