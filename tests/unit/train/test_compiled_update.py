@@ -658,3 +658,15 @@ def test_a_task_that_writes_into_its_batch_and_remembers_is_trained_as_without_c
     (model, task), (eager, plain) = found
     assert distance(model, eager) < 1e-6
     assert task.asked == plain.asked == 6
+
+
+@pytest.mark.slow
+def test_a_tensor_that_a_loss_keeps_in_an_attribute_is_named_where_it_can_not_be_compiled() -> None:
+    class Keeps(Squares):
+        def loss(self, output: Any, batch: Any) -> Any:
+            self.last = output.detach()
+            return super().loss(output, batch)
+
+    with pytest.raises(TaskError, match="can't be compiled as a whole") as raised:
+        run(engine_of(net(), task=Keeps()), 1)
+    assert "keeps a tensor in an attribute, `last` of Keeps" in " ".join(raised.value.__notes__)

@@ -6,7 +6,7 @@ update in which nobody has work, and whatever is looked at again after an abort,
 stands.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, final
 from zlib import crc32
@@ -34,7 +34,7 @@ from evenstep.train.outcome import PendingUpdate
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import branch_of
 from evenstep.train.recording import Recording
-from evenstep.train.side_effects import without_side_effects
+from evenstep.train.side_effects import with_modules, without_side_effects
 from evenstep.train.tasks.task import Loss, Task
 from evenstep.train.update import Update
 from evenstep.train.weigh import Weights
@@ -98,6 +98,7 @@ class CompiledUpdate:
         self._dispatched = 0
         self._weights: Weights | None = None  # of the update in progress, and its number
         self._number = 0
+        self._kept: list[str] = []  # attributes in which passes keep tensors
 
     def __call__(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
         """Execute the update that follows `before` with `batch`; see `Update`."""
@@ -133,6 +134,12 @@ class CompiledUpdate:
         except Exception as error:
             core.is_whole = not is_out_of_memory(error)  # all else is raised before anything is changed
             state.forget()
+            if self._kept and "TensorWrapper" in str(error):  # as torch calls a tensor that a graph would have to keep
+                error.add_note(
+                    f"The forward or the loss keeps a tensor in an attribute, {', '.join(self._kept)}, which a graph "
+                    f"can't. Leave that out, or give the number as a metric, `Loss(total, metrics={{'name': (sum, "
+                    f"weight)}})`."
+                )
             if is_out_of_memory(error):
                 raise _no_memory(update, error) from error
             raise
@@ -268,11 +275,15 @@ class CompiledUpdate:
         context, weights, update = self._context, self._weights, self._number
         assert weights is not None
         silent = context.silently()
-        with without_side_effects([self._model, *context.tasks.values()]), torch.enable_grad():
+        owners = [self._model, *context.tasks.values()]
+        with without_side_effects(owners), torch.enable_grad():
+            attributes = _tensors_in_attributes(owners)
             before = {name: (one, times_written(one)) for name, one in self._model.named_buffers()}
             with MicrobatchStep.of_update(silent, weights, update) as step:
                 self._execution.try_one(step)
             moving = self._moving(before)
+            now = _tensors_in_attributes(owners).items()
+            self._kept = [name for name, one in now if one is not attributes.get(name)]
         check_shows_nothing([one.name for one in silent.storage.take_shown()])
         used = tuple([number for number, one in enumerate(self._state.parameters) if one.grad is not None])
         for one in self._core.trained.with_grad:
@@ -290,6 +301,16 @@ class CompiledUpdate:
                 if times_written(one) != version or id(one) in silent or id(one) not in standing
             ]
         )
+
+
+def _tensors_in_attributes(owners: Sequence[object]) -> dict[str, Tensor]:
+    """What modules and tasks hold beside parameters and buffers, by what it is called."""
+    return {
+        f"`{name}` of {type(owner).__name__}": value
+        for owner in with_modules(owners)
+        for name, value in (vars(owner).items() if hasattr(owner, "__dict__") else ())
+        if isinstance(value, Tensor)
+    }
 
 
 def running_statistics_of(part: nn.Module) -> list[Tensor]:
