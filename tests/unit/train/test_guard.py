@@ -86,6 +86,32 @@ def test_a_sum_that_is_given_as_a_mean_is_told_as_that_and_not_as_a_loss_of_the_
     assert trainer_of(Total()).train().update == 2  # as the advice says
 
 
+@pytest.mark.parametrize("first", [[0, 0, 0, 0], [0, 1, 1, 0]])
+def test_a_mean_over_class_weights_is_refused_though_the_first_micro_batch_does_not_tell(first: list[int]) -> None:
+    class Weighted(Sums):
+        def loss(self, output: Any, batch: Any) -> Any:
+            return Loss.of_mean(F.cross_entropy(output, batch[1], torch.tensor([1.0, 3.0, 1.0])), len(batch[1]))
+
+    class Counted(Weighted):
+        def weight(self, batch: Any) -> Tensor:
+            return torch.tensor([1.0, 3.0, 1.0])[batch[1]].sum()
+
+        def loss(self, output: Any, batch: Any) -> Any:
+            mean = F.cross_entropy(output, batch[1], torch.tensor([1.0, 3.0, 1.0]))
+            return Loss.of_mean(mean, self.weight(batch))  # as the error says
+
+    labels = [*first, 0, 0, 1, 1]
+    data = MapData(
+        [(x, torch.tensor(label)) for (x, _), label in zip(SAMPLES, labels, strict=False)],
+        global_batch_size=8,
+        micro_batch_size=4,
+        shuffle=False,
+    )
+    text = refused(Weighted(), data=data)
+    assert "the loss of micro-batch 1 (4 samples) is" in text and "must count: `weights[labels].sum()`" in text
+    assert trainer_of(Counted(), data=data).train().update == 2
+
+
 def test_an_evaluation_refuses_a_mean_as_well() -> None:
     data = MapData(SAMPLES, global_batch_size=8, micro_batch_size=4, shuffle=False)
     with pytest.raises(TaskError, match="gives a mean"):

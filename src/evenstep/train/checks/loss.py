@@ -48,7 +48,7 @@ from evenstep.train.checks.loss_faults import (
 )
 from evenstep.train.checks.loss_runner import SIXTEEN_BITS, LossRunner, weight_of_piece
 from evenstep.train.layout_dependence import ChangedAttribute, ChangedAttributes
-from evenstep.train.memory.split import num_samples
+from evenstep.train.memory.split import num_samples, tensors_in
 from evenstep.train.memory.sub_batch import SubBatch, parts_of, reason_not_cut, whole_of
 from evenstep.train.side_effects import evaluating, without_side_effects
 from evenstep.train.tasks.now import checking_losses
@@ -197,12 +197,13 @@ class Guard:
         self.tries[name] = self.tries.get(name, 0) + 1
         if self.tries[name] >= TRIES:
             self.pending.discard(name)
-        values = LossValues()
-        if any(gather(trial is not None)):
-            values = self.run(name, _of(trial), _whole_and_parts(trial), "check")
-            while values.out_of_memory_anywhere:
-                trial = _smaller(task, trial) if values.out_of_memory else trial
-                values = self.run(name, _of(trial), _whole_and_parts(trial), "check")
+        trial, values = self._values(name, trial)
+        if values.is_whole and values.given[0] is not None and values.given[0].count is not None:
+            better = self._more_telling(task, microbatches, trial)
+        else:
+            better = None
+        if any(gather(better is not None)):
+            trial, values = self._values(name, better or trial)
         given = [one for one in values.given if one is not None] if values.is_whole else []
         tolerance = self._tolerance(narrow=values.narrow)
         suspect = bool(given) and not (
@@ -242,6 +243,27 @@ class Guard:
         except Exception:  # noqa: BLE001 - the update asks the same of the task, and says what it raises
             return None, ""
         return None, why
+
+    def _values(self, name: str, trial: TrialBatch | None) -> tuple[TrialBatch | None, LossValues]:
+        """What a task gives for a trial, or for a part of it that fits into memory."""
+        task, values = self.run.context.tasks[name], LossValues()
+        if any(self.run.execution.group.gather(trial is not None)):
+            values = self.run(name, _of(trial), _whole_and_parts(trial), "check")
+            while values.out_of_memory_anywhere:
+                trial = _smaller(task, trial) if values.out_of_memory else trial
+                values = self.run(name, _of(trial), _whole_and_parts(trial), "check")
+        return trial, values
+
+    def _more_telling(
+        self, task: Task, microbatches: Sequence[Microbatch], trial: TrialBatch | None
+    ) -> TrialBatch | None:
+        """Another, where the parts of one have the same classes: then a mean over class weights is one over samples."""
+        best, most = None, 0 if trial is None else _unlike(trial.parts)
+        for one in microbatches:
+            other, _ = self._trial(task, [one])
+            if other is not None and _unlike(other.parts) > most:
+                best, most = other, _unlike(other.parts)
+        return best
 
     def _miscounted(self, name: str, microbatches: Sequence[Microbatch]) -> str:
         """What is wrong with the weight of a micro-batch that can't be cut, where its loss says what it has counted."""
@@ -336,6 +358,20 @@ def _as_in_training() -> Generator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+def _unlike(parts: Sequence[SubBatch]) -> int:
+    """How many columns of whole numbers, such as labels, have other shares of them in some parts than in others."""
+    columns = [*zip(*(_shares(part) for part in parts), strict=False)]
+    return sum(any(one != theirs[0] for one in theirs) for theirs in columns)
+
+
+def _shares(part: SubBatch) -> list[dict[int, float]]:
+    """Of each column of whole numbers, the share of each."""
+    found = [one for one in tensors_in(part.data) if not (one.is_meta or one.is_floating_point() or one.is_complex())]
+    plain = [one for one in found if one.layout is torch.strided and one.numel()]
+    counted = [(one.unique(return_counts=True), one.numel()) for one in plain]
+    return [dict(zip(values.tolist(), (counts / size).tolist(), strict=True)) for (values, counts), size in counted]
 
 
 def _whole_and_parts(trial: TrialBatch | None) -> list[SubBatch]:

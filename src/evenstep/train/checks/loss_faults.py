@@ -47,10 +47,16 @@ def loss_fault(kind: Kind, size: float, task: Task, where: str, whole: LossValue
             f"{found}: {loss} gives as a mean what is a sum, so that it is multiplied by the number of units once "
             f"more. Give their mean; a task of your own may return the sum as it is, `Loss(total)`."
         )
+    classes = (
+        " (where classes have weights, that is what `Loss.of_mean` and `weight` must count: `weights[labels].sum()`)"
+        if whole.count is not None
+        else ""
+    )
     return (
         f"{found}: what {loss} gives depends on the micro-batch as a whole (samples compared with each other, such as "
         f"negatives of the same batch; a statistic of the batch), so it is another loss for every cut and number of "
-        f"ranks. Sum what each sample gives by itself; if it is meant over a micro-batch as a whole: {AS_IT_IS}."
+        f"ranks. Sum what each sample gives by itself{classes}; if it is meant over a micro-batch as a whole: "
+        f"{AS_IT_IS}."
     )
 
 
