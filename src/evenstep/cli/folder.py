@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from shlex import quote
 
 from evenstep.checkpoint import Mirror, complete_checkpoints
 from evenstep.config.defaults import defaults_of
@@ -47,7 +48,8 @@ def check_free(folder: Path) -> None:
     if not folder.is_dir() or any(folder.iterdir()):
         raise ArgumentError(
             f"the run folder {folder} exists already, and nothing in it was touched. To go on with that run: `evenstep "
-            f"resume {folder}`; to keep it and train another: `--name ANOTHER`; to start over: delete the folder first."
+            f"resume {quote(str(folder))}`; to keep it and train another: `--name ANOTHER`; to start over: delete the "
+            f"folder first."
         )
 
 
@@ -104,7 +106,7 @@ def find_config(folder: Path) -> Path:
             )
         what = f"has no {CONFIG}" if folder.is_dir() else "is a file" if folder.exists() else "is not there"
         file = folder if folder.suffix == ".toml" else folder / "run.toml"
-        begin = f", or begin or go on with the run of {file}: `evenstep train {file} --resume auto`"
+        begin = f", or begin or go on with the run of {file}: `evenstep train {quote(str(file))} --resume auto`"
         raise ArgumentError(
             f"{folder} must be the folder of a run, but {what}; give the folder that `evenstep train` has printed, "
             f"such as runs/gpt_bytes{begin if file.is_file() else ''}."

@@ -6,6 +6,7 @@ overwritten.
 
 import re
 from pathlib import Path
+from shlex import quote
 from shutil import Error as CopyError
 from shutil import copyfile, copytree, ignore_patterns, rmtree
 
@@ -41,8 +42,8 @@ def run(path: str, settings: list[str], **options: str | None) -> int:
         raise ConfigError([f"`{path}` can't be written: {why}; give another folder, or make room."]) from error
     toml = folder / "run.toml"
     print(f"{folder} is a copy of the recipe {name}: {', '.join(sorted(file.name for file in folder.iterdir()))}")
-    print(f"  evenstep check {toml}    builds it and tries one update")
-    print(f"  evenstep train {toml}    trains it, into runs/{folder.name}")
+    print(f"  evenstep check {quote(str(toml))}    builds it and tries one update")
+    print(f"  evenstep train {quote(str(toml))}    trains it, into runs/{folder.name}")
     return EXIT_DONE
 
 

@@ -7,6 +7,7 @@ settings that leave the updates already made as they are can be changed.
 
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any, cast
 
 from evenstep.builders import joined, open_run
@@ -41,7 +42,8 @@ def run(path: str, settings: list[str]) -> int:
         if given.path[0] in BEGUN:
             fault = (
                 f"`{given.path[0]}` can't be set for `evenstep resume`, which goes on from the newest checkpoint of "
-                f"{folder}; leave it out, or begin another run: `evenstep train {file} --name ANOTHER --resume PATH`."
+                f"{folder}; leave it out, or begin another run: `evenstep train {quote(str(file))} --name ANOTHER "
+                f"--resume PATH`."
             )
             raise ConfigError([fault])
     own = [_with_origin(each, folder) for each in settings_of(settings, without=OWN)]
@@ -144,7 +146,8 @@ def _refusal(keys: list[str], file: Path) -> str:
     settings = " ".join(f"--{key} VALUE" for key in keys)
     return (
         f"{' and '.join(f'`{key}`' for key in keys)} can't be changed when a run goes on, since the updates already "
-        f"made would be another run's. Leave it out, or train another run, anew or (with `--resume {file.parent}`) "
-        f"from where this one is: `evenstep train {file} --name ANOTHER {settings}`. What can be changed: "
+        f"made would be another run's. Leave it out, or train another run, anew or (with `--resume "
+        f"{quote(str(file.parent))}`) from where this one is: `evenstep train {quote(str(file))} --name ANOTHER "
+        f"{settings}`. What can be changed: "
         f"{', '.join(SAFE)}."
     )

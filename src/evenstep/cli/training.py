@@ -9,6 +9,7 @@ import sys
 from collections.abc import Collection, Generator
 from contextlib import closing, contextmanager, redirect_stdout, suppress
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 from evenstep.builders import build_hooks, build_mesh, build_parts, build_strategy
@@ -147,7 +148,7 @@ def _how_to_go_on(folder: Path) -> str:
         return f"No checkpoint was saved before that; what was logged is in {folder}."
     origin = origin_of_recipe(folder)
     return (
-        f"The run is saved up to {saved[-1].name}: `evenstep resume {folder}` goes on from there, with the recipe's "
-        f"files as they are in {folder / RECIPE}"
+        f"The run is saved up to {saved[-1].name}: `evenstep resume {quote(str(folder))}` goes on from there, with the "
+        f"recipe's files as they are in {folder / RECIPE}"
         f"{'' if origin is None else f', or, with `--recipe current`, as they then are in {origin}'}."
     )

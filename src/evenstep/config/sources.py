@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple, cast
 
 from evenstep.errors import ConfigError
@@ -69,8 +70,8 @@ def read_file(path: Path) -> Tree:
         fault = f"{path} is a folder; give the path of the run file in it, such as {path / 'run.toml'}."
         if (path / "config.toml").is_file():
             fault = (
-                f"{path} is the folder of a run; to go on with it, `evenstep resume {path}`, and for all else give its "
-                f"run file, {path / 'config.toml'}."
+                f"{path} is the folder of a run; to go on with it, `evenstep resume {quote(str(path))}`, and for all "
+                f"else give its run file, {path / 'config.toml'}."
             )
     except OSError as error:
         fault = f"{path} can't be read: {error.strerror}."

@@ -1,4 +1,5 @@
 import hashlib
+import shlex
 import shutil
 import tomllib
 from collections.abc import Callable
@@ -326,3 +327,11 @@ def test_checkpoints_without_a_configuration_are_gone_on_with_by_the_script_or_r
     assert done.code == 1 and "`trainer.resume()` before `trainer.train()`" in done.err
     assert "`evenstep train RUN.toml --resume auto`" in done.err
     assert evenstep("train", "run.toml", "--resume", "auto").code == 0
+
+
+def test_the_commands_that_errors_advise_can_be_pasted_where_folders_have_spaces(evenstep: Run, recipe: Path) -> None:
+    evenstep("train", "run.toml", "--runs", "my runs")
+    for refused in (["train", "run.toml", "--runs", "my runs"], ["check", "my runs/tiny"]):
+        said = evenstep(*refused).err
+        advised = said.partition("`evenstep ")[2].partition("`")[0]
+        assert evenstep(*shlex.split(advised)).code == 0, said

@@ -6,6 +6,7 @@ It never hides the error that is in flight, and it cannot go on from it: that is
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from evenstep.checkpoint import Mirror, write_emergency, write_failure, write_part
@@ -90,7 +91,7 @@ def _keep_failure(
     error: BaseException, batch: GlobalBatch, number: int, checkpointer: Checkpointer, reducers: Reducers
 ) -> None:
     path = _write_failure(checkpointer.folder, describe_failure(error, batch, number, reducers))
-    message = f"what update {number} failed with is kept: `evenstep replay {path}` runs it again."
+    message = f"what update {number} failed with is kept: `evenstep replay {quote(str(path))}` runs it again."
     _tell(checkpointer, checkpointer.state.engine.progress.update, message)
 
 
