@@ -106,12 +106,13 @@ def write_page(folders: Sequence[Path], path: Path) -> Path:
         if not is_special:
             half.replace(path)
     except OSError as error:
-        with suppress(OSError):
-            half.unlink()
         raise EvenstepError(
             f"the report cannot be written to `{path}`: {error.strerror}; make room there, make the folder writable, "
             f"or name another file, `evenstep report FOLDER --to FILE`."
         ) from error
+    finally:  # also at Ctrl-C
+        with suppress(OSError):
+            half.unlink(missing_ok=True)
     return path
 
 

@@ -218,3 +218,16 @@ def test_whatever_the_files_hold_there_is_a_page(
     for name in ("metrics.jsonl", "incidents.jsonl"):
         (folder / name).write_text("".join(json.dumps({"update": 1} | line) + "\n" for line in lines))
     assert folder.name in read(folder).text
+
+
+def test_of_a_page_that_ctrl_c_interrupts_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "config.toml").touch()
+
+    def interrupted(half: Path, path: Path) -> None:
+        assert half.exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_report(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["config.toml"]
