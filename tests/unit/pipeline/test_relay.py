@@ -87,7 +87,7 @@ def graphs(draw: st.DrawFn) -> list[list[int]]:
     return [list(dict.fromkeys(theirs)) for theirs in sources]
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(graphs(), st.data())
 def test_relayed_outputs_train_to_the_bits_of_the_whole_model_however_it_is_cut(
     sources: list[list[int]], data: st.DataObject

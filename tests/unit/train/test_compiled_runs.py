@@ -52,9 +52,9 @@ class StopAfter(Hook):
             raise RuntimeError("ended")
 
 
-def chain(dropout: float = 0.0) -> nn.Module:
+def chain(dropout: float = 0.0, *, blocks: int = 1) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, WIDTH), Block(dropout), Block(dropout), nn.Linear(WIDTH, 1))
+    return nn.Sequential(nn.Linear(3, WIDTH), *(Block(dropout) for _ in range(blocks)), nn.Linear(WIDTH, 1))
 
 
 def samples() -> list[tuple[Tensor, Tensor]]:
@@ -64,7 +64,7 @@ def samples() -> list[tuple[Tensor, Tensor]]:
 
 def trainer_of(folder: Path, compile: str, *hooks: Hook) -> Trainer:
     """Of updates of a micro-batch and a short one."""
-    model = chain(dropout=0.3)
+    model = chain(dropout=0.3, blocks=2 if compile == "model" else 1)  # one graph for both, or all in one
     return Trainer(
         model=model,
         task=Squares(),

@@ -75,8 +75,12 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-2)
 
 
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=1e-2, momentum=0.9)
+
+
 def engine_of(
-    model: nn.Module, compile: str = "update", *, task: Any = None, optimizer: Any = adamw, **more: Any
+    model: nn.Module, compile: str = "update", *, task: Any = None, optimizer: Any = momentum, **more: Any
 ) -> Engine:
     train = Training(compile=compile, clip_norm=1.0, **more.pop("train", {}))  # type: ignore[arg-type]
     return Engine(model, task or Squares(), optimizer(model), device="cpu", train=train, **more)
@@ -164,6 +168,7 @@ def compared(updates: int, **given: Any) -> None:
         engine = engine_of(
             model,
             compile,
+            optimizer=adamw,
             train={"ema": ema},
             lr_schedule={"kind": "cosine", "warmup_updates": 3},
             updates=updates,
@@ -191,7 +196,8 @@ def test_captured_graphs_may_overwrite_what_they_gave_and_write_to_what_stays(ra
     for compile in ("update", "off"):
         model = net(norm=ranks == 1)
         strategy = Ddp(Fake(0, 2)) if ranks == 2 else None
-        found.append((model, run(engine_of(model, compile, strategy=strategy, train={"ema": Ema(decay=0.9)}), 4)))
+        given = {"optimizer": adamw, "strategy": strategy, "train": {"ema": Ema(decay=0.9)}}
+        found.append((model, run(engine_of(model, compile, **given), 4)))
     assert distance(found[0][0], found[1][0]) < 1e-6
     assert_alike(found[0][1], found[1][1])
 

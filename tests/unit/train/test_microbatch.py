@@ -3,7 +3,7 @@
 from typing import Any, cast
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -85,6 +85,7 @@ def gradient_of(step: MicrobatchStep, strategy: Strategy) -> Tensor:
     return model.weight.grad
 
 
+@settings(max_examples=25)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(1, 12))
 def test_cut_finer_the_gradient_is_the_same(sizes: list[int], limit: int) -> None:
     whole = gradient_of(step_of(sizes), Single())

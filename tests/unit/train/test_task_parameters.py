@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -127,6 +127,7 @@ def test_they_are_trained_clipped_and_averaged_as_a_plain_loop_does(kind: Any) -
     assert ("task_parameters.seen" in saved) == (kind is Module)
 
 
+@settings(max_examples=15)  # there are 29 cuts
 @given(cuts=st.lists(st.integers(1, 4), min_size=1, max_size=4))
 def test_no_cut_changes_what_is_trained(cuts: list[int]) -> None:
     model, task = network(), Centers()
