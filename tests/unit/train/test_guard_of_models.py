@@ -166,3 +166,28 @@ def test_a_loss_that_can_not_be_had_in_evaluation_mode_is_said_not_to_be_compare
     (text,) = caplog.messages
     assert text.startswith("`Detect.loss` could not be compared with the losses of halves: in evaluation mode")
     assert "TypeError" in text
+
+
+class TimeFirst(Task):
+    """Sequences [time, samples], of which each has a state that goes from step to step."""
+
+    def inputs(self, batch: Any) -> Any:
+        return batch[0]
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return (output[0][..., 0] - batch[1]).square().sum()
+
+
+class TimeFirstCut(TimeFirst):
+    def weight(self, batch: Any) -> float:
+        return batch[0].shape[1]
+
+    def split(self, batch: Any) -> list[Any]:
+        return [*zip(*(one.chunk(2, dim=1) for one in batch), strict=True)] if batch[0].shape[1] > 1 else [batch]
+
+
+def test_samples_in_columns_that_were_cut_by_rows_since_there_are_as_many_are_told_as_that() -> None:
+    batch = points(16).reshape(4, 4, 2), points(8).reshape(4, 4)
+    with pytest.raises(TaskError, match=r"columns of the tensor \[4, 4, 2\], which was cut by rows: .*`split`"):
+        engine_of(TimeFirst(), nn.GRU(2, 3)).update(batch)
+    assert isinstance(engine_of(TimeFirstCut(), nn.GRU(2, 3)).update(batch), Committed)

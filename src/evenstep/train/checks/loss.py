@@ -49,7 +49,7 @@ from evenstep.train.checks.loss_faults import (
 from evenstep.train.checks.loss_runner import SIXTEEN_BITS, LossRunner, weight_of_piece
 from evenstep.train.layout_dependence import ChangedAttribute, ChangedAttributes
 from evenstep.train.memory.split import num_samples, tensors_in
-from evenstep.train.memory.sub_batch import SubBatch, parts_of, reason_not_cut, whole_of
+from evenstep.train.memory.sub_batch import SubBatch, parts_of, reason_not_cut, splits_itself, whole_of
 from evenstep.train.side_effects import evaluating, without_side_effects
 from evenstep.train.tasks.now import checking_losses
 from evenstep.train.tasks.task import Task
@@ -339,7 +339,8 @@ class Guard:
             if kind == "whole" and norms:
                 return "", norm_note(norms)
             if kind is not None:
-                return loss_fault(kind, size, task, where, whole, parts), ""
+                columns = _of_columns(task, trial) if kind == "whole" else ""
+                return loss_fault(kind, size, task, where, whole, parts) + columns, ""
             if task.late_weight:  # random as the loss is
                 return "", ""
         fault = weight_fault(task, where, whole, parts)
@@ -372,6 +373,16 @@ def _shares(part: SubBatch) -> list[dict[int, float]]:
     plain = [one for one in found if one.layout is torch.strided and one.numel()]
     counted = [(one.unique(return_counts=True), one.numel()) for one in plain]
     return [dict(zip(values.tolist(), (counts / size).tolist(), strict=True)) for (values, counts), size in counted]
+
+
+def _of_columns(task: Task, trial: TrialBatch) -> str:
+    """What is to be added to a fault where halves may have been cut across samples: as many rows as columns."""
+    count = num_samples(trial.whole.data, trial.whole.num_samples)
+    shapes = [list(one.shape) for one in tensors_in(trial.whole.data)]
+    square = next((shape for shape in shapes if count in shape[1:2] and shape[0] == count), None)
+    if square is None or splits_itself(task):
+        return ""
+    return f" If samples are the columns of the tensor {square}, which was cut by rows: say so in `split` and `weight`."
 
 
 def _whole_and_parts(trial: TrialBatch | None) -> list[SubBatch]:
