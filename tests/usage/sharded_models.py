@@ -98,5 +98,6 @@ KINDS = [
     Kind(
         name="an item's output, a view, changed in place", net="InPlace", refused="that is a view be changed in place"
     ),
+    Kind(name="a forward that writes to its weights", net="Clamping", refused="writes to the parameter `blocks.0.wei"),
     Kind(name="trained parameters without elements", net="Empty"),
 ]

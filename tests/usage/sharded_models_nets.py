@@ -607,6 +607,26 @@ class InPlace(Net):
         return x
 
 
+class Clamped(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        with torch.no_grad():
+            self.weight.clamp_(-0.2, 0.2)
+        return super().forward(x)
+
+
+class Clamping(Net):
+    """Clamps its weights in its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Clamped(WIDTH, WIDTH) for _ in range(2)])
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for block in self.blocks:
+            x = x + torch.tanh(block(x))
+        return x
+
+
 class Teller(nn.Linear):
     def forward(self, x: Tensor, told: list[Tensor]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         x = torch.tanh(super().forward(x))

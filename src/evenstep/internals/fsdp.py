@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from evenstep.internals import pytree
+from evenstep.internals import pytree, times_written
 
 _BACKWARD_HOOKS = attrgetter("_backward_hooks")
 
@@ -155,6 +155,15 @@ def gradient_of(shard: Any) -> Tensor | None:
     """
     kept = shard.unsharded_accumulated_grad
     return shard.unsharded_param.grad if kept is None else kept
+
+
+def mark_of_gathered(shard: Any) -> tuple[int, bool]:
+    """What is another when something was written into a gathered parameter, or put in its place; FSDP2 changes neither,
+    since it gathers under a preserved version, into memory that is emptied and filled again.
+    """
+    whole = shard.unsharded_param
+    memory = whole.untyped_storage()
+    return times_written(whole), any(one.untyped_storage() is memory for one in shard.all_gather_outputs)
 
 
 def forget_gradient(shard: Any) -> None:

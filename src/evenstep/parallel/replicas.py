@@ -18,8 +18,19 @@ def synchronise(module: nn.Module, group: Group) -> None:
     """Give every rank rank 0's parameters and buffers.
 
     Raises:
-        ArgumentError: several ranks, and a module whose gradients are sparse.
+        ArgumentError: several ranks, and a module whose gradients are sparse, or which scales its rows in its forward.
     """
+    for name, part in module.named_modules() if group.ranks > 1 else ():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
+            scaled = (
+                f"weight.mul_(({part.max_norm:g} / weight.norm({part.norm_type:g}, dim=1, keepdim=True)).clamp(max=1))"
+            )
+            raise ArgumentError(
+                f"on several ranks `{name or type(part).__name__}` can't have `max_norm` ({part.max_norm:g}): its "
+                f"forward writes to the rows of its own rank's samples, so each rank would have other parameters. "
+                f"Build it without, and scale all rows in `before_update` of the task or of a hook, under "
+                f"`torch.no_grad()`: `{scaled}`. Or train in one process."
+            )
     sparse = [
         f"`{name}`" if name else "the model itself"
         for name, part in module.named_modules()

@@ -2,8 +2,9 @@
 
 Nothing trains them and no gradient keeps them equal, so they are as buffers that forwards move; only nobody has said
 so. Which they are shows when passes have written to them: by the tensor's version, by memory of another place
-(`p.data = …`), and, looked for now and then, by other values (`p.data.mul_(…)`, of which the version does not tell). It
-changes nothing.
+(`p.data = …`), and, looked for now and then, by other values (`p.data.mul_(…)`, of which the version does not tell).
+Trained parameters that forwards write to are found in the same way: of several ranks each writes its own. It changes
+nothing.
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.internals import times_written
+from evenstep.names import named_parameters
 from evenstep.parallel.buffers import Looks
 
 
@@ -86,6 +88,33 @@ class FrozenParameters:
         kept = [both for both in zip(self._still, self._before, strict=True) if id(both[0].parameter) not in gone]
         self._still, self._before = [one for one, _ in kept], [before for _, before in kept]
         return found
+
+
+class TrainedWrites:
+    """Finds trained parameters that forwards write to, which is another matter than what the optimizer does to them.
+
+    >>> model = nn.Linear(1, 1); writes = TrainedWrites(model); writes.begin()
+    >>> _ = model.weight.data.mul_(2); writes.names()
+    ['weight']
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters = {name: one for name, one in named_parameters(model).items() if _is_plain(one)}
+        self._before: dict[str, tuple[tuple[int, int], Tensor]] = {}
+
+    def begin(self) -> None:
+        """An update's passes begin."""
+        trained = {name: one for name, one in self.parameters.items() if one.requires_grad}
+        self._before = {name: (mark_of(one), _first_numbers(one)) for name, one in trained.items()}
+
+    def names(self) -> list[str]:
+        """The names of those that passes have written to since `begin`."""
+        before, self._before = self._before, {}
+        return [
+            name
+            for name, (mark, numbers) in before.items()
+            if mark_of(self.parameters[name]) != mark or not torch.equal(numbers, _first_numbers(self.parameters[name]))
+        ]
 
 
 def mark_of(parameter: Tensor) -> tuple[int, int]:

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple, cast, final
 
 from torch import Tensor, nn
 
+from evenstep.errors import TaskError
 from evenstep.events import Incident
 from evenstep.names import LEARNED
 from evenstep.parallel.replicas import bits, is_compared
 from evenstep.train.buffers import Buffers
 from evenstep.train.execution import Execution
+from evenstep.train.frozen import TrainedWrites
 from evenstep.train.randomness import Randomness
 from evenstep.train.side_effects import with_modules
 from evenstep.train.tasks.task import Task
@@ -32,6 +34,7 @@ class Dependence:
     Args:
         unkeyed: what randomness is not keyed by layer though it would be in stages, for people; or "".
         tasks: those that remember something (`Task.state_dict`).
+        writes: finds trained parameters that forwards write to.
     """
 
     buffers: Buffers
@@ -40,10 +43,23 @@ class Dependence:
     execution: Execution
     report: Callable[[Incident], None]
     tasks: Mapping[str, Task]
+    writes: TrainedWrites
     _looked: bool = False
+
+    def begin(self, update: int) -> None:
+        """An update's passes begin."""
+        if self._compares(update):
+            self.writes.begin()
+
+    def _compares(self, update: int) -> bool:
+        """Whether ranks compare what is to be the same on all, which is about to be trained together."""
+        reducers = self.execution.reducers
+        return is_compared(update) and reducers.alone is None and reducers.together.ranks > 1
 
     def look(self, update: int) -> None:
         """After an update's passes, while its buffers have not been shared or judged; all ranks call it together."""
+        if self._compares(update):
+            self._refuse_writes()
         if self.tasks and is_compared(update) and self.execution.reducers.together.ranks > 1:
             self._look_at_tasks(update)
         if self._looked and not self.randomness.found and not self.buffers.found:
@@ -59,6 +75,22 @@ class Dependence:
                 if message:
                     self._say(update, message)
         self._looked = True
+
+    def _refuse_writes(self) -> None:
+        """Raise TaskError on all ranks where their forwards have written other numbers to a trained parameter."""
+        together = self.execution.reducers.together
+        written = sorted(set[str]().union(*together.gather(self.writes.names())))
+        if not written:
+            return
+        mine = [int(bits(self.writes.parameters[name])) if name in self.writes.parameters else 0 for name in written]
+        for name, *values in zip(written, *together.gather(mine), strict=True):
+            if others := [rank for rank, value in enumerate(values) if value != values[0]]:
+                raise TaskError(
+                    f"forwards write to the parameter `{name}`, which is trained, and rank "
+                    f"{', '.join(map(str, others))} has other numbers in it than rank 0, as it has seen other samples: "
+                    f"replicas would drift apart. Compute with a changed copy (`normalize(self.weight)`), or change it "
+                    f"once per update in `before_update` of the task or of a hook, alike on all ranks."
+                )
 
     def _look_at_tasks(self, update: int) -> None:
         """Say which of the things that tasks remember are not the same on all ranks; then nobody looks any more."""

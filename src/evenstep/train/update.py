@@ -29,6 +29,7 @@ from evenstep.train.buffers import Buffers
 from evenstep.train.context import MicrobatchResults, TrainContext
 from evenstep.train.execution import Execution
 from evenstep.train.failures import FailurePolicy
+from evenstep.train.frozen import TrainedWrites
 from evenstep.train.layout_dependence import Dependence
 from evenstep.train.outcome import PendingUpdate
 from evenstep.train.pass_effects import PassEffects
@@ -107,13 +108,14 @@ class Update:
             held = {id(one) for one in parameters}
             by_name = {name: one for name, one in named_parameters(model).items() if id(one) in held}
             self._gather = build_gather(self._accumulate, combine, by_name, context, execution)
-        dependence = Dependence(
+        self._dependence = dependence = Dependence(
             buffers=self._buffers,
             randomness=context.randomness,
             unkeyed=unkeyed,
             execution=execution,
             report=report,
             tasks={name: one for name, one in context.tasks.items() if type(one).state_dict is not Task.state_dict},
+            writes=TrainedWrites(model),
         )
         self._looks, self._unseen = (dependence.look, *looks), unseen
         self.is_whole, self.is_computing = True, False
@@ -132,6 +134,7 @@ class Update:
         try:
             self.effects.begin(update, batch.position)
             self.trained.follow()
+            self._dependence.begin(update)
             if not self._model.training:
                 raise TaskError(
                     f"update {update} trains a model that is in evaluation mode; something has called `eval()` on it "

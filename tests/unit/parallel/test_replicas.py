@@ -1,9 +1,27 @@
 """The number by which replicas are compared."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 
-from evenstep.parallel import replicas
+from evenstep.errors import ArgumentError
+from evenstep.parallel import Group, replicas
+
+
+class Two(Group):
+    ranks = 2
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_an_embedding_that_scales_the_rows_of_its_own_samples_is_refused_on_several_ranks(kind: Any) -> None:
+    model = nn.Sequential(kind(4, 2, max_norm=0.5))
+    replicas.synchronise(model, Group())
+    with pytest.raises(
+        ArgumentError, match=r"`0` can't have `max_norm` \(0\.5\).*`weight\.mul_\(\(0\.5 / weight\.norm\(2, "
+    ):
+        replicas.synchronise(model, Two())
 
 
 def reference(tensor: torch.Tensor) -> int:

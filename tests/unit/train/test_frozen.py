@@ -1,12 +1,15 @@
 """Frozen parameters that forwards move, such as a teacher that the model itself keeps up to date."""
 
 import logging
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Aborted, Engine, Task
+from evenstep import Aborted, Ddp, Engine, Ordered, Task, Training
+from evenstep.errors import TaskError
+from evenstep.parallel import Zero1
 
 
 class Momentum(nn.Module):
@@ -65,6 +68,54 @@ def test_a_teacher_that_forwards_move_is_said_once_by_name(way: str, caplog: pyt
     (said,) = [one.getMessage() for one in caplog.records]
     assert "forwards change the frozen parameters `teacher.weight`, `teacher.bias`, of which only the model" in said
     assert "moved in `after_update` of the task or of a hook" in said
+
+
+class Shrinks(nn.Module):
+    """Its forward writes to its trained weights: to all alike, or only to the rows of its samples."""
+
+    def __init__(self, way: str, *, all_alike: bool) -> None:
+        super().__init__()
+        self.way, self.all_alike, self.weight = way, all_alike, nn.Parameter(torch.ones(8, 2))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        with torch.no_grad():
+            shrunk = self.weight.clone()
+            shrunk[slice(None) if self.all_alike else rows] *= 0.5
+            if self.way == "in place":
+                self.weight.copy_(shrunk)
+            elif self.way == "its data":
+                self.weight.data.copy_(shrunk)
+            else:
+                self.weight.data = shrunk
+        return self.weight[rows]
+
+
+class Sums(Task):
+    def loss(self, output: Tensor, batch: Tensor) -> Tensor:
+        return output.sum()
+
+
+@pytest.mark.parametrize("strategy", [Ddp, Ordered, lambda group: Zero1(Ddp(group))], ids=["ddp", "ordered", "zero1"])
+@pytest.mark.parametrize("way", ["in place", "its data", "another tensor"])
+def test_trained_parameters_that_each_ranks_forwards_write_to_otherwise_are_refused_by_name(
+    way: str, strategy: Any, on_ranks: Any
+) -> None:
+    def ended(group: Any, all_alike: bool) -> str:
+        model = Shrinks(way, all_alike=all_alike)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        train = Training(check_loss=False)
+        engine = Engine(model, Sums(), optimizer, strategy=strategy(group), device="cpu", train=train)
+        try:
+            engine.update(torch.arange(3) + group.rank)
+        except TaskError as error:
+            return str(error)
+        return ""
+
+    assert on_ranks(2, lambda group: ended(group, True)) == ["", ""]
+    for said in on_ranks(2, lambda group: ended(group, False)):
+        assert said.startswith(
+            "forwards write to the parameter `weight`, which is trained, and rank 1 has other numbers"
+        )
 
 
 def test_a_teacher_that_is_moved_after_updates_does_not_depend_on_the_cut_and_nothing_is_said(

@@ -45,6 +45,7 @@ class FsdpReducer(PaddedReducer):
         self._fsdp.set_is_last_backward(True)
 
     def reduce(self, num_microbatches: int) -> None:
+        self._refuse_written()
         if self._owed:
             self._owed = False
             self._dummy()
@@ -76,6 +77,7 @@ class FsdpPlanReducer(PlanReducer):
             add_late_gradient(shard)
 
     def reduce(self, num_microbatches: int) -> None:
+        self._refuse_written()
         gradients = [*map(gradient_of, self._shards), *(number.grad for number in self._numbers)]
         self._present = [gradient is not None for gradient in gradients]
         # FSDP2 reduces and scatters at the end of a backward

@@ -57,6 +57,7 @@ class OrderedFsdpReducer(PaddedReducer):
         self._tree.add(microbatch, present)
 
     def reduce(self, num_microbatches: int) -> None:
+        self._refuse_written()
         self._order.end_pass()
         total = self._tree.total(self.group, num_microbatches=num_microbatches)
         _keep_shards([*(shard.sharded_param for shard in self._shards), *self._numbers], total, self._strategy.layout)
@@ -94,6 +95,7 @@ class OrderedFsdpPlanReducer(PlanReducer):
         self._tree.add(microbatch, [g if g is None else g.to(d) for g, d in zip(present, dtypes, strict=True)])
 
     def reduce(self, num_microbatches: int) -> None:
+        self._refuse_written()
         total = self._tree.total(self.group, num_microbatches=num_microbatches)
         _keep_shards([*(shard.sharded_param for shard in self._shards), *self._numbers], total, self._strategy.layout)
 

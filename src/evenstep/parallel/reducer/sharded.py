@@ -15,8 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.arguments import require_flag, require_object, require_whole
-from evenstep.errors import ArgumentError
-from evenstep.internals.fsdp import begin, choose_formats, complete_sums, forget_gathers, forget_gradient, parts, record
+from evenstep.errors import ArgumentError, TaskError
+from evenstep.internals.fsdp import (
+    begin,
+    choose_formats,
+    complete_sums,
+    forget_gathers,
+    forget_gradient,
+    mark_of_gathered,
+    parts,
+    record,
+)
+from evenstep.names import named_parameters
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import Shards
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer
@@ -112,6 +122,7 @@ class ShardedReducer(Reducer, ChoosesTrained):
         self._numbers: list[nn.Parameter] = []  # which can't be cut
         self._present: list[bool] = []  # whether a parameter has a gradient: of the shards, then of the numbers
         self._watched: set[int] = set()  # whose gradients are seen
+        self._marks: list[tuple[int, bool]] = []  # of the shards, as gathered parameters that nobody has written to
 
     def wrap(self) -> nn.Module:
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -177,6 +188,7 @@ class ShardedReducer(Reducer, ChoosesTrained):
             if _is_narrow(live) and live.grad_dtype == live.dtype:
                 live.grad_dtype = None  # FSDP2 puts one of its own format there, which becomes float32
         begin(self.module)
+        self._marks = [mark_of_gathered(shard) for shard in self._shards]
         self._present = [False] * (len(self._shards) + len(self._numbers))
         self._watched = set()
         self._watch()
@@ -193,6 +205,18 @@ class ShardedReducer(Reducer, ChoosesTrained):
         """A gradient has come back; gives the one to take in its place."""
         self._present[number] = True
         return gradient
+
+    def _refuse_written(self) -> None:
+        """Raise TaskError where a forward has written to a parameter, which is then lost."""
+        for shard, mark in zip(self._shards, self._marks, strict=True):
+            if mark_of_gathered(shard) != mark:
+                names = [name for name, one in named_parameters(self.module).items() if one is shard.sharded_param]
+                raise TaskError(
+                    f"a forward writes to the parameter {', '.join(f'`{name}`' for name in names)}, which `fsdp` "
+                    f"gathers anew for each forward, so that it is lost. Compute with a changed copy "
+                    f"(`normalize(self.weight)`), change it once per update in `before_update` of the task or of a "
+                    f"hook, or use `ddp`, whose ranks hold whole parameters."
+                )
 
     def _reset(self) -> None:
         """Forget what passes have left behind."""
