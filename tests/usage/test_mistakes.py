@@ -124,6 +124,24 @@ def test_a_lazy_model_trains_when_it_was_called_once_as_the_error_says() -> None
     trainer(model).train()
 
 
+def test_a_parameter_that_is_made_in_the_forward_is_named_and_the_advice_works() -> None:
+    class Late(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not hasattr(self, "second"):
+                self.second = nn.Linear(2, 1)
+            return self.second(self.first(x))
+
+    with pytest.raises(TaskError, match=r"micro-batch 0 has made the parameter `second\.weight`, which no optimizer"):
+        trainer(Late()).train()
+    model = Late()
+    model(torch.zeros(1, 4))
+    trainer(model).train()
+
+
 class Calls(Hook):
     """Calls a method of the trainer when an event comes."""
 

@@ -229,9 +229,16 @@ class MicrobatchStep:
             TaskError: it has written to the gradients that the update sums up.
         """
         before, gradients = marks(batch), _marks_of_gradients(stage.module)
+        held = {name for name, _ in stage.module.named_parameters()}
         yield
         is_training = torch.is_grad_enabled() and self._update > 0
         self._context.lent.see(one.task, batch, before, is_own=is_training and batch is piece.data)
+        if is_training and (made := [name for name, _ in stage.module.named_parameters() if name not in held]):
+            raise TaskError(
+                f"the forward of micro-batch {one.index} has made the parameter `{made[0]}`, which no optimizer holds, "
+                f"so it would not be trained. Make it when the model is built, or call the model once before the "
+                f"optimizer is built from its `parameters()`."
+            )
         if is_training and _marks_of_gradients(stage.module) != gradients:
             raise TaskError(
                 f"the forward of micro-batch {one.index}, or a method of {type(self._context.tasks[one.task]).__name__}"
