@@ -237,6 +237,23 @@ def test_a_hook_on_the_gradient_of_a_parameter_is_said_where_batches_are_cut(cap
     assert said(caplog, model=clipped(), micro=8) == [] == said(caplog)
 
 
+def test_an_embedding_that_counts_the_tokens_of_a_micro_batch_is_said_where_batches_are_cut(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def counting() -> nn.Module:
+        return nn.Sequential(nn.Embedding(4, 2, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(4, 3))
+
+    def tokens(micro: int) -> MapData:
+        return MapData(
+            [(one[:2].long() % 4, label) for one, label in SAMPLES], global_batch_size=8, micro_batch_size=micro
+        )
+
+    (text,) = said(caplog, model=counting(), data=tokens(4))
+    assert text.startswith("`0` divides the gradient of a row by how often it is in the micro-batch")
+    caplog.clear()
+    assert said(caplog, model=counting(), data=tokens(8)) == []
+
+
 def test_batch_norm_without_running_statistics_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
     norm = nn.BatchNorm1d(8, track_running_stats=False)
     assert any(

@@ -36,6 +36,8 @@ from evenstep.train.checks.additive import (
 )
 from evenstep.train.checks.loss_faults import (
     batch_norms,
+    by_frequency,
+    frequency_note,
     hook_note,
     hooked,
     loss_fault,
@@ -118,13 +120,13 @@ class Guard:
             self._look_at_attributes(batch)
         names = dict.fromkeys(part.task for part in batch.parts) or {"": None}
         is_cut = batch.num_microbatches > 1 and self.model.training
-        norms, hooks = (batch_norms(self.model), hooked(self.model)) if is_cut else ([], [])
+        found = ((norm_note, batch_norms), (hook_note, hooked), (frequency_note, by_frequency)) if is_cut else ()
+        of_model = [note(those) for note, look in found if (those := look(self.model))]
         tasks, device = self.run.context.tasks, self.run.context.device
         for name in [one for one in names if one in self.pending and one in tasks and one not in besides]:
             owners = [self.model, *tasks.values()]
             with without_side_effects(owners), evaluating(self.model, device, tasks.values()), _as_in_training():
                 notes = self._look(name, [one for one in batch.microbatches if one.task == name])
-            of_model = [*([norm_note(norms)] if norms else []), *([hook_note(hooks)] if hooks else [])]
             for note in [*notes, *([] if name in self.pending else of_model)]:
                 about = note.partition(":")[0]
                 if about not in self._said:

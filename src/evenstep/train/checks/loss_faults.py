@@ -162,6 +162,21 @@ def hooked(model: nn.Module) -> list[str]:
     return [name for name, one in model.named_parameters() if has_gradient_hooks(one)]
 
 
+def frequency_note(names: Sequence[str]) -> str:
+    """Embeddings that divide the gradient of a row by how often it is in a micro-batch."""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (
+        f"`{names[0]}`{more} divide{'' if more else 's'} the gradient of a row by how often it is in the micro-batch "
+        f"(`scale_grad_by_freq`), so the parameters depend on how batches are cut; without it, they do not."
+    )
+
+
+def by_frequency(model: nn.Module) -> list[str]:
+    """The names of such embeddings."""
+    kinds = nn.Embedding | nn.EmbeddingBag
+    return [name for name, one in model.named_modules() if isinstance(one, kinds) and one.scale_grad_by_freq]
+
+
 def batch_norms(model: nn.Module, *, always: bool = False) -> list[str]:
     """The names of layers that normalise by the statistics of a micro-batch: while training, or `always`."""
     norms = [(name, one) for name, one in model.named_modules() if is_batch_norm(one)]
