@@ -24,10 +24,12 @@ from evenstep.parallel.reducers import Reducers
 BATCH, SAMPLES, RATE, CLIP, DECAY = 12, 36, 0.05, 0.4, 0.8
 # a loss scale whose gradients' squares are too large for float64: ranks lower it, and it rounds nothing
 SCALE = 2.0**520
+SAVED = 4  # updates between checkpoints
 SETTINGS: dict[str, dict[str, Any]] = {
     "local SGD": {"every_updates": 3},
     "DiLoCo": {"every_updates": 3, "outer_lr": 0.7, "outer_momentum": 0.9, "nesterov": True, "synchronous_updates": 2},
     "fragments": {"every_updates": 4, "fragments": 2, "own_share": 0.25, "outer_momentum": 0.5},
+    "streamed": {"every_updates": 4, "fragments": 2, "overlap_updates": 3, "own_share": 0.25, "outer_momentum": 0.5},
     "reset": {"every_updates": 3, "inner_state": "reset", "outer_momentum": 0.5},
 }
 FRAGMENT = 15  # elements of the first of two: of the first matrix
@@ -100,7 +102,7 @@ def train_alone(
         device="cpu",
         strategy=Local(replicas, **SETTINGS[what["alone"]["settings"]]),
         lr_schedule={"kind": "linear", "end_factor": 0.1},
-        hooks=[strike, Save(every_updates=4), Evaluate(every_updates=5)],
+        hooks=[strike, Save(every_updates=SAVED), Evaluate(every_updates=5)],
         log=evenstep.Logging(writers=[JsonlWriter()], every_updates=2),
         folder=folder / what["alone"].get("run", "run"),
         train=evenstep.Training(clip_norm=CLIP, check_loss=False, ema=evenstep.Ema(decay=DECAY)),
@@ -177,6 +179,7 @@ def by_hand(
     shares: Callable[[int], Sequence[Life]],
     *,
     norm: bool = False,
+    fast: bool = False,
 ) -> tuple[Tensor, Tensor, list[nn.Module]]:
     """What the ranks share after so many updates, its average, and the model of each that is there then.
 
@@ -184,6 +187,7 @@ def by_hand(
         there: who makes an update, in the order of their ranks: all its samples are dealt over them.
         shares: who of them is in the mean after it.
         norm: whether there are running statistics.
+        fast: whether a mean on its way loses what a lost rank has sent, unless a save has waited for it.
     """
     given = {"outer_lr": 1.0, "outer_momentum": 0.0, "fragments": 1, "own_share": 0.0, **SETTINGS[settings]}
     together, every, eta, mu = given.get("synchronous_updates", 0), *map(given.get, KEYS)
@@ -191,6 +195,7 @@ def by_hand(
     theta, statistics = flat(first_model), list(first_model.buffers())
     velocity, average = torch.zeros_like(theta), theta.clone()
     ranks: dict[Life, Rank] = {}
+    sent: dict[int, tuple[int, dict[Life, Tensor], bool]] = {}  # by part: when it is due, of whom, whether it has come
     borders = [0, *([FRAGMENT] if given["fragments"] == 2 else []), len(theta)]
     for update in range(1, updates + 1):
         lives, first = there(update), (update - 1) % (SAMPLES // BATCH) * BATCH
@@ -205,12 +210,18 @@ def by_hand(
             one.step(torch.stack(found).sum(0) / BATCH if update <= together else gradient / size, update)
         if update <= together:
             theta = flat(next(iter(ranks.values())).model)
+        for part, (due, values, has_come) in sent.items():
+            left = values if has_come else {life: value for life, value in values.items() if life in lives}
+            sent[part] = due, left, has_come
         for part in range(given["fragments"]):
-            if update <= together or (update - together - part * every // given["fragments"]) % every:
-                continue
-            ranks = {life: ranks[life] for life in shares(update)}
             cut = slice(borders[part], borders[part + 1])
-            step = theta[cut] - torch.stack([flat(one.model)[cut] for one in ranks.values()]).mean(0)
+            if update > together and not (update - together - part * every // given["fragments"]) % every:
+                ranks = {life: ranks[life] for life in shares(update)}
+                values = {life: flat(one.model)[cut] for life, one in ranks.items()}
+                sent[part] = update + given.get("overlap_updates", 0), values, not fast
+        for part in [part for part, (due, _, _) in sent.items() if due == update]:
+            cut = slice(borders[part], borders[part + 1])
+            step = theta[cut] - torch.stack(list(sent.pop(part)[1].values())).mean(0)
             velocity[cut] = mu * velocity[cut] + step
             theta[cut] = theta[cut] - eta * (step + mu * velocity[cut] if given.get("nesterov") else velocity[cut])
             moves = [
@@ -228,4 +239,6 @@ def by_hand(
                 if given.get("inner_state") == "reset":
                     one.begin_optimizer()
         average = DECAY * average + (1 - DECAY) * theta
+        if update % SAVED == 0:
+            sent = {part: (due, values, True) for part, (due, values, _) in sent.items()}
     return theta, average, [one.model for one in ranks.values()]

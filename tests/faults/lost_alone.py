@@ -54,9 +54,9 @@ def lives_of(said: Said, stayed: int, count: int = COUNT) -> Made:
     return lambda update: next(lives for begin, lives in reversed(changes) if begin <= update)
 
 
-def far(said: Said, settings: str, there: Made, shares: Made, *, norm: bool = False) -> float:
+def far(said: Said, settings: str, there: Made, shares: Made, *, norm: bool = False, fast: bool = False) -> float:
     """How far any process is from the reference: in what is shared, its average, what it holds, running statistics."""
-    shared, average, models = by_hand(settings, UPDATES, there, shares, norm=norm)
+    shared, average, models = by_hand(settings, UPDATES, there, shares, norm=norm, fast=fast)
     distance = 0.0
     for one, model in zip((said[number] for number in sorted(said)), models, strict=True):
         assert one["update"] == UPDATES
@@ -67,9 +67,9 @@ def far(said: Said, settings: str, there: Made, shares: Made, *, norm: bool = Fa
     return distance
 
 
-def compared(said: Said, settings: str, there: Made, shares: Made, *, norm: bool = False) -> None:
+def compared(said: Said, settings: str, there: Made, shares: Made, **how: bool) -> None:
     """All are where the reference is."""
-    assert (distance := far(said, settings, there, shares, norm=norm)) < 1e-12, f"{distance:g} from the reference"
+    assert (distance := far(said, settings, there, shares, **how)) < 1e-12, f"{distance:g} from the reference"
 
 
 def killed(
@@ -99,7 +99,7 @@ def killed(
     def shares(update: int) -> list[Life]:
         return [life for life in there(update) if (update, life) not in missing]
 
-    compared(said, settings, there, shares, norm=what.get("norm", False))
+    compared(said, settings, there, shares, norm=what.get("norm", False), fast=what.get("fast", False))
     return said
 
 
@@ -142,6 +142,39 @@ def _() -> None:
 def _() -> None:
     killed("fragments", 1, 6, "shared", [2, 6, "shared", "lost"], again=False)
     killed("local SGD", 1, 6, "shared", [2, 6, "shared", "lost"], again=False, norm=True)
+
+
+@case("local: process 1 of 3 is killed while means are on their way, summed in a tree: they have come; twice the same")
+def _() -> None:
+    again(*(killed("streamed", 1, 7, "loss", again=False) for _ in range(2)))
+
+
+@case("local: process 1 of 3 is killed while means are on their way, fast: one that has not come is of the others")
+def _() -> None:
+    killed("streamed", 1, 7, "loss", again=False, fast=True)
+
+
+@case(
+    "local: process 2 of 3 is killed while means are on their way, and comes back, and takes them with what all share"
+)
+def _() -> None:
+    killed("streamed", 2, 6, "loss", fast=True)
+
+
+@case("local: process 1 of 3 is killed before a mean is sent: it is of the others, and the one on its way comes")
+def _() -> None:
+    killed("streamed", 1, 6, "share", again=False)
+
+
+@case("local: process 1 of 3 is killed as a mean has come, and one of the others has taken it, or none has")
+def _() -> None:
+    killed("streamed", 1, 7, "shared", [2, 7, "shared", "lost"], again=False)
+    killed("streamed", 1, 9, "shared", [0, 9, "shared", "lost"], [2, 9, "shared", "lost"], again=False)
+
+
+@case("local: processes 1 and 3 of 4 are killed in a row while means are on their way")
+def _() -> None:
+    killed("streamed", 1, 7, "loss", [3, 8, "loss", "SIGKILL"], again=False, count=4, fast=True)
 
 
 @case("local: process 1 of 3 is killed when one of the others has applied an update and the other not: it applies it")

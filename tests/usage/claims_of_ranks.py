@@ -127,8 +127,7 @@ AREAS = (
             refused(
                 "`local` with answers of all ranks together, such as `rewind`",
                 "unit/train/test_local.py::test_what_can_not_be_is_refused_when_the_run_is_built",
-                "unit/train/test_local.py::"
-                "test_means_on_their_way_between_ranks_that_come_and_go_and_other_replicas_are_refused",
+                "unit/train/test_local.py::test_replicas_that_hold_no_whole_models_are_refused",
             ),
             limit("`local` is another algorithm: its parameters depend on the number of ranks"),
             works(
@@ -328,11 +327,7 @@ AREAS = (
                 "ranks/test_elastic_run.py::"
                 "test_what_is_left_of_processes_that_step_alone_is_where_it_is_by_hand_whatever_they_were_doing",
             ),
-            refused(
-                "… with means on their way (`overlap_updates`)",
-                "unit/train/test_local.py::"
-                "test_means_on_their_way_between_ranks_that_come_and_go_and_other_replicas_are_refused",
-            ),
+            works("… with means on their way (`overlap_updates`)", "faults: means are on their way"),
             refused(
                 '`"continue"` with strategies and pipelines whose ranks hold a part of the state',
                 "unit/extras/elastic/test_membership.py::test_ranks_that_may_be_lost_share_no_model",

@@ -167,11 +167,9 @@ def _excluded(config: Config) -> Iterator[str]:
     auto = any(table.micro_batch_size == "auto" for table in data_tables(config).values())
     back = "ranks may be lost while the run goes back"
     lasts = ('failures.lost_rank` "continue"', failures.lost_rank == "continue")
-    late = strategy == "local" and config.parallel.local.overlap_updates > 0
     job = ("launch.slurm`", launch.slurm is not None)
     for (key, is_so), other, is_other_so, why in (
         (lasts, "parallel.strategy", strategy in ("fsdp", "zero1"), "each rank holds a part of the state"),
-        (lasts, "parallel.local.overlap_updates", late, "of a mean on its way nobody knows whom it holds"),
         (lasts, "parallel.pipeline", config.parallel.pipeline > 1, "each rank holds a part of the model"),
         (lasts, "launch.slurm", launch.slurm is not None, "a job ends when one of its tasks dies"),
         (lasts, "failures.non_finite", failures.non_finite.startswith("rewind"), back),

@@ -16,7 +16,7 @@ from evenstep.parallel.tree import TreeSum
 
 @final
 class MeanOverRanks:
-    """The mean of some parameters over the ranks, on its way or come.
+    """The mean of some parameters over the ranks: to be sent, on its way, or come.
 
     Args:
         values: of this rank, by name.
@@ -30,7 +30,7 @@ class MeanOverRanks:
         self._own = [torch.cat([values[name].reshape(-1) for name in some]) for some in self._alike]
         self._may_break = may_break
         self._come: dict[str, Tensor] | None = None
-        self.send()
+        self._is_broken = True  # so far nothing is sent
 
     @classmethod
     def of(cls, values: dict[str, Tensor]) -> "MeanOverRanks":
@@ -40,7 +40,8 @@ class MeanOverRanks:
         return made
 
     def send(self) -> None:
-        """Begin to sum over the ranks."""
+        """Begin to sum over the ranks that there are now."""
+        self._count = self._group.ranks
         self._sent = [one.clone() for one in self._own] if self._may_break else self._own
         if self._is_ordered:
             tree = TreeSum(self._sent)
@@ -50,6 +51,21 @@ class MeanOverRanks:
         else:
             self._waits = [self._group.sum(one) for one in self._sent]
         self._is_broken = False
+
+    @property
+    def has_come(self) -> bool:
+        """Whether this rank has it: a sum in a tree over the ranks comes as it is sent."""
+        return self._come is not None or not (self._is_broken or self._waits)
+
+    def take(self, group: Group, rank: int) -> None:
+        """Let it be what has come to one of the ranks, which all call it together."""
+        if self.has_come:
+            come = self.values()
+        else:
+            pieces = zip(self._own, self._alike, strict=True)
+            come = {name: flat.new_empty(size) for flat, some in pieces for name, size in some.items()}
+        group.broadcast([come[name] for name in sorted(come)], rank)
+        self._come, self._own, self._sent = come, [], []
 
     def break_off(self) -> None:
         """What has not come must be sent again."""
@@ -64,7 +80,7 @@ class MeanOverRanks:
                 wait()
             self._come = {}
             for flat, some in zip(self._sent, self._alike, strict=True):
-                pieces = flat.div_(self._group.ranks).split([shape.numel() for shape in some.values()])
+                pieces = flat.div_(self._count).split([shape.numel() for shape in some.values()])
                 self._come |= {name: one.view(some[name]) for name, one in zip(some, pieces, strict=True)}
             self._own = self._sent = []
         return self._come

@@ -53,14 +53,6 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
             '`failures.lost_rank` "continue" cannot be',
         ),
         (
-            [
-                *("--failures.lost_rank", "continue", "--launch.ranks", "2", "--parallel.strategy", "local"),
-                *("--parallel.local.overlap_updates", "2"),
-            ],
-            "",
-            '`failures.lost_rank` "continue" cannot be with this `parallel.local.overlap_updates`',
-        ),
-        (
             ["--failures.lost_rank", "continue", "--launch.ranks", "2", "--failures.non_finite", "rewind"],
             "",
             '`failures.lost_rank` "continue" cannot be',

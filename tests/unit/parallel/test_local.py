@@ -297,6 +297,27 @@ def test_streaming_is_its_definition(on_ranks: OnRanks, replicas: Any, overlap: 
     assert far([theirs for _, theirs in found], [shared] * 3) < 1e-12
 
 
+@pytest.mark.parametrize("replicas", [Ddp, Ordered])
+@pytest.mark.parametrize("has_come", [False, True])
+def test_a_mean_on_its_way_that_has_come_to_one_rank_is_that_of_all_and_else_of_those_that_are_there(
+    on_ranks: OnRanks, has_come: bool, replicas: Any
+) -> None:
+    def act(group: Group) -> tuple[Tensor, Tensor]:
+        one = run(engine(group, replicas=replicas, every_updates=4, **STREAMED), group.rank, updates=4)
+        assert one.reducers.alone is not None
+        ((_, mean),) = vars(one.reducers.alone)["_flight"].values()
+        if has_come and group.rank == 1:
+            mean.values()["0.weight"].add_(1.0)  # as it would be with what a lost rank had sent
+        elif replicas is Ordered:
+            mean.break_off()  # it has come as it was sent
+        one.reducers.alone.settle_means(before=5)
+        return mean.values()["0.weight"], held(one)[0]
+
+    found = on_ranks(3, act)
+    wanted = torch.stack([own for _, own in found]).mean(0) + has_come
+    assert far([[come for come, _ in found]], [[wanted] * 3]) < 1e-12
+
+
 @pytest.mark.parametrize("stop", [3, 4, 6, 9])
 @pytest.mark.parametrize("settings", [METHODS["SlowMo"][0], STREAMED], ids=["SlowMo", "streamed"])
 def test_a_run_goes_on_in_the_midst_of_a_period_with_the_same_bits(

@@ -416,13 +416,7 @@ def test_what_can_not_be_is_refused_when_the_run_is_built(name: str) -> None:
         trainer(Group(), **more)
 
 
-def test_means_on_their_way_between_ranks_that_come_and_go_and_other_replicas_are_refused() -> None:
-    class Changing(Group):
-        can_change = True
-
-    Local(Ordered(Changing()), fragments=2, own_share=0.5)
-    with pytest.raises(ArgumentError, match="`overlap_updates` must be 0 where a run goes on without a lost rank"):
-        Local(Ordered(Changing()), overlap_updates=1)
+def test_replicas_that_hold_no_whole_models_are_refused() -> None:
     with pytest.raises(ArgumentError, match="`replicas` must be a strategy whose ranks hold all"):
         Local(Local(Ddp(Group())))
 

@@ -8,6 +8,8 @@ to one place:
               has; if none has, all do it anew
     share     who was kept from the last share takes what it has come to on one that has made it; if none has, those
               that go on make it now, over themselves alone
+    settle    a mean on its way that has come to one of them is that of all; one that has come to none is
+              computed anew, of what those that go on have sent
     take      everybody else takes θ, the outer momentum and all counters, and begins with a new optimizer's state
 
 Nothing of this decides who is there.
@@ -155,19 +157,21 @@ class Reunion:
         self._local.of_others = {}
 
     def _share(self, everybody: Sequence[Standing], ranks: Sequence[int], update: int) -> None:
-        """Let all that go on have made the share of `update`, if one was due."""
+        """Let all that go on have made the share of `update`, if one was due, and have what was on its way."""
         engine, reducer = self._loop.engine, self._reducer
         made = [rank for rank in ranks if everybody[rank].shared_until >= update]
-        if not made:
-            with self._group.only(ranks) as is_among:
-                if is_among:
-                    engine.after_update(update)
-        elif len(made) < len(ranks):
+        if made and len(made) < len(ranks):
             theirs = shared(self._group, reducer.last_share, made[0])
             if self._group.rank in set(ranks) - set(made):
                 reducer.take_share(update, theirs)
                 engine.reducers.follow(update)
                 engine.core.begin()
+        with self._group.only(ranks) as is_among:
+            if is_among and not made:
+                reducer.settle_means(before=update)
+                engine.after_update(update)
+            if is_among:
+                reducer.settle_means(before=update + 1)
 
     def _give(self, everybody: Sequence[Standing], ranks: Sequence[int], update: int) -> None:
         """Let all others take what those that go on have in common, and what was read for each of them."""

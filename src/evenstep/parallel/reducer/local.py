@@ -68,11 +68,12 @@ class Local(Strategy):
 
     A rank that has no micro-batch in an update makes no step in it. A rank whose gradient is not finite leaves out its
     own step and reports it. The update counts on all ranks. Parameters are averaged only if those of all ranks are
-    finite. If ranks may be lost, the mean is over the remaining ones; a rank that joins starts from θ with a new
-    optimizer state; and no rank applies an update before all have computed theirs.
-    Replicas in stages do the same, each as one rank that holds all, to the bit: a stage averages with the same stage of
-    the others. Evaluations, predictions and checkpoints for other runs use θ, with the buffers of the last averaging;
-    the model object of a rank holds θ_r.
+    finite. If ranks may be lost, the mean is over the remaining ones, also one that is on its way, unless a remaining
+    rank has it already; a rank that joins starts from θ with a new optimizer state; and no rank applies an update
+    before all have computed theirs. Replicas in stages do the same, each as one rank that holds all: a stage
+    averages with the same stage of the others.
+    Evaluations, predictions and checkpoints for other runs use θ, with the buffers of the last averaging; the model
+    object of a rank holds θ_r.
 
     Args:
         replicas: how gradients are summed in the first `synchronous_updates` updates, and in which order parameters are
@@ -90,7 +91,7 @@ class Local(Strategy):
         own_share: the share of its own parameters that each rank keeps, in [0, 1).
 
     Raises:
-        ArgumentError: an argument out of its range, or ranks that come and go.
+        ArgumentError: an argument out of its range.
 
     >>> Local(Ddp(Group()), every_updates=50, outer_lr=0.7, outer_momentum=0.9, nesterov=True).ranks
     1
@@ -136,12 +137,6 @@ class Local(Strategy):
                     f"`{name}` must be {'below' if name == 'overlap_updates' else 'at most'} the {every_updates} of "
                     f"`every_updates`, in which each fragment is shared once, but is {max(count, fragments)}; lower it."
                 )
-        if overlap_updates and replicas.group.can_change:
-            raise ArgumentError(
-                f"`overlap_updates` must be 0 where a run goes on without a lost rank, but is {overlap_updates}: of a "
-                f"mean on its way nobody would know whether it holds what that rank had; wait for it, or let a lost "
-                f"rank stop the run."
-            )
         super().__init__(replicas.group, OwnStates(replicas.group))
         self.replicas = replicas
         self.outer = Outer(
@@ -273,6 +268,9 @@ class Shares:
             return
         self.is_current = False
         self.is_torn = True
+        for sent, mean in self._flight.values():
+            if update - sent == settings.overlap_updates:
+                mean.values()  # first, so that with the last word of a share it is made
         for number in self._due(update):
             self._send(number, update)
         for number, (sent, _) in list(self._flight.items()):
@@ -387,9 +385,14 @@ class Shares:
             {} if self.is_current else {**{name: self.value(name) for name in self._parameters}, **self._live_buffers()}
         )
 
-    def means(self) -> dict[str, dict[str, Any]]:
-        """The means that wait to be used, by fragment; all ranks call it together."""
-        return {str(number): {"sent": sent, "mean": mean.values()} for number, (sent, mean) in self._flight.items()}
+    def means(self, *, waits: bool = True) -> dict[str, dict[str, Any]]:
+        """The means that wait to be used, by fragment.
+
+        Args:
+            waits: for those that have not come; then all ranks call it together.
+        """
+        flight = [(str(number), sent, mean) for number, (sent, mean) in self._flight.items() if waits or mean.has_come]
+        return {number: {"sent": sent, "mean": mean.values()} for number, sent, mean in flight}
 
     def load(
         self,
@@ -428,20 +431,43 @@ class Shares:
         """All that ranks have in common, for one that was kept from making the last share; see `take_share`."""
         return {"shared": self._shared, "buffers": self._shared_buffers, "momentum": self.momentum}
 
+    def settle_means(self, *, before: int) -> None:
+        """Let the means come that were sent before this update; those that go on call it together, in a group of them.
+
+        One that has come to any of them, with what a lost rank has sent, is that of all. If it has come to none, it is
+        that of what those that go on have sent.
+        """
+        flight = [(number, mean) for number, (sent, mean) in sorted(self._flight.items()) if sent < before]
+        everybody = self.group.gather([mean.has_come for _, mean in flight])
+        for (_, mean), come in zip(flight, zip(*everybody, strict=True), strict=True):
+            if any(come):
+                mean.take(self.group, come.index(True))
+            else:
+                mean.send()
+                mean.values()
+
     def take_share(self, update: int, theirs: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Make the share of `update` with what it has come to on another rank, which `last_share` gave there."""
-        due, since = self._due(update), update - self._settings.synchronous_updates
+        due, since, late = (
+            self._due(update),
+            update - self._settings.synchronous_updates,
+            self._settings.overlap_updates,
+        )
+        come = [number for number, (sent, _) in self._flight.items() if update - sent == late] if late else due
         if since == 0:
             self.restart()
         with torch.no_grad():
             for part, held in self.last_share.items():
-                for name, value in held.items() if due else ():
+                for name, value in held.items() if due or come else ():
                     value.copy_(theirs[part][name])
             for name, buffer in self._live_buffers().items() if 0 in due else ():
                 buffer.copy_(self._shared_buffers[name])
         if since > 0:
-            self.is_current, self._flight = False, {}
+            self.is_current = False
             for number in due:
+                self._flight[number] = update, self._mean(number)
+            for number in come:
+                del self._flight[number]
                 self._adopt(number)
             self._inner.follow_shared(update)
         self.is_torn, self.shared_until = False, update
@@ -463,13 +489,18 @@ class Shares:
         names = self._fragments[number]
         own = {name: self.value(name) for name in names}
         self._agree(own, update)
-        may_break = self._settings.overlap_updates > 0
-        mean = MeanOverRanks(own, self.group, is_ordered=self._is_ordered, may_break=may_break)
-        self._flight[number] = update, mean
-        if not may_break:
+        self._flight[number] = update, (mean := self._mean(number))
+        mean.send()
+        if not self._settings.overlap_updates:
             mean.values()  # a rank may be lost until buffers are shared as well; only then anything is changed
         if number == 0:
             self._share_buffers()
+
+    def _mean(self, number: int) -> MeanOverRanks:
+        """That of a fragment, of which this rank gives what it holds now."""
+        own = {name: self.value(name) for name in self._fragments[number]}
+        may_break = self._settings.overlap_updates > 0
+        return MeanOverRanks(own, self.group, is_ordered=self._is_ordered, may_break=may_break)
 
     def _agree(self, own: Mapping[str, Tensor], update: int) -> None:
         """Raise, on all ranks alike, unless all parameters are finite and all ranks train the same."""

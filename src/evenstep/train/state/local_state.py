@@ -107,7 +107,7 @@ class AloneState(LocalState):
                 "ranks": self._layout.group.ranks,
                 "shared": wider,
                 "momentum": reducer.momentum,
-                "means": reducer.means() if taken is not None else {},
+                "means": reducer.means(waits=taken is not None),
                 "own": own,
             },
         }
