@@ -18,8 +18,8 @@ import evenstep
 from evenstep.checkpoint.writer import CheckpointWrite
 from evenstep.events import Evaluate, JsonlWriter, Save
 from evenstep.parallel import Ddp, Group, Local, Ordered
-from evenstep.parallel.reducer.local import Shares
 from evenstep.parallel.reducers import Reducers
+from evenstep.parallel.shares import Shares
 
 BATCH, SAMPLES, RATE, CLIP, DECAY = 12, 36, 0.05, 0.4, 0.8
 # a loss scale whose gradients' squares are too large for float64: ranks lower it, and it rounds nothing

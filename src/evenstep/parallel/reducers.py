@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from evenstep.parallel.buffers import Before, SharedBuffers
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import mapped
-from evenstep.parallel.reducer.local import Local, LocalReducer, Shares
+from evenstep.parallel.reducer.local import Local, LocalReducer
 from evenstep.parallel.reducer.reducer import (
     ChoosesTrained,
     Compresses,
@@ -25,6 +25,7 @@ from evenstep.parallel.reducer.reducer import (
     Reducer,
 )
 from evenstep.parallel.reducer.zero1 import Owners
+from evenstep.parallel.shares import Shares
 from evenstep.parallel.strategy import Strategy
 
 

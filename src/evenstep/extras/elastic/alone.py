@@ -24,7 +24,7 @@ import torch
 from evenstep.checkpoint import pack, unpack
 from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.parallel import Group
-from evenstep.parallel.reducer.local import Shares
+from evenstep.parallel.shares import Shares
 from evenstep.train.state import Tree
 from evenstep.train.state.local_state import NEW
 

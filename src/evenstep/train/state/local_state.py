@@ -21,8 +21,8 @@ from evenstep.optim.ema import Ema
 from evenstep.optim.multi import inner
 from evenstep.optim.stepping import Steps
 from evenstep.parallel import Reducers, mapped
-from evenstep.parallel.reducer.local import Replica, Shares
 from evenstep.parallel.reducer.own_states import OwnStates
+from evenstep.parallel.shares import Replica, Shares
 from evenstep.train.state import Tree
 
 
@@ -177,7 +177,7 @@ _ANY = torch.empty(0)
 @final
 @dataclass(slots=True)
 class InnerOptimizer:
-    """What a rank steps alone with; see `parallel.reducer.local.Inner`.
+    """What a rank steps alone with; see `parallel.shares.Inner`.
 
     Args:
         optimizer: as it was built.

@@ -1,0 +1,402 @@
+"""What ranks that step alone share, and when: means of their parameters, which give one step of the outer optimizer.
+
+Settings are those of `Local`. It steps no parameter by itself between two shares, and it sums no gradient.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, final
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.errors import ArgumentError, LostRankError, NonFiniteError, ReplicaError
+from evenstep.names import named_buffers, named_parameters, plain
+from evenstep.parallel.buffers import SharedBuffers
+from evenstep.parallel.group import Group
+from evenstep.parallel.means import MeanOverRanks, SinceShare
+from evenstep.parallel.outer import fragments_of
+from evenstep.parallel.reducer.local import Local
+from evenstep.parallel.reducer.ordered import Ordered
+from evenstep.parallel.replicas import compare_replicas
+
+
+class Inner(Protocol):
+    """What a rank that steps alone steps with, as sharing must know it."""
+
+    @property
+    def masters(self) -> Mapping[str, Tensor]:
+        """The float32 values, by name, of parameters of which the module holds rounded ones."""
+        ...
+
+    def rates(self, parameters: Sequence[nn.Parameter]) -> list[float]:
+        """The learning rate of each parameter now."""
+        ...
+
+    def reset(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Let the optimizer's state of these parameters be that of a new optimizer."""
+        ...
+
+    def follow_shared(self, update: int) -> None:
+        """What ranks share is that after `update`: let an average follow it."""
+        ...
+
+
+class Replica(Protocol):
+    """The whole model of which this rank may hold some stages, as sharing must know it.
+
+    Attributes:
+        pipeline: the ranks that hold the other stages.
+        aliases: for each copy of a parameter that stages share the name of the first.
+    """
+
+    pipeline: Group
+    aliases: Mapping[str, str]
+
+    def sizes(self, own: Mapping[str, int]) -> dict[str, int]:
+        """Those of all ranks of the pipeline, in the model's order, without copies; all call it together."""
+        ...
+
+
+@final
+class Shares:
+    """Shares what the modules of one rank have become, of all its stages; the settings are those of `Local`.
+
+    Attributes:
+        is_alone: whether the next update is this rank's own: its gradients, weights and verdict are summed with nobody
+            but those that hold other stages of the same replica.
+        is_torn: whether an error came while ranks shared, so that this one holds the state of no update.
+        is_current: whether the module holds what the ranks share.
+        shared_until: the last update after which all was shared that was due; ranks that are left redo what is not.
+        momentum: v of the outer optimizer by name; empty where it keeps none.
+    """
+
+    def __init__(self, strategy: Local) -> None:
+        self.group, self._settings = strategy.group, strategy
+        self._is_ordered = isinstance(strategy.replicas, Ordered)
+        self._flight: dict[int, tuple[int, MeanOverRanks]] = {}  # on their way, with the update that sent each
+        self.is_torn, self.is_current = False, True
+        self.follow(0)
+
+    def after_update(self, update: int) -> None:
+        """`update` was committed: share what is due."""
+        settings = self._settings
+        since = update - settings.synchronous_updates
+        if since <= 0:
+            if not since:
+                self.restart()
+            self.shared_until = update
+            return
+        self.is_current = False
+        self.is_torn = True
+        for sent, mean in self._flight.values():
+            if update - sent == settings.overlap_updates:
+                mean.values()  # first, so that with the last word of a share it is made
+        for number in self._due(update):
+            self._send(number, update)
+        for number, (sent, _) in list(self._flight.items()):
+            if update - sent == settings.overlap_updates:
+                self._arrive(number)
+        self._inner.follow_shared(update)
+        self.is_torn = False
+        self.shared_until = update
+        if self.is_current:
+            compare_replicas(self.module, self.group, update)
+
+    # --- what an update asks, where each rank steps by itself
+
+    def attach(self, module: nn.Module, parameters: Sequence[nn.Parameter], inner: Inner, replica: Replica) -> None:
+        """After `wrap`: share these parameters of this rank's module, which `inner` steps."""
+        held = {id(one) for one in parameters}
+        self.module, self._inner, self._pipeline = module, inner, replica.pipeline
+        self._buffers = SharedBuffers(module, self.group)
+        self._parameters = {name: one for name, one in named_parameters(module).items() if id(one) in held}
+        sizes = replica.sizes({name: one.numel() for name, one in self._parameters.items()})
+        if len(sizes) < self._settings.fragments:
+            raise ArgumentError(
+                f"`fragments` must be at most the {len(sizes)} parameters that are trained, but is "
+                f"{self._settings.fragments}; lower it."
+            )
+        # copies of one parameter stand at other places of what is sent, where sums are rounded in another order
+        self._is_ordered = self._is_ordered or bool(replica.aliases)
+        whole = list(sizes)
+        number_of = {
+            whole[place]: number
+            for number, places in enumerate(fragments_of(list(sizes.values()), self._settings.fragments))
+            for place in places
+        }
+        self._fragments: list[list[str]] = [[] for _ in range(self._settings.fragments)]
+        for name in self._parameters:
+            self._fragments[number_of[replica.aliases.get(name, name)]].append(name)
+        self._shared: dict[str, Tensor] = {}
+        self._shared_buffers: dict[str, Tensor] = {}
+        self.momentum: dict[str, Tensor] = {}
+        if not self._settings.synchronous_updates:
+            self.restart()
+
+    def follow(self, update: int) -> None:
+        """`update` updates are committed, or were loaded: be ready for the next."""
+        self.shared_until = update
+        self.is_alone = update >= self._settings.synchronous_updates
+
+    @property
+    def fragments(self) -> list[list[str]]:
+        """The names of the parameters of each fragment."""
+        return self._fragments
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether something is on its way between the ranks, without which the state of this one is not whole."""
+        return bool(self._flight)
+
+    def owes_share(self, update: int) -> bool:
+        """Whether the ranks have still to meet after committed update `update`, to share what is due."""
+        return self.shared_until < update and bool(self._due(update))
+
+    @contextmanager
+    def shown(self) -> Generator[None]:
+        """Inside, the module holds what ranks share, instead of what this one has made of it since."""
+        if self.is_current:
+            yield
+            return
+        live = [*self._parameters.values(), *self._live_buffers().values()]
+        kept = [one.detach().clone() for one in live]
+        with torch.no_grad():
+            for one, value in zip(live, [*self._shared.values(), *self._shared_buffers.values()], strict=True):
+                one.copy_(value)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for one, value in zip(live, kept, strict=True):
+                    one.copy_(value)
+
+    def break_off(self) -> None:
+        """The ranks' connections are about to be made anew, or were lost: what travels beside updates has not come."""
+        for _, mean in self._flight.values():
+            mean.break_off()
+
+    # --- for those who save
+
+    def restart(self) -> None:
+        """Let what is shared be what the module holds, which is the same on all ranks, and the momentum 0."""
+        self._shared = {name: self.value(name).clone() for name in self._parameters}
+        self._shared_buffers = {name: one.detach().clone() for name, one in self._live_buffers().items()}
+        kept = self._shared if self._settings.outer.has_momentum else {}
+        self.momentum = {name: torch.zeros_like(one) for name, one in kept.items()}
+        self._flight, self.is_current, self.is_torn = {}, True, False
+
+    def value(self, name: str) -> Tensor:
+        """This rank's own value of a parameter, in 32 bits or more; it may be the parameter itself."""
+        value = self._inner.masters.get(name, self._parameters[name]).detach()
+        return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+
+    @property
+    def shared(self) -> dict[str, Tensor]:
+        """What the ranks share, parameters and buffers, in 32 bits or more; what has several names is under each."""
+        module, shared = self.module, {**self._shared, **self._shared_buffers}
+        first = {id(one): name for name, one in {**self._parameters, **self._live_buffers()}.items()}
+        every = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+        return {plain(name): shared[first[id(one)]] for name, one in every if id(one) in first}
+
+    @property
+    def own(self) -> dict[str, Tensor]:
+        """What this rank has made of it since, by name; empty if that is the same."""
+        return (
+            {} if self.is_current else {**{name: self.value(name) for name in self._parameters}, **self._live_buffers()}
+        )
+
+    def means(self, *, waits: bool = True) -> dict[str, dict[str, Any]]:
+        """The means that wait to be used, by fragment.
+
+        Args:
+            waits: for those that have not come; then all ranks call it together.
+        """
+        flight = [(str(number), sent, mean) for number, (sent, mean) in self._flight.items() if waits or mean.has_come]
+        return {number: {"sent": sent, "mean": mean.values()} for number, sent, mean in flight}
+
+    def load(
+        self,
+        *,
+        shared: Mapping[str, Tensor],
+        own: Mapping[str, Tensor],
+        momentum: Mapping[str, Tensor],
+        means: Mapping[str, Any],
+    ) -> None:
+        """Restore what these gave, after `restart` with what is shared."""
+        with torch.no_grad():
+            for name in self._shared.keys() & shared.keys():
+                self._shared[name].copy_(shared[name])
+            for name, value in momentum.items():
+                self.momentum[name].copy_(value)
+            for name, value in own.items():
+                if name in self._parameters:
+                    self._write(name, value)
+            for name, buffer in self._live_buffers().items():
+                if name in own:
+                    buffer.copy_(own[name])
+        self.is_current = not own
+        for number, one in means.items():
+            come = {name: value.to(self._shared[name].device) for name, value in one["mean"].items()}
+            self._flight[int(number)] = one["sent"], MeanOverRanks.of(come)
+
+    # --- for ranks that go on without a lost one
+
+    @property
+    def together_until(self) -> int:
+        """After how many updates ranks step alone."""
+        return self._settings.synchronous_updates
+
+    @property
+    def last_share(self) -> dict[str, dict[str, Tensor]]:
+        """All that ranks have in common, for one that was kept from making the last share; see `take_share`."""
+        return {"shared": self._shared, "buffers": self._shared_buffers, "momentum": self.momentum}
+
+    def settle_means(self, *, before: int) -> None:
+        """Let the means come that were sent before this update; those that go on call it together, in a group of them.
+
+        One that has come to any of them, with what a lost rank has sent, is that of all. If it has come to none, it is
+        that of what those that go on have sent.
+        """
+        flight = [(number, mean) for number, (sent, mean) in sorted(self._flight.items()) if sent < before]
+        everybody = self.group.gather([mean.has_come for _, mean in flight])
+        for (_, mean), come in zip(flight, zip(*everybody, strict=True), strict=True):
+            if any(come):
+                mean.take(self.group, come.index(True))
+            else:
+                mean.send()
+                mean.values()
+
+    def take_share(self, update: int, theirs: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Make the share of `update` with what it has come to on another rank, which `last_share` gave there."""
+        due, since, late = (
+            self._due(update),
+            update - self._settings.synchronous_updates,
+            self._settings.overlap_updates,
+        )
+        come = [number for number, (sent, _) in self._flight.items() if update - sent == late] if late else due
+        if since == 0:
+            self.restart()
+        with torch.no_grad():
+            for part, held in self.last_share.items():
+                for name, value in held.items() if due or come else ():
+                    value.copy_(theirs[part][name])
+            for name, buffer in self._live_buffers().items() if 0 in due else ():
+                buffer.copy_(self._shared_buffers[name])
+        if since > 0:
+            self.is_current = False
+            for number in due:
+                self._flight[number] = update, self._mean(number)
+            for number in come:
+                del self._flight[number]
+                self._adopt(number)
+            self._inner.follow_shared(update)
+        self.is_torn, self.shared_until = False, update
+
+    # --- one share
+
+    def _due(self, update: int) -> list[int]:
+        """The fragments that are sent after `update`."""
+        settings, since = self._settings, update - self._settings.synchronous_updates
+        return [
+            number
+            for number in range(len(self._fragments))
+            if since > 0
+            and (since - settings.every_updates * number // settings.fragments) % settings.every_updates == 0
+        ]
+
+    def _send(self, number: int, update: int) -> None:
+        """Begin to sum a fragment over the ranks."""
+        names = self._fragments[number]
+        own = {name: self.value(name) for name in names}
+        self._agree(own, update)
+        self._flight[number] = update, (mean := self._mean(number))
+        mean.send()
+        if not self._settings.overlap_updates:
+            mean.values()  # a rank may be lost until buffers are shared as well; only then anything is changed
+        if number == 0:
+            self._share_buffers()
+
+    def _mean(self, number: int) -> MeanOverRanks:
+        """That of a fragment, of which this rank gives what it holds now."""
+        own = {name: self.value(name) for name in self._fragments[number]}
+        may_break = self._settings.overlap_updates > 0
+        return MeanOverRanks(own, self.group, is_ordered=self._is_ordered, may_break=may_break)
+
+    def _agree(self, own: Mapping[str, Tensor], update: int) -> None:
+        """Raise, on all ranks alike, unless all parameters are finite and all ranks train the same."""
+        group, rates = self.group, self._inner.rates(list(self._parameters.values()))
+        flags = [one.requires_grad for one in self._parameters.values()]
+        stamp = float(crc32(repr((rates, flags)).encode()))
+        said = [0.0] * group.ranks + [stamp]
+        said[group.rank] = float(not all(bool(one.isfinite().all()) for one in own.values()))
+        heard = group.sum_floats(said)
+        *faults, differs = self._pipeline.sum_floats([*heard[:-1], float(heard[-1] != group.sum_of_same(stamp))])
+        if differs:
+            raise ReplicaError(
+                f"rank {group.rank} has trained other parameters, or at another learning rate, than another rank "
+                f"until update {update}: `requires_grad` or the optimizer's `lr` was changed on some ranks only. "
+                f"Change it on all of them at the same update; a hook that is `first_rank_only` runs on one."
+            )
+        ranks = [rank for rank, fault in enumerate(faults) if fault]
+        if ranks:
+            raise NonFiniteError(
+                f"after update {update} {_which(self._pipeline)} {', '.join(map(str, ranks))} holds parameters that "
+                f"are inf or NaN, so nothing was shared. Go on from the last checkpoint with a lower learning rate, or "
+                f"clip gradients."
+            )
+
+    def _arrive(self, number: int) -> None:
+        """Make the outer step of a fragment whose mean has come."""
+        names = self._fragments[number]
+        _, mean = self._flight[number]
+        total, parameters = mean.values(), [self._parameters[name] for name in names]
+        del self._flight[number]
+        with torch.no_grad():
+            for name, rate in zip(names, self._inner.rates(parameters), strict=True):
+                self._settings.outer.step(self._shared[name], total[name], self.momentum.get(name), rate=rate)
+        self._adopt(number)
+
+    def _adopt(self, number: int) -> None:
+        """Let this rank's own parameters of a fragment follow the outer step that was made."""
+        settings, names = self._settings, self._fragments[number]
+        with torch.no_grad():
+            for name in names:
+                shared = self._shared[name]
+                self._write(name, shared.lerp(self.value(name), settings.own_share) if settings.own_share else shared)
+        if settings.inner_state == "reset":
+            self._inner.reset([self._parameters[name] for name in names])
+        self.is_current = settings.fragments == 1 and not (settings.overlap_updates or settings.own_share)
+
+    def _write(self, name: str, value: Tensor) -> None:
+        """Let this rank's own parameter, and its master if it has one, be `value`."""
+        master = self._inner.masters.get(name)
+        if master is not None:
+            master.copy_(value)
+        self._parameters[name].copy_(value)
+
+    def _share_buffers(self) -> None:
+        """Make the buffers equal on all ranks, with the first fragment."""
+        self._buffers.look_anew()
+        live = self._live_buffers()
+        before = {name: one.detach().clone() for name, one in live.items()}
+        try:
+            self._buffers.share(SinceShare(live, self._shared_buffers))
+        except LostRankError:  # those that are left share them anew, from where each was
+            self._put(live, before)
+            raise
+        self._put(self._shared_buffers, live)
+
+    def _put(self, there: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, one in there.items():
+                one.copy_(values[name])
+
+    def _live_buffers(self) -> dict[str, Tensor]:
+        return dict(named_buffers(self.module))
+
+
+def _which(pipeline: Group) -> str:
+    """What a data-parallel rank is called."""
+    return "replica" if pipeline.ranks > 1 else "rank"
