@@ -222,21 +222,6 @@ class Halves(Hook):
         self.scheduler.step()
 
 
-class ResetsUnits(Hook):
-    """Writes to weights after the step, by numbers that go by the last micro-batch."""
-
-    def after_update(self, event: Any) -> None:
-        with torch.no_grad():
-            self.trainer.model.mix.weight[random.randrange(8)] *= 0.5
-
-
-class NoisyGradients(Hook):
-    def before_step(self, event: Any) -> None:
-        for one in self.trainer.model.parameters():
-            if one.grad is not None:
-                one.grad.add_(torch.from_numpy(np.random.randn(*one.shape)).to(one), alpha=1e-2)
-
-
 def few(*rows: str, named: tuple[str, ...], **wrong: Any) -> Mutant:
     return mutant(*rows, named=named, **({"dataset": Few} | wrong))
 
@@ -269,8 +254,6 @@ STRAYS: dict[str, Mutant] = {
     "default argument": few("again", named=("`data.collate(seen=…)",), collate=lambda: with_default),
     "count in a closure": few("resume", named=(".count['steps']`",), optimizer=counted_steps),
     "scheduler not saved": few("resume", named=("`hook Halves.scheduler.…`",), hooks=lambda: [Halves()]),
-    "units reset": few("cuts 4", named=("`ResetsUnits.after_update`", "update 2"), hooks=lambda: [ResetsUnits()]),
-    "noise in a hook": few("cuts 4", named=("`numpy.random`", "a hook"), hooks=lambda: [NoisyGradients()]),
 }
 
 

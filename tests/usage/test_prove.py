@@ -1,7 +1,9 @@
 """Runs with one fault each: a row fails, and what it says names the fault."""
 
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from prove_misuse import MISUSES
@@ -89,10 +91,31 @@ class ClipsOnce(Hook):
         torch.nn.utils.clip_grad_norm_(self.trainer.model.parameters(), 0.05)
 
 
+class ResetsUnits(Hook):
+    """Writes to weights after the step, by random numbers, which are keyed by the update."""
+
+    def after_update(self, event: Any) -> None:
+        with torch.no_grad():
+            self.trainer.model.mix.weight[random.randrange(8)] *= 0.5
+
+
+class NoisyGradients(Hook):
+    def before_step(self, event: Any) -> None:
+        for one in self.trainer.model.parameters():
+            if one.grad is not None:
+                one.grad.add_(torch.from_numpy(np.random.randn(*one.shape)).to(one), alpha=1e-2)
+
+
 @pytest.mark.parametrize(
     ("run", "by_hand"),
-    [(Run(task=Asks), True), (Run(task=Told), None), (Run(hooks=lambda: [ClipsOnce()]), True)],
-    ids=["asks", "told", "clips once"],
+    [
+        (Run(task=Asks), True),
+        (Run(task=Told), None),
+        (Run(hooks=lambda: [ClipsOnce()]), True),
+        (Run(hooks=lambda: [ResetsUnits()]), True),
+        (Run(hooks=lambda: [NoisyGradients()]), True),
+    ],
+    ids=["asks", "told", "clips once", "units reset", "noise"],
 )
 def test_what_goes_by_the_update_fails_no_row(run: Run, by_hand: bool | None) -> None:
     found = verdicts(run, "cuts 4", "optimizer", "resume")
