@@ -56,7 +56,7 @@ class Case:
     Args:
         name: kind, place, rank, strategy.
         check: injects it, and raises unless what must come of it does.
-        slow: whether it starts processes.
+        slow: whether it starts processes, or others show the same.
     """
 
     name: str

@@ -7,6 +7,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -120,6 +121,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {  # a value, and the words of
 }
 
 
+@cache
 def constructors() -> dict[str, type]:
     found: dict[str, type] = {}
     for place in PLACES:
