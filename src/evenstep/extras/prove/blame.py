@@ -240,12 +240,7 @@ def first_difference(one: Traced, other: Traced, about: Mapping[str, str], *, ac
             f"{_on_the_way(gradient, one, about)}"
         )
     if step := worst(one.end, other.end, exact=is_exact):
-        drawn = sorted((one.drew | other.drew) - ({TORCHS} if across != "ranks" else set()))
-        why = (
-            f"random numbers of {' and '.join(drawn)}"
-            if drawn
-            else "a rate that each micro-batch changes, state that is not in `state_dict`, time, an own count"
-        )
+        why = "a rate that each micro-batch changes, state that is not in `state_dict`, time, an own count"
         if across == "resume" and "after_epoch" in about.get("after", ""):
             why += "; a stop ends an epoch as well: `after_epoch` then has `event.complete` false"
         return (

@@ -79,7 +79,6 @@ class Traced:
         gradient: of its mean loss.
         end: the parameters after it.
         states: what else the run's objects hold as it begins, by the ways that lead there.
-        drew: what generators hooks and the optimizer have drawn from after the last micro-batch.
     """
 
     passages: list[Passage] = field(default_factory=list[Passage])
@@ -87,7 +86,6 @@ class Traced:
     gradient: Values = field(default_factory=dict[str, Tensor])
     end: Values = field(default_factory=dict[str, Tensor])
     states: dict[str, str] = field(default_factory=dict[str, str])
-    drew: set[str] = field(default_factory=set[str])
 
 
 @final
@@ -107,7 +105,6 @@ class Trace(Hook):
         self.states: tuple[dict[str, str], dict[str, str]] = ({}, {})
         self._handles: list[Any] = []
         self._calls: dict[str, int] = {}
-        self._before: list[Any] = []
 
     @property
     def moved(self) -> list[str]:
@@ -146,7 +143,6 @@ class Trace(Hook):
     def after_microbatch(self, event: MicrobatchEnd) -> None:
         if self._handles:
             self.made.passages[-1].loss = None if event.loss is None else float(event.loss)
-            self._before = _generators()
 
     def before_step(self, event: StepBegin) -> None:
         if self._handles:
@@ -154,7 +150,6 @@ class Trace(Hook):
 
     def after_update(self, event: UpdateEnd) -> None:
         if self._handles:
-            self.made.drew = _drawn(self._before, _generators()) if self._before else set()
             for handle in self._handles:
                 handle.remove()
             self._handles = []
