@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from digits import Label, Split, digits
 from model import SharedNet
 
-from evenstep import MapData, Mixture, Trainer
+from evenstep import MapData, Mixture, PcGrad, Trainer
 from evenstep.optim.schedules import Cosine
-from evenstep.train import Combine, PcGrad
+from evenstep.train import Combine
 from tasks import Classify, Enclose, OfHead
 
 SIZES: dict[Label, int] = {"class": 32, "parity": 32, "box": 16}

@@ -17,10 +17,10 @@ from threads import on_ranks
 
 from evenstep.errors import LostRankError
 from evenstep.parallel import Group
-from evenstep.train.context import TrainContext
-from evenstep.train.execution import Execution
 from evenstep.train.memory.split_limit import SplitLimit
-from evenstep.train.recovery import Recovery
+from evenstep.train.update.context import TrainContext
+from evenstep.train.update.execution import Execution
+from evenstep.train.update.recovery import Recovery
 
 Checks = list[tuple[str, Callable[[], None], bool]]  # name, check, whether it starts processes
 HALF = 10  # numbers in two of a micro-batch's four samples, which is what is left to try after one fault

@@ -18,7 +18,7 @@ from evenstep.events.hooks import MemoryUse
 from evenstep.memory import give_back
 from evenstep.options import Checkpointing
 from evenstep.precision import PRECISIONS
-from evenstep.train.transfer import build_cast
+from evenstep.train.update.transfer import build_cast
 
 ROOM = 448 << 20  # bytes that the balloon leaves
 SIDE = 256

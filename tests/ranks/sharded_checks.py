@@ -14,11 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evenstep import DropTask, Ema, Failures, Loss, MapData, Mixture, Task, Trainer, Training
+from evenstep import (
+    AlignedMtl,
+    DropTask,
+    Ema,
+    Failures,
+    GradNorm,
+    Loss,
+    MapData,
+    Mixture,
+    PcGrad,
+    Task,
+    Trainer,
+    Training,
+    Uncertainty,
+)
 from evenstep.data import AllTasks, RoundRobin
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Ddp, Fsdp, Group, Ordered, OrderedFsdp, Processes, Single, Strategy, Zero1
-from evenstep.train import AlignedMtl, GradNorm, PcGrad, Uncertainty
 from evenstep.train.failures import Skip
 
 NOT_COMPARED: dict[str, Tensor] = {}  # what other ranks have of a run of one process: the first compares, and prints

@@ -10,9 +10,9 @@ import torch
 from evenstep import devices
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Processes
-from evenstep.train.memory.fit import fitting
 from evenstep.train.memory.sub_batch import SubBatch
 from evenstep.train.tasks.task import Task
+from evenstep.train.tryouts.fit import fitting
 
 CPU = torch.device("cpu")
 

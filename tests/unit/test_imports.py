@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from functools import cache
+from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
 
@@ -92,6 +93,8 @@ def imported_parts(path: Path) -> set[str]:
 
 
 FILES = sorted(SOURCE.rglob("*.py"))
+BY_TYPES = {SOURCE, SOURCE / "extras" / "elastic"}  # in which two name each other for type checkers
+FOLDERS = sorted({path.parent for path in FILES} - BY_TYPES)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
@@ -123,6 +126,19 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     while left and (free := [path for path, needed in left.items() if not needed & left.keys()]):
         left = {path: needed for path, needed in left.items() if path not in free}
     assert not {str(path.relative_to(SOURCE)) for path in left}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_the_files_and_folders_of_a_folder_import_each_other_one_way(folder: Path) -> None:
+    def room(path: Path) -> str:
+        return path.relative_to(folder).parts[0]
+
+    rooms: dict[str, set[str]] = {}
+    inside = [path for path in FILES if path.is_relative_to(folder) and path != folder / "__init__.py"]
+    for path in inside:
+        needed = imported_modules(path, also_for_types=True)
+        rooms.setdefault(room(path), set()).update(room(one) for one in needed if one in inside)
+    TopologicalSorter({one: needed - {one} for one, needed in rooms.items()}).prepare()  # raises on a circle
 
 
 def test_files_that_name_each_other_for_type_checkers_stay_few() -> None:
@@ -181,7 +197,7 @@ def test_the_library_imports_neither_config_nor_command_line_nor_heavy_extras() 
 
 
 def test_all_public_names_load_nothing_that_only_runs_need() -> None:
-    heavy = ["evenstep.train.update", "evenstep.train.loop", "evenstep.train.setup", "evenstep.train.engine_parts"]
+    heavy = [f"evenstep.train.{one}" for one in ("update.update", "loop", "setup", "engine_parts")]
     heavy += ["evenstep.pipeline.stage", "evenstep.checkpoint.writer", "sysconfig"]
     assert not set(heavy) & set(loaded()[1])
 

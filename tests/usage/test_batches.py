@@ -11,8 +11,8 @@ from batches import BATCHES, GLOBAL, LOSSES, MICRO, Kind, LossKind
 from batches_programs import Classify, reference, trained, trainer_of
 
 import evenstep
+from evenstep.data.split import halves, num_samples
 from evenstep.errors import EvenstepError, OutOfMemoryError, TaskError
-from evenstep.train.memory.split import halves, num_samples
 
 WORKING = [kind for kind in BATCHES if kind.outcome == "works"]
 GOOD = [loss.name for loss in LOSSES if loss.outcome == "works"]

@@ -784,7 +784,7 @@ def test_an_error_inside_torch_still_ends_with_ones_own_line() -> None:
 def test_all_frames_are_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVENSTEP_FULL_TRACEBACK", "1")
     lines = shown(trainer_of(task=Labels()))
-    assert any("evenstep/train/microbatch.py" in line for line in lines)
+    assert any("evenstep/train/update/microbatch.py" in line for line in lines)
     assert lines[-2] == "KeyError: 'labels'"
 
 

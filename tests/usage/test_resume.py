@@ -13,11 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, Hook, Logging, MapData, Mixture, Task, Trainer, Training
+from evenstep import Ema, GradNorm, Hook, Logging, MapData, Mixture, Task, Trainer, Training, Uncertainty
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.events import Best, EarlyStop, Evaluate, EvaluateEnd, Image, Incident, Profile, UpdateEnd
 from evenstep.precision import Fp16Mixed
-from evenstep.train import GradNorm, Uncertainty
 from evenstep.train.state.run_folder import FILES, FOLDERS
 from evenstep.train.state.settings import LEAVE_NO_TRACE, MAY_CHANGE
 

@@ -24,7 +24,7 @@ from evenstep.exits import EXIT_DONE
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.layers import arguments
 from evenstep.train import Task
-from evenstep.train.transfer import build_transfer
+from evenstep.train.update.transfer import build_transfer
 
 _GAP = "  "
 

@@ -140,7 +140,7 @@ def _measured(path: str, settings: Sequence[Setting]) -> tuple[Layered, dict[str
     from evenstep.pipeline import Layers
     from evenstep.pipeline.split import flows
     from evenstep.train import Task
-    from evenstep.train.transfer import build_cast, build_transfer
+    from evenstep.train.update.transfer import build_cast, build_transfer
 
     with open_run(Path(path), [*from_environment(os.environ), *settings]) as opened:
         parts = build_parts(opened)

@@ -34,7 +34,7 @@ from evenstep.extras.prove.subject import Cut, Subject, Variant
 from evenstep.parallel import Group
 from evenstep.pipeline import Layers
 from evenstep.train import Task, Trainer
-from evenstep.train.state.run_state import updates_of
+from evenstep.train.checkpointing.run_state import updates_of
 
 SAMPLES = 12  # of a global batch: cut in 1, 2, 4 and unevenly
 _ORIGIN = "evenstep prove"

@@ -10,8 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from evenstep.data.split import rebuilt
 from evenstep.errors import ArgumentError, clause
-from evenstep.train.memory.split import rebuilt
 from evenstep.train.side_effects import evaluating, without_side_effects
 
 _FIRST, _SECOND = 4, 5  # tokens of the documents that are tried

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from evenstep.parallel.reducer.ordered_fsdp import OrderedFsdp
     from evenstep.parallel.reducer.reducer import Reducer
     from evenstep.parallel.reducer.single import Single
+    from evenstep.parallel.reducer.strategy import Strategy
     from evenstep.parallel.reducer.zero1 import Zero1
     from evenstep.parallel.reducers import Reducers
-    from evenstep.parallel.strategy import Strategy
 
 __all__ = [
     "COMPRESSIONS",
@@ -73,7 +73,7 @@ __getattr__, __dir__ = lazy_names(
         ".reducer.single": "Single",
         ".reducer.zero1": "Zero1",
         ".reducers": "Reducers",
-        ".strategy": "Strategy",
+        ".reducer.strategy": "Strategy",
     },
     old={
         **{

@@ -22,8 +22,8 @@ from evenstep.parallel.reducer.local import Local
 from evenstep.parallel.reducer.ordered import Ordered
 from evenstep.parallel.reducer.ordered_fsdp import OrderedFsdp
 from evenstep.parallel.reducer.single import Single
+from evenstep.parallel.reducer.strategy import Strategy
 from evenstep.parallel.reducer.zero1 import Zero1
-from evenstep.parallel.strategy import Strategy
 
 STRATEGIES = {name: name for name in ("auto", "single", "ddp", "fsdp", "zero1", "local")}
 _JOINED: dict[torch.device, Group] = {}  # a process can join the others only once

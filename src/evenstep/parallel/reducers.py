@@ -24,9 +24,9 @@ from evenstep.parallel.reducer.reducer import (
     GathersPerPlan,
     Reducer,
 )
+from evenstep.parallel.reducer.strategy import Strategy
 from evenstep.parallel.reducer.zero1 import Owners
 from evenstep.parallel.shares import Shares
-from evenstep.parallel.strategy import Strategy
 
 
 @final

@@ -334,3 +334,8 @@ def _joined(groups: Sequence[tuple[str, ...]], names: Sequence[str]) -> list[tup
         apart = [other for other in joined if not other & set(group)]
         joined = [*apart, set(group).union(*(other for other in joined if other & set(group)))]
     return sorted(tuple(sorted(group, key=names.index)) for group in joined if len(group) > 1)
+
+
+def in_stages(model: nn.Module) -> bool:
+    """Whether ranks hold different stages of the model."""
+    return isinstance(model, PipelineModel) and model.mesh.pipeline.ranks > 1

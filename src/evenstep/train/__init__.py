@@ -5,13 +5,11 @@ from typing import TYPE_CHECKING
 from evenstep.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from evenstep.extras.multitask import AlignedMtl, GradNorm, PcGrad, Scheduled, Uncertainty
     from evenstep.train.engine import Engine
     from evenstep.train.failures import Answer, DropTask, FailurePolicy, Retry, Rewind, Skip, Stop
     from evenstep.train.failures.spikes import LossSpikes
+    from evenstep.train.find_lr import find_lr
     from evenstep.train.grouped import described_groups, grouped_optimizer
-    from evenstep.train.lr_finder import FoundLr, find_lr
-    from evenstep.train.outcome import Aborted, Committed
     from evenstep.train.progress import Progress
     from evenstep.train.result import Prediction, Result
     from evenstep.train.state.loading import LoadedWeights, load_weights
@@ -21,10 +19,11 @@ if TYPE_CHECKING:
     from evenstep.train.tasks.cross_entropy import chunked_cross_entropy
     from evenstep.train.tasks.task import Loss, Task
     from evenstep.train.trainer import Trainer
+    from evenstep.train.tryouts.lr_finder import FoundLr
+    from evenstep.train.update.outcome import Aborted, Committed
 
 __all__ = [
     "Aborted",
-    "AlignedMtl",
     "Answer",
     "Coefficients",
     "Collected",
@@ -35,24 +34,20 @@ __all__ = [
     "FailurePolicy",
     "Fixed",
     "FoundLr",
-    "GradNorm",
     "LoadedWeights",
     "Loss",
     "LossSpikes",
-    "PcGrad",
     "Prediction",
     "Progress",
     "Result",
     "Retry",
     "Rewind",
-    "Scheduled",
     "Separate",
     "Skip",
     "Stop",
     "Task",
     "Trained",
     "Trainer",
-    "Uncertainty",
     "chunked_cross_entropy",
     "described_groups",
     "find_lr",
@@ -63,9 +58,9 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "evenstep.extras.multitask": "AlignedMtl GradNorm PcGrad Scheduled Uncertainty",
         ".grouped": "described_groups grouped_optimizer",
-        ".lr_finder": "FoundLr find_lr",
+        ".find_lr": "find_lr",
+        ".tryouts.lr_finder": "FoundLr",
         ".tasks.cross_entropy": "chunked_cross_entropy",
         ".tasks.coefficients": "Coefficients Fixed",
         ".tasks.collect": "Collected Trained",
@@ -73,11 +68,12 @@ __getattr__, __dir__ = lazy_names(
         ".engine": "Engine",
         ".failures": "Answer DropTask FailurePolicy Retry Rewind Skip Stop",
         ".state.loading": "LoadedWeights load_weights",
-        ".outcome": "Aborted Committed",
+        ".update.outcome": "Aborted Committed",
         ".progress": "Progress",
         ".result": "Prediction Result",
         ".failures.spikes": "LossSpikes",
         ".tasks.task": "Loss Task",
         ".trainer": "Trainer",
     },
+    old={name: f"evenstep:{name}" for name in ["AlignedMtl", "GradNorm", "PcGrad", "Scheduled", "Uncertainty"]},
 )

@@ -20,9 +20,9 @@ from evenstep.parallel import Group
 from evenstep.pipeline import PipelineModel
 from evenstep.renamed import warn
 from evenstep.single_use import not_copied
-from evenstep.train.gradient_norms import check_like_parameters
 from evenstep.train.phases import Phases
 from evenstep.train.progress import Progress
+from evenstep.train.update.gradient_norms import check_like_parameters
 
 if TYPE_CHECKING:
     from evenstep.pipeline import Stage

@@ -12,19 +12,19 @@ from evenstep.data import Data, GlobalBatch
 from evenstep.events import HookTrainer
 from evenstep.optim.schedules import plateaus_of
 from evenstep.options import Checkpointing, Failures, Logging
+from evenstep.train.checkpointing.checkpointer import Checkpointer
+from evenstep.train.checkpointing.run_state import RunState, updates_of
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import Evaluations
 from evenstep.train.feed import Feed
-from evenstep.train.flops import count_flops
 from evenstep.train.loop import Loop
-from evenstep.train.memory.fit import fit
 from evenstep.train.requests import Requests
 from evenstep.train.setup import Setup
 from evenstep.train.standard_hooks import Follow, build_reporter
-from evenstep.train.state.checkpointer import Checkpointer
 from evenstep.train.state.run_folder import RunFolder
-from evenstep.train.state.run_state import RunState, updates_of
 from evenstep.train.tasks.listening import listeners
+from evenstep.train.tryouts.fit import fit
+from evenstep.train.tryouts.flops import count_flops
 
 
 def build_loop(

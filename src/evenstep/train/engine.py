@@ -34,13 +34,11 @@ from evenstep.options import Training, check_length
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used, not_copied
-from evenstep.train.context import TrainContext
 from evenstep.train.engine_events import EVALUATION, around_evaluation, around_update
 from evenstep.train.failures import Stop
 from evenstep.train.failures.spikes import LOSS
 from evenstep.train.global_batch import OneBatch, global_batch
 from evenstep.train.memory.split_limit import SplitLimit
-from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted, left_out
 from evenstep.train.progress import Progress
 from evenstep.train.state import Tree
 from evenstep.train.state.settings import changed_settings, check_parts, check_same_run, check_unmoved
@@ -48,7 +46,9 @@ from evenstep.train.tasks.listening import check_told_by_engine, let_ask, listen
 from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import check_task_states, states_of
-from evenstep.train.weigh import UnseenError
+from evenstep.train.update.context import TrainContext
+from evenstep.train.update.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted, left_out
+from evenstep.train.update.weigh import UnseenError
 
 if TYPE_CHECKING:
     from evenstep.train.memory.footprint import Footprint
@@ -164,9 +164,9 @@ class Engine:
         return engine
 
     def _build(self, setup: "Setup", *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> None:
+        from evenstep.train.causes.aborts import AbortCauses
         from evenstep.train.checks.model import check_ties
         from evenstep.train.engine_parts import build_parts
-        from evenstep.train.failures.aborts import AbortCauses
 
         self.parts = parts = build_parts(setup, updates=updates, bus=bus, report=report)
         self.model, self.optimizer, self.core = setup.model, setup.optimizer, parts.core

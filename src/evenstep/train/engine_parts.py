@@ -33,16 +33,12 @@ from evenstep.train.checks.loss import Guard
 from evenstep.train.checks.loss_runner import LossRunner
 from evenstep.train.checks.whole_update import check_listeners
 from evenstep.train.compiled import CompiledModel, compile_model
-from evenstep.train.context import TrainContext
-from evenstep.train.execution import Execution, build_execution
 from evenstep.train.failures import Retry
 from evenstep.train.layer_keys import in_order, key_layers
-from evenstep.train.layout_dependence import ChangedAttributes
 from evenstep.train.linear_layers import convert_linear_layers
 from evenstep.train.memory.activation_checkpointing import recompute
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.number_formats import averaged_as, build_steps
-from evenstep.train.outcome import PendingUpdate
 from evenstep.train.progress import Progress
 from evenstep.train.setup import Setup
 from evenstep.train.state.local_state import build_local_state
@@ -52,10 +48,14 @@ from evenstep.train.state.train_state import TrainState, parameter_names
 from evenstep.train.tasks.averaged import InShards, InStages, OnEachRank
 from evenstep.train.tasks.norm_statistics import Norms
 from evenstep.train.tasks.tasks import poison_of
-from evenstep.train.tasks.teacher import Teacher
+from evenstep.train.teacher import Teacher
 from evenstep.train.trained import TrainedParameters
-from evenstep.train.transfer import build_cast, build_transfer, channels_last
-from evenstep.train.update import Update
+from evenstep.train.update.context import TrainContext
+from evenstep.train.update.execution import Execution, build_execution
+from evenstep.train.update.layout_dependence import ChangedAttributes
+from evenstep.train.update.outcome import PendingUpdate
+from evenstep.train.update.transfer import build_cast, build_transfer, channels_last
+from evenstep.train.update.update import Update
 
 if TYPE_CHECKING:
     from evenstep.train.whole_update.compiled_update import CompiledUpdate

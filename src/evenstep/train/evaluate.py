@@ -16,13 +16,13 @@ from evenstep.data import Data, Microbatch, Position
 from evenstep.errors import DataError, LostRankError, TaskError
 from evenstep.events import Incident, Record
 from evenstep.train.checks.loss import Guard
-from evenstep.train.context import TrainContext
-from evenstep.train.execution import Execution
-from evenstep.train.microbatch import MicrobatchStep
-from evenstep.train.recovery import Recovery
 from evenstep.train.side_effects import evaluating
 from evenstep.train.tasks.task import evaluates_itself
-from evenstep.train.weigh import Weights, weigh
+from evenstep.train.update.context import TrainContext
+from evenstep.train.update.execution import Execution
+from evenstep.train.update.microbatch import MicrobatchStep
+from evenstep.train.update.recovery import Recovery
+from evenstep.train.update.weigh import Weights, weigh
 
 
 @final

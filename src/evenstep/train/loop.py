@@ -21,17 +21,17 @@ from typing import Any, Literal, NoReturn, TypeAlias, cast, final
 from evenstep.data import GlobalBatch
 from evenstep.errors import DataError
 from evenstep.events import EpochBegin, EpochEnd, Incident, UpdateBegin, UpdateEnd
+from evenstep.train.checkpointing.checkpointer import Checkpointer
 from evenstep.train.checks.first_update import remarks, tells_of_others
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import Evaluations
 from evenstep.train.failures import Answer
 from evenstep.train.failures.policies import Decision, Policies, spike_error
 from evenstep.train.feed import Feed
-from evenstep.train.outcome import Aborted, left_out
 from evenstep.train.reporter import Reporter
 from evenstep.train.requests import End, GoBack, Requests
-from evenstep.train.state.checkpointer import Checkpointer
 from evenstep.train.tasks.parameters import not_held
+from evenstep.train.update.outcome import Aborted, left_out
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 Leave: TypeAlias = "End | GoBack | None"

@@ -14,20 +14,20 @@ from typing import Any, TypeAlias, cast, final
 from torch import Tensor, nn
 
 from evenstep.data import Data, GlobalBatch, Microbatch, Position
+from evenstep.data.split import rebuilt
 from evenstep.errors import LostRankError, OutOfMemoryError, clause
 from evenstep.internals import pytree
 from evenstep.parallel import Group
 from evenstep.pipeline.wire import Address, Wire
-from evenstep.train.context import TrainContext
-from evenstep.train.execution import Execution
-from evenstep.train.memory.split import rebuilt
-from evenstep.train.microbatch import MicrobatchStep
-from evenstep.train.recovery import Recovery
 from evenstep.train.result import Prediction
 from evenstep.train.side_effects import evaluating
 from evenstep.train.tasks.observed import ObservedTask
 from evenstep.train.tasks.task import Task
-from evenstep.train.weigh import Weights, task_of
+from evenstep.train.update.context import TrainContext
+from evenstep.train.update.execution import Execution
+from evenstep.train.update.microbatch import MicrobatchStep
+from evenstep.train.update.recovery import Recovery
+from evenstep.train.update.weigh import Weights, task_of
 
 Kept: TypeAlias = tuple[int, str, list[int], Any]  # number of the micro-batch, its task, samples, and what is kept
 

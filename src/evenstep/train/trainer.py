@@ -27,12 +27,12 @@ from evenstep.parallel import Strategy
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used
 from evenstep.train.attributes import TrainerAttributes
-from evenstep.train.lr_finder import FoundLr, search
 from evenstep.train.old_arguments import takes_old_arguments
 from evenstep.train.result import Prediction, Result
 from evenstep.train.state import Tree
 from evenstep.train.state.afresh import resets_of
 from evenstep.train.tasks.task import Task
+from evenstep.train.tryouts.lr_finder import FoundLr, search
 from evenstep.training_mode import require_gradients
 
 if TYPE_CHECKING:
@@ -108,8 +108,8 @@ class Trainer(TrainerAttributes):
         failures: Failures = Failures(),
         log: Logging = Logging(),
     ) -> None:
+        from evenstep.train.agreement import check_agreement
         from evenstep.train.build_loop import build_loop
-        from evenstep.train.checks.agreement import check_agreement
         from evenstep.train.checks.arguments import check_engine_arguments, check_trainer_arguments
         from evenstep.train.checks.resume import check_keeping, check_rewinding, try_resume
         from evenstep.train.resolve import evaluations_of, policies_of
@@ -248,7 +248,7 @@ class Trainer(TrainerAttributes):
             self._is_training = self._is_over = False
 
     def _train(self) -> Result:
-        from evenstep.train.failures.emergency import emergency_save
+        from evenstep.train.emergency import emergency_save
         from evenstep.train.requests import End
 
         ended = End("")
@@ -481,7 +481,7 @@ class Trainer(TrainerAttributes):
             CheckpointError: the state is of another model.
             Exception: what the update raises.
         """
-        from evenstep.train.failures.replay import replay_failure
+        from evenstep.train.tryouts.replay import replay_failure
 
         self._check_idle("replay", "call it on a trainer that does not train")
         require_state(state, "a trainer's `state_dict`")
@@ -497,7 +497,7 @@ class Trainer(TrainerAttributes):
 
     def compare_cuts(self) -> str:
         """How far the next update's gradient is from that with finer micro-batches, in words; changes nothing."""
-        from evenstep.train.checks.cuts import compare_cuts
+        from evenstep.train.tryouts.cuts import compare_cuts
 
         self._check_idle("compare_cuts", "call it between updates, such as in `after_update`")
         return compare_cuts(self._loop.engine, self._loop.feed.data)

@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import MapData, Mixture, Task, Trainer, Training
+from evenstep import MapData, Mixture, Task, Trainer, Training, Uncertainty
 from evenstep.errors import ArgumentError
 from evenstep.internals import takes_scale
 from evenstep.optim import MultiOptimizer
 from evenstep.optim.schedules import InverseSqrt
-from evenstep.train import Uncertainty
 
 
 class Square(Task):

@@ -7,11 +7,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from evenstep import DropTask, Failures, Hook, Loss, MapData, Mixture, Trainer, Training
+from evenstep import (
+    AlignedMtl,
+    DropTask,
+    Failures,
+    GradNorm,
+    Hook,
+    Loss,
+    MapData,
+    Mixture,
+    PcGrad,
+    Trainer,
+    Training,
+    Uncertainty,
+)
 from evenstep.data import RoundRobin
 from evenstep.errors import EvenstepError
 from evenstep.parallel import Ddp, Group, Ordered, Single
-from evenstep.train import AlignedMtl, GradNorm, PcGrad, Uncertainty
 
 OnRanks = Callable[..., list[Any]]
 SIZES = {"a": 6, "b": 4, "c": 2}

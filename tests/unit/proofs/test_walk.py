@@ -117,7 +117,7 @@ def test_a_fake_rank_that_leaves_the_script_is_an_error() -> None:
 def test_a_fake_rank_that_trains_otherwise_than_the_one_it_follows_is_an_error() -> None:
     from evenstep.data import GlobalBatch, Position
     from evenstep.errors import ReplicaError
-    from evenstep.train.weigh import weigh
+    from evenstep.train.update.weigh import weigh
 
     batch = GlobalBatch(
         position=Position(),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from evenstep.train.microbatch import backward_of
+from evenstep.train.update.microbatch import backward_of
 
 
 def test_gradients_are_those_of_backward_to_the_bit_and_are_added_to_those_that_are_there() -> None:

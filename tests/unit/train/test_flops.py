@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from evenstep import Logging, MapData, Task, Trainer, Training
 from evenstep.errors import ArgumentError
-from evenstep.train.flops import PEAKS, peak_flops, peak_of
+from evenstep.train.tryouts.flops import PEAKS, peak_flops, peak_of
 
 # per sample, of nn.Linear(8, 16) and nn.Linear(16, 4): no gradient of the input is needed
 FORWARD = 2 * (8 * 16 + 16 * 4)

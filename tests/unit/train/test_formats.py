@@ -15,7 +15,7 @@ from evenstep import Aborted, Committed, Ema, Engine, Failures, Logging, Loss, M
 from evenstep.errors import ArgumentError, CheckpointError, NonFiniteError
 from evenstep.parallel import Fsdp, OrderedFsdp
 from evenstep.precision import PRECISIONS, Bf16NoMaster, Bf16True, Fp16NoMaster, Fp16True, SixteenBits
-from evenstep.train.memory.fit import state_allocated
+from evenstep.train.tryouts.fit import state_allocated
 
 FORMATS = ("bf16-true", "16-true", "bf16-true-no-master", "16-true-no-master")
 MASTERS = FORMATS[:2]

@@ -13,10 +13,10 @@ from evenstep.events import Bus, Storage
 from evenstep.parallel import Ordered, Single, Strategy
 from evenstep.pipeline import SCHEDULES, Layout, Runner, Stage
 from evenstep.precision import FullPrecision
-from evenstep.train.context import TrainContext
 from evenstep.train.memory.split_limit import SplitLimit
-from evenstep.train.microbatch import MicrobatchStep
-from evenstep.train.weigh import Weights
+from evenstep.train.update.context import TrainContext
+from evenstep.train.update.microbatch import MicrobatchStep
+from evenstep.train.update.weigh import Weights
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,7 @@ from evenstep.optim import MultiOptimizer
 from evenstep.optim.sharing import TORCH, Granularity, known, why_not_by
 from evenstep.parallel import Fsdp, Group, Ordered, Single, Strategy, Zero1
 from evenstep.train.checks.optimizer import check_optimizer
-from evenstep.train.memory.fit import state_allocated
+from evenstep.train.tryouts.fit import state_allocated
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
 

@@ -15,13 +15,14 @@ from evenstep.data.seeding import undisturbed
 from evenstep.errors import ReplicaError, TaskError
 from evenstep.keys import key
 from evenstep.parallel import Group
+from evenstep.train.agreement import check_same_on_all_ranks
 from evenstep.train.buffers import Buffers
-from evenstep.train.checks.agreement import check_same_on_all_ranks
-from evenstep.train.failures.diagnose import diagnose
+from evenstep.train.causes.diagnose import diagnose
 from evenstep.train.randomness import seed_torch
 from evenstep.train.tasks.task import Loss, Task
-from evenstep.train.transfer import build_transfer
-from evenstep.train.weigh import weigh, weight_of
+from evenstep.train.tasks.weight import weight_of
+from evenstep.train.update.transfer import build_transfer
+from evenstep.train.update.weigh import weigh
 
 CPU = torch.device("cpu")
 META = torch.device("meta")

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep import MapData, StreamData, Task, Trainer
+from evenstep.data.split import halves, num_elements
 from evenstep.errors import TaskError
-from evenstep.train.memory.fit import fitting
-from evenstep.train.memory.split import halves, num_elements
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.memory.sub_batch import SubBatch
+from evenstep.train.tryouts.fit import fitting
 
 Pair = namedtuple("Pair", "x y")
 

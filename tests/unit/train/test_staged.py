@@ -8,14 +8,26 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import DropTask, Ema, Failures, Fp16Mixed, MapData, Mixture, Task, Trainer, Training
+from evenstep import (
+    DropTask,
+    Ema,
+    Failures,
+    Fp16Mixed,
+    MapData,
+    Mixture,
+    PcGrad,
+    Scheduled,
+    Task,
+    Trainer,
+    Training,
+    Uncertainty,
+)
 from evenstep.data import RoundRobin
 from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.events import Hook, UpdateEnd
 from evenstep.optim.schedules import Constant
 from evenstep.parallel import Ddp, Group, Mesh, Ordered, Reducer, Single, Strategy, Zero1
 from evenstep.pipeline import SCHEDULES, Layer, Layers, Layout, Op, PipelineModel, Plan
-from evenstep.train import PcGrad, Scheduled, Uncertainty
 
 OnRanks = Callable[..., list[Any]]
 State = dict[str, Any]

@@ -16,15 +16,19 @@ from evenstep import (
     DropTask,
     Engine,
     Failures,
+    GradNorm,
     Hook,
     Loss,
     MapData,
     Mixture,
+    PcGrad,
+    Scheduled,
     Skip,
     Stop,
     Task,
     Trainer,
     Training,
+    Uncertainty,
     UpdateData,
 )
 from evenstep.data import AllTasks
@@ -32,7 +36,6 @@ from evenstep.errors import ArgumentError, NonFiniteError, TaskError
 from evenstep.events.hooks import Timer
 from evenstep.optim import MultiOptimizer
 from evenstep.optim.schedules import Linear
-from evenstep.train import GradNorm, PcGrad, Scheduled, Uncertainty
 
 BATCHES = {"a": 6, "b": 4}
 

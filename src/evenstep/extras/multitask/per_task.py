@@ -13,11 +13,11 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from evenstep.train.context import MicrobatchResults, TrainContext
-from evenstep.train.execution import Execution
 from evenstep.train.tasks.combine import Combine, TaskWeights
-from evenstep.train.tasks.late_weights import Accumulate, sum_gradients, take_gradients
-from evenstep.train.weigh import Weights
+from evenstep.train.update.context import MicrobatchResults, TrainContext
+from evenstep.train.update.execution import Execution
+from evenstep.train.update.late_weights import Accumulate, sum_gradients, take_gradients
+from evenstep.train.update.weigh import Weights
 
 
 @final

@@ -18,8 +18,8 @@ from evenstep.arguments import require_object, require_whole
 from evenstep.parallel.compression import Compression
 from evenstep.parallel.group import Group
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Compresses, Reducer
+from evenstep.parallel.reducer.strategy import Strategy
 from evenstep.parallel.replicas import compare_replicas, synchronise
-from evenstep.parallel.strategy import Strategy
 from evenstep.strides import gradient_format, laid_out
 
 BUCKET_BYTES = 25 * 2**20  # as torch's DDP has it

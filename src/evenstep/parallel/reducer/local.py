@@ -20,7 +20,7 @@ from evenstep.parallel.reducer.ddp import Ddp
 from evenstep.parallel.reducer.ordered import Ordered
 from evenstep.parallel.reducer.own_states import OwnStates
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer
-from evenstep.parallel.strategy import Strategy
+from evenstep.parallel.reducer.strategy import Strategy
 
 InnerState = Literal["keep", "reset"]
 

@@ -12,8 +12,8 @@ from torch import nn
 
 from evenstep.parallel.group import Group
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer
+from evenstep.parallel.reducer.strategy import Strategy
 from evenstep.parallel.replicas import compare_replicas, synchronise
-from evenstep.parallel.strategy import Strategy
 from evenstep.parallel.tree import TreeSum
 
 

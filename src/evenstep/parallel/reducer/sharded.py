@@ -30,9 +30,9 @@ from evenstep.names import named_parameters
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import Shards
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer
+from evenstep.parallel.reducer.strategy import Strategy
 from evenstep.parallel.replicas import compare_replicas, synchronise
 from evenstep.parallel.shardable import check_shardable, check_steppable, cuttable
-from evenstep.parallel.strategy import Strategy
 from evenstep.strides import gradient_format
 
 

@@ -8,7 +8,7 @@ from typing import final
 from torch import nn
 
 from evenstep.parallel.reducer.reducer import Reducer
-from evenstep.parallel.strategy import Strategy
+from evenstep.parallel.reducer.strategy import Strategy
 
 
 @final

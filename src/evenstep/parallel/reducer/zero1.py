@@ -18,7 +18,7 @@ from evenstep.parallel.group import Group
 from evenstep.parallel.layout import ParameterLayout, States
 from evenstep.parallel.reducer.own_states import OwnStates
 from evenstep.parallel.reducer.reducer import Reducer
-from evenstep.parallel.strategy import Strategy
+from evenstep.parallel.reducer.strategy import Strategy
 
 
 @final

@@ -9,7 +9,7 @@ from evenstep.errors import ArgumentError
 from evenstep.parallel import Mesh, Single, Strategy, rank_info_of
 from evenstep.parallel.rank_info import elastic_rank_of
 from evenstep.pipeline import PipelineModel
-from evenstep.train.checks.optimizer import in_stages
+from evenstep.pipeline.pipeline_model import in_stages
 
 
 def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: Mapping[str, str]) -> None:

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from evenstep.data import GlobalBatch, Microbatch
+from evenstep.data.split import num_samples, tensors_in
 from evenstep.errors import TaskError, clause
 from evenstep.train.checks.additive import (
     FAST,
@@ -49,13 +50,12 @@ from evenstep.train.checks.loss_faults import (
     weightless_fault,
 )
 from evenstep.train.checks.loss_runner import SIXTEEN_BITS, LossRunner, weight_of_piece
-from evenstep.train.layout_dependence import ChangedAttribute, ChangedAttributes
-from evenstep.train.memory.split import num_samples, tensors_in
 from evenstep.train.memory.sub_batch import SubBatch, parts_of, reason_not_cut, splits_itself, whole_of
 from evenstep.train.side_effects import evaluating, without_side_effects
 from evenstep.train.tasks.now import checking_losses
 from evenstep.train.tasks.task import Task
-from evenstep.train.weigh import Weights
+from evenstep.train.update.layout_dependence import ChangedAttribute, ChangedAttributes
+from evenstep.train.update.weigh import Weights
 
 TRIES = 8  # global batches in which a task's micro-batches are looked at, where none of them can be halved
 REPEATS = 6  # of a suspect whole, to see how far random numbers move it: with 2 they seem not to, once in 40 times

@@ -14,20 +14,21 @@ from torch import Tensor
 
 from evenstep.arguments import said
 from evenstep.data import Microbatch
+from evenstep.data.split import copied, tensors_in
 from evenstep.errors import LostRankError, TaskError, clause
 from evenstep.memory import give_back, is_out_of_memory
 from evenstep.train.checks.additive import LossValue, LossValues
-from evenstep.train.context import TrainContext
-from evenstep.train.execution import Execution
-from evenstep.train.memory.split import copied, tensors_in
 from evenstep.train.memory.sub_batch import SubBatch, part_of
-from evenstep.train.microbatch import MicrobatchStep
-from evenstep.train.recovery import Recovery
 from evenstep.train.tasks.derivatives import takes_derivatives
 from evenstep.train.tasks.metrics import is_number
 from evenstep.train.tasks.observed import ObservedTask
 from evenstep.train.tasks.task import Loss, Task
-from evenstep.train.weigh import Weights, weight_of
+from evenstep.train.tasks.weight import weight_of
+from evenstep.train.update.context import TrainContext
+from evenstep.train.update.execution import Execution
+from evenstep.train.update.microbatch import MicrobatchStep
+from evenstep.train.update.recovery import Recovery
+from evenstep.train.update.weigh import Weights
 
 SIXTEEN_BITS = frozenset({torch.float16, torch.bfloat16})
 WHILE_LOOKING = (

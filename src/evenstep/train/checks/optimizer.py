@@ -19,7 +19,8 @@ from evenstep.optim.multi import inner
 from evenstep.optim.sharing import TORCH, TORCHAO, Granularity, is_of_torchao, why_not_by
 from evenstep.optim.trial_step import refusals
 from evenstep.parallel import ParameterLayout, Strategy
-from evenstep.pipeline import PipelineModel
+from evenstep.pipeline.pipeline_model import in_stages
+from evenstep.train.state.train_state import is_shared
 
 
 def check_optimizer(
@@ -41,16 +42,6 @@ def check_optimizer(
     if fault:
         whose = "a run with a `folder` saves checkpoints" if keeps else "ranks that join a run take over its state"
         raise ArgumentError(f"{whose}, which could not be resumed: {fault}.")
-
-
-def in_stages(model: nn.Module) -> bool:
-    """Whether ranks hold different stages of the model."""
-    return isinstance(model, PipelineModel) and model.mesh.pipeline.ranks > 1
-
-
-def is_shared(model: nn.Module, layout: ParameterLayout) -> bool:
-    """Whether each rank steps a share of what is trained only."""
-    return layout.divides != "nothing" or in_stages(model)
 
 
 def _check_step(optimizer: Optimizer, device: torch.device) -> None:

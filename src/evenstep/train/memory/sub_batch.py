@@ -10,8 +10,7 @@ from typing import Any, cast, final
 
 from evenstep.arguments import said
 from evenstep.data import Microbatch
-from evenstep.errors import TaskError
-from evenstep.train.memory.split import (
+from evenstep.data.split import (
     cuttable_samples,
     half_of_samples,
     num_samples,
@@ -19,6 +18,7 @@ from evenstep.train.memory.split import (
     samples_of,
     why_whole,
 )
+from evenstep.errors import TaskError
 from evenstep.train.tasks.task import Task
 
 

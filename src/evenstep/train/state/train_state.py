@@ -23,8 +23,8 @@ from evenstep.optim.hidden_state import HiddenState
 from evenstep.optim.multi import inner
 from evenstep.optim.stepping import Steps
 from evenstep.parallel import ParameterLayout, ShardedTensorRef, States, mapped
+from evenstep.pipeline.pipeline_model import in_stages
 from evenstep.precision import Precision
-from evenstep.train.checks.optimizer import is_shared
 from evenstep.train.state import Tree
 from evenstep.train.state.local_state import LocalState
 from evenstep.train.state.optimizer_state import (
@@ -288,3 +288,8 @@ def check_fits(
             f"the checkpoint's {what} does not fit this one: {'; '.join(faults[:5])}{more}. Build the model that the "
             f"checkpoint was saved from."
         )
+
+
+def is_shared(model: nn.Module, layout: ParameterLayout) -> bool:
+    """Whether each rank steps a share of what is trained only."""
+    return layout.divides != "nothing" or in_stages(model)

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from evenstep.data.split import contents, halves, num_samples
 from evenstep.devices import scalar_on
 from evenstep.errors import TaskError
 from evenstep.events.shown import Value
 from evenstep.memory import is_out_of_memory
 from evenstep.pipeline.layers import arguments
 from evenstep.renamed import warn
-from evenstep.train.memory.split import contents, halves, num_samples
 from evenstep.train.tasks.now import NOW, Now, asked_too_early
 
 IN_MODEL = "_in_model"  # where a task that is a module says that the model holds its parameters and buffers

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evenstep.data import GlobalBatch, Microbatch
+from evenstep.data.split import copied, marks
 from evenstep.errors import OutOfMemoryError
 from evenstep.events import Incident
 from evenstep.internals import NoGrad, buffers_of, pytree, times_written
@@ -25,19 +26,18 @@ from evenstep.optim.ema import Ema
 from evenstep.optim.formula_state import FormulaState
 from evenstep.parallel.buffers import running_statistics
 from evenstep.train.checks.whole_update import check_shows_nothing, check_still_capturable
-from evenstep.train.context import TrainContext
-from evenstep.train.execution import Execution
-from evenstep.train.memory.split import copied, marks
 from evenstep.train.memory.sub_batch import SubBatch
-from evenstep.train.microbatch import MicrobatchStep
-from evenstep.train.outcome import PendingUpdate
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import branch_of
-from evenstep.train.recording import Recording
 from evenstep.train.side_effects import with_modules, without_side_effects
 from evenstep.train.tasks.task import Loss, Task
-from evenstep.train.update import Update
-from evenstep.train.weigh import Weights
+from evenstep.train.update.context import TrainContext
+from evenstep.train.update.execution import Execution
+from evenstep.train.update.microbatch import MicrobatchStep
+from evenstep.train.update.outcome import PendingUpdate
+from evenstep.train.update.recording import Recording
+from evenstep.train.update.update import Update
+from evenstep.train.update.weigh import Weights
 from evenstep.train.whole_update.compilations import Compilations
 from evenstep.train.whole_update.graphs import Graphs, OneGraph, Outcome, Probed, TwoGraphs, Work, form_of
 

@@ -21,8 +21,8 @@ from evenstep.optim.apply import CLIP_EPSILON
 from evenstep.optim.formulas import Formula
 from evenstep.pipeline.layers import arguments
 from evenstep.train.checks.whole_update import check_shows_nothing
-from evenstep.train.context import TrainContext
 from evenstep.train.tasks.task import Loss, Task
+from evenstep.train.update.context import TrainContext
 
 Told: TypeAlias = tuple[Tensor | None, Mapping[str, Any], Mapping[str, Any] | None, Mapping[str, Any]]
 """What a task made of a micro-batch: the loss without its graph, metrics, what its metric objects see, and counts."""

@@ -21,8 +21,8 @@ from evenstep.names import named_parameters
 from evenstep.optim.ema import Ema
 from evenstep.optim.formula_state import FormulaState
 from evenstep.parallel import Group
-from evenstep.train.context import TrainContext
 from evenstep.train.tasks.task import Task
+from evenstep.train.update.context import TrainContext
 from evenstep.train.whole_update.compilations import Compilations, Compiled
 from evenstep.train.whole_update.function import HEAD, Gradients, Held, OptimizerStep, Told
 

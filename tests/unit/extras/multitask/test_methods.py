@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from evenstep import AlignedMtl, GradNorm, PcGrad
 from evenstep.errors import ArgumentError
 from evenstep.keys import key
-from evenstep.train import AlignedMtl, Combine, GradNorm, PcGrad, Separate
+from evenstep.train import Combine, Separate
 
 TASKS = ["a", "b", "c"]
 

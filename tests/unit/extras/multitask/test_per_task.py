@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Failures, Fp16Mixed, Loss, MapData, Mixture, Task, Trainer, Training
+from evenstep import AlignedMtl, Failures, Fp16Mixed, GradNorm, Loss, MapData, Mixture, PcGrad, Task, Trainer, Training
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Group, ParameterLayout, Reducer, Single, Strategy
-from evenstep.train import AlignedMtl, Combine, GradNorm, PcGrad, Separate
+from evenstep.train import Combine, Separate
 
 SIZES = {"a": 6, "b": 4, "c": 2}
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from evenstep.internals import local_tensor
 from evenstep.plugins import PER_TASK_GRADIENTS, load
-from evenstep.train.context import MicrobatchResults, TrainContext
-from evenstep.train.execution import Execution
 from evenstep.train.tasks.combine import Combine, Separate
-from evenstep.train.weigh import Weights
+from evenstep.train.update.context import MicrobatchResults, TrainContext
+from evenstep.train.update.execution import Execution
+from evenstep.train.update.weigh import Weights
 
 Accumulate = Callable[[Weights, int], MicrobatchResults]
 

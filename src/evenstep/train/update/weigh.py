@@ -14,9 +14,8 @@ from evenstep.arguments import advice
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import ReplicaError, TaskError
 from evenstep.parallel import Group
-from evenstep.train.tasks.task import Task, default_weight
-
-_LARGEST = 1e300  # the sum over an update is finite too
+from evenstep.train.tasks.task import Task
+from evenstep.train.tasks.weight import weight_of
 
 
 @final
@@ -202,34 +201,3 @@ def task_of(tasks: Mapping[str, Task], microbatch: Microbatch) -> Task:
     has = f"has {names}" if "" not in tasks else "has one task without a name"
     meant = advice(microbatch.task, tasks, "name the tasks when you build the trainer.")
     raise TaskError(f"micro-batch {microbatch.index} is for task `{microbatch.task}`, but the run {has}; {meant}")
-
-
-def weight_of(task: Task, data: object, what: str | int, num_samples: int | None = None) -> float:
-    """The weight that `task` gives a batch.
-
-    Args:
-        what: what messages call the batch, or the number of the micro-batch that it is.
-        num_samples: how many samples were put into it, where that is known.
-
-    Raises:
-        TaskError: it is negative, not finite, or not a number.
-    """
-    by_default = getattr(task.weight, "__func__", None) is Task.weight
-    given = default_weight(task, data, num_samples) if by_default else task.weight(data)
-    try:
-        weight = float(given)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise TaskError(
-            f"`{type(task).__name__}.weight` must give a number or a 0-dim tensor, but gave {type(given).__name__} for "
-            f"{_called(what)}: {error}"
-        ) from error
-    if not 0 <= weight <= _LARGEST:
-        raise TaskError(
-            f"`{type(task).__name__}.weight` must give a finite number of at least 0, and at most {_LARGEST:g}, but "
-            f"gave {weight} for {_called(what)}; it is the number of units that the summed loss covers."
-        )
-    return weight
-
-
-def _called(what: str | int) -> str:
-    return what if isinstance(what, str) else f"micro-batch {what}"

@@ -23,7 +23,7 @@ from evenstep.events import (
 from evenstep.internals import profiler_runs
 from evenstep.nothing import NOTHING
 from evenstep.pipeline import Stage
-from evenstep.train.context import TrainContext
+from evenstep.train.update.context import TrainContext
 
 
 @final

@@ -15,8 +15,8 @@ from evenstep.data.seeding import undisturbed
 from evenstep.errors import DataError
 from evenstep.internals import unwrapped
 from evenstep.names import load_state, named_buffers, named_parameters, state_of
+from evenstep.train.causes.diagnose import diagnose
 from evenstep.train.engine import Engine
-from evenstep.train.failures.diagnose import diagnose
 from evenstep.train.state import Tree
 from evenstep.train.state.train_state import check_fits
 

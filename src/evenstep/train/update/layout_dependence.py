@@ -18,12 +18,12 @@ from evenstep.events import Incident
 from evenstep.names import LEARNED
 from evenstep.parallel.replicas import bits, is_compared
 from evenstep.train.buffers import Buffers
-from evenstep.train.execution import Execution
 from evenstep.train.frozen import TrainedWrites
 from evenstep.train.randomness import Randomness
 from evenstep.train.side_effects import with_modules
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import values_by_place
+from evenstep.train.update.execution import Execution
 
 
 @final

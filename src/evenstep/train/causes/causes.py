@@ -10,7 +10,7 @@ from typing import final
 
 from evenstep.errors import clause
 from evenstep.parallel import Group
-from evenstep.train.context import MicrobatchResults
+from evenstep.train.update.context import MicrobatchResults
 
 
 @final

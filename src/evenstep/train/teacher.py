@@ -17,9 +17,9 @@ from evenstep.nothing import NOTHING
 from evenstep.parallel import Reducers
 from evenstep.pipeline.compiled import as_written
 from evenstep.pipeline.layers import arguments
-from evenstep.train.context import TrainContext
 from evenstep.train.side_effects import evaluating
 from evenstep.train.tasks.averaged import AveragedModel, tensors_of
+from evenstep.train.update.context import TrainContext
 
 
 @final

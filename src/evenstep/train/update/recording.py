@@ -13,11 +13,12 @@ from torch import Tensor
 from evenstep.data import Microbatch
 from evenstep.devices import scalar_on
 from evenstep.errors import TaskError
-from evenstep.train.context import MicrobatchResults, TrainContext
 from evenstep.train.memory.sub_batch import SubBatch
 from evenstep.train.tasks.metrics import check_names, checked_counts, is_number, no_pair, observations
 from evenstep.train.tasks.task import Loss, Task
-from evenstep.train.weigh import Weights, weight_of
+from evenstep.train.tasks.weight import weight_of
+from evenstep.train.update.context import MicrobatchResults, TrainContext
+from evenstep.train.update.weigh import Weights
 
 _16_BITS = frozenset({torch.float16, torch.bfloat16})
 _ALONE = Loss(None)  # what comes with a loss that is a plain tensor: nothing

@@ -24,22 +24,22 @@ from evenstep.nothing import NOTHING
 from evenstep.optim.apply import Apply, gradients
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
-from evenstep.train.accumulation import Accumulation
 from evenstep.train.buffers import Buffers
-from evenstep.train.context import MicrobatchResults, TrainContext
-from evenstep.train.execution import Execution
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.frozen import TrainedWrites
-from evenstep.train.layout_dependence import Dependence
-from evenstep.train.outcome import PendingUpdate
-from evenstep.train.pass_effects import PassEffects
 from evenstep.train.progress import Progress
-from evenstep.train.recovery import Recovery
 from evenstep.train.tasks.combine import Combine
-from evenstep.train.tasks.late_weights import build_gather
 from evenstep.train.tasks.task import Task
 from evenstep.train.trained import TrainedParameters
-from evenstep.train.weigh import UnseenError, Weights, weigh
+from evenstep.train.update.accumulation import Accumulation
+from evenstep.train.update.context import MicrobatchResults, TrainContext
+from evenstep.train.update.execution import Execution
+from evenstep.train.update.late_weights import build_gather
+from evenstep.train.update.layout_dependence import Dependence
+from evenstep.train.update.outcome import PendingUpdate
+from evenstep.train.update.pass_effects import PassEffects
+from evenstep.train.update.recovery import Recovery
+from evenstep.train.update.weigh import UnseenError, Weights, weigh
 
 T = TypeVar("T")
 

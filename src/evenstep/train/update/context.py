@@ -1,6 +1,6 @@
 """What is the same for all micro-batches of a run, and what is known of an update's after they have run.
 
-It runs nothing; `train/microbatch.py` does.
+It runs nothing; `train/update/microbatch.py` does.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ from evenstep.train.randomness import Randomness
 from evenstep.train.tasks.coefficients import Coefficients, Fixed
 from evenstep.train.tasks.norm_statistics import Norms
 from evenstep.train.tasks.task import Task
-from evenstep.train.transfer import LentBatches
+from evenstep.train.update.transfer import LentBatches
 
 
 def _nothing_held(*tasks: str, everywhere: bool = False) -> AbstractContextManager[None]:

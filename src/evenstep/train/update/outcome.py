@@ -16,8 +16,8 @@ from torch import Tensor
 from evenstep.data import GlobalBatch
 from evenstep.events import Incident
 from evenstep.parallel import Group
-from evenstep.train.context import MicrobatchResults
 from evenstep.train.progress import Progress
+from evenstep.train.update.context import MicrobatchResults
 
 
 @final

@@ -13,10 +13,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from evenstep.data import GlobalBatch
+from evenstep.data.split import copied
 from evenstep.events import Incident
 from evenstep.pipeline.compiled import as_written
 from evenstep.train.engine import Engine
-from evenstep.train.memory.split import copied
 
 # TFLOP/s of dense matrices in 16 bits, TF32, float32 and float8, from NVIDIA's data sheets; 0: it has no such units
 PEAKS: Final[Mapping[str, tuple[float, float, float, float]]] = {

@@ -21,10 +21,10 @@ from evenstep.checkpoint import AsyncWriter, SaveResult, UnreadableError
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.events import Incident, SaveBegin, SaveEnd
 from evenstep.options import Checkpointing, Reset
+from evenstep.train.checkpointing.run_state import RunState
 from evenstep.train.reporter import Reporter
 from evenstep.train.state import Tree
 from evenstep.train.state.run_folder import RunFolder
-from evenstep.train.state.run_state import RunState
 
 _WORTH_TELLING_S = 1.0
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from evenstep.data import Position
 from evenstep.errors import TaskError
 from evenstep.train.buffers import Buffers
-from evenstep.train.context import TrainContext
-from evenstep.train.execution import Execution
 from evenstep.train.tasks.tasks import StatesOfTasks
 from evenstep.train.trained import TrainedParameters
+from evenstep.train.update.context import TrainContext
+from evenstep.train.update.execution import Execution
 
 
 @final

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
 from evenstep.data import Microbatch
+from evenstep.data.split import marks
 from evenstep.errors import TaskError
 from evenstep.internals import run_backward, times_written, unwrapped
 from evenstep.keys import branch
@@ -26,17 +27,16 @@ from evenstep.nothing import NOTHING
 from evenstep.pipeline import Stage
 from evenstep.pipeline.compiled import as_written
 from evenstep.precision.kernels import explain_kernels
-from evenstep.train.context import TrainContext
 from evenstep.train.memory.activation_checkpointing import MAY_DEPEND
-from evenstep.train.memory.split import marks
 from evenstep.train.memory.sub_batch import SubBatch, part_of, whole_of
-from evenstep.train.microbatch_events import MicrobatchEvents
 from evenstep.train.randomness import LOSS, branch_of
-from evenstep.train.recording import Recording
 from evenstep.train.tasks.derivatives import explain_derivatives
 from evenstep.train.tasks.norm_statistics import explain
 from evenstep.train.tasks.task import evaluates_itself, loss_of
-from evenstep.train.weigh import Weights
+from evenstep.train.update.context import TrainContext
+from evenstep.train.update.microbatch_events import MicrobatchEvents
+from evenstep.train.update.recording import Recording
+from evenstep.train.update.weigh import Weights
 
 Outputs = Mapping[int, Any]  # by the places of the layers that give them
 

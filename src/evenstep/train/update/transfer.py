@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from evenstep.data.split import copied, marks, rebuilt
 from evenstep.internals import pytree
-from evenstep.train.memory.split import copied, marks, rebuilt
 
 Change: TypeAlias = Callable[[Any], Any]
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from evenstep.data import Microbatch
-from evenstep.train.context import MicrobatchResults, TrainContext
-from evenstep.train.execution import Execution
-from evenstep.train.microbatch import MicrobatchStep
-from evenstep.train.pass_effects import PassEffects
-from evenstep.train.recovery import Recovery
 from evenstep.train.trained import TrainedParameters
-from evenstep.train.weigh import Weights
+from evenstep.train.update.context import MicrobatchResults, TrainContext
+from evenstep.train.update.execution import Execution
+from evenstep.train.update.microbatch import MicrobatchStep
+from evenstep.train.update.pass_effects import PassEffects
+from evenstep.train.update.recovery import Recovery
+from evenstep.train.update.weigh import Weights
 
 
 @final

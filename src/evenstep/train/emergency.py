@@ -15,8 +15,8 @@ from evenstep.errors import CheckpointError, LostRankError, clause
 from evenstep.events import Incident
 from evenstep.parallel import Reducers
 from evenstep.parallel.group import Interrupted
+from evenstep.train.checkpointing.checkpointer import Checkpointer
 from evenstep.train.reporter import failed
-from evenstep.train.state.checkpointer import Checkpointer
 from evenstep.train.state.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _tell(checkpointer: Checkpointer, update: int, message: str) -> None:
 
 
 def describe_failure(error: BaseException, batch: GlobalBatch, update: int, reducers: Reducers) -> dict[str, Any]:
-    """What is known of the update that failed with `error`, as a state that `evenstep.train.failures.replay` takes."""
+    """What is known of the update that failed with `error`, as a state that `evenstep.train.tryouts.replay` takes."""
     return {
         "update": update,
         "rank": reducers.rank,

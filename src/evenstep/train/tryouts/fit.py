@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from evenstep.data import GlobalBatch, Microbatch
+from evenstep.data.split import copied, num_elements
 from evenstep.devices import memory_of
 from evenstep.memory import give_back, is_out_of_memory
 from evenstep.optim.hidden_state import HiddenState
@@ -22,12 +23,11 @@ from evenstep.optim.multi import inner
 from evenstep.optim.stepping import Steps
 from evenstep.strides import gradient_format
 from evenstep.train.engine import Engine
-from evenstep.train.memory.split import copied, num_elements
 from evenstep.train.memory.sub_batch import SubBatch, parts_of, whole_of
-from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.state.optimizer_state import options_of
 from evenstep.train.tasks.task import Task
-from evenstep.train.weigh import Weights
+from evenstep.train.update.microbatch import MicrobatchStep
+from evenstep.train.update.weigh import Weights
 
 _CPU = torch.device("cpu")
 HEADROOM = 0.9  # of an accelerator's memory that a part may take: sizes vary, and caches fragment

@@ -16,8 +16,8 @@ from evenstep.data.seeding import undisturbed
 from evenstep.errors import TaskError
 from evenstep.internals import unwrapped
 from evenstep.parallel.buffers import is_batch_norm
+from evenstep.train.causes.diagnose import gradient_norms
 from evenstep.train.engine import Engine
-from evenstep.train.failures.diagnose import gradient_norms
 from evenstep.train.memory.split_limit import SplitLimit, check_weights
 from evenstep.train.memory.sub_batch import parts_of, whole_of
 

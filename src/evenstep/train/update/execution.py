@@ -29,9 +29,9 @@ from evenstep.pipeline import (
     forwards,
 )
 from evenstep.pipeline.whole_model import WholeModel
-from evenstep.train.gradient_norms import GradientNorms, NormsOfStages, NormsOfWhole, trained_by
-from evenstep.train.microbatch import MicrobatchStep
-from evenstep.train.weigh import Weights
+from evenstep.train.update.gradient_norms import GradientNorms, NormsOfStages, NormsOfWhole, trained_by
+from evenstep.train.update.microbatch import MicrobatchStep
+from evenstep.train.update.weigh import Weights
 
 T = TypeVar("T")
 Numbers = tuple[int, ...]  # of what goes through a plan

@@ -14,12 +14,12 @@ from evenstep.data import Position
 from evenstep.errors import NonFiniteError, TaskError
 from evenstep.events import Incident
 from evenstep.internals import unwrapped
-from evenstep.train.context import TrainContext
-from evenstep.train.execution import Execution
-from evenstep.train.failures.causes import FailureCause, find_causes
-from evenstep.train.failures.diagnose import diagnose, gradient_norms
-from evenstep.train.outcome import PendingUpdate
-from evenstep.train.update import Update
+from evenstep.train.causes.causes import FailureCause, find_causes
+from evenstep.train.causes.diagnose import diagnose, gradient_norms
+from evenstep.train.update.context import TrainContext
+from evenstep.train.update.execution import Execution
+from evenstep.train.update.outcome import PendingUpdate
+from evenstep.train.update.update import Update
 
 
 @final

@@ -1,0 +1,1 @@
+"""Why an update was aborted: which micro-batches, tasks and modules made it so."""

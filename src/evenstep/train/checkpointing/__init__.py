@@ -1,0 +1,1 @@
+"""The state of a whole run, and when it is saved."""

@@ -1,0 +1,1 @@
+"""What is found out by trying, before or between updates, and leaves everything as it was."""
