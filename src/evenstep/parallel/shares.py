@@ -70,6 +70,7 @@ class Shares:
         is_current: whether the module holds what the ranks share.
         shared_until: the last update after which all was shared that was due; ranks that are left redo what is not.
         momentum: v of the outer optimizer by name; empty where it keeps none.
+        fragments: the names of the parameters of each fragment.
     """
 
     def __init__(self, strategy: Local) -> None:
@@ -126,9 +127,9 @@ class Shares:
             for number, places in enumerate(fragments_of(list(sizes.values()), self._settings.fragments))
             for place in places
         }
-        self._fragments: list[list[str]] = [[] for _ in range(self._settings.fragments)]
+        self.fragments: list[list[str]] = [[] for _ in range(self._settings.fragments)]
         for name in self._parameters:
-            self._fragments[number_of[replica.aliases.get(name, name)]].append(name)
+            self.fragments[number_of[replica.aliases.get(name, name)]].append(name)
         self._shared: dict[str, Tensor] = {}
         self._shared_buffers: dict[str, Tensor] = {}
         self.momentum: dict[str, Tensor] = {}
@@ -139,11 +140,6 @@ class Shares:
         """`update` updates are committed, or were loaded: be ready for the next."""
         self.shared_until = update
         self.is_alone = update >= self._settings.synchronous_updates
-
-    @property
-    def fragments(self) -> list[list[str]]:
-        """The names of the parameters of each fragment."""
-        return self._fragments
 
     @property
     def in_flight(self) -> bool:
@@ -270,11 +266,8 @@ class Shares:
 
     def take_share(self, update: int, theirs: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Make the share of `update` with what it has come to on another rank, which `last_share` gave there."""
-        due, since, late = (
-            self._due(update),
-            update - self._settings.synchronous_updates,
-            self._settings.overlap_updates,
-        )
+        due, since = self._due(update), update - self._settings.synchronous_updates
+        late = self._settings.overlap_updates
         come = [number for number, (sent, _) in self._flight.items() if update - sent == late] if late else due
         if since == 0:
             self.restart()
@@ -301,14 +294,14 @@ class Shares:
         settings, since = self._settings, update - self._settings.synchronous_updates
         return [
             number
-            for number in range(len(self._fragments))
+            for number in range(len(self.fragments))
             if since > 0
             and (since - settings.every_updates * number // settings.fragments) % settings.every_updates == 0
         ]
 
     def _send(self, number: int, update: int) -> None:
         """Begin to sum a fragment over the ranks."""
-        names = self._fragments[number]
+        names = self.fragments[number]
         own = {name: self.value(name) for name in names}
         self._agree(own, update)
         self._flight[number] = update, (mean := self._mean(number))
@@ -320,7 +313,7 @@ class Shares:
 
     def _mean(self, number: int) -> MeanOverRanks:
         """That of a fragment, of which this rank gives what it holds now."""
-        own = {name: self.value(name) for name in self._fragments[number]}
+        own = {name: self.value(name) for name in self.fragments[number]}
         may_break = self._settings.overlap_updates > 0
         return MeanOverRanks(own, self.group, is_ordered=self._is_ordered, may_break=may_break)
 
@@ -349,7 +342,7 @@ class Shares:
 
     def _arrive(self, number: int) -> None:
         """Make the outer step of a fragment whose mean has come."""
-        names = self._fragments[number]
+        names = self.fragments[number]
         _, mean = self._flight[number]
         total, parameters = mean.values(), [self._parameters[name] for name in names]
         del self._flight[number]
@@ -360,7 +353,7 @@ class Shares:
 
     def _adopt(self, number: int) -> None:
         """Let this rank's own parameters of a fragment follow the outer step that was made."""
-        settings, names = self._settings, self._fragments[number]
+        settings, names = self._settings, self.fragments[number]
         with torch.no_grad():
             for name in names:
                 shared = self._shared[name]

@@ -50,9 +50,9 @@ from evenstep.train.tasks.norm_statistics import Norms
 from evenstep.train.tasks.tasks import poison_of
 from evenstep.train.teacher import Teacher
 from evenstep.train.trained import TrainedParameters
+from evenstep.train.update.changed_attributes import ChangedAttributes
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution, build_execution
-from evenstep.train.update.layout_dependence import ChangedAttributes
 from evenstep.train.update.outcome import PendingUpdate
 from evenstep.train.update.transfer import build_cast, build_transfer, channels_last
 from evenstep.train.update.update import Update

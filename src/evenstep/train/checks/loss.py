@@ -54,7 +54,7 @@ from evenstep.train.memory.sub_batch import SubBatch, parts_of, reason_not_cut, 
 from evenstep.train.side_effects import evaluating, without_side_effects
 from evenstep.train.tasks.now import checking_losses
 from evenstep.train.tasks.task import Task
-from evenstep.train.update.layout_dependence import ChangedAttribute, ChangedAttributes
+from evenstep.train.update.changed_attributes import ChangedAttribute, ChangedAttributes
 from evenstep.train.update.weigh import Weights
 
 TRIES = 8  # global batches in which a task's micro-batches are looked at, where none of them can be halved

@@ -138,9 +138,8 @@ def unchecked_note(task: Task, reason: str) -> str:
 
 def norm_note(names: Sequence[str]) -> str:
     """Layers that normalise a micro-batch by itself."""
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (
-        f"`{names[0]}`{more} normalise{'' if more else 's'} each micro-batch by its own statistics (BatchNorm), so the "
+        f"{_first(names)} normalise{_s(names)} each micro-batch by its own statistics (BatchNorm), so the "
         f'parameters depend on how batches are cut; GroupNorm, or `norm_statistics="frozen"` '
         f"(`train.norm_statistics` in a run file), does not."
     )
@@ -148,12 +147,11 @@ def norm_note(names: Sequence[str]) -> str:
 
 def hook_note(names: Sequence[str]) -> str:
     """Parameters whose gradients somebody changes in the backward of each micro-batch."""
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (
-        f"`{names[0]}`{more} {'have' if more else 'has'} a hook (`register_hook`), which gets the gradient of each "
-        f"micro-batch by itself: a mask or a factor is the same in every cut, but with anything else, as clipping, "
-        f"a norm or noise, the parameters depend on how batches are cut; clip by `clip_norm`, or change the gradient "
-        f"of the update in a `Hook`'s `before_step`."
+        f"{_first(names)} {'have' if len(names) > 1 else 'has'} a hook (`register_hook`), which gets the gradient of "
+        f"each micro-batch by itself: a mask or a factor is the same in every cut, but with anything else, as "
+        f"clipping, a norm or noise, the parameters depend on how batches are cut; clip by `clip_norm`, or change the "
+        f"gradient of the update in a `Hook`'s `before_step`."
     )
 
 
@@ -164,9 +162,8 @@ def hooked(model: nn.Module) -> list[str]:
 
 def frequency_note(names: Sequence[str]) -> str:
     """Embeddings that divide the gradient of a row by how often it is in a micro-batch."""
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (
-        f"`{names[0]}`{more} divide{'' if more else 's'} the gradient of a row by how often it is in the micro-batch "
+        f"{_first(names)} divide{_s(names)} the gradient of a row by how often it is in the micro-batch "
         f"(`scale_grad_by_freq`), so the parameters depend on how batches are cut; without it, they do not."
     )
 
@@ -185,3 +182,13 @@ def batch_norms(model: nn.Module, *, always: bool = False) -> list[str]:
 
 def _counted(parts: Sequence[LossValue]) -> str:
     return "two halves" if len(parts) == 2 else f"{len(parts)} parts"
+
+
+def _first(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    return f"`{names[0]}`" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def _s(names: Sequence[str]) -> str:
+    """The ending of a verb whose subject they are."""
+    return "" if len(names) > 1 else "s"
