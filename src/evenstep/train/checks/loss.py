@@ -178,7 +178,7 @@ class Guard:
                 if abs(then - now) > 10 * abs(again - now):  # no, where one of them is not known
                     matter.add(key)
         everybody = self.run.execution.group.gather(matter)
-        self.attributes.tell(set[str]().union(*everybody), found)
+        self.attributes.tell(sorted(set[str]().union(*everybody)), found)
 
     def _loss_with(
         self, found: Mapping[str, Sequence[ChangedAttribute]], before: str, name: str, trial: TrialBatch | None
