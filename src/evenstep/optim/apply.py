@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from evenstep.internals import foreach_divide, foreach_multiply, foreach_norms, local_tensor, takes_scale
+from evenstep.optim.fused import may_draw
 from evenstep.optim.stepping import Steps
 
 CLIP_EPSILON = 1e-6
@@ -115,6 +116,11 @@ class Apply:
             foreach_multiply([local_tensor(grad) for grad in grads], 1 / divisor)
             self._step(self._optimizer, update)
         return Applied(norm=norm, aborted=0.0)
+
+    @property
+    def may_draw(self) -> bool:
+        """Whether the next step may draw random numbers."""
+        return may_draw(self._optimizer)
 
     def resume(self) -> None:
         """Make steps again after the host has answered an abort."""

@@ -64,6 +64,16 @@ def take_step(optimizer: Any) -> None:
         set_grad_enabled(before)
 
 
+def may_draw(optimizer: Any) -> bool:
+    """Whether a step may draw random numbers: torch's own do not, unless somebody watches or has replaced them.
+
+    >>> may_draw(SGD([torch.zeros(1)]))
+    False
+    """
+    step = unwrapped_step(optimizer)
+    return step is None or not is_torchs_step(step)
+
+
 def _launches(optimizer: Any) -> list[_Launch] | None:
     """The kernels of a step, one for each group; None where torch does more than launch them."""
     prepare = _KINDS.get(type(optimizer))

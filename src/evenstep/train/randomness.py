@@ -138,11 +138,14 @@ class Randomness:
         self.under_way = False
         self._look()
 
-    def begin_step(self, device: torch.device, number: int) -> None:
-        """The optimizer's step begins, which draws from the key `number`, the same on all ranks; it ends a passage."""
+    @contextmanager
+    def step(self, device: torch.device, number: int) -> Generator[None]:
+        """Inside, the optimizer's step draws from the key `number`, the same on all ranks."""
         self._device = device
         self.begin_passage("step")
         self._seed(number)
+        yield
+        self.end_passage()
 
     @contextmanager
     def apart(self, device: torch.device, number: int, kind: str) -> Generator[None]:

@@ -367,7 +367,7 @@ def test_a_verdict_that_only_the_device_knows_is_not_read_for_the_average(monkey
         applied = apply(*args, **more)
         return applied._replace(aborted=torch.as_tensor(applied.aborted, dtype=torch.float64).as_subclass(Unread))
 
-    unread.resume = apply.resume  # type: ignore[attr-defined]
+    unread.resume, unread.may_draw = apply.resume, apply.may_draw  # type: ignore[attr-defined]
     monkeypatch.setattr(trainer._loop.engine.core, "_apply", unread)
     trainer.train()
     assert read == []

@@ -199,6 +199,8 @@ class StatesOfTasks:
         Raises:
             TaskError: as of `put_back`.
         """
+        if not self._begun:
+            return
         places = [place for place, one in enumerate(self._begun) if one.update == aborted]
         if places:
             self._put_back(places[0])

@@ -50,13 +50,13 @@ class Dependence:
     def _compares(self, update: int) -> bool:
         """Whether ranks compare what is to be the same on all, which is about to be trained together."""
         reducers = self.execution.reducers
-        return is_compared(update) and reducers.alone is None and reducers.together.ranks > 1
+        return reducers.together.ranks > 1 and reducers.alone is None and is_compared(update)
 
     def look(self, update: int) -> None:
         """After an update's passes, while its buffers have not been shared or judged; all ranks call it together."""
         if self._compares(update):
             self._refuse_writes()
-        if self.tasks and is_compared(update) and self.execution.reducers.together.ranks > 1:
+        if self.tasks and self.execution.reducers.together.ranks > 1 and is_compared(update):
             self._look_at_tasks(update)
         if self._looked and not self.randomness.found and not self.buffers.found:
             return

@@ -7,6 +7,7 @@ does not count, log, save, find out why an update was aborted, or decide what to
 """
 
 from collections.abc import Callable, Sequence, Set
+from contextlib import AbstractContextManager
 from functools import partial
 from math import fsum
 from typing import TypeVar, final
@@ -141,13 +142,7 @@ class Update:
                     f"and not `train()` afterwards. Freeze single layers by calling `eval()` on those."
                 )
             is_first = self._promised != update  # and not at another loss scale, of which others know nothing
-
-            def compute() -> Callable[[], PendingUpdate]:
-                apply = self._weigh_and_run(batch, before)
-                if is_first:
-                    self._execution.await_replicas()
-                return apply
-
+            compute = partial(self._compute, batch, before, by_all=is_first)
             self._in_doubt = self._until_done(f"update {update}", update, compute, by_all=is_first)
             if is_first:
                 self._promised = update
@@ -173,6 +168,13 @@ class Update:
     def _until_done(self, place: str, update: int, compute: Callable[[], T], *, by_all: bool = False) -> T:
         """Compute something with all ranks, each time from the beginning, until all have done it; see `Recovery`."""
         return self._recovery.until_done(place, update, compute, self.effects.begin_passes(), by_all=by_all)
+
+    def _compute(self, batch: GlobalBatch, before: Progress, *, by_all: bool) -> Callable[[], PendingUpdate]:
+        """Compute the update; where all ranks do, no pipeline that steps alone is through before the others are."""
+        apply = self._weigh_and_run(batch, before)
+        if by_all:
+            self._execution.await_replicas()
+        return apply
 
     def _weigh_and_run(self, batch: GlobalBatch, before: Progress) -> Callable[[], PendingUpdate]:
         """Compute the update's gradients and their squared norm; gives what applies them."""
@@ -217,10 +219,8 @@ class Update:
         begin = partial(StepBegin, update=update, divisor=divisor)
         named = record_function("apply") if profiler_runs() else NOTHING
         with named, self._context.bus.span("step", begin, lambda error: StepEnd(update=update)):
-            randomness = self._context.randomness
-            randomness.begin_step(self._context.device, key_below(self._branch_of_steps, update))
-            applied = self._apply(grads, squared, divisor, update)
-            randomness.end_passage()
+            with self._keyed(update) if self._apply.may_draw else NOTHING:
+                applied = self._apply(grads, squared, divisor, update)
             reducers.after_step()
         pending.aborted, pending.norm = applied.aborted, applied.norm
         self.effects.judge(pending.aborted)
@@ -234,6 +234,11 @@ class Update:
         for name, rate in zip(self.learning_rates.names, rates, strict=True):
             put(name, rate, update=update)
         return pending
+
+    def _keyed(self, update: int) -> AbstractContextManager[None]:
+        """Inside, what the optimizer's step draws is keyed by the update."""
+        context = self._context
+        return context.randomness.step(context.device, key_below(self._branch_of_steps, update))
 
     def _total_and_divisor(
         self, weights: Weights, gathered: MicrobatchResults
