@@ -19,7 +19,7 @@ from evenstep.parallel.rank_info import RankInfo, this_process
 from evenstep.version import __version__
 
 _ALL = "all"  # "" once all have come, else why they cannot go on
-_TWICE, _TERMS = "rank {} twice", "terms"
+_JOINED, _TERMS = "rank {} joined", "terms"
 _LINGER_S = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.2  # between two looks for the others
 _TRY_S, _BETWEEN_TRIES_S = 5.0, 0.2  # to reach rank 0
@@ -115,14 +115,18 @@ def _announce(store: Store, place: RankInfo) -> str:
             )
             return _say(store, fault) or fault  # the others may have gone on: then it is this rank's alone
     before = store.compare_set(_of(place.rank), "", this_process()).decode()
-    if store.add(_TWICE.format(place.rank), 1) > 1:
+    fault = ""
+    if before != this_process():
+        fault = (
+            f"two processes say that they are rank {place.rank}: {before}, and {this_process()}; give each process a "
+            f"RANK of its own."
+        )
+    elif store.add(_JOINED.format(place.rank), 1) > 1:  # only who was first counts, so that it counts itself alone
         fault = (
             f"this process ({before}) has joined the ranks already, which it can once only; keep one "
             f"`group = Processes(device)` for the whole script, as in `Ddp(group)`, or give `strategy` by its name."
-            if before == this_process()
-            else f"two processes say that they are rank {place.rank}: {before}, and {this_process()}; give each "
-            f"process a RANK of its own."
         )
+    if fault:
         return _say(store, fault) or fault
     if store.add("came", 1) == place.ranks:
         return _say(store, "")

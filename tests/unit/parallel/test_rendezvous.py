@@ -31,6 +31,25 @@ def came_from_elsewhere(monkeypatch: pytest.MonkeyPatch, store: HashStore, rank:
     return came(store, rank)
 
 
+def test_of_two_processes_of_one_rank_the_first_is_not_told_that_it_came_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Overtaken(HashStore):
+        """Lets the other process say all that it has to say while the first is at its own."""
+
+        other = ""
+
+        def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+            found = super().compare_set(key, expected, desired)
+            if key == "rank 1" and not self.other:
+                self.other = "now"
+                with monkeypatch.context() as elsewhere:
+                    self.other = came_from_elsewhere(elsewhere, self, 1)
+            return found
+
+    store = Overtaken()
+    assert came(store, 1) == ""
+    assert store.other.startswith("two processes say that they are rank 1")
+
+
 def test_what_was_said_first_counts_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     store = HashStore()
     first = [came(store, 1), came_from_elsewhere(monkeypatch, store, 1)]
