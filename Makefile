@@ -60,10 +60,10 @@ build/.browser:
 	@touch $@
 
 test: $(DEV_READY) browser
-	$(BIN)/pytest -m 'not slow' -n 2 --dist worksteal --doctest-modules src tests
+	$(BIN)/pytest -m 'not slow' -n 3 --dist worksteal --doctest-modules src tests
 
 test-all: $(DEV_READY) browser
-	$(BIN)/pytest -n 2 --dist worksteal --doctest-modules src tests
+	$(BIN)/pytest -n 3 --dist worksteal --doctest-modules src tests
 
 check: $(DEV_READY)
 	$(BIN)/ruff format --check .
