@@ -15,6 +15,11 @@ def test_ranks_give_their_results_in_order() -> None:
     assert on_ranks(2, programs.add_up, 1.5) == [(0, 4.5), (1, 4.5)]
 
 
+def test_short_values_of_all_ranks_are_gathered_in_one_message_and_long_ones_whole() -> None:
+    given = (["a", "aa"], ["b", "b" * 1_001], 1)
+    assert on_ranks(2, programs.gather_short_and_long) == [given, given]
+
+
 def test_a_rank_that_raises_or_hangs_or_dies_is_a_failure_with_its_reason() -> None:
     good, bad = on_ranks(2, programs.raise_on_rank_1)
     assert good == 0 and not isinstance(good, Failed)

@@ -37,6 +37,8 @@ T = TypeVar("T")
 _A_WHILE = timedelta(seconds=1)
 _LETTING_GO_S = 0.05
 _CONNECTING_S = 10.0  # for ranks that have just met
+_SIZE_BYTES = 8  # of the length before a value that is gathered
+_SHORT_BYTES = 248  # of such a value; what is longer goes by itself
 
 
 _SENT = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8)
@@ -167,14 +169,22 @@ class Processes(Group):
 
     def gather(self, value: T) -> list[T]:
         mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.ranks)]
-        size = torch.tensor([mine.numel()])
-        self._do("gather values", size, partial(dist.all_gather, sizes, size, group=self._hosts, async_op=True))
-        room = max(int(one) for one in sizes)
-        padded = torch.cat([mine, mine.new_zeros(room - mine.numel())])
-        every = [torch.empty(room, dtype=torch.uint8) for _ in range(self.ranks)]
-        self._do("gather values", padded, partial(dist.all_gather, every, padded, group=self._hosts, async_op=True))
-        return [pickle.loads(one[: int(size)].numpy().tobytes()) for one, size in zip(every, sizes, strict=True)]
+        # a short value goes with its length, in one message
+        first = torch.zeros(_SIZE_BYTES + _SHORT_BYTES, dtype=torch.uint8)
+        first[:_SIZE_BYTES] = torch.tensor([mine.numel()]).view(torch.uint8)
+        first[_SIZE_BYTES : _SIZE_BYTES + mine.numel()] = mine[:_SHORT_BYTES]
+        every = self._gather(first)
+        sizes = [int(one[:_SIZE_BYTES].view(torch.int64)) for one in every]
+        every = [one[_SIZE_BYTES:] for one in every]
+        room = max(sizes)
+        if room > _SHORT_BYTES:
+            every = self._gather(torch.cat([mine, mine.new_zeros(room - mine.numel())]))
+        return [pickle.loads(one[:size].numpy().tobytes()) for one, size in zip(every, sizes, strict=True)]
+
+    def _gather(self, mine: Tensor) -> list[Tensor]:
+        every = [torch.empty_like(mine) for _ in range(self.ranks)]
+        self._do("gather values", mine, partial(dist.all_gather, every, mine, group=self._hosts, async_op=True))
+        return every
 
     def sum(self, tensor: Tensor) -> Callable[[], None]:
         def begin(one: Tensor) -> Callable[[], None]:
