@@ -7,9 +7,10 @@ outer rate, one outer step is
     v ← μ·v + Δ/γ                              v = 0 before the first
     θ ← θ - η·γ·v                              or, with `nesterov`, θ - η·γ·(Δ/γ + μ·v)
 
-which for η = 1 and μ = 0 is m itself, and computed as such. Where γ is 0 (a rate that has fallen to 0 since the last
-share) the step is its limit: θ - η·Δ, or with `nesterov` θ - η·(1 + μ)·Δ, and v ← μ·v. It does not communicate, and it
-does not choose when.
+(for SlowMo lines 7 and 8 of the paper's algorithm 1, its equations 2 and 3; for DiLoCo line 14 of algorithm 1), which
+for η = 1 and μ = 0 is m itself, and computed as such. Where γ is 0 (a rate that has fallen to 0 since the last share)
+the step is its limit: θ - η·Δ, or with `nesterov` θ - η·(1 + μ)·Δ, and v ← μ·v. It does not communicate, and it does
+not choose when.
 """
 
 import math

@@ -43,16 +43,17 @@ class Local(Strategy):
 
     Published methods are settings of it:
 
-    - *local SGD* and *post-local SGD* (Lin et al. 2018, arXiv:1808.07217): the defaults; for the latter set N to the
-      number of ordinary updates at the beginning.
-    - *BMUF* (Chen & Huo 2016): `outer_lr` ζ, `outer_momentum` η. With G = m - θ: Δ ← η·Δ + ζ·G, θ ← θ + Δ. For its
-      *Nesterov* form, where ranks start from θ + η·Δ, also set `nesterov`; its warm-up is N.
-    - *SlowMo* (Wang et al. 2019, arXiv:1910.00643): `outer_lr` α, `outer_momentum` β, `by_inner_rate`.
-      u ← β·u + (θ - m)/γ, θ ← θ - α·γ·u. What it does with the buffers of the base optimizer is `inner_state`.
-    - *DiLoCo* (Douillard et al. 2023, arXiv:2311.08105): `outer_lr=0.7`, `outer_momentum=0.9`, `nesterov`. It is the
-      same as BMUF's Nesterov form: DiLoCo's θ is BMUF's θ + η·Δ.
-    - *streaming DiLoCo* (Douillard et al. 2025, arXiv:2501.18512): the same with `fragments` P, `overlap_updates` τ and
-      `own_share` α.
+    - *local SGD* and *post-local SGD* (Lin et al. 2018, arXiv:1808.07217; number not checked): the defaults; for the
+      latter set N to the number of ordinary updates at the beginning.
+    - *BMUF* (Chen & Huo 2016; number not checked): `outer_lr` ζ, `outer_momentum` η. With G = m - θ: Δ ← η·Δ + ζ·G,
+      θ ← θ + Δ. For its *Nesterov* form, where ranks start from θ + η·Δ, also set `nesterov`; its warm-up is N.
+    - *SlowMo* (Wang et al. 2019, arXiv:1910.00643, algorithm 1, lines 6 to 8): `outer_lr` α, `outer_momentum` β,
+      `by_inner_rate`. u ← β·u + (θ - m)/γ (its equation 2), θ ← θ - α·γ·u (3). What it does with the buffers of the
+      base optimizer (line 2) is `inner_state`.
+    - *DiLoCo* (Douillard et al. 2023, arXiv:2311.08105, algorithm 1, lines 12 and 14): `outer_lr=0.7`,
+      `outer_momentum=0.9`, `nesterov`. It is the same as BMUF's Nesterov form: DiLoCo's θ is BMUF's θ + η·Δ.
+    - *streaming DiLoCo* (Douillard et al. 2025, arXiv:2501.18512, algorithm 2, lines 6 to 12): the same with
+      `fragments` P, `overlap_updates` τ and `own_share` α (line 12).
 
     With P fragments the parameters, in the model's order, are cut into P parts of nearly equal size, and part p is
     averaged at the updates u with u - N ≡ ⌊p·H/P⌋ modulo H. The mean m is of the parameters at that update; ranks go on
