@@ -192,6 +192,26 @@ def test_one_update_is_compared_at_two_cuts(name: str, run: Command) -> None:
     assert says in line
 
 
+@pytest.mark.parametrize(
+    ("statistics", "says"),
+    [
+        ("shared", "not compared: cut in two, a micro-batch has parts of one sample"),
+        ("frozen", "the same gradient with"),
+    ],
+)
+def test_a_model_with_batch_norm_in_micro_batches_of_two_samples_is_checked(
+    statistics: str, says: str, run: Command, recipe: Path
+) -> None:
+    normed = "\nclass Normed(Still):\n    def __init__(self):\n        super().__init__()\n"
+    (recipe / "parts.py").write_text(
+        (recipe / "parts.py").read_text() + normed + "        self.layers.insert(1, nn.BatchNorm1d(4))\n"
+    )
+    settings = ("--data.micro_batch_size", "2", "--train.norm_statistics", statistics)
+    code, out, err = run("check", "run.toml", "--model.target", "parts.py:Normed", *settings)
+    assert code == 0, err
+    assert f"two cuts    {says}" in out
+
+
 def test_micro_batches_of_one_sample_are_not_compared(run: Command) -> None:
     code, out, _ = run("check", "run.toml", "--data.micro_batch_size", "1")
     assert code == 0

@@ -17,6 +17,7 @@ from evenstep.errors import TaskError
 from evenstep.internals import unwrapped
 from evenstep.parallel.buffers import is_batch_norm
 from evenstep.train.causes.diagnose import gradient_norms
+from evenstep.train.checks.loss_faults import batch_norms
 from evenstep.train.engine import Engine
 from evenstep.train.memory.split_limit import SplitLimit, check_weights
 from evenstep.train.memory.sub_batch import parts_of, whole_of
@@ -50,11 +51,15 @@ def compare_cuts(engine: Engine, data: Data) -> str:
     batch = _first(engine, data)
     if batch is None:
         return ""
-    halved, odd = _halved(engine, batch)
+    halved, odd, single = _halved(engine, batch)
     if odd or halved is None:
         return odd
     engine.prepare()
     engine.core.begin()
+    if single and (norms := [name for theirs in engine.group.gather(batch_norms(engine.model)) for name in theirs]):
+        return (
+            f"not compared: cut in two, a micro-batch has parts of one sample, of which `{norms[0]}` has no statistics"
+        )
     with undisturbed(engine.parts.context.device), reducers.uncompressed():
         whole = _norms(engine, batch)
         before, sums = cuts.limit, cuts.sums
@@ -108,25 +113,30 @@ def _norms(engine: Engine, batch: GlobalBatch) -> dict[str, float]:
     return {name: float(norm) for name, norm in norms.items()}
 
 
-def _halved(engine: Engine, batch: GlobalBatch) -> tuple[int | None, str]:
-    """The limit at which some rank's largest micro-batch is cut in two, None if none can be; or why they must not."""
-    finer, odd = SplitLimit(), ""
+def _halved(engine: Engine, batch: GlobalBatch) -> tuple[int | None, str, bool]:
+    """The limit at which some rank's largest micro-batch is cut in two, None if none can be; or why they must not.
+
+    Also whether some part is a single sample.
+    """
+    finer, odd, single = SplitLimit(), "", False
     for microbatch in batch.microbatches:
         task, piece = engine.parts.context.tasks[microbatch.task], whole_of(microbatch)
         try:
             if finer.finer(task, piece):
-                check_weights(task, piece, parts_of(task, piece))
+                check_weights(task, piece, parts := parts_of(task, piece))
+                single = single or any(one.num_samples == 1 for one in parts)
         except TaskError as error:  # only a micro-batch that is out of memory must be cut: no fault of the run yet
             odd = f"not compared: {error}"
-    everybody = engine.group.gather((finer.limit, odd))
-    limits = [limit for limit, _ in everybody if limit is not None]
-    return min(limits, default=None), next((odd for _, odd in everybody if odd), "")
+    everybody = engine.group.gather((finer.limit, odd, single))
+    limits = [limit for limit, _, _ in everybody if limit is not None]
+    odd = next((odd for _, odd, _ in everybody if odd), "")
+    return min(limits, default=None), odd, any(single for _, _, single in everybody)
 
 
 def _by_nature(engine: Engine) -> tuple[str, ...]:
     def depends(module: nn.Module) -> bool:
         rate = getattr(module, "p", getattr(module, "dropout", 0.0))
-        return is_batch_norm(module) or (isinstance(rate, float) and rate > 0)
+        return (is_batch_norm(module) and module.training) or (isinstance(rate, float) and rate > 0)
 
     mine = {type(module).__name__ for module in engine.model.modules() if depends(module)}
     return tuple(sorted({name for theirs in engine.group.gather(mine) for name in theirs}))
