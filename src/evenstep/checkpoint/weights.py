@@ -92,7 +92,7 @@ def open_weights(path: Path | str | StoredWeights, *, average: bool = False) -> 
     path = named_by(Path(path).expanduser())
     if is_complete(path) or (path.is_dir() and complete_checkpoints(checkpoints_folder(path))):
         return _of_checkpoint(path, average=average)
-    if average:
+    if average and path.exists():
         raise CheckpointError(f"`{path}` is no run and no checkpoint, so it has no average; leave `average` out.")
     try:
         if path.is_dir():

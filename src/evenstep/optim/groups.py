@@ -40,7 +40,7 @@ class ParameterGroup:
         dims: only those with so many dimensions, 2 for matrices; None for any.
         lr: their learning rate; None for that of all, times
         lr_factor: a factor.
-        weight_decay: theirs; None for that of all.
+        weight_decay: theirs; None for that of all, or with an `optimizer` of their own for that class's default.
         frozen: whether they are not trained.
         optimizer: the class that steps them; None for that of all.
         options: further arguments of their optimizer, such as `betas`.
@@ -243,8 +243,8 @@ class Grouping:
             if len(takers) > 1:
                 also = f" (tied: it is also `{'`, `'.join(one.also)}`)" if one.also else ""
                 raise ArgumentError(
-                    f"each parameter must be in one group, but `{one.name}`{also} fits the `patterns` of {takers[0]} "
-                    f"and of {takers[1]}; narrow one of them."
+                    f"each parameter must be in one group, but `{one.name}`{also} fits the `patterns` of group "
+                    f"`{takers[0]}` and those of `{takers[1]}`; narrow one of them."
                 )
             owners[one.name] = takers[0] if takers else OTHERS
         for name, group in self.groups.items():

@@ -122,7 +122,7 @@ def test_groups_are_said_with_their_counts(evenstep: Run, recipe: Path) -> None:
             ["--optimizer.groups.head.patterns", '["no.*"]'],
             "`optimizer.groups.head.patterns` has 'no.*', which fits no",
         ),
-        ([*GROUPS, "--optimizer.groups.all.patterns", '["*"]'], "each parameter must be in one group, but"),
+        ([*GROUPS, "--optimizer.groups.all.patterns", '["*"]'], "`optimizer.groups.head.patterns` and those of `all`"),
         (
             ["--optimizer.groups.head", '{patterns = ["*.bias"], name = "Adem"}'],
             '`optimizer.groups.head.name` must be a class of torch.optim, but is "Adem"; did you mean Adam?',

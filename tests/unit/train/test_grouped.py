@@ -238,7 +238,7 @@ def test_a_schedule_for_a_group_is_for_its_parts_too() -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "two": (
         {"groups": {"a": ParameterGroup(patterns=("head.*",)), "b": ParameterGroup(patterns=("*.weight",))}},
-        "each parameter must be in one group, but `head.weight` fits the `patterns` of a and of b",
+        "each parameter must be in one group, but `head.weight` fits the `patterns` of group `a` and those of `b`",
     ),
     "none": (
         {"groups": {"a": ParameterGroup(patterns=("heads.*",))}},
@@ -322,7 +322,7 @@ def test_a_tied_parameter_is_meant_by_each_of_its_names() -> None:
     assert groups_of(model, made)["head"] == ["embed.weight", "head.bias"]
     both = {name: ParameterGroup(patterns=(f"{name}.*",), lr_factor=3.0) for name in ("head", "embed")}
     with pytest.raises(
-        ArgumentError, match=r"`embed.weight` \(tied: it is also `head.weight`\) fits .* head and of embed"
+        ArgumentError, match=r"`embed.weight` \(tied: it is also `head.weight`\) fits .* `head` and those of `embed`"
     ):
         grouped_optimizer(Tied(), lr=0.1, groups=both)
 

@@ -324,6 +324,7 @@ def test_what_can_not_be_read_is_refused_by_name(tmp_path: Path, capsys: pytest.
         ("gone.safetensors.index.json", {}, "names `gone.safetensors`, which is not there"),
         ("empty", {}, "is no run, no `checkpoints` folder and no folder with one set of weights"),
         ("nowhere.pt", {}, "does not exist; give a run, a checkpoint, or a file of weights"),
+        ("nowhere.pt", {"average": True}, "does not exist; give a run, a checkpoint, or a file of weights"),
         (good.name, {"average": True}, "is no run and no checkpoint, so it has no average"),
         ("run", {"average": True}, r"has no average of the parameters, since the run kept none"),
     ]
