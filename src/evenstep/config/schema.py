@@ -209,7 +209,8 @@ class ParameterGroupTable(Section, of=ParameterGroup):
     lr_factor: Positive | None
     """Learning rate of this group as a multiple of `optimizer.lr`. Give either this or `lr`."""
     weight_decay: NonNegative | None
-    """Weight decay of this group. By default the one in `optimizer.args`."""
+    """Weight decay of this group. By default the one in `optimizer.args`; with a `name` or `target` of its own, the
+    default of that class."""
     frozen: bool
     """Do not train these parameters."""
     name: str | None = None
