@@ -147,6 +147,8 @@ def metrics() -> set[str]:
     """What a run with the hooks that measure records."""
 
     class Line(evenstep.Task):
+        unit = "tokens"
+
         def loss(self, output: Any, batch: Any) -> Any:
             return (output - batch[1]).square().sum()
 
@@ -160,12 +162,13 @@ def metrics() -> set[str]:
         evaluations=evenstep.MapData(pairs, global_batch_size=4, num_epochs=1),
         updates=2,
         device="cpu",
+        precision="16-mixed",
         hooks=[Timer(every_updates=1), MemoryUse(every_updates=1), Statistics(every_updates=1)],
         train=evenstep.Training(clip_norm=1.0),
         log=evenstep.Logging(every_updates=1, writers=()),
     )
     trainer.train()
-    return {*trainer.storage.names(), "perf/memory_peak_bytes", "perf/memory_free_bytes"}
+    return {*trainer.storage.names(), *(f"perf/memory_{name}_bytes" for name in ("peak", "reserved", "free"))}
 
 
 def test_there_is_a_table_for_each_system_and_none_is_short() -> None:

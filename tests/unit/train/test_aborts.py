@@ -100,6 +100,14 @@ def test_an_overflow_in_16_mixed_is_tried_again_at_half_the_scale_until_it_fits(
     assert trainer.state_dict()["precision"]["scale"] == 2.0 ** (40 - len(keep.heard))
 
 
+def test_the_loss_scale_that_an_update_was_made_with_is_a_metric() -> None:
+    trainer = trainer_of(Squares(factor=1.0), Keep(), bad=None, precision=Fp16Mixed(initial=8.0, growth_updates=2))
+    trainer.train()
+    scales = [one.value for one in trainer.storage.history("train/loss_scale")]
+    assert scales == [8.0, 8.0, 16.0, 16.0, 32.0, 32.0]
+    assert "train/loss_scale" not in trainer_of(Squares(), Keep(), bad=None, precision="32-true").train().metrics
+
+
 def test_a_bad_batch_among_overflows_is_still_told_from_them() -> None:
     keep = Keep()
     trainer = trainer_of(

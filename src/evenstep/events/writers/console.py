@@ -19,7 +19,7 @@ from evenstep.events.series import Record
 from evenstep.events.writers.live import Live, LiveLine, Pace, live_on
 from evenstep.events.writers.writer import Writer
 
-_LATEST = ("train/lr",)
+_LATEST = ("train/lr", "train/loss_scale")
 _LINE_S = 1.0  # the least time between two lines over a live one
 
 

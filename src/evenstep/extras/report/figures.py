@@ -11,7 +11,7 @@ from datetime import datetime
 
 from evenstep.extras.report.run import ReportedRun
 
-_LOWER = re.compile(r"loss|error|perplexity|ppl|bits|nll|\bmae|mse|\bwer\b|\bcer\b")
+_LOWER = re.compile(r"loss(?!_scale)|error|perplexity|ppl|bits|nll|\bmae|mse|\bwer\b|\bcer\b")
 _HIGHER = re.compile(r"acc|f1|auc|bleu|precision|recall|top_?\d|\biou|score")
 
 
@@ -66,7 +66,7 @@ def _figures(name: str, values: Mapping[int, float]) -> MetricFigures:
 def direction(name: str) -> int:
     """1 if a lower value of the metric is better, -1 if a higher one is, 0 if its name does not tell.
 
-    >>> direction("valid/loss"), direction("valid/top_5"), direction("train/lr")
+    >>> direction("valid/loss"), direction("valid/top_5"), direction("train/loss_scale")
     (1, -1, 0)
     """
     if name.startswith("perf/"):

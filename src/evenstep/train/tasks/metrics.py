@@ -25,6 +25,7 @@ _OF_UPDATES = (
     "lr",
     "grad_norm",
     "clipped",
+    "loss_scale",
 )  # stand beside a task's metrics of training, and would be averaged with theirs
 _TAKEN = ("loss", "no_loss", *_OF_UPDATES)  # the engine's own
 _SPACES = tuple(f"{name}/" for name in (*_OF_UPDATES, "param_norm", "update_ratio", "parameters"))

@@ -233,6 +233,8 @@ class Update:
         put("train/grad_norm", pending.norm, update=update)
         for name, rate in zip(self.learning_rates.names, rates, strict=True):
             put(name, rate, update=update)
+        if self._context.precision.retries_overflow:
+            put("train/loss_scale", self._context.precision.scale, update=update)
         return pending
 
     def _keyed(self, update: int) -> AbstractContextManager[None]:

@@ -156,6 +156,8 @@ class CompiledUpdate:
         put("train/grad_norm", applied[0], update=update)
         for name, rate in zip(core.learning_rates.names, rates, strict=True):
             put(name, rate, update=update)
+        if context.precision.retries_overflow:
+            put("train/loss_scale", context.precision.scale, update=update)
         return PendingUpdate(
             batch=batch,
             before=before,
