@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from evenstep.checkpoint.folders import CHECKPOINTS, CLAIM, FAILURES, is_complete, step_name, step_update
+from evenstep.checkpoint.reader import read_checkpoint
 from evenstep.checkpoint.writer import CheckpointWrite, write_checkpoint
 from evenstep.errors import CheckpointError
 
@@ -75,6 +76,8 @@ def write_failure(run: Path, update: int, rank: int, failure: Mapping[str, objec
 def find_failure(path: Path) -> Path:
     """The folder of the failure that `path` means: itself, the one after the checkpoint `path`, or a run's newest.
 
+    Of several ranks' the first one's that did not fail because of another.
+
     Raises:
         CheckpointError: there is none.
     """
@@ -91,4 +94,8 @@ def find_failure(path: Path) -> Path:
             f"checkpoint of the update before, or a folder in its `{FAILURES}`."
         )
     newest = [each for each in found if each.name[:15] == found[-1].name[:15]]
-    return newest[0]
+    # a rank that lost another has nothing to show
+    own = (
+        one for one in newest if not read_checkpoint(one).state["failure"].get("error", "").startswith("LostRankError")
+    )
+    return next(own, newest[0])

@@ -6,13 +6,15 @@ the last committed update, the batch is the one that was kept, and randomness is
 
 from contextlib import closing
 from pathlib import Path
+from shlex import quote
 from typing import Any, cast, final
 
 from evenstep.builders import build_parts, open_run
 from evenstep.checkpoint import find_failure, read_checkpoint, step_name
 from evenstep.cli.folder import OWN, find_config
 from evenstep.cli.resume import BEGUN
-from evenstep.config.sources import Setting, settings_of
+from evenstep.config.sources import Setting, from_arguments, settings_of
+from evenstep.errors import CheckpointError, ConfigError
 from evenstep.events import BackwardBegin, Hook, MicrobatchBegin
 from evenstep.exits import EXIT_DONE, EXIT_ERROR
 from evenstep.frames import user_line
@@ -39,10 +41,22 @@ def run(path: str, settings: list[str]) -> int:
     folder = where.parent.parent
     failure = cast("dict[str, Any]", read_checkpoint(where).state["failure"])
     before = folder / "checkpoints" / step_name(failure["update"] - 1)
+    if not before.is_dir():
+        raise CheckpointError(
+            f"update {failure['update']} has failed with the parameters after update {failure['update'] - 1}, but "
+            f"`{folder}` holds no checkpoint of them: ranks that hold a part each, or step alone, leave parts, which a "
+            f"resume puts together if all are there. Let it fail once more with a checkpoint of each update, "
+            f"`evenstep resume {quote(str(folder))} --checkpoint.every_updates 1`, and repeat that."
+        )
     state = read_checkpoint(before).state
     begun = [Setting(path=(key,), text=text, origin=str(folder)) for key, text in BEGUN.items()]
     alone = [Setting(path=tuple(key.split(".")), text=text, origin="replay") for key, text in _ALONE.items()]
-    with open_run(find_config(folder), [*begun, *alone, *settings_of(settings, without=(*OWN, *_ALONE))]) as opened:
+    given = settings_of(settings, without=OWN)
+    if of_ranks := [one for one in from_arguments(settings) if one.path[0] in _ALONE]:
+        key = ".".join(of_ranks[0].path)
+        raise ConfigError([f"`{key}` can't be set for `evenstep replay`, which runs in one process; leave it out."])
+    # last, as the environment may be that of the ranks
+    with open_run(find_config(folder), [*begun, *given, *alone]) as opened:
         parts = build_parts(opened, begins=False)
         with closing(parts):
             watch = Watch()
@@ -64,7 +78,8 @@ def run(path: str, settings: list[str]) -> int:
     return EXIT_DONE
 
 
-_ALONE = {"parallel.strategy": "single", "parallel.reduction": "fast"}
+# one process runs it, whatever there were: nothing that is about several of them
+_ALONE = {"parallel": "none", "launch": "none", "failures.lost_rank": "none"}
 
 
 def _described(error: Exception) -> str:

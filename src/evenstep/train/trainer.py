@@ -474,7 +474,8 @@ class Trainer(TrainerAttributes):
         """Run the update of a failure again, up to its gradients; says what is not finite in it, or "".
 
         Args:
-            state: of the update before, as `state_dict` gave it; only the model is taken, and a loss scale.
+            state: of the update before, as `state_dict` gave it; the model is taken, its average, what the tasks have
+                saved, and a loss scale.
             failure: what a failing run has kept of it.
 
         Raises:

@@ -1,5 +1,6 @@
 """A run that has failed is gone on from its last committed update, and the update that failed is run again."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from evenstep.checkpoint import read_checkpoint
+from evenstep.checkpoint import read_checkpoint, write_failure
 
 Run = Callable[..., Any]
 
@@ -29,6 +30,23 @@ def marked(x):
 class Infinite(Regress):
     def loss(self, output, batch):
         return super().loss(output, batch) * (float("inf") if marked(batch[0]) else 1.0)
+
+class InUpdate3(Regress):
+    def loss(self, output, batch):
+        if self.now.is_training and self.now.update == 3 and self.seen == 2:
+            raise RuntimeError("cannot be computed in update 3")
+        return super().loss(output, batch)
+
+    seen = 0
+
+    def after_update(self, event):
+        self.seen += 1
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
 """
 
 
@@ -90,3 +108,38 @@ def test_a_run_that_has_not_failed_has_nothing_to_replay(evenstep: Run, recipe: 
     done = evenstep("replay", "runs/tiny")
     assert done.code == 1
     assert "there is no failure in `runs/tiny/failures`" in done.err
+
+
+def test_what_tasks_ask_and_have_saved_is_that_of_the_update_that_failed(evenstep: Run, faulty: Path) -> None:
+    assert evenstep("train", "run.toml", "--task.target", "faulty.py:InUpdate3").code == 1
+    again = evenstep("replay", "runs/tiny")
+    assert (again.code, "it fails    in the forward of micro-batch" in again.out) == (1, True), again.out
+
+
+def test_an_update_of_several_ranks_is_run_again_in_one_process(
+    evenstep: Run, faulty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert evenstep("train", "run.toml", "--model.target", "faulty.py:Faulty").code == 1
+    (failure,) = (faulty / "runs" / "tiny" / "failures").iterdir()
+    lost = {**read_checkpoint(failure).state["failure"], "error": "LostRankError: rank 1 failed"}
+    failure.rename(failure.with_name(f"{failure.name[:-1]}1"))
+    write_failure(faulty / "runs" / "tiny", lost["update"], 0, lost)
+    config = faulty / "runs" / "tiny" / "config.toml"
+    text = config.read_text().replace('strategy = "auto"', 'strategy = "local"').replace("ranks = 1", "ranks = 2")
+    config.write_text(text.replace("every_updates = 16", "every_updates = 3"))
+    monkeypatch.setenv("EVENSTEP_LAUNCH__RANKS", "2")
+    again = evenstep("replay", "runs/tiny")
+    assert "rank-00001: RuntimeError: cannot take this batch" in again.out, again.err
+    assert "it fails    in the forward of micro-batch" in again.out
+    refused = evenstep("replay", "runs/tiny", "--launch.ranks", "2")
+    assert "`launch.ranks` can't be set for `evenstep replay`, which runs in one process; leave it out." in refused.err
+
+
+def test_a_failure_whose_parameters_nobody_could_save_says_how_to_come_by_them(evenstep: Run, faulty: Path) -> None:
+    assert evenstep("train", "run.toml", "--model.target", "faulty.py:Faulty").code == 1
+    newest = read_checkpoint(faulty / "runs" / "tiny").path
+    shutil.rmtree(newest)
+    done = evenstep("replay", "runs/tiny")
+    assert "evenstep resume runs/tiny --checkpoint.every_updates 1" in done.err
+    assert evenstep("resume", "runs/tiny", "--checkpoint.every_updates", "1").code == 1
+    assert "RuntimeError: cannot take this batch" in evenstep("replay", "runs/tiny").out

@@ -28,8 +28,8 @@ def replay_failure(engine: Engine, data: Data, state: Tree, failure: Tree) -> st
 
     Args:
         engine: of a run that is built as the one that failed was.
-        state: of the update before; only the model is taken, and a loss scale: those of the rank that failed, where
-            ranks step alone.
+        state: of the update before; the model is taken, its average, what the tasks have saved, and a loss scale: those
+            of the rank that failed, where ranks step alone.
         failure: as `describe_failure` gave it.
 
     Raises:
@@ -41,18 +41,29 @@ def replay_failure(engine: Engine, data: Data, state: Tree, failure: Tree) -> st
     # it may be looked at in another precision than it was saved in
     check_fits(saved, state_of(whole), "model", formats={name: tensor.dtype for name, tensor in saved.items()})
     load_state(whole, saved)
-    own = engine.parts.saved.portion.own(state).get("local", {}).get("own", {}).get(str(failure["rank"]), {})
+    mine = engine.parts.saved.portion.own(state)
+    own = mine.get("local", {}).get("own", {}).get(str(failure["rank"]), {})
     live = {**named_parameters(whole), **named_buffers(whole)}
     with torch.no_grad():
         for name, value in own.get("model", {}).items():
             live[name].copy_(value)
     if state["run"]["precision"] == engine.precision.name:
         engine.precision.state = own.get("precision", state["precision"])
+    if engine.parts.saved.ema is not None and mine["ema"]:
+        engine.parts.saved.ema.load_state_dict(mine["ema"])
+    for name, theirs in state.get("tasks", {}).items():
+        if name in engine.parts.context.tasks:
+            engine.parts.context.tasks[name].load_state_dict(theirs)
     batch = failed_batch(failure, data, seed=engine.seed)
     engine.prepare()
     engine.core.begin()
-    with undisturbed(engine.parts.context.device), closing(data):
-        return replay(engine.model, lambda: engine.core.rerun(batch, failure["update"]))
+    before = engine.progress
+    engine.progress = before._replace(update=failure["update"] - 1)  # as tasks ask for it
+    try:
+        with undisturbed(engine.parts.context.device), closing(data):
+            return replay(engine.model, lambda: engine.core.rerun(batch, failure["update"]))
+    finally:
+        engine.progress = before
 
 
 def failed_batch(failure: dict[str, Any], data: Data, *, seed: int) -> GlobalBatch:
