@@ -29,7 +29,7 @@ def resets_of(given: object) -> tuple[Reset, ...]:
     Raises:
         ArgumentError: a word that is none of `RESETS`.
 
-    >>> resets_of("data"), resets_of(("optimizer", "data"))
+    >>> resets_of("data"), resets_of(("optimizer", "data", "data"))
     (('data',), ('optimizer', 'data'))
     """
     words = [given] if isinstance(given, str) else given
@@ -40,7 +40,7 @@ def resets_of(given: object) -> tuple[Reset, ...]:
             close = get_close_matches(str(word), RESETS, n=1)
             advice = f"did you mean '{close[0]}'?" if close else f"there are {_quoted()}."
             raise ArgumentError(f"`reset` has {word!r}, which is nothing that can begin afresh; {advice}")
-    return tuple(cast("Collection[Reset]", words))
+    return tuple(dict.fromkeys(cast("Collection[Reset]", words)))
 
 
 def _quoted() -> str:
