@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, cast, final
+from types import UnionType
+from typing import Any, Union, cast, final
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from evenstep.arguments import advice
-from evenstep.config.faults import Fault, allowed
+from evenstep.config.faults import Fault, allowed, listed
 
 
 @final
@@ -122,7 +123,7 @@ def _convert(where: str, value: object, hint: Any, folder: Path) -> tuple[object
     try:
         # strict JSON is what TOML values are: no text to numbers, but lists to tuples, text to paths and enums
         given = json.dumps(value, default=lambda other: other.isoformat())
-        result = TypeAdapter(hint).validate_json(given, strict=True, extra="forbid")
+        result = TypeAdapter(_plain(hint)).validate_json(given, strict=True, extra="forbid")
     except ValidationError as error:
         return value, list(_type_faults(where, value, hint, error))
     except (PydanticUserError, NameError):
@@ -130,6 +131,22 @@ def _convert(where: str, value: object, hint: Any, folder: Path) -> tuple[object
     if isinstance(result, Path):
         return (folder / result.expanduser()).resolve(), []
     return result if hint is not Any else value, []
+
+
+def _plain(hint: Any) -> Any:
+    """`hint` without tensors where something else may be given as well, as no value of a run file is a tensor."""
+    kind: Any = typing.get_origin(hint)
+    members: tuple[Any, ...] = typing.get_args(hint)
+    if kind in (Union, UnionType):
+        plain = tuple(_plain(member) for member in members if not _is_tensor(member))
+        return Union[plain] if plain else hint  # noqa: UP007 - they are only known here
+    if kind in (tuple, list):
+        return kind[tuple(map(_plain, members))]
+    return hint
+
+
+def _is_tensor(kind: Any) -> bool:
+    return isinstance(kind, type) and (kind.__module__, kind.__name__) == ("torch", "Tensor")
 
 
 def _type_faults(where: str, value: object, hint: Any, error: ValidationError) -> Iterator[Fault]:
@@ -146,6 +163,8 @@ def _type_faults(where: str, value: object, hint: Any, error: ValidationError) -
             text = "is missing; set it."
         else:
             text = allowed(kind, detail.get("ctx", {}), detail["msg"], given)
+            if kind in _LIST and isinstance(given, str) and "," in given:
+                text = f"{text.removesuffix('.')}; write `{listed(given)}`."
         wanted.setdefault(".".join([where, *inner]), []).append(text)
     for key, texts in wanted.items():
         *others, last = dict.fromkeys(texts)
@@ -155,6 +174,7 @@ def _type_faults(where: str, value: object, hint: Any, error: ValidationError) -
         yield Fault(about=(key,), text=f"`{key}` {' or '.join(joined)}")
 
 
+_LIST = ("tuple_type", "list_type")
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
@@ -166,7 +186,8 @@ def _inner(value: object, place: tuple[str | int, ...], *, goes_beyond: bool) ->
         if isinstance(value, dict) and (part in value or last):
             value = cast("dict[Any, Any]", value).get(part)
         elif isinstance(value, list) and isinstance(part, int):
-            value = cast("list[Any]", value)[part]
+            items = cast("list[Any]", value)
+            value = items[part] if part < len(items) else None  # a tuple of so many asks for more
         else:
             continue
         path.append(str(part))

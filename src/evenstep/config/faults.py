@@ -71,6 +71,19 @@ def _written(value: object) -> str:
     return value.isoformat() if isinstance(value, date) else repr(value)
 
 
+def listed(text: str) -> str:
+    """The list that text with commas was perhaps meant to be.
+
+    >>> listed("0.9,0.95"), listed("console, csv"), listed("[a]")
+    ('[0.9, 0.95]', '["console", "csv"]', '["a"]')
+    """
+    parts = [part.strip() for part in text.strip("[]").split(",")]
+    return f"[{', '.join(part if re.fullmatch(_NUMBER, part) else quoted(part) for part in parts)}]"
+
+
+_NUMBER = r"[+-]?(\d+(\.\d+)?([eE][+-]?\d+)?)"
+
+
 def one_of(options: Sequence[str]) -> str:
     """`one_of(["a", "b"])` is what a sentence says of a choice.
 

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from evenstep.config.faults import Fault, allowed, quoted
+from evenstep.config.faults import Fault, allowed, listed, quoted
 from evenstep.config.keys import advice_for, kind_of, locate, meant_by, tables
 from evenstep.config.section import NAME_OR_TABLE, Section
 from evenstep.devices import why_not
@@ -81,7 +81,7 @@ def _what_may_be(path: Sequence[str], inside: Sequence[type[Section]], kind: str
     if kind in _LIST and text.startswith("["):  # a shell takes the inner quotes away
         return f"; quote it for the shell, such as `--{key} '[\"NAME\"]'`."
     if kind in _LIST and text:
-        return f"; write `{key} = [{f'{{target = {quoted(text)}}}' if path[-1] == 'hooks' else quoted(text)}]`."
+        return f"; write `{key} = {f'[{{target = {quoted(text)}}}]' if path[-1] == 'hooks' else listed(text)}`."
     if kind in _TABLE and not fields:
         if path[-1] in ("target", "args"):
             outer = ".".join(path[:-1])

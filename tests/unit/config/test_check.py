@@ -198,6 +198,11 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
             '`init_from.only` (set by --init_from.only) must be a list, but is "y"; write `init_from.only = ["y"]`.',
         ),
         (
+            ["--log.writers", "jsonl,csv"],
+            "",
+            '`log.writers` (set by --log.writers) must be a list, but is "jsonl,csv"; write `log.writers = ["jsonl"',
+        ),
+        (
             ["--hooks", "a.py:B"],
             "",
             '`hooks` (set by --hooks) must be a list, but is "a.py:B"; write `hooks = [{target = "a.py:B"}]`.',

@@ -84,6 +84,22 @@ def test_arguments_are_checked_against_the_signature(faults: Faults, key: str, v
     assert faults(f"--model.args.{key}", value) == [fault]
 
 
+@pytest.mark.parametrize("name", ["AdamW", "RAdam"])  # the first one's may be tensors as well
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        ("0.9,0.95", '`optimizer.args.betas` must be a list, but is "0.9,0.95"; write `[0.9, 0.95]`.'),
+        ("0.9", "`optimizer.args.betas` must be a list, but is 0.9."),
+        ("[0.9]", "`optimizer.args.betas.1` is missing; set it."),
+        ("[0.9, true]", "`optimizer.args.betas.1` must be a number, but is true."),
+    ],
+)
+def test_a_pair_of_numbers_that_is_none_names_what_it_must_be(
+    faults: Faults, name: str, value: str, fault: str
+) -> None:
+    assert faults("--optimizer.name", name, "--optimizer.args.betas", value) == [fault]
+
+
 def test_a_missing_argument_is_a_fault(faults: Faults) -> None:
     assert faults("--model.args", "{}") == ["`model.args.layers` is missing; `Model` can't be called without it."]
 
