@@ -49,7 +49,8 @@ def locked(folder: Path) -> Generator[str]:
             raise _unlockable(folder, error) from error
         yield f"took over the lock of {_described(left)}, which has ended without giving it back" if left else ""
     finally:
-        path.unlink(missing_ok=True)  # before it is let go, so that nobody locks a file that is about to vanish
+        if _is_at(descriptor, path):  # else the folder was deleted meanwhile, and the file is another run's
+            path.unlink(missing_ok=True)  # before it is let go, so that nobody locks a file that is about to vanish
         os.close(descriptor)
 
 
@@ -67,12 +68,19 @@ def _opened(path: Path) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             _lock(descriptor, path)
-            if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
+            if _is_at(descriptor, path):
                 return descriptor
         except BaseException:
             os.close(descriptor)
             raise
         os.close(descriptor)  # whoever held it has just removed it
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.fstat(descriptor).st_ino == path.stat().st_ino
+    except OSError:
+        return False
 
 
 def _lock(descriptor: int, path: Path) -> None:

@@ -141,7 +141,7 @@ def _plain(hint: Any) -> Any:
         plain = tuple(_plain(member) for member in members if not _is_tensor(member))
         return Union[plain] if plain else hint  # noqa: UP007 - they are only known here
     if kind in (tuple, list):
-        return kind[tuple(map(_plain, members))]
+        return cast("Any", kind)[tuple(map(_plain, members))]
     return hint
 
 

@@ -2,8 +2,9 @@
 
 import errno
 import os
+import shutil
 import threading
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -417,6 +418,39 @@ def test_two_runs_in_one_folder_are_refused_and_the_first_is_not_harmed(tmp_path
         trainer_of(tmp_path).train()
     assert list(tmp_path.iterdir()) == []
     trainer_of(tmp_path).train()
+
+
+class Deleting(Hook):
+    """Delete the run folder before its update 5, and have another run begin in it if asked."""
+
+    def __init__(self, folder: Path, *, another: bool) -> None:
+        self.folder, self.another, self.held = folder, another, ExitStack()
+
+    def before_update(self, event: UpdateBegin) -> None:
+        if event.update == 5:
+            shutil.rmtree(self.folder)
+            if self.another:
+                self.held.enter_context(locked(self.folder))
+
+
+def test_a_run_whose_folder_was_deleted_says_so_and_saves_there_again(tmp_path: Path) -> None:
+    log, folder = Log(), tmp_path / "run"
+    hooks = [log, Deleting(folder, another=False)]
+    trainer_of(folder, hooks=hooks, log=Logging(every_updates=3, writers=["jsonl"])).train()
+    assert [(i.kind, i.update) for i in log.incidents] == [("writer", 6), ("folder", 9)]
+    assert "was deleted or moved away" in log.incidents[1].message
+    assert [path.name for path in complete_checkpoints(folder / "checkpoints")] == ["step-00000009"]
+
+
+def test_a_run_whose_folder_was_deleted_saves_nothing_into_that_of_another_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    deleting = Deleting(folder, another=True)
+    with deleting.held, pytest.raises(CheckpointError, match="another run has begun in it"):
+        try:
+            trainer_of(folder, hooks=[deleting]).train()
+        finally:
+            assert (folder / ".lock").exists()
+            assert not (folder / "checkpoints").exists()
 
 
 def test_a_folder_at_home_is_there_and_not_below_one_called_tilde(

@@ -6,6 +6,7 @@ ended. What a line looks like is its subclasses' business.
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from errno import ENOENT
 from io import FileIO
 from pathlib import Path
 
@@ -85,6 +86,9 @@ class LinesWriter(Writer):
 
     def write(self, records: Sequence[Record]) -> None:
         assert self._file is not None, "opened before"
+        if not self.path.exists():  # what is written to a deleted file is lost without an error
+            what = "the file was deleted or moved away, with all that was in it"
+            raise FileNotFoundError(ENOENT, what, str(self.path))
         append(self._file, self.lines(records))
 
     def close(self) -> None:

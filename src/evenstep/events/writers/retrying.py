@@ -68,6 +68,7 @@ class RetryingWriter:
 
     def write(self, records: Sequence[Record]) -> None:
         """Give it `records`, now or when it works again, and let others read them."""
+        self._latest = max([self._latest, *map(_update_of, records)])
         self._take("write", records)
         if self._is_open and not self._wait_s:
             self._take("flush")

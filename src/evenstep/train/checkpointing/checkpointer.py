@@ -90,6 +90,7 @@ class Checkpointer:
         """
         writer, update, bus = self._require(), self._update, self.state.engine.bus
         self.folder.check_place()
+        self.folder.check_there(update)
         self.folder.claim()
         self._wait_for_the_one_before(writer)
         self._path = None

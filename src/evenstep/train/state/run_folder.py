@@ -132,6 +132,7 @@ class RunFolder:
     is_claimed: bool = False
     _depth: int = 0
     _taken_over: str = ""
+    _lock: os.stat_result | None = None  # of the file, on the rank that holds it
     _built_in: Path = field(default_factory=Path.cwd)
 
     @property
@@ -152,6 +153,35 @@ class RunFolder:
                 f"working directory is `{Path.cwd()}` now, and a checkpoint there would not be found; give an "
                 f"absolute `folder`, or leave the directory as it was (`os.chdir`)."
             )
+
+    def check_there(self, update: int) -> None:
+        """Say if the folder was deleted while the run is in it; all ranks call it together.
+
+        Raises:
+            CheckpointError: another run is in it by now; so on the other ranks, as an EvenstepError.
+        """
+        if self.path is not None and not self.group.can_change:
+            self.group.first_rank_does(partial(self._check_there, self.path, update))
+
+    def _check_there(self, folder: Path, update: int) -> None:
+        mine, self._lock = self._lock, None
+        if mine is None:
+            return
+        try:
+            found = (folder / LOCK).stat()
+        except OSError:
+            message = (
+                f"the run folder `{folder}` was deleted or moved away while this run trains, with what was in it. "
+                f"Training goes on, and this and later checkpoints are saved under that path again."
+            )
+            self.report(Incident(kind="folder", update=update, message=message, details={}))
+            return
+        if not os.path.samestat(mine, found):
+            raise CheckpointError(
+                f"the run folder `{folder}` was deleted while this run trained, and another run has begun in it; this "
+                f"run saves nothing there. Train them again in folders of their own."
+            )
+        self._lock = mine
 
     def newest_first(self, *, before: int | None = None) -> list[Path]:
         """The complete checkpoints of fewer than `before` updates, sound or not, also those in the mirror alone.
@@ -291,6 +321,7 @@ class RunFolder:
                 yield
         finally:
             self._depth -= 1
+            self._lock = self._lock if self._depth else None
 
     def _take(self, folder: Path, held: ExitStack) -> None:
         """On one rank: check and lock the folder, until `held` is left."""
@@ -299,6 +330,7 @@ class RunFolder:
         if self.mirror is not None:
             self.mirror.check()
         self._taken_over = held.enter_context(locked(folder)) or self._taken_over
+        self._lock = (folder / LOCK).stat()
 
     def clean(self, update: int) -> None:
         """Delete what killed processes have left half written, and say so."""
