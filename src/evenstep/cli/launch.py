@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import tempfile
+from collections.abc import Iterable
 from inspect import signature
 from pathlib import Path
 from signal import SIGINT, SIGQUIT, getsignal, signal
@@ -25,10 +26,11 @@ _FORWARDED = (*REQUEUE, SIGINT, SIGQUIT)
 _GRACE_S = 300  # for the update and the save between a signal and the end
 
 
-def launch(ranks: int, arguments: list[str], *, max_restarts: int = 0) -> int:
+def launch(ranks: int, arguments: list[str], *, max_restarts: int = 0, silent: bool = False) -> int:
     """Run `evenstep` with `arguments` as `ranks` processes.
 
     Args:
+        silent: whether what rank 0 says goes to a file as well.
         max_restarts: how many times all are started again after one has failed.
 
     Returns:
@@ -37,7 +39,7 @@ def launch(ranks: int, arguments: list[str], *, max_restarts: int = 0) -> int:
     final = (EXIT_DONE, EXIT_CONFIG, EXIT_REQUEUE, EXIT_INTERRUPTED)
     for attempt in range(max_restarts + 1):
         os.environ[ATTEMPT] = str(attempt)
-        code = _attempt(ranks, arguments)
+        code = _attempt(ranks, arguments, range(0 if silent else 1, ranks))
         if code in final or attempt == max_restarts:
             return code
         print(f"restart     {attempt + 1} of {max_restarts}, from the newest checkpoint", flush=True)
@@ -45,7 +47,7 @@ def launch(ranks: int, arguments: list[str], *, max_restarts: int = 0) -> int:
     raise AssertionError("the last attempt returns")
 
 
-def _attempt(ranks: int, arguments: list[str]) -> int:
+def _attempt(ranks: int, arguments: list[str], silent: Iterable[int]) -> int:
     """Start the ranks once; gives the exit code of the first that failed, or of the signal that ended them."""
     from torch.distributed.elastic.multiprocessing import SignalException
 
@@ -53,7 +55,7 @@ def _attempt(ranks: int, arguments: list[str]) -> int:
     logs = Path(tempfile.mkdtemp(prefix="evenstep-ranks-"))
     os.environ[CODE_FILE] = str(logs / "exit-code")
     try:
-        return _ended(ranks, arguments, logs)
+        return _ended(ranks, arguments, logs, silent)
     except SignalException as error:  # one more, while the end by the first was being said
         return _code_of(error.sigval)
     finally:  # torch leaves its handlers, whose error would end this command in the midst of its own end
@@ -61,7 +63,7 @@ def _attempt(ranks: int, arguments: list[str]) -> int:
             signal(number, handler)
 
 
-def _ended(ranks: int, arguments: list[str], logs: Path) -> int:
+def _ended(ranks: int, arguments: list[str], logs: Path, silent: Iterable[int]) -> int:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -69,7 +71,6 @@ def _ended(ranks: int, arguments: list[str], logs: Path) -> int:
     # The launcher logs every ending of a rank as an error with a table, and signals; what matters is said below.
     for name in [one for one in logging.root.manager.loggerDict if one.startswith("torch.distributed.elastic")]:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # each has a level of its own
-    others = dict.fromkeys(range(1, ranks), Std.ALL)
     # torch 2.11 can't be told, and gives them half a minute
     knows_grace = "shutdown_timeout" in signature(LaunchConfig).parameters
     grace: dict[str, Any] = {"shutdown_timeout": _GRACE_S} if knows_grace else {}
@@ -82,7 +83,7 @@ def _ended(ranks: int, arguments: list[str], logs: Path) -> int:
         rdzv_endpoint="localhost:0",
         max_restarts=0,
         signals_to_handle=",".join(number.name for number in heeded(_FORWARDED)),
-        logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=others),
+        logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=dict.fromkeys(silent, Std.ALL)),
         **grace,
     )
     print(f"ranks       {ranks} on this machine; what all but the first say is in {logs}", flush=True)
@@ -99,10 +100,15 @@ def _ended(ranks: int, arguments: list[str], logs: Path) -> int:
 
 
 def _code_of(number: int) -> int:
-    """The exit code of ranks that a signal has ended, or has found done: a run that is done must not go on."""
+    """The exit code of ranks that a signal has ended, unless the first has ended otherwise.
+
+    A run that was found done must not go on, and one that could not be saved is not to be started again unseen.
+    """
     code = Path(os.environ[CODE_FILE])
-    if code.is_file() and code.read_text(encoding="utf-8") == str(EXIT_DONE):
-        return EXIT_DONE
+    own = code.read_text(encoding="utf-8") if code.is_file() else ""
+    for otherwise in (EXIT_DONE, EXIT_ERROR, EXIT_CONFIG):
+        if own == str(otherwise):
+            return otherwise
     return EXIT_INTERRUPTED if number == SIGINT else EXIT_REQUEUE if number in REQUEUE else EXIT_ERROR
 
 

@@ -76,7 +76,7 @@ class Elsewhere:
             given = {**what, "variant": asdict(variant), "tokens": dict(self._tokens)}
             (place / "part.json").write_text(json.dumps(given), encoding="utf-8")
             arguments = ["prove", str(self._path), "--part", str(place / "part.json"), *self._settings]
-            code = _ranks(variant.ranks, arguments) if variant.ranks > 1 else _process(arguments)
+            code = _ranks(variant.ranks, arguments) if variant.ranks > 1 else _process(arguments, place)
             if code == EXIT_INTERRUPTED:
                 raise KeyboardInterrupt
             yield place, code
@@ -84,12 +84,18 @@ class Elsewhere:
 
 def _ranks(ranks: int, arguments: list[str]) -> int:
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        return launch(ranks, arguments)
+        return launch(ranks, arguments, silent=True)  # of what comes before `_said_to`, such as Ctrl-C
 
 
-def _process(arguments: list[str]) -> int:
+def _process(arguments: list[str], place: Path) -> int:
     """The exit code of one process, which ends with this one."""
-    process = subprocess.Popen([sys.executable, "-m", "evenstep", *arguments], stdin=subprocess.DEVNULL)
+    with (place / f"{_SAID}.0").open("ab") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "evenstep", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+        )
     try:
         return process.wait()
     finally:

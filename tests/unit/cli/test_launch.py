@@ -6,6 +6,7 @@ from scripts import Script
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from evenstep.cli import launch as launcher
+from evenstep.cli import prove_part
 from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 
 
@@ -22,7 +23,7 @@ def ending_with(monkeypatch: pytest.MonkeyPatch, *codes: int) -> list[str]:
     """Let the attempts end with `codes`; gives what each was told of which it is."""
     left, attempts = list(codes), list[str]()
 
-    def attempt(ranks: int, arguments: list[str]) -> int:
+    def attempt(*_: object) -> int:
         attempts.append(launcher.os.environ["_EVENSTEP_ATTEMPT"])
         return left.pop(0)
 
@@ -54,7 +55,7 @@ def test_another_signal_while_ranks_end_leaves_the_exit_code_and_finds_the_handl
     def raising(number: int, frame: object) -> None:
         raise SignalException("one", sigval=signal.Signals(number))
 
-    def ended(ranks: int, arguments: list[str], logs: Path) -> int:
+    def ended(*_: object) -> int:
         """As torch's launcher leaves its handlers, the second signal raises where the first is answered."""
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, raising)
@@ -70,14 +71,33 @@ def test_another_signal_while_ranks_end_leaves_the_exit_code_and_finds_the_handl
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)] == before
 
 
-@pytest.mark.parametrize(("own", "code"), [(EXIT_DONE, EXIT_DONE), (EXIT_CONFIG, EXIT_REQUEUE)])
-def test_a_run_that_was_done_when_a_signal_came_is_not_to_be_run_again(
-    monkeypatch: pytest.MonkeyPatch, pauses: list[float], own: int, code: int
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["--version"], EXIT_DONE), (["resume", "nowhere"], EXIT_ERROR), (["train"], EXIT_CONFIG)]
+)
+def test_a_run_that_ended_otherwise_when_a_signal_came_is_not_to_be_run_again(
+    monkeypatch: pytest.MonkeyPatch, pauses: list[float], arguments: list[str], code: int
 ) -> None:
-    def ended(ranks: int, arguments: list[str], logs: Path) -> int:
-        rank = Script("-m", "evenstep", *(["--version"] if own == EXIT_DONE else ["train"]), RANK="0")
-        assert rank.ended(60).code == own
+    def ended(*_: object) -> int:
+        assert Script("-m", "evenstep", *arguments, RANK="0").ended(60).code == code
         raise SignalException("while they ended", sigval=signal.SIGTERM)
 
     monkeypatch.setattr(launcher, "_ended", ended)
     assert launcher.launch(2, ["train"]) == code
+
+
+def test_a_process_of_a_certificate_says_nothing_on_this_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert prove_part._process(["resume", "nowhere"], tmp_path) == EXIT_ERROR
+    assert capfd.readouterr() == ("", "")
+    assert "nowhere must be the folder of a run" in (tmp_path / "said.0").read_text()
+
+    silent = list[int]()
+
+    def attempt(ranks: int, arguments: list[str], of: range) -> int:
+        silent.extend(of)
+        return EXIT_DONE
+
+    monkeypatch.setattr(launcher, "_attempt", attempt)
+    assert prove_part._ranks(2, ["prove"]) == EXIT_DONE
+    assert silent == [0, 1]
