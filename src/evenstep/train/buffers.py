@@ -175,6 +175,8 @@ class Buffers:
         self.settle()
         for i in self._changed():
             buffer, kept = self._buffers[i].detach(), self._kept[i]
+            if buffer.shape != kept.shape:  # `resize_`: a table that has grown
+                kept = self._kept[i] = buffer.clone()
             if isinstance(aborted, Tensor):
                 buffer.copy_(torch.where(aborted > 0, kept, buffer))
             elif aborted:

@@ -54,6 +54,8 @@ def without_side_effects(owners: Iterable[object]) -> Generator[None]:
             one.put_back()
         with torch.no_grad():
             for buffer, version, value in values:
+                if buffer.shape != value.shape:
+                    buffer.resize_(value.shape)
                 if times_written(buffer) != version or not _equal(buffer, value):
                     buffer.detach().copy_(value)
 

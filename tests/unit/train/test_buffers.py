@@ -1,5 +1,6 @@
-"""Buffers that hooks change between updates."""
+"""Buffers that hooks change between updates, and those that forwards make or resize."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Hook, Logging, MapData, Task, Trainer
+from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.events import UpdateEnd
 
 
@@ -67,3 +69,52 @@ def test_an_error_undoes_what_forwards_did_to_buffers_and_not_what_hooks_did_bef
         trainer.train()
     state = trainer.state_dict()["model"]
     assert (state["chosen"].item(), state["forwards"].item(), trainer.progress.update) == (7.0, 4.0, 2)
+
+
+class Made(nn.Module):
+    """A line beside a buffer that its forwards make, resize or replace by another one."""
+
+    def __init__(self, how: str, persistent: bool) -> None:
+        super().__init__()
+        self.line, self.how, self.persistent = nn.Linear(1, 1), how, persistent
+        if how != "made":
+            self.register_buffer("table", torch.zeros(1), persistent=persistent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "made":
+            self.register_buffer("table", torch.ones(1), persistent=self.persistent)
+        elif self.how == "resized":
+            self.table.resize_(2).fill_(1.0)
+        else:
+            self.table = torch.ones(2)
+        return self.line(x)
+
+
+def of_made(how: str, *, persistent: bool, folder: Path | None, updates: int = 2) -> Trainer:
+    model = Made(how, persistent)
+    return Trainer(
+        model=model,
+        task=Square(fails=False),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+        data=MapData([(torch.ones(1), torch.ones(1))] * 8, global_batch_size=4, micro_batch_size=2),
+        updates=updates,
+        device="cpu",
+        folder=folder,
+        log=Logging(writers=()),
+    )
+
+
+@pytest.mark.parametrize("how", ["made", "resized", "replaced"])
+def test_a_buffer_that_forwards_make_or_resize_is_refused_before_a_checkpoint_holds_it(
+    tmp_path: Path, how: str
+) -> None:
+    with pytest.raises(ArgumentError, match=r"could not be resumed: `table` of the model was .* `__init__`"):
+        of_made(how, persistent=True, folder=tmp_path / "saved").train()
+    unsaved = of_made(how, persistent=True, folder=None)
+    unsaved.train()
+    with pytest.raises(CheckpointError, match="can't be saved, since it could not be resumed: `table`"):
+        unsaved.state_dict()
+    of_made(how, persistent=False, folder=tmp_path / "temporary").train()
+    again = of_made(how, persistent=False, folder=tmp_path / "again", updates=3)
+    again.resume(tmp_path / "temporary")
+    assert again.train().update == 3

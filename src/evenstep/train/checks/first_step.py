@@ -17,7 +17,6 @@ from evenstep.events import Incident
 from evenstep.internals import local_tensor
 from evenstep.memory import is_out_of_memory
 from evenstep.names import named_parameters
-from evenstep.optim.hidden_state import HiddenState
 from evenstep.optim.low_bit import is_low_bit
 from evenstep.optim.multi import inner
 from evenstep.optim.stepping import Steps
@@ -40,7 +39,7 @@ class FirstStep(Steps):
         model: whose parameters are stepped.
         layout: who holds what of them.
         report: told of a step that changes nothing.
-        hidden: what the optimizer keeps that its state does not hold, where checkpoints are saved; made before it.
+        fault: why no run could go on from a checkpoint; asked after the step, where checkpoints are saved.
 
     >>> from evenstep.parallel import Group
     >>> weight = nn.Linear(1, 1, bias=False)
@@ -59,9 +58,9 @@ class FirstStep(Steps):
         model: nn.Module,
         layout: ParameterLayout,
         report: Callable[[Incident], None],
-        hidden: HiddenState | None = None,
+        fault: Callable[[], str] | None = None,
     ) -> None:
-        self._steps, self._model, self._layout, self._report, self._hidden = steps, model, layout, report, hidden
+        self._steps, self._model, self._layout, self._report, self._fault = steps, model, layout, report, fault
         self._is_first = True
 
     def __call__(self, optimizer: Any, update: int) -> None:
@@ -88,7 +87,7 @@ class FirstStep(Steps):
                 ) from error
             raise
         self._is_first = False
-        if self._hidden is not None and (fault := self._hidden.fault() or _of_no_format(optimizer)):
+        if self._fault is not None and (fault := self._fault() or _of_no_format(optimizer)):
             raise ArgumentError(f"the checkpoints of this run could not be resumed: {fault}.")
         if self._layout.divides == "elements":
             self._check_places(optimizer, moving, [place for place, _ in before])

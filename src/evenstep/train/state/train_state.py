@@ -94,14 +94,34 @@ class TrainState:
     portion: PipelineStateSharding = field(default_factory=PipelineStateSharding)
     _own: list[list[str]] = field(init=False)
     _built: list[Tree] = field(init=False)
+    _outlines: dict[str, tuple[torch.Size, torch.dtype]] = field(init=False)
     hidden_state: HiddenState = field(init=False)
 
     def __post_init__(self) -> None:
         self._own = parameter_names(self.model, self.optimizer)
         self._built = options_of(self.optimizer)
+        self._outlines = _outlines_of(self.model)
         self.hidden_state = HiddenState(self.optimizer, shared=is_shared(self.model, self.layout))
         if self.ema is not None:
             self.ema.attach(self.model, self.averaged_as, self.local.followed)
+
+    def fault(self) -> str:
+        """Why nothing could go on from what is saved now, and what to do; "" where it could."""
+        return self.hidden_state.fault() or self._of_outlines()
+
+    def _of_outlines(self) -> str:
+        now = _outlines_of(self.model)
+        if now == self._outlines:
+            return ""
+        was = self._outlines
+        name = next(one for one in (*now, *was) if now.get(one) != was.get(one))
+        return (
+            f"`{name}` of the model was {_outlined(was.get(name))} when the run was built and is "
+            f"{_outlined(now.get(name))} now, as forwards may make buffers, so it does not fit the model that a "
+            f"resumed run builds; register it in `__init__` with its last shape and write into it "
+            f"(`self.{name.rpartition('.')[2]}.copy_(…)`), or, if it can be computed anew, let no checkpoint hold it "
+            f"(`register_buffer(…, persistent=False)`)"
+        )
 
     def state_dict(self, *, whole: bool = True) -> Tree:
         """The parts "model", "optimizer", "ema" (empty without one), "precision" and "trained"; on all ranks together.
@@ -122,9 +142,8 @@ class TrainState:
         return self.portion.part({**tree, "model": model, "trained": self.trained.state_dict()})
 
     def _tree(self, taken: Callable[[Mapping[str, Any]], Tree], of_all: Callable[[States], States]) -> Tree:
-        fault = self.hidden_state.fault()
-        if fault:
-            raise CheckpointError(f"the state of the optimizer can't be saved: {fault}.")
+        if fault := self.fault():
+            raise CheckpointError(f"the state can't be saved, since it could not be resumed: {fault}.")
         state = optimizer_state(self.optimizer, self._own, self._built, self.hidden_state.values())
         own = {name: one.detach() for name, one in self.steps.masters.items()}
         everybody = of_all(_with_masters(state["state"], own))
@@ -245,6 +264,14 @@ def _under_all_names(model: nn.Module, values: Mapping[str, Any]) -> Tree:
     first = {id(parameter): name for name, parameter in named_parameters(model).items()}
     every = ((plain(name), first[id(one)]) for name, one in model.named_parameters(remove_duplicate=False))
     return {name: values[known] for name, known in every if known in values}
+
+
+def _outlines_of(model: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (one.shape, one.dtype) for name, one in state_of(model).items()}
+
+
+def _outlined(outline: tuple[torch.Size, torch.dtype] | None) -> str:
+    return "not there" if outline is None else f"{_said(outline[1])} of shape {[*outline[0]]}"
 
 
 def _as_shard(tensor: Tensor | ShardedTensorRef) -> Tensor | Shard:
