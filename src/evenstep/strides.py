@@ -34,6 +34,15 @@ def laid_out(tensor: Tensor, like: Tensor) -> Tensor:
     return shaped if as_is else torch.empty_like(like, dtype=tensor.dtype).copy_(shaped)
 
 
+def is_dense(tensor: Tensor) -> bool:
+    """Whether its values lie in memory as they are: not sparse, quantised or nested.
+
+    >>> is_dense(torch.eye(2)), is_dense(torch.eye(2).to_sparse())
+    (True, False)
+    """
+    return tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_nested)
+
+
 def shares_memory(tensor: Tensor) -> bool:
     """Whether elements of `tensor` are one memory, as after `expand`: torch writes into no such tensor.
 

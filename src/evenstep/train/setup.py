@@ -25,7 +25,14 @@ from evenstep.precision import Precision
 from evenstep.single_use import check_unused
 from evenstep.train.checks.launch import check_covers, check_launched
 from evenstep.train.checks.local import check_local
-from evenstep.train.checks.model import check_layers, check_memory, check_model, check_parameters, check_trains
+from evenstep.train.checks.model import (
+    check_buffers,
+    check_layers,
+    check_memory,
+    check_model,
+    check_parameters,
+    check_trains,
+)
 from evenstep.train.checks.optimizer import check_optimizer
 from evenstep.train.checks.tasks import check_evaluates, check_tasks, check_teachers
 from evenstep.train.checks.whole_update import check_whole_update
@@ -131,6 +138,7 @@ def set_up(
         sharing = strategy_of(strategy, device)
         check_covers(sharing, model)
         check_parameters(model, optimizer, formats)
+        check_buffers(model, ranks=sharing.group.ranks, keeps=keeps)
         on = device_of(device, formats)
         check_local(sharing, optimizer=optimizer, train=train, policies=policies)
         check_formats(formats, model=model, optimizer=optimizer, strategy=sharing)

@@ -23,6 +23,7 @@ from evenstep import training_mode
 from evenstep.data.seeding import undisturbed
 from evenstep.internals import local_tensor, times_written
 from evenstep.pipeline.compiled import as_written
+from evenstep.strides import is_dense
 
 _CONTAINERS = (dict, list, set, OrderedDict, deque)
 
@@ -79,7 +80,11 @@ def evaluating(model: nn.Module, device: torch.device, owners: Iterable[object] 
 
 
 def _equal(buffer: Tensor, value: Tensor) -> bool:
-    return buffer.layout is not torch.strided or torch.equal(buffer, value)
+    if not is_dense(buffer):
+        return True
+    if buffer.dtype in (torch.complex32, torch.float4_e2m1fn_x2):
+        buffer, value = (one.reshape(-1).view(torch.uint8) for one in (buffer, value))
+    return torch.equal(buffer, value)
 
 
 def with_modules(owners: Iterable[object]) -> list[object]:
@@ -101,7 +106,7 @@ def tensors_of(owner: object) -> Iterator[tuple[str, Tensor]]:
         for number, one in enumerate(_items(value)) if inside else [(-1, value)]:
             if not isinstance(one, Tensor) or one.requires_grad or one.is_meta or one.is_inference():
                 continue
-            if one.nbytes <= _LARGEST:
+            if is_dense(one) and one.nbytes <= _LARGEST:
                 yield f"{name}[{number}]" if inside else name, one
 
 

@@ -1,5 +1,6 @@
 """What is refused when a trainer is built: launched but not told so, shared by something else, nothing to train."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ from evenstep import MapData, Task, Trainer
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Ordered, OrderedFsdp, Single
 from evenstep.pipeline import PipelineModel
-from evenstep.train.checks.model import check_memory, check_model, check_trains, check_unwrapped
+from evenstep.train.checks.model import check_buffers, check_memory, check_model, check_trains, check_unwrapped
 
 LAUNCHED = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 IN_SLURM = {
@@ -292,3 +293,56 @@ def test_tensors_over_the_same_memory_are_refused_where_ranks_would_make_them_di
                     check_memory(model, strategy)
             else:
                 check_memory(model, strategy)
+
+
+def beside(value: Tensor, *, persistent: bool | None) -> nn.Module:
+    """A line beside a tensor that is a buffer, or else a plain attribute."""
+    model = nn.Linear(4, 1)
+    if persistent is None:
+        model.table = value
+    else:
+        model.register_buffer("table", value, persistent=persistent)
+    return model
+
+
+NOT_DENSE = {
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "sparse ": lambda: torch.eye(3).to_sparse_csr(),
+    "quantised": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning", "ignore:.*quantize_per_tensor")
+@pytest.mark.parametrize("kind", NOT_DENSE)
+def test_tensors_without_plain_values_are_trained_beside_unless_checkpoints_or_other_ranks_need_them(
+    tmp_path: Path, kind: str
+) -> None:
+    make = NOT_DENSE[kind]
+    with pytest.raises(TaskError, match=rf"`table` is {kind.strip()}, for which checkpoints have no format"):
+        trainer(beside(make(), persistent=True), folder=tmp_path / "refused")
+    with pytest.raises(TaskError, match=rf"`table` is {kind.strip()}, and 2 ranks can't be sure"):
+        check_buffers(beside(make(), persistent=False), ranks=2, keeps=False)
+    for persistent in (True, False, None):
+        folder = None if persistent else tmp_path / str(persistent)
+        assert trainer(beside(make(), persistent=persistent), folder=folder).train().update == 1
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+@pytest.mark.parametrize("dtype", [torch.complex32, torch.float4_e2m1fn_x2])
+def test_buffers_of_formats_that_torch_does_not_compare_are_trained_beside(dtype: torch.dtype) -> None:
+    assert trainer(beside(torch.zeros(4, dtype=torch.uint8).view(dtype), persistent=True)).train().update == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (lambda: torch.ones(3, device="meta"), "`table` is on the meta device"),
+        (torch.inference_mode()(lambda: torch.ones(3)), r"`table` was made inside `torch.inference_mode\(\)`"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "`table` is a nested tensor in torch's"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_buffer_that_nobody_could_put_back_is_refused_when_built(value: Any, said: str) -> None:
+    with pytest.raises(TaskError, match=said):
+        trainer(beside(value(), persistent=False))

@@ -19,7 +19,7 @@ from evenstep.parallel import Local, Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.ties import check_frozen
 from evenstep.precision import Precision, SixteenBits
-from evenstep.strides import overlapping, shares_memory
+from evenstep.strides import is_dense, overlapping, shares_memory
 from evenstep.train.state.train_state import parameter_names
 
 
@@ -62,6 +62,22 @@ def check_material(model: nn.Module) -> None:
                 f"`{name}` was made inside `torch.inference_mode()`, so no gradient can be taken of it; build the "
                 f"model outside of that."
             )
+    for name, buffer in model.named_buffers():
+        if buffer.is_meta:
+            raise TaskError(
+                f"the buffer `{name}` is on the meta device, where it has no numbers; build the model on the CPU, or "
+                f"give it memory by `model.to_empty(device='cpu')` and set its numbers."
+            )
+        if buffer.is_inference():
+            raise TaskError(
+                f"the buffer `{name}` was made inside `torch.inference_mode()`, so nothing tells whether a forward has "
+                f"written to it; build the model outside of that."
+            )
+        if buffer.is_nested and buffer.layout == torch.strided:
+            raise TaskError(
+                f"the buffer `{name}` is a nested tensor in torch's old layout, of which nobody can tell whether a "
+                f"forward has changed it; make it with `layout=torch.jagged`, or pad it to one plain tensor."
+            )
     for name, value in model.state_dict(keep_vars=True).items():
         if not isinstance(value, Tensor):
             raise TaskError(
@@ -74,6 +90,31 @@ def check_material(model: nn.Module) -> None:
                 f"`{name}` of the model has elements that are the same memory (shape {tuple(value.shape)}, strides "
                 f"{value.stride()}, as `expand` gives), so nothing can be written into it, by no step and by no "
                 f"checkpoint; make it from `tensor.expand(…).clone()`."
+            )
+
+
+def check_buffers(model: nn.Module, *, ranks: int, keeps: bool) -> None:
+    """Raise TaskError for buffers without plain values where ranks share them or checkpoints hold them.
+
+    Args:
+        ranks: that train the model.
+        keeps: whether checkpoints are saved.
+    """
+    saved = model.state_dict(keep_vars=True)
+    for name, buffer in model.named_buffers():
+        if is_dense(buffer):
+            continue
+        kind = "quantised" if buffer.is_quantized else "nested" if buffer.is_nested else "sparse"
+        plain = "keep its parts in plain tensors (such as indices and values) and put it together in the forward"
+        if ranks > 1:
+            raise TaskError(
+                f"the buffer `{name}` is {kind}, and {ranks} ranks can't be sure to hold the same of it, since only "
+                f"plain tensors are sent between them; {plain}, or keep it out of the buffers, in a plain attribute."
+            )
+        if keeps and name in saved:
+            raise TaskError(
+                f"the buffer `{name}` is {kind}, for which checkpoints have no format; {plain}, or let no checkpoint "
+                f"hold it (`register_buffer(…, persistent=False)`)."
             )
 
 

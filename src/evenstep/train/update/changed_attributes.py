@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from evenstep.events import Incident
 from evenstep.parallel.replicas import bits
+from evenstep.strides import is_dense
 from evenstep.train.side_effects import with_modules
 from evenstep.train.tasks.task import Task
 from evenstep.train.update.execution import Execution
@@ -131,8 +132,8 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | complex | str):
         return value
     if type(value) is Tensor:
-        is_small = not (value.requires_grad or value.is_meta or value.is_inference()) and value.nbytes <= _MOST**2
-        return value.clone() if is_small else _OTHER
+        is_known = is_dense(value) and not (value.requires_grad or value.is_meta or value.is_inference())
+        return value.clone() if is_known and value.nbytes <= _MOST**2 else _OTHER
     if type(value) not in (list, tuple, deque, dict) or len(value) > _MOST:
         return _OTHER
     items = [_plain(one) for one in (value.items() if isinstance(value, dict) else value)]
