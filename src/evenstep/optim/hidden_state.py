@@ -3,12 +3,14 @@
 Such state would be lost when a run is resumed, and nobody would say so. Plain values that steps have changed, a count
 of them, say, are kept for it. Tensors are a fault that is said: at once where there is one for each parameter (slow
 weights in a list) or an optimizer inside, else when one was changed; what stays as the constructor makes it, a table of
-constants, is none. An optimizer with a `state_dict` of its own is believed to tell all that it needs, and torch's own
-classes hide nothing.
+constants, is none. What functions that are put in the place of its step, or around it, keep of each parameter is said
+as well. An optimizer with a `state_dict` of its own is believed to tell all that it needs, and torch's own classes hide
+nothing.
 """
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from functools import cache
 from typing import Any, cast, final
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from evenstep.internals import has_state_hooks, times_written
+from evenstep.internals import around_step, has_state_hooks, times_written
 from evenstep.optim.multi import inner
 from evenstep.optim.sharing import TORCH
 
@@ -82,6 +84,14 @@ class HiddenState:
                     f"`self.state[parameter]` or in the parameter groups, give the class `state_dict` and "
                     f"`load_state_dict` that hold it, or let the run save nothing (`keep_last=0`)"
                 )
+            for name, value in _around_step(one):
+                if isinstance(value, Mapping | list | tuple | set | deque) and _is_of_each(one, value):
+                    return (
+                        f"what is called as `step` of this {type(one).__name__}, or by its hooks, keeps a tensor for "
+                        f"each parameter in `{name}`, of which no `state_dict` knows, so a resumed run would go on "
+                        f"without; keep it in a class of optimizer, in `self.state[parameter]`, or let the run save "
+                        f"nothing (`keep_last=0`)"
+                    )
         return ""
 
 
@@ -161,9 +171,13 @@ def _moved(optimizer: Optimizer, name: str, before: dict[str, list[tuple[ref[Ten
 
 def _is_state(optimizer: Optimizer, name: str) -> bool:
     """Whether an attribute is an optimizer, or holds a tensor for each parameter."""
-    value, parameters = _own(optimizer)[name], _parameters(optimizer)
-    if any(isinstance(part, Optimizer) for part in (value, *_parts(value))):
-        return True
+    value = _own(optimizer)[name]
+    return any(isinstance(part, Optimizer) for part in (value, *_parts(value))) or _is_of_each(optimizer, value)
+
+
+def _is_of_each(optimizer: Optimizer, value: object) -> bool:
+    """Whether a value holds a tensor for each parameter, beside the parameters."""
+    parameters = _parameters(optimizer)
     own = {id(parameter) for parameter in parameters}
     shapes = Counter(tensor.shape for tensor in tensors_in(value) if id(tensor) not in own)
     return bool(parameters) and Counter(parameter.shape for parameter in parameters) <= shapes
@@ -183,6 +197,18 @@ def _own(optimizer: Optimizer) -> dict[str, object]:
     if type(optimizer) in TORCH or tells_itself(optimizer):
         return {}
     return {name: value for name, value in vars(optimizer).items() if name not in _ordinary()}
+
+
+def _around_step(optimizer: Optimizer) -> Iterator[tuple[str, object]]:
+    """What the functions that are called for a step, before or after it keep beside the optimizer, by name."""
+    for one in () if tells_itself(optimizer) else around_step(optimizer):
+        owner, function = getattr(one, "__self__", one), getattr(one, "__func__", one)
+        if not (isinstance(owner, Optimizer | nn.Module) or hasattr(owner, "state_dict")):
+            yield from vars(owner).items() if hasattr(owner, "__dict__") else ()
+        names = function.__code__.co_freevars if hasattr(function, "__code__") else ()
+        for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=True):
+            with suppress(ValueError):  # an empty one
+                yield name, cell.cell_contents
 
 
 def _plain_values(optimizer: Optimizer) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """What an optimizer keeps hidden is seen: tensors at once, plain values when they change."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -122,3 +123,31 @@ def test_what_torchs_schedulers_and_kernels_set_on_an_optimizer_is_none_of_it(fu
     parameter.grad = torch.ones(2)
     optimizer.step()
     assert hidden.values() == [{}] and not hidden.fault()
+
+
+class Slow:
+    def __init__(self) -> None:
+        self.slow = [torch.zeros(2)]
+
+    def follow(self, *of_torch: Any) -> None: ...
+
+
+def test_what_a_step_of_somebodys_own_or_its_hooks_keep_of_each_parameter_is_a_fault() -> None:
+    def of(around: Callable[[torch.optim.Optimizer], Any], *kept: Any) -> str:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3))][: len(kept)])
+        values, norms, step = [*kept], [torch.zeros(())], optimizer.step
+
+        def mine(*of_torch: Any) -> None:
+            step() if values else norms.clear()
+
+        around(optimizer)(mine)
+        return HiddenState(optimizer).fault()
+
+    def instead(optimizer: torch.optim.Optimizer) -> Any:
+        return lambda step: setattr(optimizer, "step", step)
+
+    for around in (instead, lambda one: one.register_step_pre_hook, lambda one: one.register_step_post_hook):
+        assert "keeps a tensor for each parameter in `values`, of which no" in of(around, torch.zeros(2))
+        assert not of(around, 3.5)
+        assert not of(around, torch.zeros(2), None)
+    assert "in `slow`" in of(lambda one: lambda step: one.register_step_post_hook(Slow().follow), None)
