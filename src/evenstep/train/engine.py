@@ -11,7 +11,7 @@ that importing all public names takes little longer than importing torch.
 
 import logging
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast, final
@@ -24,10 +24,12 @@ from evenstep import training_mode
 from evenstep.arguments import require_state
 from evenstep.checkpoint import ALONE, RankGroup, on_all_ranks
 from evenstep.data import Data, GlobalBatch, Position
+from evenstep.data.seeding import drawing_alone
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError, clause
 from evenstep.events import Bus, Incident, Record
 from evenstep.internals import unwrapped
 from evenstep.keywords import no_attribute
+from evenstep.nothing import NOTHING
 from evenstep.optim.schedules import LrSchedule
 from evenstep.optim.step import let_begin_late
 from evenstep.options import Training, check_length
@@ -200,6 +202,14 @@ class Engine:
             EvenstepError: what went wrong, for the person who must act. Nothing has changed then, unless the message
                 says so.
         """
+        with self._alone("update"):
+            return self._update(microbatches)
+
+    def _alone(self, method: str) -> AbstractContextManager[None]:
+        """Around what no other thread may do meanwhile; ranks may be threads, as in tests, which have agreed on it."""
+        return drawing_alone(method) if self.group.ranks == 1 else NOTHING
+
+    def _update(self, microbatches: tuple[Any, ...]) -> Committed | Aborted:
         training_mode.require_gradients("update")
         self.require_own_format("update")
         update, context = self.progress.update + 1, self.parts.context
@@ -243,7 +253,8 @@ class Engine:
         context = self.parts.context
         apart = replace(context, storage=build_storage(context.tasks, context.device))
         values: dict[str, float] = {}
-        with around_evaluation(self.bus, self.progress.update, EVALUATION, values), self.together():
+        told = around_evaluation(self.bus, self.progress.update, EVALUATION, values)
+        with self._alone("evaluate"), told, self.together():
             values |= {record.name: record.value for record in self.evaluated(EVALUATION, batch, context=apart)}
         return {name.removeprefix(f"{EVALUATION}/"): value for name, value in values.items()}
 

@@ -2,6 +2,7 @@
 
 import random
 import re
+import threading
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -621,3 +622,29 @@ def test_the_loops_of_the_page_have_the_same_bits_on_two_ranks(name: str, on_ran
 
     alone = on_ranks(1, run)[0]
     assert all(torch.equal(theirs, alone) for theirs in on_ranks(2, run))
+
+
+def test_an_update_or_evaluation_from_another_thread_in_the_midst_of_an_update_is_refused_and_harms_nothing() -> None:
+    refused: list[str] = []
+
+    class Busy(Squares):
+        def loss(self, output: Tensor, batch: Any) -> Tensor:
+            def other() -> None:
+                for method in (engine.update, engine.evaluate):
+                    with pytest.raises(ArgumentError, match="while another thread of this process trains") as raised:
+                        method(points())
+                    refused.append(str(raised.value))
+
+            if self.now.is_training and engine.core.is_computing:
+                thread = threading.Thread(target=other)
+                thread.start()
+                thread.join()
+            return super().loss(output, batch)
+
+    model, alone = net(), net()
+    engine, undisturbed = engine_of(model, Busy()), engine_of(alone)
+    for number in range(2):
+        engine.update(points(start=number))
+        undisturbed.update(points(start=number))
+    assert [one.partition("` was")[0] for one in refused] == ["`update", "`evaluate"] * 2
+    assert torch.equal(parameters(model), parameters(alone)) and engine.progress.update == 2
