@@ -99,5 +99,6 @@ KINDS = [
         name="an item's output, a view, changed in place", net="InPlace", refused="that is a view be changed in place"
     ),
     Kind(name="a forward that writes to its weights", net="Clamping", refused="writes to the parameter `blocks.0.wei"),
+    Kind(name="one that writes to their `data`", net="ClampingData", refused="writes to the parameter `blocks"),
     Kind(name="trained parameters without elements", net="Empty"),
 ]

@@ -627,6 +627,20 @@ class Clamping(Net):
         return x
 
 
+class ClampedData(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.weight.data[...] = self.weight.data.clamp(-0.2, 0.2)
+        return super().forward(x)
+
+
+class ClampingData(Clamping):
+    """Clamps them where torch does not count it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([ClampedData(WIDTH, WIDTH) for _ in range(2)])
+
+
 class Teller(nn.Linear):
     def forward(self, x: Tensor, told: list[Tensor]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         x = torch.tanh(super().forward(x))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from operator import attrgetter
 from typing import Any, cast
 
@@ -164,6 +165,32 @@ def mark_of_gathered(shard: Any) -> tuple[int, bool]:
     whole = shard.unsharded_param
     memory = whole.untyped_storage()
     return times_written(whole), any(one.untyped_storage() is memory for one in shard.all_gather_outputs)
+
+
+def watch_gathered(part: Any, seen: Callable[[Tensor], Tensor], written: Callable[[Any], None]) -> list[Any]:
+    """Call `written` with each shard of a part whose gathered parameter a forward of the part changes.
+
+    Args:
+        seen: what is to be compared of a parameter.
+
+    Returns:
+        The hooks, to be removed when nobody needs to look any more.
+    """
+    before: list[tuple[Any, Tensor]] = []
+    of_part: Any = record(part)
+
+    def begins(*_: Any) -> None:
+        shards = [one for one in of_part.fsdp_params if one.unsharded_param.untyped_storage().nbytes()]
+        before[:] = [(one, seen(one.unsharded_param)) for one in shards if not one.unsharded_param.is_meta]
+
+    def ends(*_: Any) -> None:
+        for shard, value in before:
+            if not torch.equal(value.view(torch.uint8), seen(shard.unsharded_param).view(torch.uint8)):
+                written(shard)
+        before.clear()
+
+    hooks = (part.register_forward_pre_hook, partial(part.register_forward_hook, prepend=True))
+    return [register(torch.compiler.disable(act)) for register, act in zip(hooks, (begins, ends), strict=True)]
 
 
 def forget_gradient(shard: Any) -> None:

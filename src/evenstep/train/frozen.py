@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from evenstep.internals import times_written
 from evenstep.names import named_parameters
 from evenstep.parallel.buffers import Looks
+from evenstep.parallel.replicas import first_numbers
 
 
 @final
@@ -64,7 +65,7 @@ class FrozenParameters:
 
     def _seen(self, parameter: nn.Parameter) -> tuple[tuple[int, int], Tensor | None]:
         compares = self._looks.updates <= 2 or parameter.device.type == "cpu"
-        return mark_of(parameter), _first_numbers(parameter) if compares else None
+        return mark_of(parameter), first_numbers(parameter) if compares else None
 
     def moved(self) -> list[FrozenParameter]:
         """Those that an update's passes have moved since `begin`, each once."""
@@ -81,7 +82,7 @@ class FrozenParameters:
         found: list[FrozenParameter] = []
         for one, (mark, values) in zip(self._still, self._before, strict=True):
             tells = mark_of(one.parameter) != mark
-            differs = by_values and values is not None and not torch.equal(values, _first_numbers(one.parameter))
+            differs = by_values and values is not None and not torch.equal(values, first_numbers(one.parameter))
             if (tells or differs) and not one.parameter.requires_grad:
                 found.append(FrozenParameter(one.module, one.name, one.full, one.parameter, tells))
         gone = {id(one.parameter) for one in found}
@@ -105,7 +106,7 @@ class TrainedWrites:
     def begin(self) -> None:
         """An update's passes begin."""
         trained = {name: one for name, one in self.parameters.items() if one.requires_grad}
-        self._before = {name: (mark_of(one), _first_numbers(one)) for name, one in trained.items()}
+        self._before = {name: (mark_of(one), first_numbers(one)) for name, one in trained.items()}
 
     def names(self) -> list[str]:
         """The names of those that passes have written to since `begin`."""
@@ -113,7 +114,7 @@ class TrainedWrites:
         return [
             name
             for name, (mark, numbers) in before.items()
-            if mark_of(self.parameters[name]) != mark or not torch.equal(numbers, _first_numbers(self.parameters[name]))
+            if mark_of(self.parameters[name]) != mark or not torch.equal(numbers, first_numbers(self.parameters[name]))
         ]
 
 
@@ -125,9 +126,3 @@ def mark_of(parameter: Tensor) -> tuple[int, int]:
 def _is_plain(parameter: nn.Parameter) -> bool:
     kinds = type(parameter) is nn.Parameter and type(parameter.data) is Tensor
     return kinds and parameter.is_floating_point() and parameter.numel() > 0 and not parameter.is_meta
-
-
-def _first_numbers(parameter: Tensor) -> Tensor:
-    """A few of its numbers: what follows other weights moves in all of them."""
-    own = parameter.detach()
-    return (own[(0,) * (own.ndim - 1)][:8] if own.ndim else own).clone()

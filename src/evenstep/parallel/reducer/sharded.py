@@ -25,13 +25,14 @@ from evenstep.internals.fsdp import (
     mark_of_gathered,
     parts,
     record,
+    watch_gathered,
 )
 from evenstep.names import named_parameters
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import Shards
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer
 from evenstep.parallel.reducer.strategy import Strategy
-from evenstep.parallel.replicas import compare_replicas, synchronise
+from evenstep.parallel.replicas import compare_replicas, first_numbers, synchronise
 from evenstep.parallel.shardable import check_shardable, check_steppable, cuttable
 from evenstep.strides import gradient_format
 
@@ -107,6 +108,9 @@ def check_sharding(ranks: int, device: torch.device, *, shard_ranks: int | None,
         raise ArgumentError("`offload` keeps shards in the CPU's memory, where they are already; leave it out.")
 
 
+_LOOKS = 2  # updates
+
+
 class ShardedReducer(Reducer, ChoosesTrained):
     """What all ways to reduce shards share.
 
@@ -123,6 +127,9 @@ class ShardedReducer(Reducer, ChoosesTrained):
         self._present: list[bool] = []  # whether a parameter has a gradient: of the shards, then of the numbers
         self._watched: set[int] = set()  # whose gradients are seen
         self._marks: list[tuple[int, bool]] = []  # of the shards, as gathered parameters that nobody has written to
+        self._written: list[Any] = []  # shards to whose gathered `data` a forward has written, of which no mark tells
+        self._looks: list[Any] = []  # hooks that look for those in the first updates
+        self._looked = 0  # in so many updates
 
     def wrap(self) -> nn.Module:
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -189,6 +196,9 @@ class ShardedReducer(Reducer, ChoosesTrained):
                 live.grad_dtype = None  # FSDP2 puts one of its own format there, which becomes float32
         begin(self.module)
         self._marks = [mark_of_gathered(shard) for shard in self._shards]
+        for part in self._parts() if self._looked < _LOOKS and not self._looks else ():
+            if record(part) is not None:
+                self._looks += watch_gathered(part, first_numbers, self._written.append)
         self._present = [False] * (len(self._shards) + len(self._numbers))
         self._watched = set()
         self._watch()
@@ -208,8 +218,12 @@ class ShardedReducer(Reducer, ChoosesTrained):
 
     def _refuse_written(self) -> None:
         """Raise TaskError where a forward has written to a parameter, which is then lost."""
+        self._looked += 1
+        if self._looked >= _LOOKS:
+            while self._looks:
+                self._looks.pop().remove()
         for shard, mark in zip(self._shards, self._marks, strict=True):
-            if mark_of_gathered(shard) != mark:
+            if mark_of_gathered(shard) != mark or any(shard is one for one in self._written):
                 names = [name for name, one in named_parameters(self.module).items() if one is shard.sharded_param]
                 raise TaskError(
                     f"a forward writes to the parameter {', '.join(f'`{name}`' for name in names)}, which `fsdp` "
