@@ -10,6 +10,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
 from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeAlias, final
@@ -188,8 +189,11 @@ class Bus:
         may_have = {key for key, hook in self._by_key().items() if type(hook).state_dict is not Hook.state_dict}
         return {key: state for key, state in states.items() if state or key in may_have}
 
-    def load_state_dict(self, states: Mapping[str, dict[str, Any]]) -> list[str]:
+    def load_state_dict(self, states: Mapping[str, dict[str, Any]], *, goes_back: bool = False) -> list[str]:
         """Give every hook its state back. One that has none there begins afresh; a state without its hook is given up.
+
+        Args:
+            goes_back: whether hooks may have been told of updates already, which are undone.
 
         Returns:
             What differs from the hooks that the states were of, in half sentences.
@@ -208,7 +212,7 @@ class Bus:
                 continue
             if key not in hooks:
                 said.append(f"hook `{key}` is gone, and so is its state")
-            elif changed := _loaded(key, hooks[key], state):
+            elif changed := _loaded(key, hooks[key], state, goes_back=goes_back):
                 said.append(f"hook `{key}` {changed}")
         return said
 
@@ -300,9 +304,33 @@ class _HookSpan(AbstractContextManager[None]):
         return deliver(afters, self._end(error), error=error) if afters else error
 
 
-def _loaded(key: str, hook: Hook, state: dict[str, Any]) -> str | None:
+def keeps_state(owner: Any, before: object) -> bool:
+    """Whether `owner` still has the state `before`, which is not empty, though it was given none: it ignores that.
+
+    >>> class Counts(Hook):
+    ...     state_dict = lambda self: {"count": 3}
+    >>> keeps_state(Counts(), {"count": 3}), keeps_state(Counts(), {"count": 4}), keeps_state(Counts(), {})
+    (True, False, False)
+    """
+    return bool(before) and _same(before, owner.state_dict())
+
+
+def _same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if hasattr(one, "shape"):  # a tensor or an array
+        return one is other or (one.shape == other.shape and bool((one == other).all()))
+    return one == other
+
+
+def _loaded(key: str, hook: Hook, state: dict[str, Any], *, goes_back: bool) -> str | None:
+    before = deepcopy(hook.state_dict()) if goes_back and not state else {}
     try:
-        return hook.load_state_dict(state)
+        said = hook.load_state_dict(state)
     except Exception as error:
         if state:
             raise
@@ -311,6 +339,13 @@ def _loaded(key: str, hook: Hook, state: dict[str, Any]) -> str | None:
             f"raised {clause(error)} when it was given `{{}}`; let it then begin afresh, such as by "
             f"`self.value = state.get('value')`."
         ) from error
+    if keeps_state(hook, before):
+        raise HookError(
+            f"hook `{key}` had no state when the checkpoint was made, and keeps the one that it has now when its "
+            f"`load_state_dict` is given `{{}}`; let it then begin afresh, such as by "
+            f"`self.value = state.get('value')`."
+        )
+    return said
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

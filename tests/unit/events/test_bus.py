@@ -5,6 +5,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -360,3 +361,24 @@ def test_a_hook_that_does_not_take_an_empty_state_back_is_refused_by_name_only_w
     hook.value = 7
     with pytest.raises(HookError, match=r"hook `Sometimes` had no state .* raised KeyError"):
         bus.load_state_dict(early)
+
+
+def test_a_hook_that_keeps_what_came_after_a_checkpoint_without_its_state_is_refused_by_name(trainer: Any) -> None:
+    class Updating(Hook):
+        def __init__(self) -> None:
+            self.seen: dict[str, Any] = {"of": [torch.ones(2)]}
+
+        def state_dict(self) -> dict[str, Any]:
+            return self.seen
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.seen.update(state)
+
+    class Beginning(Updating):
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.seen = {"of": state.get("of", [])}
+
+    assert Bus([Updating()], trainer).load_state_dict({"Updating": {}}) == []  # as it was built
+    assert Bus([Beginning()], trainer).load_state_dict({"Beginning": {}}, goes_back=True) == []
+    with pytest.raises(HookError, match=r"`Updating` had no state .* keeps the one that it has now .*state.get\("):
+        Bus([Updating()], trainer).load_state_dict({"Updating": {}}, goes_back=True)

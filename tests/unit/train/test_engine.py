@@ -648,3 +648,25 @@ def test_an_update_or_evaluation_from_another_thread_in_the_midst_of_an_update_i
         undisturbed.update(points(start=number))
     assert [one.partition("` was")[0] for one in refused] == ["`update", "`evaluate"] * 2
     assert torch.equal(parameters(model), parameters(alone)) and engine.progress.update == 2
+
+
+def test_a_task_that_keeps_what_came_after_a_state_without_its_own_is_refused_by_name() -> None:
+    class Counts(Squares):
+        def __init__(self) -> None:
+            self.seen: dict[str, int] = {}
+
+        def after_update(self, event: Any) -> None:
+            self.seen["updates"] = event.update
+
+        def state_dict(self) -> dict[str, Any]:
+            return self.seen
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.seen.update(state)
+
+    engine = engine_of(net(), Counts())
+    start = deepcopy(engine.state_dict())
+    engine.load_state_dict(deepcopy(start))
+    engine.update(points())
+    with pytest.raises(TaskError, match=r"the task had no state .* keeps the one that it has now"):
+        engine.load_state_dict(start)

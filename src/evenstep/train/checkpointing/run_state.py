@@ -220,7 +220,7 @@ class RunState:
 
     def _restored(self, own: Tree, data: Tree) -> list[str]:
         """Take over this rank's part of a state, and the state of its data."""
-        changed = self.engine.bus.load_state_dict(own["hooks"])
+        changed = self.engine.bus.load_state_dict(own["hooks"], goes_back=self.engine.progress.update > 0)
         self.data.load_state_dict(data)
         changed += self.engine.load_own(own)
         if self.epochs is not None and (begun_at := (own["run"].get("begun") or {}).get("data", 0)):

@@ -6,6 +6,7 @@ clipping and ranks treat it as they treat all parameters and buffers. It runs no
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from typing import Any, NamedTuple, Self, cast, final
 
 import torch
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 
 from evenstep.arguments import said
 from evenstep.errors import ArgumentError, CheckpointError, TaskError
+from evenstep.events.bus import keeps_state
 from evenstep.internals import pytree, times_written, unwrapped
 from evenstep.names import LEARNED
 from evenstep.optim.multi import inner
@@ -278,6 +280,25 @@ def check_task_states(saved: Mapping[str, Any], tasks: Mapping[str, Task]) -> No
         raise CheckpointError(
             f"the checkpoint {' and '.join(faults)}, so going on from it would not be exact; resume with the tasks "
             f"that it was saved with."
+        )
+
+
+def load_task_state(task: Task, name: str, state: dict[str, Any], *, goes_back: bool) -> None:
+    """Give a task the state that it had in a checkpoint.
+
+    Args:
+        goes_back: whether it may remember updates, which are undone.
+
+    Raises:
+        TaskError: it had none then, and does not let go of the one that it has now.
+    """
+    before = deepcopy(state_of(task, name)) if goes_back and not state else {}
+    task.load_state_dict(state)
+    if keeps_state(task, before):
+        raise TaskError(
+            f"{_named(name)} had no state when the checkpoint was made, and keeps the one that it has now when its "
+            f"`load_state_dict` is given `{{}}`; let it then begin afresh, such as by "
+            f"`self.value = state.get('value')`."
         )
 
 
