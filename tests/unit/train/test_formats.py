@@ -4,6 +4,7 @@ import gc
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -232,6 +233,23 @@ def test_an_lstm_that_this_processor_has_no_kernel_of_is_explained_and_what_is_a
         assert_trains(Recurrent(), name)
     finally:
         torch.backends.mkldnn.set_flags(True)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_object_of_ones_own_whose_tensors_nobody_casts_is_explained_and_what_is_advised_trains(name: str) -> None:
+    class Own(nn.Linear):
+        def forward(self, given: Any) -> Tensor:
+            return super().forward(given if isinstance(given, Tensor) else given.x)
+
+    class Wrapping(Squares):
+        def inputs(self, batch: Any) -> Any:
+            return SimpleNamespace(x=batch[0])
+
+    with pytest.raises(RuntimeError, match="dtype") as raised:
+        engine_of(Own(3, 1), name, task=Wrapping(), train=Training(check_loss=False)).update(points())
+    [note] = raised.value.__notes__
+    assert note.startswith(f"With precision '{name}' the parameters are") and "`x.to(self.weight.dtype)`" in note
+    assert_trains(Own(3, 1), name)
 
 
 @pytest.mark.parametrize("name", FORMATS)
