@@ -3,6 +3,7 @@
 Lightning is in the extra `dev`.
 """
 
+import importlib
 import logging
 import re
 import warnings
@@ -92,6 +93,10 @@ def _by_lightning(module: Any, *, epochs: int = EPOCHS) -> Any:
         warnings.simplefilter("ignore")
         trainer.fit(module, DataLoader(dataset, MICRO), DataLoader(dataset, len(INPUTS)))
     return trainer
+
+
+def _wrapped(optimizer: Any) -> Any:
+    return importlib.import_module("lightning.pytorch.core.optimizer").LightningOptimizer(optimizer)
 
 
 def _as_lists(self: Any) -> Any:
@@ -331,6 +336,10 @@ def _plateau(optimizer: Any) -> Any:
         ({"__init__": _manual}, r"`automatic_optimization = False`: .* `evenstep.Engine`"),
         ({"configure_optimizers": _two}, "gives 2 optimizers"),
         ({"configure_optimizers": lambda self: None}, "must give an optimizer, but gives None"),
+        (
+            {"configure_optimizers": lambda self: _wrapped(Classifier.configure_optimizers(self))},
+            "gives a LightningOptimizer, .* its `.optimizer`, and build the scheduler of that",
+        ),
         (
             {"on_train_epoch_end": lambda self: None},
             r"overrides `on_train_epoch_end`, .*without=\['on_train_epoch_end'\]",
@@ -589,5 +598,10 @@ def test_an_evaluation_without_a_loss_asks_for_one_and_predictions_are_refused()
     module = _with(validation_step=lambda self, batch, batch_idx: None)
     with pytest.raises(TaskError, match="0 names end in `loss`, so that none is the loss; return it"):
         _trainer(module, evaluations=data).train()
+    module = _with(validation_step=lambda self, batch, batch_idx: self.log("val_loss", 1.0, batch_size=5))
+    with pytest.raises(TaskError, match=r"logs `val_loss` as a mean over `batch_size=5`, but a batch of 48 .*`parts\("):
+        _trainer(module, evaluations=data).train()
+    module = _with(validation_step=lambda self, batch, batch_idx: self.log("val_loss", 1.0, batch_size=48))
+    assert _trainer(module, evaluations=data).train().metrics["valid/loss"] == 1.0
     with pytest.raises(TaskError, match="predictions of `Classifier` are those of the module itself"):
         _trainer(Classifier()).predict(data)

@@ -343,9 +343,9 @@ class _StepTask(Task):
         metrics = {
             name: _pair(own, samples) for name, own in logged.items() if name != "loss"
         }  # the engine has its own
-        return Loss.of_mean(self._mean(step, given, logged), samples, metrics=metrics)
+        return Loss.of_mean(self._mean(step, given, logged, samples), samples, metrics=metrics)
 
-    def _mean(self, step: str, given: Any, logged: Mapping[str, Any]) -> Tensor:
+    def _mean(self, step: str, given: Any, logged: Mapping[str, _Logged], samples: float | Tensor) -> Tensor:
         mean = _loss_in(given)
         if isinstance(mean, Tensor) and mean.numel() == 1:
             return mean.reshape(())
@@ -359,9 +359,17 @@ class _StepTask(Task):
                 f"`{self._name}.training_step` must give the loss, but gave {said(mean)}; a batch without a loss is "
                 f"one whose `count` is 0."
             )
-        losses = [own[-1][0] for name, own in logged.items() if name.endswith("loss") and len(own) == 1]
+        losses = [(name, *own[0]) for name, own in logged.items() if name.endswith("loss") and len(own) == 1]
         if len(losses) == 1:
-            return torch.as_tensor(losses[0], dtype=None if isinstance(losses[0], Tensor) else torch.float64)
+            ((name, loss, size),) = losses
+            if size is not None and float(size) != float(samples):
+                raise TaskError(
+                    f"`{self._name}.validation_step` returns no loss, and logs `{name}` as a mean over "
+                    f"`batch_size={size}`, but a batch of {float(samples):g} units counts as that many in the loss of "
+                    f"an evaluation; return the mean over these, or say what a batch counts, `parts(module, "
+                    f"count=lambda batch: …)`."
+                )
+            return torch.as_tensor(loss, dtype=None if isinstance(loss, Tensor) else torch.float64)
         raise TaskError(
             f"`{self._name}.validation_step` returns no loss, and of what it logs {len(losses)} names end in `loss`, "
             f"so that none is the loss; return it."

@@ -166,6 +166,11 @@ def optimizer_and_schedule(module: Any, trainer: TrainerStandIn) -> tuple[Optimi
         raise ArgumentError(
             f"`{name}.configure_optimizers` must give an optimizer, but gives {said(given)}; return one."
         )
+    if any(kind.__name__ == "LightningOptimizer" for kind in type(given).__mro__):
+        raise ArgumentError(
+            f"`{name}.configure_optimizers` gives a LightningOptimizer, whose steps are a Lightning trainer's to make; "
+            f"return the one that it was made of, its `.optimizer`, and build the scheduler of that."
+        )
     if len(schedulers) > 1:
         raise ArgumentError(
             f"`{name}.configure_optimizers` gives {len(schedulers)} schedulers for one optimizer; give one."
