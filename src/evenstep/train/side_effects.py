@@ -140,7 +140,7 @@ class Attributes:
         self._before = dict(self._attributes)
         values = self._before.values()
         self._contents = [(one, copy(one)) for one in values if type(one) in _CONTAINERS]
-        self._generators = [(one, _state_of(one)) for one in values if _is_generator(one)]
+        self._generators = [(one, _state_of(one)) for one in values if _is_generator(type(one))]
 
     def held(self) -> Iterator[object]:
         """What the attributes are, and what stands in lists and mappings among them."""
@@ -176,7 +176,7 @@ def attributes_within(objects: Iterable[object]) -> list[Attributes]:
             and not isroutine(one)
         ):
             found[id(one)] = kept = Attributes(one)
-            rest.extend(kept.held())
+            rest.extend(inner for inner in kept.held() if type(inner) not in _PLAIN)
     return list(found.values())
 
 
@@ -228,6 +228,7 @@ class _SlotsAndAttributes(MutableMapping[str, Any]):
         return sum(1 for _ in self)
 
 
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _NO_OBJECTS = (Tensor, nn.Module, type, ModuleType)
 
 
@@ -262,10 +263,11 @@ def _items(container: Any) -> list[Any]:
     return list(container)
 
 
-def _is_generator(value: object) -> bool:
-    if isinstance(value, random.SystemRandom):
+@lru_cache(maxsize=1024)  # asked of each attribute, and torch answers `isinstance` in Python
+def _is_generator(kind: type) -> bool:
+    if issubclass(kind, random.SystemRandom):
         return False  # the machine's own, which has no state
-    return isinstance(value, torch.Generator | np.random.Generator | np.random.RandomState | random.Random)
+    return issubclass(kind, torch.Generator | np.random.Generator | np.random.RandomState | random.Random)
 
 
 def _state_of(generator: Any) -> Any:
