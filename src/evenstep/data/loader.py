@@ -15,6 +15,7 @@ from contextlib import contextmanager, nullcontext
 from errno import EMFILE
 from itertools import chain, islice
 from pickle import PicklingError
+from traceback import clear_frames
 from types import FrameType
 from typing import Any, cast, final
 from weakref import WeakSet
@@ -184,26 +185,32 @@ class Workers:
                 worker.join()
 
     def _take_one(self) -> Reply:
+        while True:
+            try:
+                reply = self._next()
+            except (RuntimeError, OSError, EOFError) as error:
+                # The loader hands requests to its workers in turn, so the number of the request tells whose it is.
+                worker = self._num_taken % self._num_workers
+                loss = self._loss(error, f"{self._requests.unanswered[0]}, the task of worker {worker}")
+                if self._restarted >= self._restarts:
+                    raise loss from error
+                _let_go(error)
+            else:
+                self._restarted = 0
+                self._num_taken += 1
+                self._requests.unanswered.popleft()
+                return reply
+            self._start_anew(loss)
+
+    def _next(self) -> Reply:
+        """Wait for the next reply of a worker."""
         if self._replies is None:
             raise DataError("the data were closed while they were read; call `batches` again to go on.")
-        try:
-            with _deaths_are_heard():
-                for worker in workers_of(self._replies):
-                    if not worker.is_alive():  # it ended while nobody waited for it
-                        raise RuntimeError(f"data worker {worker.pid} has ended with exit code {worker.exitcode}.")
-                reply = next(self._replies)
-        except (RuntimeError, OSError, EOFError) as error:
-            # The loader hands requests to its workers in turn, so the number of the request tells whose it is.
-            worker = self._num_taken % self._num_workers
-            loss = self._loss(error, f"{self._requests.unanswered[0]}, the task of worker {worker}")
-            if self._restarted >= self._restarts:
-                raise loss from error
-            self._start_anew(loss)
-            return self._take_one()
-        self._restarted = 0
-        self._num_taken += 1
-        self._requests.unanswered.popleft()
-        return reply
+        with _deaths_are_heard():
+            for worker in workers_of(self._replies):
+                if not worker.is_alive():  # it ended while nobody waited for it
+                    raise RuntimeError(f"data worker {worker.pid} has ended with exit code {worker.exitcode}.")
+            return next(self._replies)
 
     def take_faults(self) -> list[DataFault]:
         """What went wrong with the processes since this was last asked, and was mended."""
@@ -232,6 +239,15 @@ class Workers:
             f"`num_workers=0`. If fetching may take longer than {self._timeout_s:g} s, raise `timeout_s` "
             "(of a DataLoader its `timeout`)."
         )
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Let go of what the frames hold in which an error was raised, and those before it: torch's, in the midst of taking
+    a tensor from a worker, hold the descriptors of the worker's queues and connections.
+    """
+    while error is not None:
+        clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 _OPEN: "WeakSet[Workers]" = WeakSet()

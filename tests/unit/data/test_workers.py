@@ -1,3 +1,4 @@
+import gc
 import multiprocessing
 import os
 import random
@@ -7,6 +8,9 @@ import sys
 import time
 from collections.abc import Iterator
 from itertools import islice
+from multiprocessing import reduction
+from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -14,6 +18,7 @@ import torch
 from torch.utils.data import Dataset
 
 from evenstep.data import GlobalBatch, MapData, Position
+from evenstep.data.loader import Workers
 from evenstep.errors import DataError
 
 
@@ -226,3 +231,52 @@ print(len(next(iter(data.batches(Position(), seed=1))).microbatches))
 def test_a_program_that_closes_no_data_ends_all_the_same() -> None:
     done = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+
+
+class Tensors(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((3,), float(index))
+
+
+def test_what_held_the_lost_workers_connections_is_let_go_before_others_are_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker that dies while it hands over a tensor raises deep inside torch, whose frames hold its queues."""
+    taking, starting, closing = reduction.recv_handle, Workers.start, Workers.close
+    lost, gone = list[Any](), list[bool]()
+
+    def dies(_connection: Any) -> int:
+        monkeypatch.setattr(reduction, "recv_handle", taking)
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    def close(self: Workers) -> None:
+        lost.append(ref(vars(self)["_replies"])) if self.lost else None
+        closing(self)
+
+    def start(self: Workers, requests: Any) -> None:
+        gone.extend(one() is None for one in lost)
+        starting(self, requests)
+
+    def values(**workers: Any) -> list[float]:
+        data = MapData(Tensors(), global_batch_size=4, micro_batch_size=4, shuffle=False, **workers)
+        try:
+            batches = data.batches(Position(), seed=1)
+            first = next(batches)
+            if workers:
+                monkeypatch.setattr(reduction, "recv_handle", dies)
+            taken: list[Any] = [first, *islice(batches, 9)]
+            return [float(one) for batch in taken for one in batch.microbatches[0].data[:, 0]]
+        finally:
+            data.close()
+
+    monkeypatch.setattr(Workers, "start", start)
+    monkeypatch.setattr(Workers, "close", close)
+    gc.disable()
+    try:
+        assert values(num_workers=1, retries=2) == values()
+    finally:
+        gc.enable()
+    assert gone == [True]
