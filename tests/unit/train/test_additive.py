@@ -78,3 +78,14 @@ def test_metrics_with_weights_that_add_up_are_no_means() -> None:
     assert means_among(of_metric(3, 8), [of_metric(1, 4), of_metric(2, 4)]) == []
     assert means_among(of_metric(2.0, 1), [of_metric(2.0, 1), of_metric(2.0, 1)]) == []  # a temperature, say
     assert means_among(of_metric(0.4, 1), [of_metric(0.3, 1), of_metric(0.5, 1)]) == ["right"]
+
+
+@given(units=st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), factor=st.floats(1.05, 3))
+def test_of_two_units_a_factor_of_the_second_place_is_told_though_single_ones_can_not_be_cut(
+    units: tuple[float, float], factor: float
+) -> None:
+    first, second = units
+    whole = LossValue(loss=first + factor * second, weight=2)
+    parts = [LossValue(loss=one, weight=1) for one in units]
+    kind, _ = kind_of(whole, parts, SecondLook(whole=[whole.loss] * 6, parts=[[], []]), WIDE)
+    assert kind == "whole" or adds_up(whole, parts, WIDE)

@@ -154,7 +154,8 @@ def kind_of(
 def _is_far_from_sum(
     whole: LossValue, parts: Sequence[LossValue], each: float, deeper: Sequence[float], tolerance: Tolerance
 ) -> bool:
-    """Whether the whole is further from the sum of its parts than rounding goes: by much, or one of its parts as well.
+    """Whether the whole is further from the sum of its parts than rounding goes: by much, or one of its parts as well,
+    or where they are single samples, of which nothing more is to be learned.
 
     Single samples, and pairs of them, may have nothing to be compared with, and so no loss.
     """
@@ -164,7 +165,7 @@ def _is_far_from_sum(
         return abs(excess) > least
 
     scale = max(abs(whole.loss), *(abs(part.loss) for part in parts))
-    return is_far(whole, each) and (abs(each) > SURE * scale or any(map(is_far, parts, deeper)))
+    return is_far(whole, each) and (abs(each) > SURE * scale or not deeper or any(map(is_far, parts, deeper)))
 
 
 def _is_mean(
