@@ -148,7 +148,7 @@ def _how_to_go_on(folder: Path) -> str:
         return f"No checkpoint was saved before that; what was logged is in {folder}."
     origin = origin_of_recipe(folder)
     return (
-        f"The run is saved up to {saved[-1].name}: `evenstep resume {quote(str(folder))}` goes on from there, with the "
-        f"recipe's files as they are in {folder / RECIPE}"
+        f"The run is saved up to {saved[-1].name}: `evenstep resume {quote(str(folder))}` goes on from there "
+        f"(`--KEY VALUE` sets a key that has to be another), with the recipe's files as they are in {folder / RECIPE}"
         f"{'' if origin is None else f', or, with `--recipe current`, as they then are in {origin}'}."
     )
