@@ -32,7 +32,18 @@ if TYPE_CHECKING:
     from evenstep import pipeline as pipeline
     from evenstep import precision as precision
     from evenstep import train as train
-    from evenstep.data import AllTasks, Batch, Data, MapData, Mixture, RoundRobin, Sampled, StreamData, UpdateData
+    from evenstep.data import (
+        AllTasks,
+        Batch,
+        Data,
+        MapData,
+        Mixture,
+        Reading,
+        RoundRobin,
+        Sampled,
+        StreamData,
+        UpdateData,
+    )
     from evenstep.errors import EvenstepError
     from evenstep.events import (
         Best,
@@ -199,6 +210,7 @@ __all__ = [
     "Processes",
     "Profile",
     "PrometheusWriter",
+    "Reading",
     "Result",
     "Retry",
     "Rewind",
@@ -239,7 +251,7 @@ __all__ = [
 _PARTS = ("checkpoint", "data", "errors", "events", "lightning", "optim", "parallel", "pipeline", "precision", "train")
 _BESIDE = ("Constant", "Histogram", "Image", "Linear", "Step", "Text")  # that `*` leaves out: others have them, too
 _HOMES = {
-    ".data": "AllTasks Batch Data MapData Mixture RoundRobin Sampled StreamData UpdateData",
+    ".data": "AllTasks Batch Data MapData Mixture Reading RoundRobin Sampled StreamData UpdateData",
     ".errors": "EvenstepError",
     ".events": "Best ConsoleWriter CsvWriter EarlyStop Evaluate Histogram Hook Image Incident JsonlWriter "
     "MemoryUse MlflowWriter Profile PrometheusWriter Save Statistics StopBelowLr StopFile TensorBoardWriter Text "

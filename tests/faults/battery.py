@@ -34,7 +34,7 @@ from threads import on_ranks
 from torch import Tensor
 
 import evenstep
-from evenstep import Failures
+from evenstep import Failures, Reading
 from evenstep.errors import (
     CheckpointError,
     DataError,
@@ -520,7 +520,7 @@ def reader(index: int, error: Exception, times: int) -> Callable[[int], None]:
 
 @case("a sample that can't be read once: read again, same bits")
 def read_again() -> None:
-    ended = good(train(fail=reader(7, OSError("flaky disk"), 1), data={"retries": 2}))
+    ended = good(train(fail=reader(7, OSError("flaky disk"), 1), data={"reading": Reading(retries=2)}))
     same(ended, undisturbed(), EXACT)
     assert ended.incidents[0].samples == (7,)
 
@@ -528,10 +528,12 @@ def read_again() -> None:
 def left_out(strategy: str, ranks: int, micro: int) -> None:
     def act(group: Any) -> Ended:
         fail = reader(7, ValueError("corrupt"), 99)
-        return train(group, fail=fail, data={"retries": 1, "skip_failing": True}, strategy=strategy, micro=micro)
+        return train(
+            group, fail=fail, data={"reading": Reading(retries=1, skip_failing=True)}, strategy=strategy, micro=micro
+        )
 
     ends = [good(end) for end in on_ranks(ranks, act)]
-    one = good(train(fail=reader(7, ValueError("corrupt"), 99), data={"skip_failing": True}, micro=8))
+    one = good(train(fail=reader(7, ValueError("corrupt"), 99), data={"reading": Reading(skip_failing=True)}, micro=8))
     same(ends[0], one.parameters, ROUNDED)
     counts = {end.trainer.progress.samples for end in ends}
     assert counts == {UPDATES * 16 - 2}, f"{counts}: sample 7 is in 2 epochs"
@@ -564,7 +566,7 @@ def too_many() -> None:
         if sample % 2:
             raise ValueError("corrupt")
 
-    ended = train(fail=fail, data={"skip_failing": True}, failures=Failures(max_skipped_samples=10))
+    ended = train(fail=fail, data={"reading": Reading(skip_failing=True)}, failures=Failures(max_skipped_samples=10))
     failed(ended, DataError, "could not be read")
 
 

@@ -115,7 +115,7 @@ def run(updates: int, folder: Path, meter: Meter, *, chaos: bool) -> tuple[Ended
             "folder": folder,
             # a gradient that is spoilt again and again before one place is passed goes back further each time
             "checkpoint": evenstep.Checkpointing(keep_last=12),
-            "data": {"retries": 8, "num_workers": 1},
+            "data": {"reading": evenstep.Reading(retries=8), "num_workers": 1},
             "hooks": [Save(every_updates=50), meter, wrong],
             "failures": evenstep.Failures(non_finite=evenstep.Rewind(limit=10**6)),
             "writers": [Flaky()],

@@ -82,6 +82,7 @@ def test_the_public_names_are_these_and_sorted() -> None:
         "PrometheusWriter",
         "Result",
         "Retry",
+        "Reading",
         "Rewind",
         "RoundRobin",
         "Sampled",

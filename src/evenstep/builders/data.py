@@ -15,7 +15,7 @@ from evenstep.config.arguments import Call
 from evenstep.config.schema import FailuresTable
 from evenstep.config.schema_data import DataTable, EvaluationTable
 from evenstep.config.tasks import largest
-from evenstep.data import Data, FirstBatches, MapData, StreamData
+from evenstep.data import Data, FirstBatches, MapData, Reading, StreamData
 from evenstep.errors import ConfigError, DataError, EvenstepError
 
 
@@ -48,10 +48,9 @@ def build_data(
         _refuse(config, key, sorted(_OF_STREAMS), why)
         return MapData(
             cast("Any", dataset),
-            **config.model_dump(exclude={"train", "evaluations", "collate", *_OF_STREAMS}),
+            **config.model_dump(exclude={"train", "evaluations", "collate", *_OF_STREAMS, *_OF_READING}),
             lengths=_lengths(dataset, config),
-            retries=failures.loader_retries,
-            skip_failing=failures.loader == "skip",
+            reading=_reading(config, failures, skip_failing=failures.loader == "skip"),
             **_collate(collate),
         )
 
@@ -113,9 +112,9 @@ def build_evaluation(
             lengths=None if tokens is None else _lengths(dataset, config),
             oversized="error" if tokens is None else config.oversized,
             packed=tokens is not None and config.packed,
-            retries=failures.loader_retries,
+            num_workers=config.num_workers,
+            reading=_reading(config, failures, skip_failing=False),
             shuffle=False,
-            **config.model_dump(include={"num_workers", "prefetch_batches", "timeout_s"}),
             **_collate(collate),
         )
         return _beginning(data, evaluation)
@@ -125,6 +124,12 @@ def _beginning(data: Data, evaluation: EvaluationTable) -> Data:
     return data if evaluation.first_batches is None else FirstBatches(data, evaluation.first_batches)
 
 
+def _reading(config: DataTable, failures: FailuresTable, *, skip_failing: bool) -> Reading:
+    asked = config.model_dump(include=_OF_READING)
+    return Reading(**asked, retries=failures.loader_retries, skip_failing=skip_failing)
+
+
+_OF_READING = {"prefetch_batches", "timeout_s"}
 _OF_STREAMS = {"exact_resume", "shared"}
 _OF_MAPS = (
     *("global_batch_tokens", "micro_batch_tokens", "oversized", "length_window", "batch_size_multiple", "packed"),

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from evenstep.config.section import Args, Count, CountOrAuto, CountOrPairs, Natural, Positive, Section, TargetName
-from evenstep.data import MapData, StreamData
+from evenstep.data import MapData, Reading, StreamData
 from evenstep.data.batch_sizes import Unit
 from evenstep.data.lengths import Oversized
 
@@ -27,7 +27,7 @@ class EvaluationTable(TargetTable):
     """Evaluate only the first this many batches of `micro_batch_size` samples. All by default."""
 
 
-class DataTable(Section, of=(MapData, StreamData)):
+class DataTable(Section, of=(MapData, Reading, StreamData)):
     """Training and evaluation data, and how batches are made of them."""
 
     train: TargetTable

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from evenstep.data.map_data import MapData
     from evenstep.data.mixing import AllTasks, Mixing, RoundRobin, Sampled
     from evenstep.data.mixture import Mixture
+    from evenstep.data.reading import Reading
     from evenstep.data.resolve import data_of
     from evenstep.data.stream import samples_in
     from evenstep.data.stream_data import StreamData
@@ -29,6 +30,7 @@ __all__ = [
     "Mixture",
     "Part",
     "Position",
+    "Reading",
     "RoundRobin",
     "Sampled",
     "StreamData",
@@ -44,10 +46,11 @@ __getattr__, __dir__ = lazy_names(
     {
         ".batch": "Data DataFault GlobalBatch Microbatch Part Position",
         ".first_batches": "FirstBatches",
-        ".resolve": "data_of",
         ".map_data": "MapData",
         ".mixing": "AllTasks Mixing RoundRobin Sampled",
         ".mixture": "Mixture",
+        ".reading": "Reading",
+        ".resolve": "data_of",
         ".stream": "samples_in",
         ".stream_data": "StreamData",
         ".update_data": "Batch UpdateData batches_in",

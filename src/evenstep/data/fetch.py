@@ -18,6 +18,7 @@ from torch.utils.data import (
 from evenstep.data.batch import DataFault
 from evenstep.data.dataset import MapDataset, draws_nothing, epoch_setters, fetches_many, rows_of
 from evenstep.data.pin import pin
+from evenstep.data.reading import Reading
 from evenstep.data.seeding import seed_generators
 from evenstep.errors import DataError, clause
 from evenstep.keys import key, mix
@@ -90,19 +91,14 @@ class Fetcher(Dataset[Reply]):
     Args:
         dataset: gives samples by number.
         collate: makes a batch of a list of samples.
-        seed_samples: False leaves the generators alone.
-        retries: how many times what fails is tried again.
-        skips: whether samples that still fail are left out; else they are a failure of the whole request.
+        reading: says how often what fails is tried again, and whether it is then left out or fails the whole request.
     """
 
-    def __init__(
-        self, dataset: MapDataset, collate: Collate, *, seed_samples: bool = True, retries: int = 0, skips: bool = False
-    ) -> None:
+    def __init__(self, dataset: MapDataset, collate: Collate, reading: Reading) -> None:
         self._dataset = dataset
         self._collate = collate
-        self.seeding = Seeding.of(dataset, collate, seed_samples=seed_samples)
-        self._retries = retries
-        self._skips = skips
+        self.seeding = Seeding.of(dataset, collate, seed_samples=reading.seed_samples)
+        self._reading = reading
         self._set_epoch = epoch_setters(dataset)
         self._rows = rows_of(dataset) if collate is DEFAULT_COLLATE else None
         self._many = (
@@ -116,13 +112,13 @@ class Fetcher(Dataset[Reply]):
         faults: list[DataFault] = []
         reply = self._tried(request)
         tries = 0
-        while reply.failure is not None and tries < self._retries:
+        while reply.failure is not None and tries < self._reading.retries:
             tries += 1
             failure = reply.failure
             reply = self._tried(request)
             if reply.failure is None:
                 faults.append(_survived(failure, f"it was read at try {tries + 1}"))
-        if reply.failure is not None and self._skips and reply.failure.doing != "set_epoch":
+        if reply.failure is not None and self._reading.skip_failing and reply.failure.doing != "set_epoch":
             reply = self._without_failing(request, reply.failure, faults)
         return reply._replace(faults=tuple(faults)) if faults else reply
 

@@ -19,12 +19,12 @@ from evenstep.data.stream_ranks import StreamRanks, Total
 from evenstep.data.stream_reader import END, Reader
 from evenstep.errors import DataError, clause
 
-__all__ = ["Cut", "IteratedData", "Reading"]
+__all__ = ["Cut", "IteratedData", "RankReading"]
 
 _STATE = {"epoch", "batch", "stream_epoch", "stream", "waiting"}
 
 
-class Reading(NamedTuple):
+class RankReading(NamedTuple):
     """A rank's part of each global batch.
 
     Args:
@@ -58,7 +58,7 @@ class _Cursor:
         owed: a state that is to be put into the stream when the next epoch begins, and the epoch that it is of.
     """
 
-    def __init__(self, reader: Reader, reading: Reading, position: Position) -> None:
+    def __init__(self, reader: Reader, reading: RankReading, position: Position) -> None:
         self.reader, self.reading, self.position = reader, reading, position
         self.state: dict[str, Any] | None = None
         self.waiting = False
@@ -104,7 +104,7 @@ class IteratedData(Data):
         self._was_compared = False  # with those of other ranks
 
     @abstractmethod
-    def _reading(self, rank: int, ranks: int, total: Total | None) -> Reading:
+    def _reading(self, rank: int, ranks: int, total: Total | None) -> RankReading:
         """The part of each global batch that is `rank`'s; `total` sums over ranks, if they take theirs together.
 
         Raises:
@@ -112,7 +112,7 @@ class IteratedData(Data):
         """
 
     @abstractmethod
-    def _cut(self, items: list[object], reading: Reading, position: Position) -> Cut:
+    def _cut(self, items: list[object], reading: RankReading, position: Position) -> Cut:
         """Make micro-batches of what was read for the global batch at `position`.
 
         Raises:
@@ -210,7 +210,7 @@ class IteratedData(Data):
         """Let go of the stream's iterator, with whatever it read ahead."""
         self._cursor = None
 
-    def _batches(self, start: Position, *, seed: int, reading: Reading, pins: bool) -> Iterator[GlobalBatch]:
+    def _batches(self, start: Position, *, seed: int, reading: RankReading, pins: bool) -> Iterator[GlobalBatch]:
         state = self._states.get(start)
         if self._loaded:
             cursor = self._resume(next(iter(self._states.values())), start, seed, reading)
@@ -235,7 +235,7 @@ class IteratedData(Data):
         self._cursor = cursor
         return self._generate(cursor, pins=pins and can_pin())
 
-    def _reader(self, seed: int, reading: Reading) -> Reader:
+    def _reader(self, seed: int, reading: RankReading) -> Reader:
         return Reader(self._stream, self._set_epoch, seed=seed, rank=reading.stream_of)
 
     def _generate(self, cursor: _Cursor, *, pins: bool) -> Iterator[GlobalBatch]:
@@ -303,7 +303,7 @@ class IteratedData(Data):
             ),
         )
 
-    def _compared(self, items: list[object], reading: Reading) -> tuple[DataFault, ...]:
+    def _compared(self, items: list[object], reading: RankReading) -> tuple[DataFault, ...]:
         """Say that all ranks read the same, which is seldom meant, at their first global batch."""
         self._was_compared = True
         if not reading.others.read_the_same(items):
@@ -340,7 +340,7 @@ class IteratedData(Data):
             cursor.waiting, cursor.state = True, reader.state()
         return True
 
-    def _resume(self, state: Mapping[str, object], start: Position, seed: int, reading: Reading) -> _Cursor:
+    def _resume(self, state: Mapping[str, object], start: Position, seed: int, reading: RankReading) -> _Cursor:
         """Put a state into the stream and read the item after it; later, where that is of another epoch."""
         position = _position_of(state)
         if position != start:

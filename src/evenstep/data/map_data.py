@@ -9,7 +9,7 @@ from itertools import chain, tee
 from typing import NamedTuple, final
 from zlib import crc32
 
-from evenstep.arguments import require_callable, require_count, require_flag, require_number, require_rank
+from evenstep.arguments import require_callable, require_count, require_object, require_rank
 from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Position
 from evenstep.data.batch_sizes import Unit
 from evenstep.data.batching import share
@@ -18,12 +18,17 @@ from evenstep.data.fetch import DEFAULT_COLLATE, Collate, Fetcher, Reply, Reques
 from evenstep.data.lengths import Lengths, Oversized
 from evenstep.data.pin import can_pin
 from evenstep.data.pool import Pool
+from evenstep.data.reading import Reading
 from evenstep.data.sampling import EpochBatches, Sampling
 from evenstep.errors import DataError
+from evenstep.renamed import takes_old_arguments
 
 __all__ = ["MapData"]
 
 _EPOCHS_KEPT = 2  # the one being trained on, and the one that prefetching has reached
+_OLD_ARGUMENTS = {
+    name: f"reading.{name}" for name in ("prefetch_batches", "timeout_s", "retries", "skip_failing", "seed_samples")
+}
 
 
 class _Planned(NamedTuple):
@@ -73,13 +78,8 @@ class MapData(Data):
             global batches of these data, including those that a run has skipped.
         collate: makes a batch from a list of samples.
         num_workers: processes that read samples ahead; 0 reads in this process, when a batch is needed.
-        prefetch_batches: how many global batches the workers read ahead, all together.
-        timeout_s: longest wait for a worker, in seconds.
+        reading: how far ahead they read, and what is done about samples that fail and workers that hang.
         num_epochs: the number of epochs after which `batches` ends; None for never.
-        retries: how many times a sample that fails is read again, and workers that die or hang are started again.
-        skip_failing: whether a sample that still fails is left out, as an incident, with its weight; if it fails in
-            `collate` or `__getitems__`, with all of its micro-batch. Else it is an error.
-        seed_samples: False leaves the generators alone, for datasets that draw no random numbers.
 
     Raises:
         ArgumentError: an argument is wrong, or the dataset is empty.
@@ -90,6 +90,7 @@ class MapData(Data):
     [[10, 11], [12, 13], [14]]
     """
 
+    @takes_old_arguments(_OLD_ARGUMENTS)
     def __init__(
         self,
         dataset: MapDataset,
@@ -108,16 +109,10 @@ class MapData(Data):
         batch_size_unit: Unit = "updates",
         collate: Collate = DEFAULT_COLLATE,
         num_workers: int = 0,
-        prefetch_batches: int = 2,
-        timeout_s: float = 300.0,
+        reading: Reading = Reading(),
         num_epochs: int | None = None,
-        retries: int = 0,
-        skip_failing: bool = False,
-        seed_samples: bool = True,
     ) -> None:
-        require_number("timeout_s", timeout_s, "(0, inf]", "above 0 seconds", "raise it")
-        require_flag("skip_failing", skip_failing)
-        require_flag("seed_samples", seed_samples)
+        require_object("reading", reading, Reading, "`reading=Reading(retries=2)`")
         require_callable("collate", collate, purpose="makes one batch of a list of samples")
         self._sampling = Sampling(
             num_samples=count_samples(dataset),
@@ -139,14 +134,8 @@ class MapData(Data):
         self._in_columns = collate is DEFAULT_COLLATE
         self._fingerprint: dict[str, JSON] | None = None
         self._epochs: dict[tuple[int, int], EpochBatches] = {}
-        require_count("retries", retries, at_least=0)
-        self._pool = Pool(
-            lambda: Fetcher(dataset, collate, seed_samples=seed_samples, retries=retries, skips=skip_failing),
-            num_workers=require_count("num_workers", num_workers, at_least=0),
-            prefetch_batches=require_count("prefetch_batches", prefetch_batches),
-            timeout_s=timeout_s,
-            restarts=retries,
-        )
+        processes = require_count("num_workers", num_workers, at_least=0)
+        self._pool = Pool(lambda: Fetcher(dataset, collate, reading), num_workers=processes, reading=reading)
 
     @property
     def num_samples(self) -> int:

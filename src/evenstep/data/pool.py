@@ -10,6 +10,7 @@ from typing import final
 
 from evenstep.data.fetch import Fetcher
 from evenstep.data.loader import Here, Workers
+from evenstep.data.reading import Reading
 
 __all__ = ["Pool"]
 
@@ -21,8 +22,7 @@ class Pool:
     Args:
         new_fetcher: makes what reads the samples.
         num_workers: processes per loader; 0 for none: reading in this process.
-        prefetch_batches, timeout_s: as those of `MapData`.
-        restarts: as those of `Workers`.
+        reading: says how far they read ahead, how long is waited for them, and how often they are started again.
     """
 
     def __init__(
@@ -30,15 +30,11 @@ class Pool:
         new_fetcher: Callable[[], Fetcher],
         *,
         num_workers: int,
-        prefetch_batches: int,
-        timeout_s: float,
-        restarts: int = 0,
+        reading: Reading,
     ) -> None:
         self._new_fetcher = new_fetcher
         self._num_workers = num_workers
-        self._prefetch_batches = prefetch_batches
-        self._timeout_s = timeout_s
-        self._restarts = restarts
+        self._reading = reading
         self._idle: Workers | None = None
         self._lent: set[Workers] = set()
 
@@ -80,10 +76,10 @@ class Pool:
         return Workers(
             self._new_fetcher(),
             num_workers=self._num_workers,
-            prefetch=max(1, ceil(self._prefetch_batches * microbatches_per_batch / self._num_workers)),
-            timeout_s=self._timeout_s,
+            prefetch=max(1, ceil(self._reading.prefetch_batches * microbatches_per_batch / self._num_workers)),
+            timeout_s=self._reading.timeout_s,
             pin_memory=pin_memory,
-            restarts=self._restarts,
+            restarts=self._reading.retries,
         )
 
     def _keep(self, workers: Workers) -> None:

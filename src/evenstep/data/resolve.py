@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from evenstep.data.batch import Data
 from evenstep.data.map_data import MapData
+from evenstep.data.reading import Reading
 from evenstep.errors import ArgumentError
 
 _OWN_ORDER = "or keep the loader's own batches with `StreamData(loader, batched=True)`"
@@ -92,7 +93,7 @@ def _of_loader(loader: "DataLoader[Any]", argument: str) -> MapData:
         shuffle=shuffle,
         collate=loader.collate_fn,
         num_workers=loader.num_workers,
-        timeout_s=float(loader.timeout) or 300.0,  # a loader's 0 is for ever
+        reading=Reading(timeout_s=float(loader.timeout)) if loader.timeout else Reading(),  # a loader's 0 is for ever
     )
 
 

@@ -12,7 +12,7 @@ from evenstep.data.batch import JSON, Microbatch, Position
 from evenstep.data.batching import cut_by_count, share
 from evenstep.data.dataset import fingerprint_of
 from evenstep.data.fetch import DEFAULT_COLLATE, Collate
-from evenstep.data.iterated_data import Cut, IteratedData, Reading
+from evenstep.data.iterated_data import Cut, IteratedData, RankReading
 from evenstep.data.stream import check_stream, samples_in
 from evenstep.data.stream_ranks import StreamRanks, Together, Total, of_one_stream
 from evenstep.errors import ArgumentError, DataError, clause
@@ -126,7 +126,7 @@ class StreamData(IteratedData):
     def to_cut_finer(self, samples: int) -> str:
         return "raise `num_microbatches`" if self._batched else f"make `micro_batch_size` at most {samples}"
 
-    def _cut(self, items: list[object], reading: Reading, position: Position) -> Cut:
+    def _cut(self, items: list[object], reading: RankReading, position: Position) -> Cut:
         if self._batched:
             return self._as_they_come(items, reading)
         edges = cut_by_count(len(items), self._micro_batch_size or max(1, len(items)))
@@ -140,7 +140,7 @@ class StreamData(IteratedData):
         num_microbatches = len(edges) - 1 if reading.num_microbatches is None else reading.num_microbatches
         return Cut(tuple(microbatches), len(items), num_microbatches)
 
-    def _as_they_come(self, items: list[object], reading: Reading) -> Cut:
+    def _as_they_come(self, items: list[object], reading: RankReading) -> Cut:
         """Micro-batches of ready-made batches."""
         counts = list(map(self._samples_in, items))
         microbatches = [
@@ -162,7 +162,7 @@ class StreamData(IteratedData):
                 "one batch of a list of them."
             ) from error
 
-    def _reading(self, rank: int, ranks: int, total: Total | None) -> Reading:
+    def _reading(self, rank: int, ranks: int, total: Total | None) -> RankReading:
         require_rank(rank, ranks)
         if self._batched:
             edges = list(range(self._num_microbatches + 1))
@@ -170,7 +170,7 @@ class StreamData(IteratedData):
             size = cast(int, self._global_batch_size)
             edges = cut_by_count(size, self._micro_batch_size or size)
         if ranks == 1 or self._shared:
-            return Reading(0, rank, ranks, edges[-1], of_one_stream(total, ranks))
+            return RankReading(0, rank, ranks, edges[-1], of_one_stream(total, ranks))
         microbatches = share(len(edges) - 1, rank=rank, ranks=ranks)
         if not microbatches:
             raise ArgumentError(
@@ -185,7 +185,7 @@ class StreamData(IteratedData):
             return num_samples * num_microbatches // len(microbatches)
 
         others = StreamRanks(scaled) if total is None else Together(total, ranks)
-        return Reading(rank, 0, 1, num_items, others, microbatches.start, num_microbatches)
+        return RankReading(rank, 0, 1, num_items, others, microbatches.start, num_microbatches)
 
 
 def _refuse(given: dict[str, bool], reason: str) -> None:

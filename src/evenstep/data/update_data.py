@@ -14,7 +14,7 @@ from evenstep.arguments import require_callable, require_object, require_rank
 from evenstep.data.batch import JSON, Microbatch, Part, Position
 from evenstep.data.batching import share
 from evenstep.data.dataset import fingerprint_of
-from evenstep.data.iterated_data import Cut, IteratedData, Reading
+from evenstep.data.iterated_data import Cut, IteratedData, RankReading
 from evenstep.data.stream import check_stream, samples_in
 from evenstep.data.stream_ranks import Total, of_one_stream
 from evenstep.errors import DataError
@@ -126,11 +126,11 @@ class UpdateData(IteratedData):
     def to_cut_finer(self, samples: int) -> str:
         return "give each update as a tuple of more batches"
 
-    def _reading(self, rank: int, ranks: int, total: Total | None) -> Reading:
+    def _reading(self, rank: int, ranks: int, total: Total | None) -> RankReading:
         require_rank(rank, ranks)
-        return Reading(0, rank, ranks, 1, of_one_stream(total, ranks))
+        return RankReading(0, rank, ranks, 1, of_one_stream(total, ranks))
 
-    def _cut(self, items: list[object], reading: Reading, position: Position) -> Cut:
+    def _cut(self, items: list[object], reading: RankReading, position: Position) -> Cut:
         batches = batches_in(items[0])
         counts = [self._samples_in(batch.data) for batch in batches]
         return Cut(

@@ -25,9 +25,10 @@ from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Checkpointing, Failures, Logging, Reset, Training, check_length
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
+from evenstep.renamed import takes_old_arguments
 from evenstep.single_use import mark_used
 from evenstep.train.attributes import TrainerAttributes
-from evenstep.train.old_arguments import takes_old_arguments
+from evenstep.train.old_arguments import OLD_ARGUMENTS, OLD_NONES
 from evenstep.train.result import Prediction, Result
 from evenstep.train.state import Tree
 from evenstep.train.state.afresh import resets_of
@@ -85,7 +86,7 @@ class Trainer(TrainerAttributes):
     ('all 200 updates are done', 2.0)
     """
 
-    @takes_old_arguments
+    @takes_old_arguments(OLD_ARGUMENTS, nones=OLD_NONES)
     def __init__(
         self,
         *,

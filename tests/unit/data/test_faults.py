@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from evenstep.data import MapData, Position
+from evenstep.data import MapData, Position, Reading
 from evenstep.errors import DataError
 
 
@@ -48,7 +48,7 @@ ALL = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_sample_is_read_again(tmp_path: Path, num_workers: int) -> None:
-    values, faults = taken(made(tmp_path, 2, retries=2, num_workers=num_workers))
+    values, faults = taken(made(tmp_path, 2, reading=Reading(retries=2), num_workers=num_workers))
     assert values == ALL
     assert [list(fault.samples) for fault in faults] == [[5]]
     assert faults[0].num_skipped == 0
@@ -56,7 +56,7 @@ def test_a_sample_is_read_again(tmp_path: Path, num_workers: int) -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_sample_that_still_fails_is_left_out(tmp_path: Path, num_workers: int) -> None:
-    values, faults = taken(made(tmp_path, 99, retries=1, skip_failing=True, num_workers=num_workers))
+    values, faults = taken(made(tmp_path, 99, reading=Reading(retries=1, skip_failing=True), num_workers=num_workers))
     assert values == [[0, 1, 2, 3], [4, 6, 7], [8, 9, 10, 11]]
     assert [(list(fault.samples), fault.num_skipped) for fault in faults] == [([5], 1)]
     assert "flaky disk" in faults[0].message
@@ -64,17 +64,17 @@ def test_a_sample_that_still_fails_is_left_out(tmp_path: Path, num_workers: int)
 
 def test_without_leaving_out_it_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="sample 5 of the dataset raised OSError: flaky disk"):
-        taken(made(tmp_path, 99, retries=1))
+        taken(made(tmp_path, 99, reading=Reading(retries=1)))
 
 
 def test_a_micro_batch_of_which_nothing_is_left_is_none(tmp_path: Path) -> None:
-    values, faults = taken(made(tmp_path, 99, skip_failing=True, micro_batch_size=1))
+    values, faults = taken(made(tmp_path, 99, reading=Reading(skip_failing=True), micro_batch_size=1))
     assert values == [[0, 1, 2, 3], [4, 6, 7], [8, 9, 10, 11]]
     assert len(faults) == 1
 
 
 def test_workers_that_are_killed_are_started_anew_at_the_same_place(tmp_path: Path) -> None:
-    values, faults = taken(made(tmp_path, 2, act="kill", retries=2, num_workers=2))
+    values, faults = taken(made(tmp_path, 2, act="kill", reading=Reading(retries=2), num_workers=2))
     assert values == ALL
     assert len(faults) == 2
     assert "They were started anew" in faults[0].message
@@ -82,4 +82,4 @@ def test_workers_that_are_killed_are_started_anew_at_the_same_place(tmp_path: Pa
 
 def test_workers_that_die_again_and_again_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="did not deliver"):
-        taken(made(tmp_path, 99, act="kill", retries=1, num_workers=1))
+        taken(made(tmp_path, 99, act="kill", reading=Reading(retries=1), num_workers=1))

@@ -3,6 +3,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from itertools import chain, islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from evenstep.data import GlobalBatch, MapData, Position
+from evenstep.data import GlobalBatch, MapData, Position, Reading
 from evenstep.errors import ArgumentError, DataError
 
 
@@ -302,7 +303,7 @@ def test_without_seeding_the_generators_are_the_users() -> None:
     torch.manual_seed(3)
     expected = float(torch.rand(()))
     torch.manual_seed(3)
-    data = MapData(Noisy(6), global_batch_size=1, collate=list, seed_samples=False)
+    data = MapData(Noisy(6), global_batch_size=1, collate=list, reading=Reading(seed_samples=False))
     assert next(data.batches(Position(), seed=1)).microbatches[0].data[0][1] == expected
 
 
@@ -395,8 +396,7 @@ def test_reading_can_go_on_after_a_failure() -> None:
         ({"global_batch_size": 4, "shuffle": False, "curriculum_epochs": 1}, "leave one of them out"),
         ({"global_batch_size": 4, "curriculum_epochs": -1}, "`curriculum_epochs` must be at least 0"),
         ({"global_batch_size": 4, "num_workers": -1}, "`num_workers` must be at least 0"),
-        ({"global_batch_size": 4, "prefetch_batches": 0}, "`prefetch_batches` must be at least 1"),
-        ({"global_batch_size": 4, "timeout_s": 0}, "`timeout_s` must be above 0 seconds"),
+        ({"global_batch_size": 4, "reading": {"retries": 2}}, "`reading` must be an object of Reading, but is a dict"),
         ({"global_batch_size": 4, "num_epochs": 0}, "`num_epochs` must be at least 1"),
         ({"global_batch_size": 4, "collate": 3}, "`collate` must be a function that makes one batch"),
     ],
@@ -404,6 +404,28 @@ def test_reading_can_go_on_after_a_failure() -> None:
 def test_an_argument_that_cannot_be_is_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         MapData(range(10), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prefetch_batches": 0}, "`prefetch_batches` must be at least 1"),
+        ({"timeout_s": 0}, "`timeout_s` must be above 0 seconds"),
+        ({"retries": -1}, "`retries` must be at least 0"),
+        ({"skip_failing": "yes"}, "`skip_failing` must be True or False"),
+    ],
+)
+def test_a_way_of_reading_that_cannot_be_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        Reading(**arguments)
+
+
+def test_what_reading_says_now_is_still_taken_by_its_old_names_with_a_warning() -> None:
+    data: Any = MapData
+    with pytest.warns(DeprecationWarning, match=r"`retries=…` is called `reading=Reading\(retries=…\)` now"):
+        data(range(10), global_batch_size=4, retries=2)
+    with pytest.raises(ArgumentError, match="`retries` and `reading` are both given"):
+        data(range(10), global_batch_size=4, retries=2, reading=Reading())
 
 
 @pytest.mark.parametrize(("rank", "ranks"), [(2, 2), (-1, 2), (0, 0)])
@@ -440,7 +462,9 @@ def test_the_fingerprint_does_not_depend_on_how_a_global_batch_is_cut() -> None:
 
 def test_the_fingerprint_does_not_depend_on_how_samples_are_read() -> None:
     one = MapData(range(4), global_batch_size=2)
-    other = MapData(range(4), global_batch_size=2, num_workers=3, prefetch_batches=5, timeout_s=1.0, num_epochs=9)
+    other = MapData(
+        range(4), global_batch_size=2, num_workers=3, reading=Reading(prefetch_batches=5, timeout_s=1.0), num_epochs=9
+    )
     assert one.fingerprint() == other.fingerprint()
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from evenstep.data import GlobalBatch, MapData, Position
+from evenstep.data import GlobalBatch, MapData, Position, Reading
 from evenstep.data.loader import Workers
 from evenstep.errors import DataError
 
@@ -143,14 +143,14 @@ def test_a_failing_sample_gives_the_same_error_here_and_in_workers(num_workers: 
 
 
 def test_a_killed_worker_is_an_error_that_names_its_task() -> None:
-    data = MapData(Deadly(), global_batch_size=2, shuffle=False, num_workers=2, timeout_s=20.0)
+    data = MapData(Deadly(), global_batch_size=2, shuffle=False, num_workers=2, reading=Reading(timeout_s=20.0))
     with pytest.raises(DataError, match=r"did not deliver micro-batch 0 of batch \d of epoch 0, the task of worker"):
         read(data, 10)
     data.close()
 
 
 def test_a_hanging_worker_is_an_error_after_the_timeout() -> None:
-    data = MapData(Sleepy(), global_batch_size=2, shuffle=False, num_workers=2, timeout_s=1.5)
+    data = MapData(Sleepy(), global_batch_size=2, shuffle=False, num_workers=2, reading=Reading(timeout_s=1.5))
     batches = data.batches(Position(batch=3), seed=1)
     next(batches)
     started = time.monotonic()
