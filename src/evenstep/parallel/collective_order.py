@@ -106,8 +106,8 @@ class CollectiveOrder:
         """
         number, self._alone = len(self._parts), alone
         gather, reduce = collectives(record)
-        part.set_custom_all_gather(_Gather(self, gather, number))
-        part.set_custom_reduce_scatter(_Reduce(self, reduce, number, alone))
+        part.set_custom_all_gather(_InOrder(self, gather, Collective(False, number)))
+        part.set_custom_reduce_scatter(_InOrder(self, reduce, Collective(True, number), sums_whole=alone))
         self._parts.append(_Part(name=name, module=part, record=record))
         if alone:  # nothing is gathered, which would tell it
 
@@ -323,28 +323,20 @@ def _backwards(collective: Collective) -> tuple[int, int]:
 
 
 @final
-class _Gather:
-    """FSDP2's way to gather a part, in its place among all collectives."""
+class _InOrder:
+    """FSDP2's way to gather a part, or to reduce and scatter its gradients, in its place among all collectives.
 
-    def __init__(self, order: CollectiveOrder, inner: Any, number: int) -> None:
-        self._order, self._inner, self._collective = order, inner, Collective(False, number)
-        self.allocate = inner.allocate
+    Args:
+        sums_whole: whether it is to reduce gradients of which every rank holds all.
+    """
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._order.run(self._collective, partial(self._inner, *args, **kwargs))
-
-
-@final
-class _Reduce:
-    """FSDP2's way to reduce and scatter a part's gradients, in its place among all collectives."""
-
-    def __init__(self, order: CollectiveOrder, inner: Any, number: int, alone: bool) -> None:
-        self._order, self._inner, self._collective = order, inner, Collective(True, number)
-        self._alone, self._allocated = alone, 0
+    def __init__(self, order: CollectiveOrder, inner: Any, collective: Collective, *, sums_whole: bool = False) -> None:
+        self._order, self._inner, self._collective = order, inner, collective
+        self._sums_whole, self._allocated = sums_whole, 0
 
     def allocate(self, *args: Any, **kwargs: Any) -> Tensor:
         # Where every rank holds all, nothing is scattered: FSDP2 asks for two buffers and sums over ranks by itself.
-        if self._alone:
+        if self._sums_whole:
             self._allocated += 1
             if self._allocated % 2:
                 self._order.run(self._collective, lambda: None)
