@@ -2,7 +2,8 @@
 
 A module that `torch.compile` gives is wrapped, and what it was compiled from is its part `_orig_mod`; torch's wrapper
 for activation checkpointing does alike. Whether a model, or some parts of it, are compiled or checkpointed must not
-show in a name, so that a checkpoint fits both. It changes no module.
+show in a name, so that a checkpoint fits both. What an optimizer holds has no names, only an order. It changes no
+module.
 """
 
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from evenstep.errors import CheckpointError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.optim import Optimizer
 
 LEARNED = ("task_coefficients", "task_balance")
 """The parts of a model that hold what is learned about its tasks: by coefficients, and by what combines gradients."""
@@ -36,6 +38,11 @@ def plain(name: str) -> str:
 def named_parameters(model: "nn.Module") -> "dict[str, nn.Parameter]":
     """The model's parameters, each once, by plain name."""
     return {plain(name): parameter for name, parameter in model.named_parameters()}
+
+
+def parameters_in(optimizer: "Optimizer") -> "list[nn.Parameter]":
+    """The parameters of an optimizer, in the order of its groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def named_buffers(model: "nn.Module") -> "dict[str, Tensor]":

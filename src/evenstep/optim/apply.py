@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from evenstep.internals import foreach_divide, foreach_multiply, foreach_norms, local_tensor, takes_scale
+from evenstep.names import parameters_in
 from evenstep.optim.fused import may_draw
 from evenstep.optim.stepping import Steps
 
@@ -185,7 +186,7 @@ def build_apply(
     """
     scales = takes_scale(optimizer)
     # The kernels read the scale as float32: too coarse for float64 parameters.
-    in_kernel = scales and all(p.dtype != torch.float64 for g in optimizer.param_groups for p in g["params"])
+    in_kernel = scales and all(p.dtype != torch.float64 for p in parameters_in(optimizer))
     defer = device.type != "cpu" if defer is None else defer
     kind = DeviceApply if defer and scales else Apply
     return kind(optimizer, clip_norm=clip_norm, in_kernel=in_kernel, steps=steps or Steps())

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from evenstep.internals import around_step, has_state_hooks, times_written
+from evenstep.names import parameters_in
 from evenstep.optim.multi import inner
 from evenstep.optim.sharing import TORCH
 
@@ -108,7 +109,7 @@ def holds_parameters(optimizer: Optimizer) -> str:
     'mine'
     """
     for one in inner(optimizer):
-        parameters = {id(parameter) for parameter in _parameters(one)}
+        parameters = {id(parameter) for parameter in parameters_in(one)}
         for name, value in _own(one).items():
             if any(id(tensor) in parameters for tensor in tensors_in(value)):
                 return name
@@ -148,13 +149,9 @@ def _parts(value: object) -> Iterable[object]:
     return list(vars(value).values()) if hasattr(value, "__dict__") else ()
 
 
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
 def _tensors(optimizer: Optimizer) -> dict[str, list[tuple[ref[Tensor], int]]]:
     """The tensors in each attribute but the parameters themselves, and how often each was changed."""
-    own = {id(parameter) for parameter in _parameters(optimizer)}
+    own = {id(parameter) for parameter in parameters_in(optimizer)}
     return {
         name: [(ref(tensor), times_written(tensor)) for tensor in tensors_in(value) if id(tensor) not in own]
         for name, value in _own(optimizer).items()
@@ -177,7 +174,7 @@ def _is_state(optimizer: Optimizer, name: str) -> bool:
 
 def _is_of_each(optimizer: Optimizer, value: object) -> bool:
     """Whether a value holds a tensor for each parameter, beside the parameters."""
-    parameters = _parameters(optimizer)
+    parameters = parameters_in(optimizer)
     own = {id(parameter) for parameter in parameters}
     shapes = Counter(tensor.shape for tensor in tensors_in(value) if id(tensor) not in own)
     return bool(parameters) and Counter(parameter.shape for parameter in parameters) <= shapes

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any, cast, final
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
 from evenstep.internals import TAKES_SCALE, takes_scale
+from evenstep.names import parameters_in
 from evenstep.optim.fused import take_step
 
 ParameterGroup = dict[str, Any]
@@ -140,7 +140,7 @@ class _JoinedState(MutableMapping[Any, Any]):
 
     def _of(self, key: Any) -> MutableMapping[Any, Any]:
         for one in self._optimizers:
-            if key in one.state or any(key is parameter for group in one.param_groups for parameter in group["params"]):
+            if key in one.state or any(key is parameter for parameter in parameters_in(one)):
                 return one.state
         raise KeyError(key)
 
@@ -158,7 +158,7 @@ def _check(optimizers: Sequence[Optimizer]) -> None:
                 f"a MultiOptimizer saves what its optimizers keep per parameter in `state`, but {name} has a "
                 f"`state_dict` of its own; give it optimizers that keep their state as those of torch.optim do."
             )
-        parameters: list[Tensor] = [parameter for group in one.param_groups for parameter in group["params"]]
+        parameters = parameters_in(one)
         for parameter in parameters:
             if id(parameter) in owners:
                 raise ArgumentError(

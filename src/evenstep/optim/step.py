@@ -15,6 +15,7 @@ from torch.optim import SGD, Optimizer
 from evenstep.errors import ArgumentError, OutOfMemoryError
 from evenstep.internals import takes_scale, times_written
 from evenstep.memory import give_back, is_out_of_memory
+from evenstep.names import parameters_in
 from evenstep.optim.fused import take_step
 from evenstep.optim.multi import inner
 
@@ -62,7 +63,7 @@ def _tried(optimizer: Any) -> str:
 
 
 def _tensors(optimizer: Any) -> list[Tensor]:
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = parameters_in(optimizer)
     return [*parameters, *_tensors_in(optimizer.state)]
 
 

@@ -11,8 +11,9 @@ from functools import partial
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from evenstep.names import parameters_in
 from evenstep.parallel.buffers import Before, SharedBuffers
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import mapped
@@ -106,7 +107,7 @@ class Reducers:
             ArgumentError: it can't step what this rank holds of them.
         """
         self._strategy.check_optimizer(optimizer)
-        whole: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        whole = parameters_in(optimizer)
         for group in optimizer.param_groups:
             group["params"] = [self._replaced.get(id(parameter), parameter) for parameter in group["params"]]
         for parameter in whole:  # some optimizers make their state when they are built

@@ -276,7 +276,7 @@ def test_what_held_the_lost_workers_connections_is_let_go_before_others_are_star
     monkeypatch.setattr(Workers, "close", close)
     gc.disable()
     try:
-        assert values(num_workers=1, retries=2) == values()
+        assert values(num_workers=1, reading=Reading(retries=2)) == values()
     finally:
         gc.enable()
     assert gone == [True]

@@ -28,6 +28,7 @@ from evenstep.events.hook import HookTrainer
 from evenstep.extras.quantization.codebook import build_codebook
 from evenstep.extras.quantization.layers import KINDS, ProductQuantized, change, on_all_stages
 from evenstep.keys import key
+from evenstep.names import parameters_in
 from evenstep.optim.multi import inner
 from evenstep.parallel.layout import whole_tensor
 from evenstep.pipeline import PipelineModel
@@ -133,7 +134,7 @@ class ProductQuantization(Hook):
 
     def attach(self, trainer: HookTrainer) -> None:
         self._layers = []
-        held = {id(one) for each in inner(trainer.optimizer) for group in each.param_groups for one in group["params"]}
+        held = {id(one) for each in inner(trainer.optimizer) for one in parameters_in(each)}
         for group, name in self._chosen(trainer.model, (ProductQuantized,)):
             layer = cast("ProductQuantized", trainer.model.get_submodule(name))
             if id(layer.centroids) not in held:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from evenstep.names import parameters_in
 from evenstep.optim.multi import inner
 from evenstep.optim.step import step
 
@@ -75,7 +76,7 @@ def widen_state(optimizer: Optimizer) -> None:
 
 def of_optimizer(optimizer: Optimizer, is_one: Callable[[Tensor], bool]) -> list[nn.Parameter]:
     """The parameters of an optimizer for which `is_one` holds, in the order of its groups."""
-    return [one for group in optimizer.param_groups for one in group["params"] if is_one(one)]
+    return [one for one in parameters_in(optimizer) if is_one(one)]
 
 
 def is_narrow(parameter: Tensor) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
 from evenstep.internals.fsdp import gradient_of, leave_inputs_alone
+from evenstep.names import parameters_in
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import ParameterLayout
 from evenstep.parallel.reducer.padded import PaddedReducer
@@ -146,7 +147,7 @@ def check_exact(group: Group, optimizer: torch.optim.Optimizer) -> None:
             "step of shards does not have the bits of a step of the whole; build the optimizer with "
             "`foreach=True` instead of `fused=True`, or reduce as `fast`."
         )
-    trained = [p for options in optimizer.param_groups for p in options["params"] if p.requires_grad]
+    trained = [p for p in parameters_in(optimizer) if p.requires_grad]
     # those whose gradients are float32 are stepped in float32
     narrow = {one.dtype for one in trained if one.grad_dtype == one.dtype} & {torch.float16, torch.bfloat16}
     if narrow:

@@ -27,7 +27,7 @@ from evenstep.internals.fsdp import (
     record,
     watch_gathered,
 )
-from evenstep.names import named_parameters
+from evenstep.names import named_parameters, parameters_in
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import Shards
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer
@@ -84,7 +84,7 @@ class Sharded(Strategy):
         return other
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        parameters: list[nn.Parameter] = [one for group in optimizer.param_groups for one in group["params"]]
+        parameters = parameters_in(optimizer)
         check_steppable([one for one in parameters if not cuttable(one)], optimizer)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from evenstep.arguments import require_object, said
 from evenstep.errors import ArgumentError
+from evenstep.names import parameters_in
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import ParameterLayout, States
 from evenstep.parallel.reducer.own_states import OwnStates
@@ -61,7 +62,7 @@ class Owners(OwnStates):
 
     def deal(self, optimizer: torch.optim.Optimizer) -> None:
         """Let `optimizer` hold the parameters that this rank steps, and no others."""
-        parameters: list[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
+        parameters = parameters_in(optimizer)
         self._owned = dealt(parameters, self.group.ranks)
         own = {id(parameter) for parameter in self._owned[self.group.rank]}
         for group in optimizer.param_groups:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import accumulation_hook, unwrapped
-from evenstep.names import named_parameters, state_of
+from evenstep.names import named_parameters, parameters_in, state_of
 from evenstep.options import Training
 from evenstep.parallel import Local, Strategy
 from evenstep.pipeline import PipelineModel
@@ -146,7 +146,7 @@ def _anywhere(model: nn.Module, value: bool) -> bool:
 
 def check_trains(optimizer: Optimizer, model: nn.Module) -> None:
     """Raise TaskError for an optimizer of frozen parameters only; all pipeline ranks call it together."""
-    trains = any(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"])
+    trains = any(parameter.requires_grad for parameter in parameters_in(optimizer))
     if not _anywhere(model, trains):
         raise TaskError("the optimizer has nothing to train: none of its parameters has `requires_grad`.")
 

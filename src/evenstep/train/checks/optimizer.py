@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
+from evenstep.names import parameters_in
 from evenstep.optim.hidden_state import HiddenState, holds_parameters, tells_itself
 from evenstep.optim.multi import inner
 from evenstep.optim.sharing import TORCH, TORCHAO, Granularity, is_of_torchao, why_not_by
@@ -163,7 +164,7 @@ def _check_shared(optimizer: Optimizer, layout: ParameterLayout, *, stages: bool
 
 def _check_saved(optimizer: Optimizer, layout: ParameterLayout, *, keeps: bool) -> None:
     """Raise ArgumentError for state in parts that no file has a format for."""
-    wide = any(one.dtype == torch.complex128 for group in optimizer.param_groups for one in group["params"])
+    wide = any(one.dtype == torch.complex128 for one in parameters_in(optimizer))
     if keeps and wide and layout.divides == "parameters":
         raise ArgumentError(
             "a run with a `folder` saves checkpoints, to which with `zero1` each rank gives the state of some "

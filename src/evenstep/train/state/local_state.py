@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evenstep.errors import CheckpointError
+from evenstep.names import parameters_in
 from evenstep.optim.ema import Ema
 from evenstep.optim.multi import inner
 from evenstep.optim.stepping import Steps
@@ -205,11 +206,11 @@ class InnerOptimizer:
 
     def begin(self) -> None:
         """Let all state be that of a new optimizer."""
-        self.reset([one for each in inner(self.optimizer) for group in each.param_groups for one in group["params"]])
+        self.reset([one for each in inner(self.optimizer) for one in parameters_in(each)])
 
     def reset(self, parameters: Sequence[nn.Parameter]) -> None:
         for each in inner(self.optimizer):
-            held = {id(one) for group in each.param_groups for one in group["params"]}
+            held = {id(one) for one in parameters_in(each)}
             for one in parameters:
                 each.state.pop(one, None)
                 if id(one) in self._built.keys() & held:
@@ -227,7 +228,7 @@ def build_local_state(
     reducer, layout = reducers.alone, reducers.layout
     if reducer is None or not isinstance(layout, OwnStates):
         return LocalState()
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    parameters = parameters_in(optimizer)
     own = InnerOptimizer(optimizer, steps, ema)
     reducer.attach(model, parameters, own, replica)
     return AloneState(reducer, layout, own)

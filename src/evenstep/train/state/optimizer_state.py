@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from evenstep.errors import CheckpointError
+from evenstep.names import parameters_in
 from evenstep.optim.low_bit import as_plain, from_plain, is_low_bit
 from evenstep.optim.multi import MultiOptimizer
 from evenstep.strides import laid_out
@@ -178,7 +179,7 @@ def load_optimizer(saved: Tree, optimizer: Optimizer, names: list[list[str]], bu
 
 def _of_own_classes(states: Tree, optimizer: Optimizer, names: list[list[str]]) -> Tree:
     """States in which tensors of few bits are again what they were."""
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    parameters = parameters_in(optimizer)
     flat = (name for group in names for name in group)
     devices = {name: one.device for name, one in zip(flat, parameters, strict=True)}
     return {

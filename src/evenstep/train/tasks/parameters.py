@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
 from evenstep.internals import children_of, parameters_of, share_contents, unwrapped
-from evenstep.names import TASK_PARAMETERS
+from evenstep.names import TASK_PARAMETERS, parameters_in
 from evenstep.pipeline import PipelineModel
 from evenstep.train.tasks.task import IN_MODEL, Task
 
@@ -51,7 +51,7 @@ def parameters_attached(model: nn.Module, tasks: Mapping[str, Task], optimizer: 
     Raises:
         ArgumentError: what can't be trained, or what the optimizer holds in part.
     """
-    attach_parameters(model, tasks, {id(one) for group in optimizer.param_groups for one in group["params"]})
+    attach_parameters(model, tasks, {id(one) for one in parameters_in(optimizer)})
     try:
         yield
     except BaseException:

@@ -17,7 +17,7 @@ from evenstep.arguments import said
 from evenstep.errors import ArgumentError, CheckpointError, TaskError
 from evenstep.events.bus import keeps_state
 from evenstep.internals import pytree, times_written, unwrapped
-from evenstep.names import LEARNED
+from evenstep.names import LEARNED, parameters_in
 from evenstep.optim.multi import inner
 from evenstep.optim.trial_step import why_not_added
 from evenstep.options import NormStatistics, check_task_names
@@ -265,7 +265,7 @@ def poison_of(optimizer: Optimizer, policy: FailurePolicy, strategy: Strategy) -
     """
     if not policy.tolerates_errors or strategy.layout.divides == "elements":
         return None
-    parameters = (one for group in optimizer.param_groups for one in group["params"] if one.requires_grad)
+    parameters = (one for one in parameters_in(optimizer) if one.requires_grad)
     first: Tensor = next(parameters)
     return lambda: first.flatten()[:1].float().sum() * math.nan
 

@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.data.split import copied, num_elements
 from evenstep.devices import memory_of
 from evenstep.memory import give_back, is_out_of_memory
+from evenstep.names import parameters_in
 from evenstep.optim.hidden_state import HiddenState
 from evenstep.optim.multi import inner
 from evenstep.optim.stepping import Steps
@@ -130,7 +130,7 @@ def state_allocated(optimizer: Optimizer, steps: Steps | None = None) -> Generat
     if optimizer.state or hidden.fault():  # a step could not be taken back
         yield
         return
-    parameters: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = parameters_in(optimizer)
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     kept = [parameter.detach().to("cpu", copy=True) for parameter in trained]
     masters = {name: master.to("cpu", copy=True) for name, master in steps.masters.items()}
@@ -159,4 +159,4 @@ def state_allocated(optimizer: Optimizer, steps: Steps | None = None) -> Generat
 def _of_sparse_adam(optimizer: Optimizer) -> set[int]:
     """The ids of parameters whose step takes sparse gradients only."""
     found = [one for one in inner(optimizer) if isinstance(one, torch.optim.SparseAdam)]
-    return {id(parameter) for one in found for group in one.param_groups for parameter in group["params"]}
+    return {id(parameter) for one in found for parameter in parameters_in(one)}

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from evenstep.names import named_parameters
+from evenstep.names import named_parameters, parameters_in
 from evenstep.parallel import Group, Reducers, Single, Strategy
 from evenstep.pipeline import (
     SCHEDULES,
@@ -29,7 +29,7 @@ from evenstep.pipeline import (
     forwards,
 )
 from evenstep.pipeline.whole_model import WholeModel
-from evenstep.train.update.gradient_norms import GradientNorms, NormsOfStages, NormsOfWhole, trained_by
+from evenstep.train.update.gradient_norms import GradientNorms, NormsOfStages, NormsOfWhole
 from evenstep.train.update.microbatch import MicrobatchStep
 from evenstep.train.update.weigh import Weights
 
@@ -166,7 +166,7 @@ def build_execution(model: nn.Module, strategy: Strategy, optimizer: Optimizer, 
 
 
 def _of_whole(model: nn.Module, strategy: Strategy, optimizer: Optimizer) -> Execution:
-    norms = NormsOfWhole(strategy.layout, trained_by(optimizer))
+    norms = NormsOfWhole(strategy.layout, parameters_in(optimizer))
     reducers = Reducers(strategy)
     wrapped, reducer = reducers.wrap(model)
     reducers.shard_optimizer(optimizer)
@@ -206,7 +206,7 @@ def _forwards(numbers: Numbers) -> Plan:
 def _of_stages(model: PipelineModel, strategy: Strategy, optimizer: Optimizer, device: torch.device) -> Execution:
     pipeline = model.mesh.pipeline
     reducers = Reducers(strategy, per_plan=True)
-    trained = {id(parameter) for parameter in trained_by(optimizer)}
+    trained = {id(parameter) for parameter in parameters_in(optimizer)}
     names = {name for name, parameter in named_parameters(model).items() if id(parameter) in trained}
     runner = build_runner(model, reducers, device)
     reducers.shard_optimizer(optimizer)

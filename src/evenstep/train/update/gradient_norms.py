@@ -10,7 +10,6 @@ from typing import TypeAlias, final
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from evenstep.arguments import advice, require_table, said
 from evenstep.errors import ArgumentError
@@ -105,11 +104,6 @@ class NormsOfStages:
 
 
 GradientNorms: TypeAlias = NormsOfWhole | NormsOfStages
-
-
-def trained_by(optimizer: Optimizer) -> list[Tensor]:
-    """The parameters of an optimizer."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _dense(value: Tensor) -> Tensor:
