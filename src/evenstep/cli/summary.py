@@ -14,7 +14,7 @@ from evenstep.config.schema import Config
 from evenstep.config.schema_data import DataTable
 from evenstep.data import Data, MapData, Mixture
 from evenstep.data.first_batches import FirstBatches
-from evenstep.pipeline import PipelineModel
+from evenstep.pipeline import PipelineModel, pipeline_of
 from evenstep.train import Trainer
 
 
@@ -95,7 +95,7 @@ def _in_float8(names: Sequence[str], model: nn.Module) -> list[str]:
     if not names:
         return []
     own = sum(isinstance(one, nn.Linear) for one in model.modules())
-    every = sum(model.mesh.pipeline.gather(own)) if isinstance(model, PipelineModel) else own
+    every = sum(pipeline_of(model).gather(own))
     return [f"float8      {len(names)} of {every} linear layers, {_some(names)}"]
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from evenstep.pipeline.action import Action, Op, Plan
     from evenstep.pipeline.layers import Layer, Layers
     from evenstep.pipeline.layout import Layout
-    from evenstep.pipeline.pipeline_model import PipelineModel
+    from evenstep.pipeline.pipeline_model import PipelineModel, pipeline_of
     from evenstep.pipeline.runner import Runner
     from evenstep.pipeline.schedules import SCHEDULES, Schedule
     from evenstep.pipeline.stage import PlanStep, Stage
@@ -36,6 +36,7 @@ __all__ = [
     "executed",
     "forwards",
     "lower",
+    "pipeline_of",
 ]
 
 __getattr__, __dir__ = lazy_names(
@@ -48,7 +49,7 @@ __getattr__, __dir__ = lazy_names(
         ".schedules": "SCHEDULES Schedule",
         ".stage": "Stage PlanStep",
         ".stage_module": "StageModule",
-        ".pipeline_model": "PipelineModel",
+        ".pipeline_model": "PipelineModel pipeline_of",
         ".stages": "build_runner",
     },
     old={"Section": "StageModule", "Staged": "PipelineModel", "Step": "PlanStep"},

@@ -317,6 +317,15 @@ def _check_whole(modules: Iterable[nn.Module]) -> None:
         )
 
 
+def pipeline_of(model: nn.Module) -> Group:
+    """The ranks that hold the stages of one model together; of a model that is whole, this one.
+
+    >>> pipeline_of(nn.Linear(1, 1)).ranks
+    1
+    """
+    return model.mesh.pipeline if isinstance(model, PipelineModel) else Group()
+
+
 def _copied(parameter: nn.Parameter) -> nn.Parameter:
     return nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
 
@@ -338,4 +347,4 @@ def _joined(groups: Sequence[tuple[str, ...]], names: Sequence[str]) -> list[tup
 
 def in_stages(model: nn.Module) -> bool:
     """Whether ranks hold different stages of the model."""
-    return isinstance(model, PipelineModel) and model.mesh.pipeline.ranks > 1
+    return pipeline_of(model).ranks > 1

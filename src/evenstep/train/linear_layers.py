@@ -10,10 +10,11 @@ from torch import nn
 
 from evenstep.errors import ArgumentError
 from evenstep.names import plain
+from evenstep.pipeline import pipeline_of
 from evenstep.pipeline.deferred import DeferredLinear
 from evenstep.precision import Precision
 from evenstep.precision.float8_mixed import why_not
-from evenstep.train.memory.blocks import Chosen, chosen, modules_meant, pipeline_of
+from evenstep.train.memory.blocks import Chosen, chosen, modules_meant
 
 _KEY = "float8.layers"
 _CONVERTED = "evenstep.precision.float8_linear"

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import children_of, parameters_of
 from evenstep.names import named_parameters
-from evenstep.pipeline import PipelineModel
+from evenstep.pipeline.pipeline_model import in_stages
 
 _requires_grad = attrgetter("requires_grad")
 _params = itemgetter("params")
@@ -135,7 +135,7 @@ class TrainedParameters:
                 f"`{lost[0]}` was unfrozen, but the optimizer does not hold it, so it would not be trained; build the "
                 f"optimizer from all parameters that are ever to be trained, also those that are frozen at first."
             )
-        others = isinstance(self._model, PipelineModel) and self._model.mesh.pipeline.ranks > 1  # may have some left
+        others = in_stages(self._model)  # may have some left
         if not others and not any(one.requires_grad for name, one in self._by_name.items() if name in self._held):
             raise TaskError(
                 "all parameters of the optimizer have been frozen, so there is nothing left to train; end the run with "

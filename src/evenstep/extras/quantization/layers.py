@@ -19,7 +19,7 @@ from torch.nn import functional
 from evenstep.errors import ArgumentError
 from evenstep.internals import local_tensor, parameters_of, times_written
 from evenstep.parallel.layout import cut_like, whole_tensor
-from evenstep.pipeline import PipelineModel
+from evenstep.pipeline import pipeline_of
 
 
 class ProductQuantized(nn.Module):
@@ -116,9 +116,7 @@ KINDS: Mapping[type[nn.Module], type[ProductQuantized]] = {
 
 def on_all_stages(model: nn.Module, names: Sequence[str]) -> Sequence[str]:
     """These names of all ranks that hold parts of the model, which call it together."""
-    if not isinstance(model, PipelineModel):
-        return names
-    return [one for theirs in model.mesh.pipeline.gather(list(names)) for one in theirs]
+    return [one for theirs in pipeline_of(model).gather(list(names)) for one in theirs]
 
 
 def check_blocks(name: str, weight: Tensor, block_size: int) -> None:

@@ -16,7 +16,7 @@ from evenstep.internals import accumulation_hook, unwrapped
 from evenstep.names import named_parameters, parameters_in, state_of
 from evenstep.options import Training
 from evenstep.parallel import Local, Strategy
-from evenstep.pipeline import PipelineModel
+from evenstep.pipeline import PipelineModel, pipeline_of
 from evenstep.pipeline.ties import check_frozen
 from evenstep.precision import Precision, SixteenBits
 from evenstep.strides import is_dense, overlapping, shares_memory
@@ -141,7 +141,7 @@ _WRAPPERS = {
 
 def _anywhere(model: nn.Module, value: bool) -> bool:
     """Whether it is so on any of the ranks that share the stages of the model."""
-    return any(model.mesh.pipeline.gather(value)) if isinstance(model, PipelineModel) else value
+    return any(pipeline_of(model).gather(value))
 
 
 def check_trains(optimizer: Optimizer, model: nn.Module) -> None:

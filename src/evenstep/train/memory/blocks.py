@@ -18,7 +18,7 @@ from evenstep.errors import ArgumentError
 from evenstep.internals import children_of, compiled_in_place, unwrapped
 from evenstep.names import plain
 from evenstep.parallel import Group
-from evenstep.pipeline import PipelineModel
+from evenstep.pipeline import PipelineModel, pipeline_of
 
 
 class Chosen(NamedTuple):
@@ -78,11 +78,6 @@ def chosen(model: nn.Module, here: Mapping[str, nn.Module]) -> Chosen:
     """What this process has chosen, with the names of what others of its pipeline have; all ask together."""
     names = dict.fromkeys(name for theirs in pipeline_of(model).gather(tuple(here)) for name in theirs)
     return Chosen(here, tuple(names))
-
-
-def pipeline_of(model: nn.Module) -> Group:
-    """The ranks that hold stages of one model together."""
-    return model.mesh.pipeline if isinstance(model, PipelineModel) else Group()
 
 
 def _layers_of(model: nn.Module) -> dict[str, nn.Module]:

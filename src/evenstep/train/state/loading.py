@@ -24,8 +24,7 @@ from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.internals import unwrapped
 from evenstep.keywords import answered
 from evenstep.names import named_parameters, plain
-from evenstep.parallel import Group
-from evenstep.pipeline import PipelineModel
+from evenstep.pipeline import PipelineModel, pipeline_of
 
 _MOST_NAMES = 8
 
@@ -158,7 +157,7 @@ def put_weights(
     patterns = _patterns(only)
     for name, flag in (("average", average), ("partial", partial), ("freeze", freeze)):
         require_flag(name, flag)
-    ranks = model.mesh.pipeline if isinstance(model, PipelineModel) else Group()
+    ranks = pipeline_of(model)
     live, names = _live(model)
     known = {name for theirs in ranks.gather(list(chain.from_iterable(names.values()))) for name in theirs}
     for pattern in patterns:
