@@ -160,16 +160,7 @@ def put_weights(
     ranks = pipeline_of(model)
     live, names = _live(model)
     known = {name for theirs in ranks.gather(list(chain.from_iterable(names.values()))) for name in theirs}
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in known):
-            meant = advice(pattern, sorted(known), f"it has {_some(sorted(known))}.")
-            raise ArgumentError(f"`only` has `{pattern}`, which nothing of the model fits; {meant}")
-    # copies of one parameter in several stages are meant by each of its names, as the one of a whole model is
-    fitting = {
-        name: [one for one in own if any(fnmatchcase(one, pattern) for pattern in patterns)]
-        for name, own in names.items()
-    }
-    names = {name: own for name, own in fitting.items() if own}
+    names = _fitting(patterns, names, known)
     wanted = {name: live[name] for name in names}
 
     def compared() -> tuple[StoredWeights, LoadedWeights]:
@@ -239,6 +230,29 @@ def _live(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
     live = {plain(name): one for name, one in state.items() if isinstance(one, Tensor)}
     tied = {name: tie.names for tie in model.ties for name in tie.names} if isinstance(model, PipelineModel) else {}
     return live, {name: [*tied.get(name, (name,))] for name in live}
+
+
+def _fitting(patterns: Sequence[str], names: Mapping[str, Sequence[str]], known: set[str]) -> dict[str, list[str]]:
+    """The names that a pattern fits, of each tensor that has one.
+
+    Copies of one parameter in several stages are meant by each of its names, as the one of a whole model is.
+
+    Args:
+        names: all of each tensor of this rank.
+        known: those of the whole model.
+
+    Raises:
+        ArgumentError: a pattern that fits none of these.
+    """
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in known):
+            meant = advice(pattern, sorted(known), f"it has {_some(sorted(known))}.")
+            raise ArgumentError(f"`only` has `{pattern}`, which nothing of the model fits; {meant}")
+    fitting = {
+        name: [one for one in own if any(fnmatchcase(one, pattern) for pattern in patterns)]
+        for name, own in names.items()
+    }
+    return {name: own for name, own in fitting.items() if own}
 
 
 def _place(weights: StoredWeights, name: str, names: Sequence[str]) -> str:
