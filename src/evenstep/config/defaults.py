@@ -13,7 +13,7 @@ from evenstep.config.sources import Tree
 def defaults_of(section: Section) -> Tree:
     """The defaults of all keys of `section` that have one; those whose default is None are left out, as in a file.
 
-    >>> from evenstep.config.schema import LogTable
+    >>> from evenstep.config.schema_between import LogTable
     >>> defaults_of(LogTable(every_updates=3))
     {'every_updates': 10, 'writers': ['console', 'jsonl'], 'flops': False}
     """

@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 
 import evenstep
-from evenstep.config import schema, schema_ranks
+from evenstep.config import schema, schema_between, schema_ranks
 from evenstep.config.schema import Config, EmaTable, LossScaleTable
 from evenstep.config.schema_lr import TABLES, ScheduleTable
 from evenstep.config.section import Section
@@ -215,7 +215,8 @@ def test_ema_and_loss_scale_have_the_defaults_of_their_namesakes() -> None:
     ids=lambda one: one if isinstance(one, str) else one.__name__,
 )
 def test_a_table_has_the_defaults_of_what_is_constructed_from_it(section: str, constructor: Any) -> None:
-    home: Any = schema_ranks if hasattr(schema_ranks, f"{section}Table") else schema
+    homes: tuple[Any, ...] = (schema, schema_between, schema_ranks)
+    home = next(one for one in homes if hasattr(one, f"{section}Table"))
     table = getattr(home, f"{section}Table").model_fields
     there = {
         name: p.default for name, p in inspect.signature(constructor).parameters.items() if p.default is not p.empty
