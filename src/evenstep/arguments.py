@@ -331,3 +331,13 @@ def said(value: object) -> str:
     if callable(value) and isinstance(getattr(value, "__name__", None), str):
         return f"the function {cast('Any', value).__name__}"
     return f"{'an' if kind[:1] in 'AEIOUaeiou' else 'a'} {kind}"
+
+
+def format_name(dtype: object) -> str:
+    """A number format of torch's, for a message.
+
+    >>> import torch
+    >>> format_name(torch.bfloat16)
+    'bfloat16'
+    """
+    return str(dtype).removeprefix("torch.")

@@ -17,6 +17,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
+from evenstep.arguments import format_name
 from evenstep.checkpoint.folders import (
     CHECKPOINTS,
     checkpoints_folder,
@@ -207,9 +208,7 @@ def _check_alike(reader: CheckpointReader, newest: CheckpointReader, part: str) 
 
 def _described(tensors: dict[str, Any]) -> dict[str, str]:
     return {
-        name: f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}"
-        if isinstance(one, Tensor)
-        else type(one).__name__
+        name: f"{format_name(one.dtype)} {list(one.shape)}" if isinstance(one, Tensor) else type(one).__name__
         for name, one in tensors.items()
     }
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from evenstep.arguments import format_name
 from evenstep.checkpoint import CheckpointReader
 
 
@@ -51,7 +52,7 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def _kind(tensor: Tensor) -> str:
-    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+    return f"{list(tensor.shape)} {format_name(tensor.dtype)}"
 
 
 def _values(a: Any, b: Any, path: str) -> Iterator[tuple[str, Any, Any]]:

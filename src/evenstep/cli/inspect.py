@@ -7,6 +7,7 @@ compared with its checksum.
 import math
 from typing import Any
 
+from evenstep.arguments import format_name
 from evenstep.checkpoint import CheckpointReader
 from evenstep.cli.difference import differences
 from evenstep.exits import EXIT_DONE, EXIT_ERROR
@@ -53,7 +54,7 @@ def _summary(contents: CheckpointReader, part: str, values: Any) -> str:
         return text if len(text) <= 90 else f"{text[:87]}..."
     elements = [math.prod(entry.shape) for entry in tensors]
     size = sum(count * entry.dtype.itemsize for count, entry in zip(elements, tensors, strict=True))
-    kinds = ", ".join(sorted({str(entry.dtype).removeprefix("torch.") for entry in tensors}))
+    kinds = ", ".join(sorted({format_name(entry.dtype) for entry in tensors}))
     plural = "s" if len(tensors) > 1 else ""
     return f"{len(tensors)} tensor{plural}, {sum(elements):,} elements, {spell_bytes(size)}, {kinds}"
 

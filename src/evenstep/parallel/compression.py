@@ -11,6 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from evenstep.arguments import format_name
 from evenstep.errors import ArgumentError
 
 
@@ -50,9 +51,10 @@ class _Cast(Compression):
     def check(self, dtypes: Sequence[torch.dtype]) -> None:
         other = [dtype for dtype in dtypes if dtype not in (torch.float32, torch.float64, self.wire)]
         if other:
+            wire = format_name(self.wire)
             raise ArgumentError(
-                f"gradients that travel as {_name(self.wire)} must be of float32, float64 or {_name(self.wire)}, but "
-                f"the model has parameters of {_name(other[0])}; set `parallel.compression` to none."
+                f"gradients that travel as {wire} must be of float32, float64 or {wire}, but the model has parameters "
+                f"of {format_name(other[0])}; set `parallel.compression` to none."
             )
 
     def pack(self, gradients: Sequence[Tensor]) -> Tensor:
@@ -97,10 +99,6 @@ class Fp16(_Cast):
         "the gradients of this update are finite, but as fp16, in which they are summed over ranks, numbers above "
         "65504 are inf; set `parallel.compression` to bf16 or none, or clip what makes them so large"
     )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 COMPRESSIONS: Mapping[str, Callable[[], Compression]] = {"none": Compression, "bf16": Bf16, "fp16": Fp16}

@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from evenstep.arguments import format_name
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import has_gradient_hooks
 
@@ -59,13 +60,15 @@ def check_shardable(module: nn.Module, units: Sequence[nn.Module]) -> None:
             name, first = names[id(one)], names[id(trained[0])]
             if one.is_complex():
                 raise ArgumentError(
-                    f"parameters that are cut over ranks must be real, but `{name}` is {_said(one)}; here {_INSTEAD}."
+                    f"parameters that are cut over ranks must be real, but `{name}` is {format_name(one.dtype)}; "
+                    f"here {_INSTEAD}."
                 )
             if one.dtype != trained[0].dtype:
                 raise ArgumentError(
                     f"parameters that are gathered at once must be trained in one number format, but `{first}` is "
-                    f"{_said(trained[0])} and `{name}` is {_said(one)}; give them one format, put them into different "
-                    f"items of an `nn.ModuleList`, which are gathered one by one, or {_INSTEAD}."
+                    f"{format_name(trained[0].dtype)} and `{name}` is {format_name(one.dtype)}; give them one format, "
+                    f"put them into different items of an `nn.ModuleList`, which are gathered one by one, or "
+                    f"{_INSTEAD}."
                 )
 
 
@@ -151,7 +154,3 @@ def _given(values: Iterable[Any]) -> Iterator[Any]:
             yield from value.parameters(recurse=False)
         else:
             yield value
-
-
-def _said(parameter: Tensor) -> str:
-    return str(parameter.dtype).removeprefix("torch.")

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, cast, final
 import torch
 from torch import Tensor, nn
 
+from evenstep.arguments import format_name
 from evenstep.errors import TaskError, clause
 from evenstep.internals import pytree
 from evenstep.internals.compiler import cache_folder, compile_graph, graph_breaks, is_compile_error
@@ -110,7 +111,7 @@ class CompiledForward:
         _INDUCTOR.codes.add(_code(self.__wrapped__))
         tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
         modes = "with gradients" if torch.is_grad_enabled() else "without gradients"
-        shapes = ", ".join(f"{[*one.shape]} {str(one.dtype).removeprefix('torch.')}" for one in tensors)
+        shapes = ", ".join(f"{[*one.shape]} {format_name(one.dtype)}" for one in tensors)
         breaks = tuple(one for one in graph_breaks() if one not in _INDUCTOR.breaks)
         _INDUCTOR.breaks.update(breaks)
         self._made.append(Made(self.name, f"{shapes} {modes}", graphs, breaks))

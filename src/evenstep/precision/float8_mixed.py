@@ -16,7 +16,7 @@ from typing import Any, Literal, cast, final, get_args
 import torch
 from torch import nn
 
-from evenstep.arguments import require_flag, require_word
+from evenstep.arguments import format_name, require_flag, require_word
 from evenstep.errors import ArgumentError, MissingExtraError
 from evenstep.precision.precision import Precision
 
@@ -93,7 +93,7 @@ def why_not(layer: nn.Linear) -> str:
     if layer.in_features % 16 or layer.out_features % 16:
         return f"has {layer.in_features} → {layer.out_features} features"
     if layer.weight.dtype not in (torch.float32, torch.bfloat16):
-        return f"is {str(layer.weight.dtype).removeprefix('torch.')}"
+        return f"is {format_name(layer.weight.dtype)}"
     return ""
 
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from evenstep.arguments import format_name
 from evenstep.errors import ArgumentError
 from evenstep.nothing import NOTHING
 
@@ -59,7 +60,7 @@ class Precision(ABC):
         """
         for name, parameter in trained.items():
             if parameter.dtype in _SIXTEEN_BITS:
-                raise ArgumentError(_refusal(name, str(parameter.dtype).removeprefix("torch."), trained))
+                raise ArgumentError(_refusal(name, format_name(parameter.dtype), trained))
 
     def convert(self, model: nn.Module, held: Collection[int]) -> frozenset[int]:
         """Give the model the format that it has in this mode, in place.

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from evenstep.arguments import require_flag, require_word
+from evenstep.arguments import format_name, require_flag, require_word
 from evenstep.errors import ArgumentError
 from evenstep.internals import buffers_of, parameters_of
 from evenstep.precision.loss_scale import LossScaled
@@ -55,7 +55,7 @@ class SixteenBits(Precision):
     def check_trained(self, trained: Mapping[str, Tensor]) -> None:
         for name, parameter in trained.items():
             if parameter.dtype not in _REAL:
-                found = str(parameter.dtype).removeprefix("torch.")
+                found = format_name(parameter.dtype)
                 raise ArgumentError(
                     f"with precision '{self.name}' trained parameters must be float32, or of 16 bits, but `{name}` is "
                     f"{found}; make it float32, or train with precision '32-true', which leaves formats as they are."

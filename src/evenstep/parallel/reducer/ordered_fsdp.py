@@ -12,6 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from evenstep.arguments import format_name
 from evenstep.errors import ArgumentError
 from evenstep.internals.fsdp import gradient_of, leave_inputs_alone
 from evenstep.names import parameters_in
@@ -151,7 +152,7 @@ def check_exact(group: Group, optimizer: torch.optim.Optimizer) -> None:
     # those whose gradients are float32 are stepped in float32
     narrow = {one.dtype for one in trained if one.grad_dtype == one.dtype} & {torch.float16, torch.bfloat16}
     if narrow:
-        names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in narrow))
+        names = " and ".join(sorted(format_name(dtype) for dtype in narrow))
         raise ArgumentError(
             f"the model has parameters in {names}: on the CPU, torch rounds the ends of such a tensor differently from "
             f"its middle, so a step of shards does not have the bits of a step of the whole. Keep the parameters in "

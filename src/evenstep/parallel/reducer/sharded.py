@@ -14,7 +14,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
-from evenstep.arguments import require_flag, require_object, require_whole
+from evenstep.arguments import format_name, require_flag, require_object, require_whole
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals.fsdp import (
     begin,
@@ -76,8 +76,8 @@ class Sharded(Strategy):
     def gathering(self, dtype: torch.dtype) -> Self:
         if self.gather_dtype not in (None, dtype):
             raise ArgumentError(
-                f"`gather_dtype` must be the format that the model computes in, {_said(dtype)}, or left out, but is "
-                f"{_said(self.gather_dtype)}; leave it out."
+                f"`gather_dtype` must be the format that the model computes in, {format_name(dtype)}, or left out, but "
+                f"is {format_name(self.gather_dtype)}; leave it out."
             )
         other = copy(self)
         other.gather_dtype = dtype
@@ -86,10 +86,6 @@ class Sharded(Strategy):
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = parameters_in(optimizer)
         check_steppable([one for one in parameters if not cuttable(one)], optimizer)
-
-
-def _said(dtype: torch.dtype | None) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def check_sharding(ranks: int, device: torch.device, *, shard_ranks: int | None, offload: bool) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from evenstep.arguments import format_name
 from evenstep.errors import ArgumentError
 from evenstep.events import Hook
 from evenstep.internals import any_gradient_hooks, compiled_in_place, has_foreign_hooks, has_step_hooks, unwrapped
@@ -178,7 +179,7 @@ def _check_optimizer(optimizer: Optimizer) -> None:
     parameters = [one for group in groups for one in group["params"]]
     odd = next((one.dtype for one in parameters if one.dtype not in (torch.float32, torch.float64)), None)
     if odd is not None:
-        raise _refusal(f"the optimizer holds parameters of {str(odd).removeprefix('torch.')}; it takes float32 ones")
+        raise _refusal(f"the optimizer holds parameters of {format_name(odd)}; it takes float32 ones")
     check_still_capturable(optimizer, parameters)
 
 

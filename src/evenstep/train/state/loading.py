@@ -17,7 +17,7 @@ from typing import cast, final
 import torch
 from torch import Tensor, nn
 
-from evenstep.arguments import advice, require_flag, require_object, said
+from evenstep.arguments import advice, format_name, require_flag, require_object, said
 from evenstep.checkpoint import on_all_ranks
 from evenstep.checkpoint.weights import StoredWeights, open_weights
 from evenstep.errors import ArgumentError, CheckpointError
@@ -287,9 +287,7 @@ def _compare(
             name: (tuple(found[name].shape), tuple(wanted[name].shape)) for name in found if name not in loaded
         },
         other_format={
-            name: str(found[name].dtype).removeprefix("torch.")
-            for name in loaded
-            if found[name].dtype != wanted[name].dtype
+            name: format_name(found[name].dtype) for name in loaded if found[name].dtype != wanted[name].dtype
         },
         frozen=tuple(sorted({parameters[one] for one in tied if one in parameters})) if freeze else (),
         trained_by=weights.trained_by,
@@ -302,8 +300,8 @@ def _check_formats(source: str, formats: Mapping[str, tuple[torch.dtype, torch.d
         if theirs.is_complex > ours.is_complex or (ours.is_floating_point and not theirs.is_floating_point):
             what = "their imaginary parts would be lost" if theirs.is_complex else "they may be quantised, with a scale"
             raise CheckpointError(
-                f"`{name}` in `{source}` holds {str(theirs).removeprefix('torch.')} numbers for a parameter of "
-                f"{str(ours).removeprefix('torch.')}: {what}. Save it in a floating format, or name what else is meant "
+                f"`{name}` in `{source}` holds {format_name(theirs)} numbers for a parameter of "
+                f"{format_name(ours)}: {what}. Save it in a floating format, or name what else is meant "
                 f"by `only`."
             )
 

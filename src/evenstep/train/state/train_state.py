@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from evenstep.arguments import format_name
 from evenstep.checkpoint import ALONE, RankGroup, Shard, on_all_ranks
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.internals import unwrapped
@@ -281,10 +282,6 @@ def _as_shard(tensor: Tensor | ShardedTensorRef) -> Tensor | Shard:
     return Shard(local=tensor.local, shape=tensor.shape, offsets=(0,) * len(tensor.shape))
 
 
-def _said(format: torch.dtype) -> str:
-    return str(format).removeprefix("torch.")
-
-
 def check_fits(
     saved: Mapping[str, Tensor],
     live: Mapping[str, Tensor],
@@ -305,7 +302,7 @@ def check_fits(
         if name in saved and saved[name].shape != tensor.shape
     ]
     faults += [
-        f"{name} is of {_said(saved[name].dtype)} instead of {_said(formats.get(name, tensor.dtype))}"
+        f"{name} is of {format_name(saved[name].dtype)} instead of {format_name(formats.get(name, tensor.dtype))}"
         for name, tensor in live.items()
         if name in saved and saved[name].dtype != formats.get(name, tensor.dtype)
     ]
