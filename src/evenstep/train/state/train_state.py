@@ -272,7 +272,7 @@ def _outlines_of(model: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
 
 
 def _outlined(outline: tuple[torch.Size, torch.dtype] | None) -> str:
-    return "not there" if outline is None else f"{_said(outline[1])} of shape {[*outline[0]]}"
+    return "not there" if outline is None else f"{format_name(outline[1])} of shape {[*outline[0]]}"
 
 
 def _as_shard(tensor: Tensor | ShardedTensorRef) -> Tensor | Shard:
