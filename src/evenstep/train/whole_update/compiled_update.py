@@ -119,7 +119,7 @@ class CompiledUpdate:
         context.phases.lap("weigh")
         if not weights.totals or not self._model.training:
             return core(batch, before)
-        rates = core.learning_rates(update)
+        rates = core.learning_rates(update, batch.position.epoch)
         state = self._state
         check_still_capturable(self._optimizer, state.parameters)
         if update <= self._dispatched:  # what was dispatched since has been taken back, or another state was loaded
