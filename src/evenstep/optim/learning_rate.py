@@ -33,6 +33,7 @@ class LearningRates:
 
     Attributes:
         begun_at: the committed update after which the schedule counts, 0 unless it has begun afresh since.
+        last: what the schedule has set the groups' rates to, or what they are before it has; nothing without one.
         names: of the groups' rates as metrics: `train/lr` is the first group's, `train/lr/NAME` that of another, by the
             `name` of the group or else its number.
 
@@ -66,6 +67,7 @@ class LearningRates:
         self.begun_at = 0
         self._optimizer = optimizer
         self._set: list[Any] = [_as_set(group["lr"]) for group in groups] if schedule is not None else []
+        self.last: Sequence[float] = self._bases
         self.names = [] if without else _names(groups)
 
     @property
@@ -140,7 +142,7 @@ class LearningRates:
             if not self.names:
                 return []
             return [rate.detach().clone() if isinstance(rate := group["lr"], Tensor) else rate for group in groups]
-        rates: list[float | Tensor]
+        rates: list[float]
         if self._is_plain and not self.begun_at:
             factor = self._schedule(update, self._updates)
             rates = [base * factor for base in self._bases]
@@ -150,12 +152,22 @@ class LearningRates:
         for number, (group, rate) in enumerate(zip(groups, rates, strict=True)):
             if self._set and self._set[number] != _as_set(group["lr"]):
                 self._refuse(number, update)
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
-        self._set = [_as_set(group["lr"]) for group in groups]
+            _set_rate(group, rate)
+        self._set, self.last = [_as_set(group["lr"]) for group in groups], rates
         return rates
+
+    def put_back(self, rates: Sequence[float]) -> None:
+        """Let the groups have the rates of before an update that was aborted.
+
+        Args:
+            rates: what `last` was then.
+        """
+        if rates is self.last:
+            return
+        groups = self._optimizer.param_groups
+        for group, rate in zip(groups, rates, strict=True):
+            _set_rate(group, rate)
+        self._set, self.last = [_as_set(group["lr"]) for group in groups], rates
 
     @contextmanager
     def swept(self, rate_of: Callable[[int], float]) -> Generator[None]:
@@ -176,7 +188,8 @@ class LearningRates:
         values = [float(one) for one in held]
         sweep = _Swept(rate_of=rate_of, base=rates[0])
         of_groups = [sweep] * len(groups)
-        vars(self).update(_schedule=sweep, _of_groups=of_groups, _bases=rates, _is_plain=True, _set=[], begun_at=0)
+        swept = {"_schedule": sweep, "_of_groups": of_groups, "_bases": rates, "_is_plain": True, "_set": []}
+        vars(self).update(swept, begun_at=0, last=values)
         try:
             yield
         finally:
@@ -192,6 +205,8 @@ class LearningRates:
             begun_at: see the attribute.
         """
         self.begun_at, self._set = begun_at, []
+        if self._schedule is not None:
+            self.last = [float(group["lr"]) for group in self._optimizer.param_groups]
 
     def _refuse(self, number: int, update: int) -> None:
         now = float(self._optimizer.param_groups[number]["lr"])
@@ -221,6 +236,13 @@ class _Swept(LrSchedule):
         return self.rate_of(update) / self.base
 
     def check(self, updates: int | None) -> None: ...
+
+
+def _set_rate(group: dict[str, Any], rate: float) -> None:
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
 
 
 def _as_set(rate: Any) -> Any:

@@ -371,6 +371,7 @@ class Engine:
             return Aborted(incident=self._causes.own_incident(first), pending=first, is_own=True)
         self.storage.discard_from(first.number)
         self.progress, self.precision.state = first.before, first.precision
+        self.core.learning_rates.put_back(first.rates)
         self.core.resume()
         since = tuple(one.batch for one in updates[index + 1 :])
         return Aborted(incident=self._causes.incident(first), pending=first, since=since)
@@ -410,6 +411,7 @@ class Engine:
         index = first_aborted(updates)
         if index is not None:
             self.progress, self.precision.state = updates[index].before, updates[index].precision
+            self.core.learning_rates.put_back(updates[index].rates)
         self.core.abandon(None if index is None else updates[index].number)
         self.storage.discard_from(self.progress.update + 1)
 

@@ -125,15 +125,17 @@ def test_a_tuple_a_list_and_a_dict_are_one_micro_batch_each() -> None:
 
 def test_after_an_abort_nothing_has_changed_and_the_next_call_is_the_same_update() -> None:
     one, other = net(dropout=0.5), net(dropout=0.5)
-    engine, without = [engine_of(of, train=Training(ema=Ema(decay=0.5))) for of in (one, other)]
+    falling: dict[str, Any] = {"lr_schedule": "linear", "updates": 6}
+    engine, without = [engine_of(of, train=Training(ema=Ema(decay=0.5)), **falling) for of in (one, other)]
     x, y = points()
     for which in (engine, without):
         which.update((x, y))
-    before = parameters(one)
+    before, options = parameters(one), deepcopy(engine.state_dict()["optimizer"]["groups"])
     outcome = engine.update((x * torch.nan, y))
     assert isinstance(outcome, Aborted)
     assert outcome.incident.kind == "non_finite"
     assert torch.equal(before, parameters(one))
+    assert engine.state_dict()["optimizer"]["groups"] == options
     assert engine.progress.update == 1
     incident, error = engine.explain(outcome)
     assert isinstance(error, NonFiniteError)

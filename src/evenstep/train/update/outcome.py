@@ -29,6 +29,7 @@ class PendingUpdate:
         batch: its global batch.
         before: the counters before it.
         precision: the precision's state before it.
+        rates: those of the optimizer's groups before it, where a schedule sets them.
         aborted: 0.0 when it was applied, 1.0 when not; a tensor while only the device knows.
         total: Σw of the update; a tensor where the weight is late.
         norm: ‖g‖₂ before clipping; None where there is no gradient.
@@ -41,6 +42,7 @@ class PendingUpdate:
     batch: GlobalBatch
     before: Progress
     precision: dict[str, float | int | None]
+    rates: Sequence[float]
     aborted: float | Tensor
     total: float | Tensor
     norm: float | Tensor | None = None

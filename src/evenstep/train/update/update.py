@@ -185,6 +185,7 @@ class Update:
             batch=batch,
             before=before,
             precision=self._context.precision.state,
+            rates=self.learning_rates.last,
             aborted=1.0,
             total=0.0,
             skipped_samples=weights.skipped_samples,

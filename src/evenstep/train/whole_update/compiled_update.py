@@ -119,7 +119,6 @@ class CompiledUpdate:
         context.phases.lap("weigh")
         if not weights.totals or not self._model.training:
             return core(batch, before)
-        rates = core.learning_rates(update, batch.position.epoch)
         state = self._state
         check_still_capturable(self._optimizer, state.parameters)
         if update <= self._dispatched:  # what was dispatched since has been taken back, or another state was loaded
@@ -128,6 +127,8 @@ class CompiledUpdate:
         state.follow()
         undo = core.effects.begin_passes()
         self._weights, self._number = self._unwritten(weights, update), update
+        rates_before = core.learning_rates.last
+        rates = core.learning_rates(update, batch.position.epoch)
         core.is_whole = False  # until all that follows has been applied
         try:
             outcome = self._computed(weights, update)
@@ -140,12 +141,14 @@ class CompiledUpdate:
                     f"can't. Leave that out, or give the number as a metric, `Loss(total, metrics={{'name': (sum, "
                     f"weight)}})`."
                 )
+            core.learning_rates.put_back(rates_before)
             if is_out_of_memory(error):
                 raise _no_memory(update, error) from error
             raise
         core.is_whole = True
         if outcome is None:
             undo()
+            core.learning_rates.put_back(rates_before)
             return core(batch, before)
         self._dispatched = update
         applied = self._verdict(outcome)
@@ -162,6 +165,7 @@ class CompiledUpdate:
             batch=batch,
             before=before,
             precision=context.precision.state,
+            rates=rates_before,
             norm=applied[0],
             aborted=applied[1],
             total=weights.total,
