@@ -6,6 +6,8 @@ gradients, which are second derivatives, of no compiled model. The engine knows 
 
 import torch
 
+from evenstep.train.tasks.now import is_checking_losses
+
 
 def takes_derivatives(error: Exception) -> bool:
     """Whether torch has raised `error` because a derivative was asked for where no graph is made.
@@ -23,8 +25,18 @@ def explain_derivatives(error: Exception) -> None:
     >>> error = RuntimeError("torch.compile with aot_autograd does not currently support double backward")
     >>> explain_derivatives(error); error.__notes__[0][:44]
     'What is compiled has derivatives of first or'
+    >>> from evenstep.train.tasks.now import checking_losses
+    >>> error = RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")
+    >>> with torch.no_grad(), checking_losses(): explain_derivatives(error)
+    >>> error.__notes__[0].partition(": ")[2]
+    'use `ddp` or `zero1`, not `fsdp` or stages.'
     """
-    if takes_derivatives(error):
+    if takes_derivatives(error) and is_checking_losses():  # which is made once more with a graph where one can be had
+        error.add_note(
+            "A loss that takes derivatives of what the model gives needs parameters that are whole: use `ddp` or "
+            "`zero1`, not `fsdp` or stages."
+        )
+    elif takes_derivatives(error):
         error.add_note(
             "Evaluations make no graph, so a loss that takes derivatives can't be had there as in training. Let the "
             "task evaluate with one: `def evaluate(self, model, batch):`, and in it `with torch.enable_grad(): return "

@@ -30,6 +30,11 @@ def checking_losses() -> Generator[None]:
         _CHECKED.reset(token)
 
 
+def is_checking_losses() -> bool:
+    """Whether the caller is inside of `checking_losses`."""
+    return _CHECKED.get()
+
+
 class Asked(Protocol):
     """What an engine says to tasks that ask."""
 
@@ -70,7 +75,7 @@ class Now:
     @property
     def is_evaluating(self) -> bool:
         """Whether this is an evaluation or a prediction: no update, and no check of a loss that is to be trained."""
-        return not (self.is_training or _CHECKED.get())
+        return not (self.is_training or is_checking_losses())
 
     @property
     def update(self) -> int:
