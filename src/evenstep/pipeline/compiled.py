@@ -19,7 +19,13 @@ from torch import Tensor, nn
 from evenstep.arguments import format_name
 from evenstep.errors import TaskError, clause
 from evenstep.internals import pytree
-from evenstep.internals.compiler import cache_folder, compile_graph, graph_breaks, is_compile_error
+from evenstep.internals.compiler import (
+    NotCompiledError,
+    cache_folder,
+    compile_graph,
+    graph_breaks,
+    is_compile_error,
+)
 
 
 class Made(NamedTuple):
@@ -49,14 +55,17 @@ class Inductor:
 
     Attributes:
         graphs: how many it has compiled.
+        refuses: whether it raises NotCompiledError instead of compiling.
     """
 
     def __init__(self, *, captured: bool = False) -> None:
-        self.graphs, self._captured = 0, captured
+        self.graphs, self._captured, self.refuses = 0, captured, False
         self.codes: set[object] = set()  # of the forwards of which something is compiled
         self.breaks: set[str] = set()  # that have been told
 
     def __call__(self, graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+        if self.refuses:
+            raise NotCompiledError
         self.graphs += 1
         return compile_graph(graph, inputs, captured=self._captured)
 

@@ -82,6 +82,29 @@ class Compilations:
         anew = torch.compile(function, dynamic=False, fullgraph=True, backend=backend, options=own)
         return Compiled(as_compiled(function), anew)
 
+    def known(self, compiled: Compiled, args: Sequence[Any]) -> Any:
+        """Call what `compile` gave, if it was compiled for such arguments.
+
+        Raises:
+            NotCompiledError: it was not; nothing has happened.
+        """
+        if self._thread != get_ident():  # torch keeps its settings by thread
+            compile_each_shape()
+            self._thread = get_ident()
+        if not self._times[id(compiled.anew)]:
+            raise NotCompiledError
+        if not self.captures:
+            return compiled.known(*args)
+        self._inductor.refuses = True
+        try:
+            return compiled.anew(*args)
+        except Exception as error:
+            if is_compile_error(error):
+                raise NotCompiledError from error
+            raise
+        finally:
+            self._inductor.refuses = False
+
     def run(self, compiled: Compiled, args: Sequence[Any], form: Hashable, update: int) -> Any:
         """Call what `compile` gave.
 
@@ -91,14 +114,10 @@ class Compilations:
         Raises:
             TaskError: torch can't make one graph of it.
         """
-        if self._thread != get_ident():  # torch keeps its settings by thread
-            compile_each_shape()
-            self._thread = get_ident()
-        if not self.captures:
-            try:
-                return compiled.known(*args)
-            except NotCompiledError:
-                pass  # what follows would else be raised "during handling of" it
+        try:
+            return self.known(compiled, args)
+        except NotCompiledError:
+            pass  # what follows would else be raised "during handling of" it
         graphs = self._inductor.graphs
         try:
             given = compiled.anew(*args)

@@ -8,7 +8,7 @@ stands.
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any, final
+from typing import Any, cast, final
 from zlib import crc32
 
 import torch
@@ -175,18 +175,22 @@ class CompiledUpdate:
 
     def _computed(self, weights: Weights, update: int) -> Outcome | None:
         """Run the update's graphs on this rank's micro-batches."""
-        context, randomness = self._context, self._context.randomness
+        randomness = self._context.randomness
         own = branch_below(self._root, update)
         randomness.begin_passage(True, *weights.totals)
         try:
             work = self._work(weights, update, own)
-            self._graphs.look_at(work)
-            first = weights.work[0].index if weights.work else 0  # another one on each rank
-            randomness.begin(context.device, branch_below(own, first, _GRAPH))
+            self._begin_graph()
             with NoGrad():
                 return self._graphs(work)
         finally:
             randomness.end_passage()
+
+    def _begin_graph(self) -> None:
+        """Seed what the graph draws; also after a probe, which has drawn."""
+        work, own = cast("Weights", self._weights).work, branch_below(self._root, self._number)
+        first = work[0].index if work else 0  # another one on each rank
+        self._context.randomness.begin(self._context.device, branch_below(own, first, _GRAPH))
 
     def _work(self, weights: Weights, update: int, own: int) -> Work:
         """What the update is computed from.
@@ -294,6 +298,7 @@ class CompiledUpdate:
         used = tuple([number for number, one in enumerate(self._state.parameters) if one.grad is not None])
         for one in self._core.trained.with_grad:
             one.grad = None
+        self._begin_graph()
         return Probed(used, moving)
 
     def _moving(self, before: dict[str, tuple[Tensor, int]]) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ before, by going through the micro-batches once without compiling. Nothing here 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast, final
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast, final
 
 import torch
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from evenstep.errors import TaskError
 from evenstep.internals import buffers_of, parameters_of, places_of, pytree
-from evenstep.internals.compiler import keep_address, only_compiled
+from evenstep.internals.compiler import NotCompiledError, keep_address, only_compiled
 from evenstep.names import named_parameters
 from evenstep.optim.ema import Ema
 from evenstep.optim.formula_state import FormulaState
@@ -25,6 +26,10 @@ from evenstep.train.tasks.task import Task
 from evenstep.train.update.context import TrainContext
 from evenstep.train.whole_update.compilations import Compilations, Compiled
 from evenstep.train.whole_update.function import HEAD, Gradients, Held, OptimizerStep, Told
+
+T = TypeVar("T")
+Run: TypeAlias = Callable[[Compiled, Sequence[Any], Hashable, int], Any]
+"""Calls what was compiled, as `Compilations.run` does."""
 
 
 class Work(NamedTuple):
@@ -161,7 +166,7 @@ class Graphs(ABC):
         self._plain = [plain[id(one)] for one in state.parameters]
         wide = any(one.dtype == torch.float64 for one in state.parameters)
         self._format = torch.float64 if wide else torch.float32
-        self._entries: dict[Hashable, _Entry] = {}
+        self._entries: dict[Hashable, list[_Entry]] = {}
         self._rooms: dict[int, tuple[Tensor, NDArray[Any]]] = {}
 
     @abstractmethod
@@ -172,15 +177,34 @@ class Graphs(ABC):
             None where no parameter gets a gradient: then nothing has happened.
         """
 
-    def look_at(self, work: Work) -> None:
-        """Find out what micro-batches do that are of a form that has not come before."""
-        if work.tasks and work.key not in self._entries:
-            probed = self._probe()
+    def _of_form(self, work: Work, run: Callable[["_Entry", Work, Run], T]) -> T:
+        """Run the graph of micro-batches of this form.
+
+        What they do depends on more than that: on what tasks and modules hold, and on what is no tensor in a batch. All
+        of it is compared when a graph is called, so where none is known for it, it is found out anew what they do.
+
+        Args:
+            run: an entry's graph, as it is known or compiled anew.
+        """
+        entries = self._entries.setdefault(work.key, [])
+        for entry in entries:
+            try:
+                return run(entry, work, self._known)
+            except NotCompiledError:
+                self._state.forget()
+        probed = self._probe()
+        entry = next((one for one in entries if one.probed == probed), None)
+        if entry is None:
             buffers, names = dict(self._model.named_buffers()), places_of(self._model, buffers_of)
             moving = [buffers[name] for name in probed.moving]
             if self._compilations.captures:
                 keep_address(moving)
-            self._entries[work.key] = _Entry(probed, moving, tuple([names[id(one)] for one in moving]))
+            entry = _Entry(probed, moving, tuple([names[id(one)] for one in moving]))
+            entries.append(entry)
+        return run(entry, work, self._compilations.run)
+
+    def _known(self, compiled: Compiled, args: Sequence[Any], form: Hashable, update: int) -> Any:
+        return self._compilations.known(compiled, args)
 
     def _gradients(self, work: Work, own: Sequence[int], moving: tuple[tuple[str, ...], ...]) -> Gradients:
         names = tuple([self._names[one] for one in own])
@@ -237,8 +261,10 @@ class OneGraph(Graphs):
     """All of an update in one graph, in one process."""
 
     def __call__(self, work: Work) -> Outcome | None:
-        state, entry = self._state, self._entries[work.key]
-        own = entry.probed.used
+        return self._of_form(work, self._run)
+
+    def _run(self, entry: _Entry, work: Work, run: Run) -> Outcome | None:
+        state, own = self._state, entry.probed.used
         if not own:
             return None
         begins = state.begin(own)
@@ -252,7 +278,7 @@ class OneGraph(Graphs):
         numbers = self._packed([work.scale, work.share, *state.numbers(stepped.firsts), *work.factors])
         args = (stepped.held, entry.buffers, work.batches, numbers, work.halted)
         assert entry.compiled is not None
-        norm, aborted, told = self._compilations.run(entry.compiled, args, work.key, work.update)
+        norm, aborted, told = run(entry.compiled, args, work.key, work.update)
         return Outcome(norm, aborted, told, own, begins)
 
 
@@ -301,30 +327,33 @@ class TwoGraphs(Graphs):
 
     def _summed(self, work: Work, trained: tuple[int, ...]) -> tuple[Tensor, Sequence[Told]]:
         """The gradients of all ranks, flat, and of each parameter on how many ranks it has one."""
-        parameters = [self._state.parameters[one] for one in trained]
         told: Sequence[Told] = ()
         if work.tasks:
-            entry = self._entries[work.key]
-            if entry.compiled is None:
-                if entry.probed.moving:
-                    raise TaskError(
-                        f"forwards change the buffer `{entry.probed.moving[0]}`, which a compiled update can't make "
-                        f"equal on several ranks; set `compile` to 'model', or train in one process."
-                    )
-                if self._compilations.captures:
-                    keep_address(parameters)
-                entry.compiled = self._compilations.compile(_flat(self._gradients(work, trained, ())), OURS)
-                entry.flags = [float(one in entry.probed.used) for one in trained]
-            numbers = self._packed([*work.factors, *entry.flags])
-            args = (parameters, work.batches, numbers)
-            flat, told = self._compilations.run(entry.compiled, args, work.key, work.update)
+            flat, told = self._of_form(work, partial(self._run, trained))
             if self._compilations.captures:  # the next graph's run writes to what this one has given
                 flat, told = flat.clone(), pytree.tree_map_only(Tensor, Tensor.clone, told)
         else:
-            size = sum(one.numel() for one in parameters) + len(parameters)
+            size = sum(self._state.parameters[one].numel() for one in trained) + len(trained)
             flat = torch.zeros(size, dtype=self._format, device=self._context.device)
         self._group.sum(flat)()
         return flat, told
+
+    def _run(self, trained: tuple[int, ...], entry: _Entry, work: Work, run: Run) -> tuple[Tensor, Sequence[Told]]:
+        """This rank's gradients, flat, and which parameters have one."""
+        parameters = [self._state.parameters[one] for one in trained]
+        if entry.compiled is None:
+            if entry.probed.moving:
+                raise TaskError(
+                    f"forwards change the buffer `{entry.probed.moving[0]}`, which a compiled update can't make "
+                    f"equal on several ranks; set `compile` to 'model', or train in one process."
+                )
+            if self._compilations.captures:
+                keep_address(parameters)
+            entry.compiled = self._compilations.compile(_flat(self._gradients(work, trained, ())), OURS)
+            entry.flags = [float(one in entry.probed.used) for one in trained]
+        numbers = self._packed([*work.factors, *entry.flags])
+        args = (parameters, work.batches, numbers)
+        return run(entry.compiled, args, work.key, work.update)
 
     def _step_of(self, own: tuple[int, ...], trained: tuple[int, ...]) -> tuple[_Stepped, Compiled]:
         known = self._steps.get(own)
