@@ -69,6 +69,8 @@ def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
                 code = _train(trainer, group, shows_end=shows_end)
     if trainer.is_first_rank:
         print(f"run folder  {folder}\nreport      {folder / REPORT}", flush=True)
+        if code in (EXIT_REQUEUE, EXIT_INTERRUPTED) and complete_checkpoints(folder / "checkpoints"):
+            print(f"go on       evenstep resume {quote(str(folder))}", flush=True)
     return code
 
 

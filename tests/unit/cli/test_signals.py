@@ -121,6 +121,7 @@ def test_sigterm_saves_and_asks_to_be_run_again(recipe: Path) -> None:
     script.send_signal(signal.SIGTERM)
     end = script.ended(60)
     assert end.code == 75, end
+    assert end.out.splitlines()[-1] == "go on       evenstep resume runs/tiny"
     status = json.loads((recipe / "runs" / "tiny" / "status.json").read_text())
     assert (status["state"], status["reason"]) == ("stopped", "SIGTERM")
     assert read_checkpoint(recipe / "runs" / "tiny").update == status["update"]
