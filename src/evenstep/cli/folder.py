@@ -107,9 +107,11 @@ def find_config(folder: Path) -> Path:
         what = f"has no {CONFIG}" if folder.is_dir() else "is a file" if folder.exists() else "is not there"
         file = folder if folder.suffix == ".toml" else folder / "run.toml"
         begin = f", or begin or go on with the run of {file}: `evenstep train {quote(str(file))} --resume auto`"
+        near = _runs_near(folder)
+        meant = ", ".join(map(str, near)) or "the folder that `evenstep train` has printed, such as runs/gpt_bytes"
         raise ArgumentError(
-            f"{folder} must be the folder of a run, but {what}; give the folder that `evenstep train` has printed, "
-            f"such as runs/gpt_bytes{begin if file.is_file() else ''}."
+            f"{folder} must be the folder of a run, but {what}; give {'one of ' if len(near) > 1 else ''}{meant}"
+            f"{begin if file.is_file() else ''}."
         )
     if not (folder / CONFIG).read_bytes().strip(b"\0\n "):
         fault = (
@@ -118,6 +120,12 @@ def find_config(folder: Path) -> Path:
         )
         raise ConfigError([fault])
     return folder / CONFIG
+
+
+def _runs_near(folder: Path) -> list[Path]:
+    """The run that a folder is in, or the first runs that are in it."""
+    above = next((one for one in folder.parents if (one / CONFIG).is_file()), None)
+    return [above] if above is not None else [file.parent for file in sorted(folder.glob(f"*/{CONFIG}"))[:5]]
 
 
 def publish(run: OpenRun, folder: Path) -> None:

@@ -96,12 +96,21 @@ def test_a_damaged_checkpoint_is_passed_over(evenstep: Run, recipe: Path) -> Non
     assert "resume      runs/tiny/checkpoints/step-00000004" in done.out
 
 
-@pytest.mark.parametrize("path", ["runs/none", ".", "runs/tiny/checkpoints"])
-def test_a_folder_that_is_no_run_is_said_so(evenstep: Run, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("runs/none", "the folder that `evenstep train` has printed"),
+        (".", "the folder that `evenstep train` has printed"),
+        ("runs", "runs/tiny."),
+        ("runs/tiny/checkpoints", "runs/tiny."),
+        ("runs/tiny/checkpoints/step-00000006", "runs/tiny."),
+    ],
+)
+def test_a_folder_that_is_no_run_is_said_so_with_the_run_that_is_near(evenstep: Run, path: str, meant: str) -> None:
     evenstep("train", "run.toml")
     done = evenstep("resume", path)
     assert done.code == 1
-    assert f"{path} must be the folder of a run" in done.err
+    assert f"{path} must be the folder of a run" in done.err and f"give {meant}" in done.err
     assert ("`evenstep train run.toml --resume auto`" in done.err) == (path == ".")
 
 

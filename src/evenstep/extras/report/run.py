@@ -118,9 +118,10 @@ def read_run(folder: Path) -> ReportedRun:
     """
     if not is_run(folder):
         what = "holds none of them" if folder.is_dir() else "is not a folder"
+        holds_runs = folder.is_dir() and any(map(is_run, folder.iterdir()))
+        meant = f"the runs in it, `{folder / '*'}`" if holds_runs else "the folder that `evenstep train` printed"
         raise ArgumentError(
-            f"`{folder}` must be a run folder, with `{CONFIG}`, `{METRICS}` or `{STATUS}`, but {what}; give the folder "
-            f"that `evenstep train` printed."
+            f"`{folder}` must be a run folder, with `{CONFIG}`, `{METRICS}` or `{STATUS}`, but {what}; give {meant}."
         )
     run = ReportedRun(folder=folder)
     files = Files(folder, run.problems)
