@@ -567,6 +567,7 @@ class Sparse(nn.Module):
 MODELS: list[tuple[Callable[[], nn.Module], str]] = [
     (lambda: hooked(net()), "modules of the model have hooks"),
     (lambda: hooked_gradient(net()), "a parameter has hooks on its gradient"),
+    (lambda: nn.Sequential(nn.BatchNorm1d(3, momentum=None), net()), "has no `momentum`"),
     (lambda: torch.compile(net(), backend="eager"), "is compiled already"),  # type: ignore[list-item, return-value]
     (lambda: PipelineModel([nn.Linear(3, 2), nn.Linear(2, 1)], stages_per_rank=2), "in stages"),
 ]

@@ -195,6 +195,11 @@ def _check_model(model: nn.Module, strategy: Strategy) -> None:
             raise _refusal(f"{described(name, part)} was compiled by `torch.jit`")
         if getattr(part, "sparse", False) is True:
             raise _refusal(f"{described(name, part)} makes sparse gradients; build it without `sparse=True`")
+        if getattr(part, "track_running_stats", False) and getattr(part, "momentum", 0.0) is None:
+            raise _refusal(
+                f"{described(name, part)} has no `momentum`, so how much a batch counts is read from a tensor; give it "
+                f"one, 0.1 is usual"
+            )
     if has_foreign_hooks(model):
         raise _refusal("modules of the model have hooks, which are called at each micro-batch; remove them")
     if strategy.ranks > 1:
