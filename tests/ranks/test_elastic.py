@@ -30,7 +30,7 @@ MORE = """
 data.num_workers = 1
 checkpoint.every_updates = 3
 log.every_updates = 1
-parallel.timeout_s = 30
+parallel.timeout_s = 60
 [[hooks]]
 target = "recipe.py:KillOnce"
 """

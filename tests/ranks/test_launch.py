@@ -12,7 +12,7 @@ from squares import write_run
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return write_run(tmp_path, updates=12, more="parallel.timeout_s = 20")
+    return write_run(tmp_path, updates=12, more="parallel.timeout_s = 60")
 
 
 def train(*arguments: object, torchrun: tuple[object, ...] = (), fresh: bool = False) -> Script:

@@ -98,7 +98,7 @@ def test_an_error_of_one_rank_is_told_to_all(tmp_path: Path, case: str, said: st
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return write_run(tmp_path, updates=6, more="parallel.timeout_s = 30\nmodel.args.middle = 3")
+    return write_run(tmp_path, updates=6, more="parallel.timeout_s = 60\nmodel.args.middle = 3")
 
 
 def parameters(folder: Path, update: int) -> dict[str, torch.Tensor]:
