@@ -10,7 +10,6 @@ import inspect
 import traceback
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from copy import deepcopy
 from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeAlias, final
@@ -19,6 +18,7 @@ from evenstep.arguments import said
 from evenstep.errors import HookError, LostRankError, clause
 from evenstep.events.event import Event, Incident
 from evenstep.events.hook import Hook, HookTrainer
+from evenstep.events.restore import restore_state
 from evenstep.nothing import NOTHING
 from evenstep.other_trainers import METHODS
 from evenstep.single_use import check_unused
@@ -212,7 +212,7 @@ class Bus:
                 continue
             if key not in hooks:
                 said.append(f"hook `{key}` is gone, and so is its state")
-            elif changed := _loaded(key, hooks[key], state, goes_back=goes_back):
+            elif changed := restore_state(hooks[key], f"hook `{key}`", state, HookError, goes_back=goes_back):
                 said.append(f"hook `{key}` {changed}")
         return said
 
@@ -302,50 +302,6 @@ class _HookSpan(AbstractContextManager[None]):
         if self._reached < len(self._hooks.pairs):
             afters = [after for _, after in self._hooks.pairs[: self._reached] if after is not None]
         return deliver(afters, self._end(error), error=error) if afters else error
-
-
-def keeps_state(owner: Any, before: object) -> bool:
-    """Whether `owner` still has the state `before`, which is not empty, though it was given none: it ignores that.
-
-    >>> class Counts(Hook):
-    ...     state_dict = lambda self: {"count": 3}
-    >>> keeps_state(Counts(), {"count": 3}), keeps_state(Counts(), {"count": 4}), keeps_state(Counts(), {})
-    (True, False, False)
-    """
-    return bool(before) and _same(before, owner.state_dict())
-
-
-def _same(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if hasattr(one, "shape"):  # a tensor or an array
-        return one is other or (one.shape == other.shape and bool((one == other).all()))
-    return one == other
-
-
-def _loaded(key: str, hook: Hook, state: dict[str, Any], *, goes_back: bool) -> str | None:
-    before = deepcopy(hook.state_dict()) if goes_back and not state else {}
-    try:
-        said = hook.load_state_dict(state)
-    except Exception as error:
-        if state:
-            raise
-        raise HookError(
-            f"hook `{key}` had no state when the checkpoint was made, but has some now, and its `load_state_dict` "
-            f"raised {clause(error)} when it was given `{{}}`; let it then begin afresh, such as by "
-            f"`self.value = state.get('value')`."
-        ) from error
-    if keeps_state(hook, before):
-        raise HookError(
-            f"hook `{key}` had no state when the checkpoint was made, and keeps the one that it has now when its "
-            f"`load_state_dict` is given `{{}}`; let it then begin afresh, such as by "
-            f"`self.value = state.get('value')`."
-        )
-    return said
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -672,3 +672,23 @@ def test_a_task_that_keeps_what_came_after_a_state_without_its_own_is_refused_by
     engine.update(points())
     with pytest.raises(TaskError, match=r"the task had no state .* keeps the one that it has now"):
         engine.load_state_dict(start)
+
+
+def test_a_task_that_can_not_begin_afresh_is_told_so_in_words_and_not_by_its_own_error() -> None:
+    class Counts(Squares):
+        seen: int | None = None
+
+        def after_update(self, event: Any) -> None:
+            self.seen = event.update
+
+        def state_dict(self) -> dict[str, Any]:
+            return {} if self.seen is None else {"seen": self.seen}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.seen = state["seen"]
+
+    engine = engine_of(net(), Counts())
+    start = deepcopy(engine.state_dict())
+    engine.update(points())
+    with pytest.raises(TaskError, match=r"the task had no state .* raised KeyError: 'seen' .* state.get\("):
+        engine.load_state_dict(start)

@@ -6,7 +6,6 @@ clipping and ranks treat it as they treat all parameters and buffers. It runs no
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from copy import deepcopy
 from typing import Any, NamedTuple, Self, cast, final
 
 import torch
@@ -15,7 +14,7 @@ from torch.optim import Optimizer
 
 from evenstep.arguments import said
 from evenstep.errors import ArgumentError, CheckpointError, TaskError
-from evenstep.events.bus import keeps_state
+from evenstep.events.restore import restore_state
 from evenstep.internals import pytree, times_written, unwrapped
 from evenstep.names import LEARNED, parameters_in
 from evenstep.optim.multi import inner
@@ -283,23 +282,16 @@ def check_task_states(saved: Mapping[str, Any], tasks: Mapping[str, Task]) -> No
         )
 
 
-def load_task_state(task: Task, name: str, state: dict[str, Any], *, goes_back: bool) -> None:
+def load_task_state(task: Task, name: str, state: dict[str, Any], *, goes_back: bool = False) -> None:
     """Give a task the state that it had in a checkpoint.
 
     Args:
         goes_back: whether it may remember updates, which are undone.
 
     Raises:
-        TaskError: it had none then, and does not let go of the one that it has now.
+        TaskError: it had none then, and does not begin afresh.
     """
-    before = deepcopy(state_of(task, name)) if goes_back and not state else {}
-    task.load_state_dict(state)
-    if keeps_state(task, before):
-        raise TaskError(
-            f"{_named(name)} had no state when the checkpoint was made, and keeps the one that it has now when its "
-            f"`load_state_dict` is given `{{}}`; let it then begin afresh, such as by "
-            f"`self.value = state.get('value')`."
-        )
+    restore_state(task, _named(name), state, TaskError, goes_back=goes_back)
 
 
 def _named(name: str) -> str:

@@ -19,6 +19,7 @@ from evenstep.train.causes.diagnose import diagnose
 from evenstep.train.engine import Engine
 from evenstep.train.state import Tree
 from evenstep.train.state.train_state import check_fits
+from evenstep.train.tasks.tasks import load_task_state
 
 _FINITE = "all is finite"
 
@@ -53,7 +54,7 @@ def replay_failure(engine: Engine, data: Data, state: Tree, failure: Tree) -> st
         engine.parts.saved.ema.load_state_dict(mine["ema"])
     for name, theirs in state.get("tasks", {}).items():
         if name in engine.parts.context.tasks:
-            engine.parts.context.tasks[name].load_state_dict(theirs)
+            load_task_state(engine.parts.context.tasks[name], name, theirs)
     batch = failed_batch(failure, data, seed=engine.seed)
     engine.prepare()
     engine.core.begin()
