@@ -2,6 +2,7 @@
 
 import torch
 
+from evenstep.arguments import format_name
 from evenstep.precision.precision import Precision
 
 _NARROW: dict[torch.dtype | None, str] = {torch.bfloat16: "BFloat16", torch.float16: "Half"}  # as torch says it
@@ -18,6 +19,10 @@ def explain_kernels(error: Exception, precision: Precision) -> None:
     >>> error = RuntimeError("could not create a primitive descriptor for the LSTM forward propagation primitive")
     >>> explain_kernels(error, Bf16Mixed()); error.__notes__[0][:54]
     'oneDNN has no kernel of an LSTM in 16 bits for this pr'
+    >>> from evenstep.precision import FullPrecision
+    >>> error = RuntimeError("expected scalar type Float but found Double - in a layer of the user's")
+    >>> explain_kernels(error, FullPrecision()); hasattr(error, "__notes__")
+    False
     """
     if precision.name in _INSTEAD and "could not create a primitive descriptor for the LSTM" in str(error):
         error.add_note(
@@ -25,9 +30,11 @@ def explain_kernels(error: Exception, precision: Precision) -> None:
             f"'{precision.name}'. Call `torch.backends.mkldnn.set_flags(False)` before training, after which torch "
             f"computes all by itself, or use precision '{_INSTEAD[precision.name]}'."
         )
-    narrow, text = _NARROW.get(precision.format, "-"), str(error)
-    if isinstance(error, RuntimeError) and narrow in text and "type" in text and "loat" in text.replace(narrow, ""):
-        name = str(precision.format).removeprefix("torch.")
+    narrow, text = _NARROW.get(precision.format), str(error)
+    if narrow is None or not isinstance(error, RuntimeError):
+        return
+    if narrow in text and "type" in text and "loat" in text.replace(narrow, ""):
+        name = format_name(precision.format)
         error.add_note(
             f"With precision '{precision.name}' the parameters are {name}. Floating tensors that `inputs` gives are "
             f"cast to that, in tuples, lists, mappings and dataclasses, but not within objects of other classes, nor "
