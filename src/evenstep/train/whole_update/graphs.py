@@ -28,8 +28,8 @@ from evenstep.train.whole_update.compilations import Compilations, Compiled
 from evenstep.train.whole_update.function import HEAD, Gradients, Held, OptimizerStep, Told
 
 T = TypeVar("T")
-Run: TypeAlias = Callable[[Compiled, Sequence[Any], Hashable, int], Any]
-"""Calls what was compiled, as `Compilations.run` does."""
+Run: TypeAlias = Callable[[Compiled, Sequence[Any]], Any]
+"""Calls what was compiled: `Compilations.known`, or `run` of an update."""
 
 
 class Work(NamedTuple):
@@ -189,7 +189,7 @@ class Graphs(ABC):
         entries = self._entries.setdefault(work.key, [])
         for entry in entries:
             try:
-                return run(entry, work, self._known)
+                return run(entry, work, self._compilations.known)
             except NotCompiledError:
                 self._state.forget()
         probed = self._probe()
@@ -201,10 +201,7 @@ class Graphs(ABC):
                 keep_address(moving)
             entry = _Entry(probed, moving, tuple([names[id(one)] for one in moving]))
             entries.append(entry)
-        return run(entry, work, self._compilations.run)
-
-    def _known(self, compiled: Compiled, args: Sequence[Any], form: Hashable, update: int) -> Any:
-        return self._compilations.known(compiled, args)
+        return run(entry, work, lambda compiled, args: self._compilations.run(compiled, args, work.key, work.update))
 
     def _gradients(self, work: Work, own: Sequence[int], moving: tuple[tuple[str, ...], ...]) -> Gradients:
         names = tuple([self._names[one] for one in own])
@@ -278,7 +275,7 @@ class OneGraph(Graphs):
         numbers = self._packed([work.scale, work.share, *state.numbers(stepped.firsts), *work.factors])
         args = (stepped.held, entry.buffers, work.batches, numbers, work.halted)
         assert entry.compiled is not None
-        norm, aborted, told = run(entry.compiled, args, work.key, work.update)
+        norm, aborted, told = run(entry.compiled, args)
         return Outcome(norm, aborted, told, own, begins)
 
 
@@ -353,7 +350,7 @@ class TwoGraphs(Graphs):
             entry.flags = [float(one in entry.probed.used) for one in trained]
         numbers = self._packed([*work.factors, *entry.flags])
         args = (parameters, work.batches, numbers)
-        return run(entry.compiled, args, work.key, work.update)
+        return run(entry.compiled, args)
 
     def _step_of(self, own: tuple[int, ...], trained: tuple[int, ...]) -> tuple[_Stepped, Compiled]:
         known = self._steps.get(own)
