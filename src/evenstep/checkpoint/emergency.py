@@ -94,8 +94,11 @@ def find_failure(path: Path) -> Path:
             f"checkpoint of the update before, or a folder in its `{FAILURES}`."
         )
     newest = [each for each in found if each.name[:15] == found[-1].name[:15]]
-    # a rank that lost another has nothing to show
-    own = (
-        one for one in newest if not read_checkpoint(one).state["failure"].get("error", "").startswith("LostRankError")
-    )
-    return next(own, newest[0])
+    if len(newest) == 1:
+        return newest[0]
+    return next((one for one in newest if not _has_lost_another(one)), newest[0])
+
+
+def _has_lost_another(failure: Path) -> bool:
+    """Whether a rank failed only because of another: it has nothing to show."""
+    return read_checkpoint(failure).state["failure"].get("error", "").startswith("LostRankError")
