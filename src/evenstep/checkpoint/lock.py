@@ -78,7 +78,7 @@ def _opened(path: Path) -> int:
 
 def _is_at(descriptor: int, path: Path) -> bool:
     try:
-        return os.fstat(descriptor).st_ino == path.stat().st_ino
+        return os.path.samestat(os.fstat(descriptor), path.stat())
     except OSError:
         return False
 

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from evenstep.arguments import advice
-from evenstep.config.faults import Fault, allowed, listed
+from evenstep.config.faults import LISTS, Fault, allowed, listed
 
 
 @final
@@ -163,7 +163,7 @@ def _type_faults(where: str, value: object, hint: Any, error: ValidationError) -
             text = "is missing; set it."
         else:
             text = allowed(kind, detail.get("ctx", {}), detail["msg"], given)
-            if kind in _LIST and isinstance(given, str) and "," in given:
+            if kind in LISTS and isinstance(given, str) and "," in given:
                 text = f"{text.removesuffix('.')}; write `{listed(given)}`."
         wanted.setdefault(".".join([where, *inner]), []).append(text)
     for key, texts in wanted.items():
@@ -174,7 +174,6 @@ def _type_faults(where: str, value: object, hint: Any, error: ValidationError) -
         yield Fault(about=(key,), text=f"`{key}` {' or '.join(joined)}")
 
 
-_LIST = ("tuple_type", "list_type")
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 

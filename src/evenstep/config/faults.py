@@ -71,6 +71,10 @@ def _written(value: object) -> str:
     return value.isoformat() if isinstance(value, date) else repr(value)
 
 
+LISTS = ("tuple_type", "list_type")
+"""What pydantic calls the fault of a value that must be a list."""
+
+
 def listed(text: str) -> str:
     """The list that text with commas was perhaps meant to be.
 

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from evenstep.config.faults import Fault, allowed, listed, quoted
+from evenstep.config.faults import LISTS, Fault, allowed, listed, quoted
 from evenstep.config.keys import advice_for, kind_of, locate, meant_by, tables
 from evenstep.config.section import NAME_OR_TABLE, Section
 from evenstep.devices import why_not
@@ -22,7 +22,6 @@ _PATTERNS = {
 
 
 _TABLE = ("model_type", "model_attributes_type", "dict_type")
-_LIST = ("tuple_type", "list_type")
 
 
 def from_validation(error: ValidationError, origin: Callable[[Sequence[str]], str]) -> list[tuple[Location, Fault]]:
@@ -57,7 +56,7 @@ def from_validation(error: ValidationError, origin: Callable[[Sequence[str]], st
             text = allowed(kind, detail.get("ctx", {}), detail["msg"], given)
             if kind in _TABLE and any(part in NAME_OR_TABLE for part in location):
                 text = text.replace("must be a table", "must be a name or a table")
-            if kind in (*_TABLE, *_LIST, "string_type"):
+            if kind in (*_TABLE, *LISTS, "string_type"):
                 text = text.removesuffix(".") + _what_may_be(path, inside, kind, given)
         text = f"`{key}`{'' if kind == 'missing' else origin(path)} {text}"
         fault = Fault(about=(key,), text=text, meant=meant, missing=kind == "missing")
@@ -78,9 +77,9 @@ def _what_may_be(path: Sequence[str], inside: Sequence[type[Section]], kind: str
     key, fields = ".".join(path), [table.model_fields[path[-1]] for table in inside if path[-1] in table.model_fields]
     annotation: Any = fields[0].annotation if fields else None
     text = given if isinstance(given, str) else ""
-    if kind in _LIST and text.startswith("["):  # a shell takes the inner quotes away
+    if kind in LISTS and text.startswith("["):  # a shell takes the inner quotes away
         return f"; quote it for the shell, such as `--{key} '[\"NAME\"]'`."
-    if kind in _LIST and text:
+    if kind in LISTS and text:
         return f"; write `{key} = {f'[{{target = {quoted(text)}}}]' if path[-1] == 'hooks' else listed(text)}`."
     if kind in _TABLE and not fields:
         if path[-1] in ("target", "args"):

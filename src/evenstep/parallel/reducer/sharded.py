@@ -192,9 +192,10 @@ class ShardedReducer(Reducer, ChoosesTrained):
                 live.grad_dtype = None  # FSDP2 puts one of its own format there, which becomes float32
         begin(self.module)
         self._marks = [mark_of_gathered(shard) for shard in self._shards]
-        for part in self._parts() if self._looked < _LOOKS and not self._looks else ():
-            if record(part) is not None:
-                self._looks += watch_gathered(part, first_numbers, self._written.append)
+        if self._looked < _LOOKS and not self._looks:
+            for part in self._parts():
+                if record(part) is not None:
+                    self._looks += watch_gathered(part, first_numbers, self._written.append)
         self._present = [False] * (len(self._shards) + len(self._numbers))
         self._watched = set()
         self._watch()

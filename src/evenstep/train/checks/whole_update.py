@@ -16,7 +16,7 @@ from evenstep.arguments import format_name
 from evenstep.errors import ArgumentError
 from evenstep.events import Hook
 from evenstep.internals import any_gradient_hooks, compiled_in_place, has_foreign_hooks, has_step_hooks, unwrapped
-from evenstep.names import TASK_PARAMETERS, named_parameters
+from evenstep.names import TASK_PARAMETERS, named_parameters, parameters_in
 from evenstep.optim.formulas import FORMULAS
 from evenstep.parallel import Ddp, Single, Strategy
 from evenstep.parallel.buffers import running_statistics
@@ -176,7 +176,7 @@ def _check_optimizer(optimizer: Optimizer) -> None:
         held = [name for name in ("lr", "betas") if _has_tensor(group.get(name))]
         if held:
             raise _refusal(f"`{held[0]}` of the optimizer's group {number} is a tensor; give a number")
-    parameters = [one for group in groups for one in group["params"]]
+    parameters = parameters_in(optimizer)
     odd = next((one.dtype for one in parameters if one.dtype not in (torch.float32, torch.float64)), None)
     if odd is not None:
         raise _refusal(f"the optimizer holds parameters of {format_name(odd)}; it takes float32 ones")
