@@ -139,8 +139,12 @@ def _run(path: Path, settings: list[str], answer: Path, variant: Variant, what: 
     bench = RunFileBench(path, settings_of(settings), what["tokens"])
     hooks: list[Hook] = [began] if what["kill_at"] is None else [began, KillAt(what["kill_at"])]
     folder = None if what["folder"] is None else Path(what["folder"])
-    with open_run(path, bench.settings(variant)) as opened:
-        config = opened.config
+    try:
+        with open_run(path, bench.settings(variant)) as opened:
+            config = opened.config
+    except EvenstepError as error:  # the run file is right, which was seen before; the variant can't be had here
+        _refuse(answer, error)
+        raise
     with joined(config) as group:
         of_rank = RunFileBench(path, settings_of(settings), what["tokens"], group)
         if what.get("traced"):
