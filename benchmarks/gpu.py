@@ -4,7 +4,8 @@ Contenders take turns, a few updates each, on one device, so that its clock and 
 the clock on the wall, from an idle device to an idle device. `ratio` is a contender's time by that of the tuned loop in
 the same round, the median over rounds; there are two copies of that loop, and others are divided by their mean. All
 begin with the same parameters and the same tokens, and must come to the same loss. Beside it: what EMA and reading each
-update's loss add, for how long a save keeps training waiting, beside a plain copy, and two wide blocks in float8 beside
+update's loss add, for how long a save keeps training waiting, beside a plain copy, what compiling brings a small GPT,
+whose kernels take less time than their launches, and four blocks of the large one, and two wide blocks in float8 beside
 bfloat16, both compiled.
 """
 
@@ -40,6 +41,7 @@ from harness.row import Row, Times, compared, mean_of, table, write_rows  # noqa
 from harness.work import Block  # noqa: E402
 
 TUNED, AGAIN, EVENSTEP = "tuned by hand", "tuned by hand, again", "evenstep"
+TUNED_COMPILED = "tuned by hand, compiled"
 SLOWEST = 1 / 0.98  # of the time of the tuned loop: at least 0.98 of its throughput
 CLIP_NORM, LEARNING_RATE = 1.0, 3e-4
 SETTLE_EVERY_UPDATES = 10
@@ -90,6 +92,8 @@ TOY = Size(
 )
 
 
+FOUR_BLOCKS = replace(GPT_124M, layers=4, vocabulary=8192, rounds=4)
+SMALL = replace(FOUR_BLOCKS, layers=2, width=128, heads=4, vocabulary=512, context=64, batch=8, updates=40)
 WIDE = replace(GPT_124M, layers=2, width=4096, heads=32, vocabulary=8192, context=2048, batch=4, updates=5, rounds=4)
 
 
@@ -156,15 +160,18 @@ class Contender:
 
 
 Make = Callable[[str, nn.Module, torch.device], Contender]
+_How = Literal["off", "model", "update"]
 
 
 def _adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), fused=True)
 
 
-def tuned(name: str, model: nn.Module, device: torch.device) -> Contender:
+def tuned(name: str, model: nn.Module, device: torch.device, *, compile: bool = False) -> Contender:
     """Fused AdamW, `clip_grad_norm_` over a list made once, and a loss that stays on the device."""
     model = model.to(device)
+    if compile:
+        model.compile()
     optimizer, parameters = _adamw(model), list(model.parameters())
 
     def step(microbatches: Sequence[Any]) -> Tensor:
@@ -192,7 +199,7 @@ def evenstep(
     ema: bool = False,
     reads: bool = False,
     precision: Precision | str = "bf16-mixed",
-    compile: Literal["off", "model"] = "off",
+    compile: _How = "off",
 ) -> Contender:
     """An engine whose verdicts are read once in some updates.
 
@@ -453,7 +460,34 @@ def in_float8(size: Size, device: torch.device) -> list[Row]:
     return [compared(case, name, one, times[reference], unit="ms/update", per_s=per_s) for name, one in times.items()]
 
 
-CASES: dict[str, Callable[[Size, torch.device], list[Row]]] = {"gpt": gpt_step, "save": saves, "float8": in_float8}
+def compiled(one: Size, size: Size, device: torch.device) -> list[Row]:
+    """What compiling brings; a captured update is launched at once. At toy size nothing is compiled.
+
+    Args:
+        one: of the model.
+        size: only asked whether it is the toy's.
+    """
+    is_toy = size == TOY
+    one = TOY if is_toy else one
+    makes: dict[str, Make] = {TUNED: tuned, AGAIN: tuned, TUNED_COMPILED: partial(tuned, compile=not is_toy)}
+    for how in get_args(_How):
+        makes[f"{EVENSTEP}, compile {how}"] = partial(evenstep, compile="off" if is_toy else how)
+    data = _tokens(one, device)
+    contenders, losses = _made(makes, one, device, data)
+    _check_same(losses)
+    times = _interleaved(contenders, one, device, data)
+    case, per_s = f"{one.layers} blocks of width {one.width}, bf16-mixed", 1e3 / one.updates
+    reference = mean_of(times[TUNED], times[AGAIN])
+    return [compared(case, name, took, reference, unit="ms/update", per_s=per_s) for name, took in times.items()]
+
+
+CASES: dict[str, Callable[[Size, torch.device], list[Row]]] = {
+    "gpt": gpt_step,
+    "save": saves,
+    "small": partial(compiled, SMALL),
+    "float8": in_float8,
+    "blocks": partial(compiled, FOUR_BLOCKS),
+}
 
 
 def _nothing() -> None: ...

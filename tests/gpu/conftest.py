@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-ENDS = os.environ.get("EVENSTEP_GPU_ENDS", "")  # the file in which `run.py` reads how tests end
+ENDS = os.environ.get("GPU_TESTS_END_IN", "")  # the file in which `run.py` reads how tests end
 
 
 def _name(nodeid: str) -> str:

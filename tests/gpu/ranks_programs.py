@@ -2,11 +2,11 @@
 
 import os
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from work import Squares, batches, flat, network, precision_of, sha256
+from work import SIDE, Mean, Small, Squares, Waves, batches, flat, in_blocks, network, precision_of, sha256, wide_batch
 
 from evenstep import Ema, Engine, Loss, Training
 from evenstep.parallel import Ddp, Fsdp, Group, Local, Mesh, Ordered, Processes, Single, Strategy, Zero1
@@ -19,22 +19,30 @@ KINDS: dict[str, Any] = {
     "local": lambda group: Local(Ddp(group), every_updates=2, outer_momentum=0.5, fragments=2, overlap_updates=1),
 }
 UPDATES, MICROBATCHES = 4, 8
+ROOM = 600 << 20  # bytes: of what `Waves` needs, less than all and more than half
 
 
 def _group(name: str) -> Group:
     return Processes(name, timeout_s=60) if os.environ.get("WORLD_SIZE") else Group()
 
 
-def trained(name: str, strategy: str, stages: int = 1, precision: str = "32-true") -> tuple[str, list[float]]:
+def trained(
+    name: str,
+    strategy: str,
+    stages: int = 1,
+    precision: str = "32-true",
+    dropout: float = 0.1,
+    compile: Literal["off", "model", "update"] = "off",
+) -> tuple[str, list[float]]:
     """What a run on these ranks, or with so many of them as stages, ends with: its sha256 and its parameters."""
     world = _group(name)
-    model: Any = network()
+    model: Any = network(dropout=dropout)
     group, mine, others = world, world.rank, world.ranks
     if stages > 1:
         mesh = Mesh.of(world, pipeline=stages)
         model = PipelineModel(model, mesh=mesh)
         group, mine, others = mesh.data, mesh.data.rank, mesh.data.ranks
-    engine = _engine(name, model, KINDS[strategy](group), precision)
+    engine = _engine(name, model, KINDS[strategy](group), precision, compile)
     for _ in range(UPDATES):
         some = batches(MICROBATCHES)
         share = MICROBATCHES // others
@@ -43,6 +51,45 @@ def trained(name: str, strategy: str, stages: int = 1, precision: str = "32-true
     world.gather(None)
     ended = (sha256(state), flat(model).tolist()) if world.rank == 0 else ("", [])
     world.close()
+    return ended
+
+
+def compiled_in_stages(name: str, stages: int) -> str:
+    """The sha256 that a run of compiled blocks ends with on as many ranks as stages."""
+    world = _group(name)
+    mesh = Mesh.of(world, pipeline=stages)
+    engine = Engine(
+        model := PipelineModel(in_blocks(), mesh=mesh),
+        Squares(),
+        torch.optim.AdamW(model.parameters(), lr=0.01, fused=True),
+        strategy=Ordered(mesh.data),
+        device=name,
+        train=Training(clip_norm=1.0, check_loss=False, compile="model"),
+    )
+    for _ in range(UPDATES):
+        engine.update(*batches(MICROBATCHES))
+    ended = sha256(engine.state_dict()["model"])
+    world.gather(None)
+    world.close()
+    return ended
+
+
+def starved(name: str, starves: bool) -> tuple[list[float], int | None]:
+    """What two updates end with on ranks of which the first has room for half of its samples, if it `starves`."""
+    group = Processes(name, timeout_s=60)
+    first, is_cuda = starves and group.rank == 0, name == "cuda"
+    model = Waves() if is_cuda else Small(SIDE // 2 if first else SIDE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train = Training(check_loss=False)
+    engine = Engine(model, Mean(), optimizer, strategy=Ddp(group), device=name, train=train)
+    if is_cuda and first:
+        room = ROOM / torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(room)
+    for update in range(2):
+        engine.update(wide_batch(2 * update + group.rank))
+    group.gather(None)
+    ended = flat(model).tolist(), engine.parts.context.cuts.limit
+    group.close()
     return ended
 
 
@@ -84,9 +131,9 @@ def taught(name: str, stages: int, precision: str) -> tuple[str, float]:
     return ended
 
 
-def _engine(name: str, model: Any, strategy: Strategy, precision: str = "32-true") -> Engine:
+def _engine(name: str, model: Any, strategy: Strategy, precision: str = "32-true", compile: Any = "off") -> Engine:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
-    train = Training(clip_norm=1.0, check_loss=False)
+    train = Training(clip_norm=1.0, check_loss=False, compile=compile)
     return Engine(
         model,
         Squares(),

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from work import WIDTH, batches, engine_of, flat, no_waiting, precision_of, sha256
+from launched import on_ranks
+from ranks_programs import compiled_in_stages
+from work import batches, engine_of, flat, in_blocks, no_waiting, precision_of, sha256
 
 from evenstep import Ema, Engine, Training
 from evenstep.train.global_batch import global_batch
@@ -18,21 +19,9 @@ pytestmark = [
 UPDATES = 6
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.inner, self.outer = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
-        self.dropout = nn.Dropout(0.1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.dropout(self.outer(nn.functional.gelu(self.inner(self.norm(x)))))
-
-
 def engine(device: torch.device, compile: Any, precision: str) -> Engine:
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Block(), Block(), nn.Linear(WIDTH, 1))
     train = Training(clip_norm=1.0, ema=Ema(decay=0.9), check_loss=False, settle_every_updates=100, compile=compile)
-    return engine_of(device, model, precision=precision_of(precision, device), train=train)
+    return engine_of(device, in_blocks(), precision=precision_of(precision, device), train=train)
 
 
 def dispatched(engine: Engine, device: torch.device) -> None:
@@ -58,6 +47,11 @@ def test_a_compiled_run_is_near_the_other_and_has_the_same_bits_each_time(
     assert sha256(one.state_dict()["model"]) == sha256(again.state_dict()["model"])
     begin, end = flat(engine(device, "off", precision).model), flat(plain.model)
     assert float((flat(one.model) - end).norm()) <= within * float((end - begin).norm())
+
+
+def test_compiled_layers_in_stages_have_the_bits_of_one_process(device: torch.device) -> None:
+    ends = [on_ranks(of, compiled_in_stages, device.type, of)[0] for of in (1, 2)]
+    assert ends[0] == ends[1], ends
 
 
 def test_compiled_updates_are_not_waited_for(device: torch.device) -> None:

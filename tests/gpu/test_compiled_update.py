@@ -1,10 +1,18 @@
 """Updates compiled as a whole on a CUDA device, where each is one captured graph."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from launched import on_ranks
+from ranks_programs import trained as trained_on_ranks
 from torch import Tensor, nn
+from work import network, no_waiting, precision_of, samples, sha256, trainer_of
 
-from evenstep import Aborted, Committed, Ema, Engine, Task, Training
+from evenstep import Aborted, Committed, Ema, Engine, Failures, Loss, Task, Training
+from evenstep.options import Checkpointing
+from evenstep.train.global_batch import global_batch
 
 
 class Squares(Task):
@@ -52,3 +60,106 @@ def test_a_captured_update_that_is_not_finite_changes_nothing(cuda: torch.device
     assert isinstance(engine.update((x, y * float("inf"))), Aborted)
     assert all(torch.equal(one, kept) for one, kept in zip(engine.model.parameters(), before, strict=True))
     assert isinstance(engine.update(batch(3)), Committed)
+
+
+class Heads(nn.Module):
+    """Which of its heads is used is told by a number in the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.heads = nn.Linear(8, 16), nn.ModuleList(nn.Linear(16, 1) for _ in range(3))
+
+    def forward(self, x: Tensor, head: int) -> Tensor:
+        return self.heads[head](self.body(x).tanh())
+
+
+class OfHead(Squares):
+    def inputs(self, batch: Any) -> Any:
+        return batch[0], batch[2]
+
+
+@pytest.mark.gpu
+def test_a_graph_is_captured_for_each_set_of_used_parameters(cuda: torch.device) -> None:
+    found: list[Tensor] = []
+    for compile in ("off", "update"):
+        model = Heads()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, fused=True)
+        train = Training(compile=compile, clip_norm=1.0, check_loss=False)  # type: ignore[arg-type]
+        engine = Engine(model, OfHead(), optimizer, device=cuda, train=train)
+        for update in range(24):  # all in turns, then in another order
+            heads = [update % 3] * 2 if update < 12 else [update % 2, (update + 1) % 3]
+            parts = [(*batch(2 * update + number), head) for number, head in enumerate(heads)]
+            assert isinstance(engine.update(*parts), Committed)
+        found.append(torch.cat([one.detach().flatten().cpu() for one in model.parameters()]))
+    assert float((found[1] - found[0]).norm() / found[0].norm()) < 1e-5
+
+
+@pytest.mark.gpu
+def test_captured_updates_are_not_waited_for(cuda: torch.device) -> None:
+    """Two forms of micro-batches in turns, a rate that moves, an average and a metric."""
+
+    class WithMetric(Squares):
+        def loss(self, output: Tensor, batch: Any) -> Any:
+            total = super().loss(output, batch)
+            return Loss(total, metrics={"far": ((output.squeeze(-1) - batch[1]).abs().sum(), len(batch[1]))})
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    train = Training(compile="update", clip_norm=1.0, ema=Ema(decay=0.9), check_loss=False, settle_every_updates=100)
+    schedule = {"kind": "cosine", "warmup_updates": 3}
+    engine = Engine(model, WithMetric(), optimizer, device=cuda, train=train, lr_schedule=schedule, updates=100)
+    forms = [[tuple(one.pin_memory() for one in batch(number, size)) for number in range(2)] for size in (16, 9)]
+
+    def dispatch(number: int) -> None:
+        engine.dispatch(global_batch(forms[number % 2], engine.progress.position, engine.reducers.group))
+
+    for number in range(8):  # compiled, captured, and the host decides the first step
+        dispatch(number)
+        assert engine.settle() is None
+    with no_waiting(cuda):
+        for number in range(6):
+            dispatch(number)
+    assert engine.settle() is None
+    assert engine.progress.update == 14
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
+def test_a_captured_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(
+    cuda: torch.device, precision: str, tmp_path: Path
+) -> None:
+    """With a batch that is not finite, which is skipped, and dropout."""
+
+    def run(folder: str, updates: int, resume: str | None = None) -> str:
+        trainer = trainer_of(
+            cuda,
+            network(),
+            samples=samples(bad=[17]),
+            folder=tmp_path / folder,
+            updates=updates,
+            precision=precision_of(precision, cuda),
+            train=Training(compile="update", clip_norm=1.0, ema=Ema(decay=0.9), check_loss=False),
+            failures=Failures(non_finite="skip"),
+            checkpoint=Checkpointing(every_updates=4, keep_last=None),
+        )
+        if resume is not None:
+            trainer.resume(resume)
+        trainer.train()
+        return sha256(trainer.model.state_dict())
+
+    whole = run("whole", 12)
+    run("parts", 8)
+    assert run("parts", 12, "auto") == whole
+
+
+@pytest.mark.gpu
+def test_captured_updates_of_two_ranks_on_one_device_are_those_that_are_not(cuda: torch.device) -> None:
+    """Without dropout, of which a graph draws other numbers."""
+    one, two = (
+        on_ranks(2, trained_on_ranks, "cuda", "ddp", 1, "32-true", 0.0, compile, timeout_s=80)[0]
+        for compile in ("off", "update")
+    )
+    assert not isinstance(one, str) and not isinstance(two, str), (one, two)
+    torch.testing.assert_close(torch.tensor(two[1]), torch.tensor(one[1]), rtol=1e-4, atol=1e-5)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from launched import free_port
 from launched import on_ranks as launched_on_ranks
-from ranks_programs import alone, sharded, single, taught, trained
+from ranks_programs import alone, sharded, single, starved, taught, trained
 from work import precision_of
 
 from evenstep.precision import PRECISIONS
@@ -49,9 +49,19 @@ def test_ranks_on_one_device_make_the_update_of_one(device: torch.device, strate
 
 
 def test_ranks_on_one_device_that_step_alone_share_what_they_do_on_the_cpu(device: torch.device) -> None:
-    here, there = on_ranks(2, trained, device.type, "local")[0], on_ranks(2, trained, "cpu", "local")[0]
+    """Without dropout, of which each kind of device draws its own numbers."""
+    here, there = (on_ranks(2, trained, name, "local", 1, "32-true", 0.0)[0] for name in (device.type, "cpu"))
     assert not isinstance(here, str) and not isinstance(there, str), (here, there)
     torch.testing.assert_close(torch.tensor(here[1]), torch.tensor(there[1]), rtol=1e-4, atol=1e-5)
+
+
+def test_ranks_of_which_one_has_no_memory_make_the_update_of_those_that_have(device: torch.device) -> None:
+    """They break off, meet again and do it over, in parts."""
+    short, ample = (on_ranks(2, starved, device.type, starves) for starves in (True, False))
+    assert {type(one) for one in (*short, *ample)} == {tuple}, (short, ample)
+    assert short[0][1] is not None and ample[0][1] is None
+    assert short[0][0] == short[1][0]
+    torch.testing.assert_close(torch.tensor(short[0][0]), torch.tensor(ample[0][0]), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.gpu

@@ -16,6 +16,7 @@ from evenstep.precision import PRECISIONS, Float8Mixed, Precision
 from evenstep.precision.float8_mixed import CAPABILITY
 
 WIDTH, SAMPLES = 16, 48
+SIDE = 256  # of the batches that need much memory
 
 
 class Squares(Task):
@@ -26,6 +27,50 @@ class Squares(Task):
         return Loss(error.square().sum(), metrics={"error": (error.detach().abs().sum(), len(batch[1]))})
 
 
+class Waves(nn.Module):
+    """Needs about 768 MiB for the graph of 256 samples of width 256, and 1 KiB for its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frequencies = nn.Parameter(torch.linspace(0.1, 1.0, 1024))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(x.unsqueeze(-1) * self.frequencies).mean((1, 2))
+
+
+class Small(Waves):
+    """The same where there is no device whose memory can run out: it says that it has room for half the samples.
+
+    Args:
+        room: for so many samples.
+    """
+
+    def __init__(self, room: int = SIDE // 2) -> None:
+        super().__init__()
+        self._room = room
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > self._room and torch.is_grad_enabled():
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 256.00 MiB (stand-in).")
+        return super().forward(x[:, :4])
+
+
+class Mean(Task):
+    """The squared distance of the output, summed."""
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return (output - batch[1]).square().sum()
+
+    def split(self, batch: Any) -> list[Any]:  # without which `check_loss=False` would leave batches whole
+        return super().split(batch)
+
+
+def wide_batch(seed: int = 2) -> tuple[Tensor, Tensor]:
+    """Samples for `Waves`, of which memory has no room for all."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(SIDE, SIDE, generator=generator), torch.randn(SIDE, generator=generator)
+
+
 def network(*, norm: bool = False, dropout: float = 0.1) -> nn.Sequential:
     """The same numbers each time, on the CPU."""
     torch.manual_seed(3)
@@ -33,6 +78,24 @@ def network(*, norm: bool = False, dropout: float = 0.1) -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(WIDTH, WIDTH), middle, nn.GELU(), nn.Dropout(dropout), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
     )
+
+
+class Block(nn.Module):
+    """Of several operations of torch, which are compiled together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inner, self.outer = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.dropout(self.outer(nn.functional.gelu(self.inner(self.norm(x)))))
+
+
+def in_blocks() -> nn.Sequential:
+    """The same numbers each time, on the CPU."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), Block(), Block(), nn.Linear(WIDTH, 1))
 
 
 def samples(count: int = SAMPLES, *, bad: Iterable[int] = ()) -> list[tuple[Tensor, Tensor]]:
