@@ -23,7 +23,8 @@ class Claim:
         kind: whether it works, is refused when the run is built, or is a limit to know of.
         text: what, in a few words; for a refusal with its reason.
         shown_by: tests as "unit/train/test_x.py::test_y" below `tests/`, rows of the proofs as "prove: part of the
-            name", faults of the battery as "faults: part of the name". None: it is untested.
+            name", faults of the battery as "faults: part of the name". None: it is untested. Tests below `gpu/` show
+            something only if they have passed on a device, in a file of results of `make gpu`.
     """
 
     kind: Kind

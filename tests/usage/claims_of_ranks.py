@@ -25,7 +25,11 @@ AREAS = (
                 "unit/test_hosts_page.py::test_it_is_what_kubernetes_takes",
                 "unit/test_hosts_page.py::test_each_exit_code_but_success_has_its_rule",
             ),
-            works("NCCL"),
+            works(
+                "NCCL, with one rank: the bits of one process, also after it has met anew",
+                "gpu/test_ranks.py::test_one_rank_over_the_devices_own_backend_has_the_bits_of_one_process",
+            ),
+            works("NCCL between several devices"),
             works("a real cluster of SLURM, Kubernetes or Ray"),
             refused(
                 "several processes started, and no `strategy` given; models that torch shares already",
@@ -212,7 +216,15 @@ AREAS = (
             ),
             works("encoder and decoder", "prove: pipeline 2 × 1f1b, encoder-decoder"),
             works("compiled layers", "unit/pipeline/test_pipeline_model.py::test_compiling_keeps_the_names"),
-            works("compiled layers with `fsdp`; stages on CUDA, whose messages go through the hosts' memory"),
+            works(
+                "compiled layers with `fsdp`",
+                "usage/test_compiled.py::test_a_compiled_model_is_trained_with_each_strategy",
+            ),
+            works(
+                "stages that share a CUDA device, whose messages go through the host's memory; compiled layers in them",
+                "gpu/test_ranks.py::test_one_sha256_over_all_cuts_with_ordered",
+                "gpu/test_compiled.py::test_compiled_layers_in_stages_have_the_bits_of_one_process",
+            ),
             refused(
                 "plans that are incomplete, out of order, wait for ever, or reduce an earlier stage before a later one",
                 "unit/pipeline/test_proof.py::test_what_is_wrong_is_named",
@@ -284,7 +296,7 @@ AREAS = (
                 "under way, whole copies (`shard_ranks = 1`), failures in a row and failures while meeting",
                 "faults: break, meet, redo: ",
             ),
-            works("the same over NCCL"),
+            works("the same over NCCL, between several devices"),
             works(
                 '`micro_batch_size = "auto"`; with `fsdp` and in pipelines the first updates find what fits',
                 "faults: micro-batch size auto",
@@ -293,7 +305,11 @@ AREAS = (
                 "recognised in the words of CUDA, cuBLAS, cuDNN, HIP, MPS, XPU, numpy and the CPU's allocator",
                 "unit/test_memory.py::test_out_of_memory_that_is_not_torch_s_class_is_recognised",
             ),
-            works("on an accelerator"),
+            works(
+                "on a CUDA device: cut in one process; one of two ranks that share it has no memory, and both redo it",
+                "gpu/test_memory.py::test_a_micro_batch_that_does_not_fit_is_cut_and_the_update_is_the_same",
+                "gpu/test_ranks.py::test_ranks_of_which_one_has_no_memory_make_the_update_of_those_that_have",
+            ),
             limit(
                 "the same gradient up to rounding; parts draw their own dropout",
                 "faults: out of memory: forward, rank 0 of 1, single",
@@ -482,7 +498,11 @@ AREAS = (
                 "safetensors and JSON, written in the background or not",
                 "unit/train/test_saving.py::test_saved_in_the_background_or_not_is_the_same",
             ),
-            works("copies from an accelerator in the background"),
+            works(
+                "copies from a CUDA device in the background, while training goes on",
+                "gpu/test_memory.py::test_what_a_save_has_copied_is_what_was_there_when_it_began",
+                "gpu/test_memory.py::test_a_run_is_gone_on_with_to_the_bit",
+            ),
             works(
                 "whole, or cut over ranks; read on any number of ranks",
                 "unit/checkpoint/test_sharding.py::test_any_number_of_ranks_reads_what_any_other_wrote",

@@ -361,7 +361,12 @@ AREAS = (
                 "… on pipeline ranks, with the bits of one process",
                 "usage/test_compiled.py::test_compiled_layers_in_stages_on_two_ranks_have_the_bits_of_one_process",
             ),
-            works("… on CUDA; shapes of thousands of lengths"),
+            works(
+                "… on CUDA",
+                "gpu/test_compiled.py::test_a_compiled_run_is_near_the_other_and_has_the_same_bits_each_time",
+                "gpu/test_compiled.py::test_compiled_updates_are_not_waited_for",
+            ),
+            works("… shapes of thousands of lengths"),
             limit(
                 "what is compiled in parts, again and again, or not at all is said",
                 "unit/train/test_compiled.py::test_what_is_compiled_in_parts_is_said_with_the_reason",
@@ -416,7 +421,17 @@ AREAS = (
                 "… on several ranks with `ddp`",
                 "usage/test_compiled.py::test_updates_compiled_as_a_whole_on_several_ranks_are_those_that_are_not",
             ),
-            works("… captured on CUDA"),
+            works(
+                "… captured on CUDA, one graph for each set of parameters that are used, and not waited for",
+                "gpu/test_compiled_update.py::test_a_captured_update_is_the_one_that_is_not_and_is_the_same_again",
+                "gpu/test_compiled_update.py::test_a_graph_is_captured_for_each_set_of_used_parameters",
+                "gpu/test_compiled_update.py::test_captured_updates_are_not_waited_for",
+            ),
+            works(
+                "… captured, and stopped: the run ends with the bits of one that was not",
+                "gpu/test_compiled_update.py::"
+                "test_a_captured_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not",
+            ),
             limit(
                 "an update that is compiled again and again is said with what changes",
                 "unit/train/test_compiled_update.py::test_compiling_again_and_again_is_said_with_what_changes",
@@ -490,7 +505,10 @@ AREAS = (
                 "unit/events/hooks/test_profile.py::test_the_updates_are_in_a_trace_with_the_names_of_what_was_done",
                 "unit/events/hooks/test_profile.py::test_the_table_has_what_each_operator_took",
             ),
-            works("… with a record of the allocations on CUDA"),
+            works(
+                "… with a record of the allocations on CUDA",
+                "gpu/test_memory.py::test_a_profile_has_a_record_of_the_allocations",
+            ),
             works(
                 "`--limit.batches`, `--overfit`, `evenstep summary`",
                 "unit/data/test_first_batches.py::test_each_epoch_is_the_beginning_of_the_whole_one_in_its_own_order",
@@ -693,7 +711,10 @@ AREAS = (
                 "unit/train/test_float8.py::test_blocks_are_compiled_as_a_whole_and_train_alike",
                 "unit/train/test_float8.py::test_the_bits_are_those_of_the_plain_run",
             ),
-            works("… on a GPU, at its speed"),
+            works(
+                "… on a GPU, at its speed ([figures](gpu.md#figures))",
+                "gpu/test_updates.py::test_a_format_trains",
+            ),
             refused(
                 "float8 on devices that can't, of layers that can't, or without torchao",
                 "unit/precision/test_float8_mixed.py::test_a_gpu_is_judged_by_its_compute_capability",
@@ -850,14 +871,22 @@ AREAS = (
         "Devices",
         (
             works("CPU", "prove: cut "),
-            works("one CUDA device per rank: `make gpu` (gpu.md) tries all of it where one is"),
             works(
-                "inside an update the host waits for no device, with a fused optimizer: shown with a stand-in for one",
+                "one CUDA device: each number format, cuts, stops and failures; `make gpu` ([gpu.md](gpu.md)) tries it",
+                "gpu/test_updates.py::test_a_format_trains",
+                "gpu/test_prove.py::test_a_run_is_proved_there",
+                "gpu/test_commands.py::test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not",
+            ),
+            works("several CUDA devices, one for each rank"),
+            works(
+                "inside an update the host waits for no device, with a fused optimizer",
                 "unit/train/test_no_waiting.py::test_an_update_with_everything_armed_reads_nothing",
+                "gpu/test_updates.py::test_the_host_waits_for_nothing_inside_updates",
             ),
             works(
-                "ranks that share a device, through copies on the host: shown with a stand-in",
+                "ranks that share a device, through copies on the host",
                 "unit/parallel/test_through_host.py::test_a_run_has_the_same_bits_through_the_host",
+                "gpu/test_ranks.py::test_one_sha256_over_all_cuts_with_ordered",
             ),
             refused(
                 "`fsdp` on ranks that share a device",

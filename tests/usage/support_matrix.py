@@ -4,13 +4,15 @@
     python tests/usage/support_matrix.py --check   exits 1 if the page is not what would be written
 
 The page can't say what is not so: each claim names what shows it, a test holds that those tests, proofs and faults
-exist, and a claim that nothing shows is printed as untested.
+exist, that those of a GPU have passed on one, and a claim that nothing shows is printed as untested.
 """
 
 import ast
+import json
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -34,8 +36,9 @@ _BEGIN = """# What is supported
 Made by `python tests/usage/support_matrix.py` from the tables that the tests use; what shows a claim stands beside it:
 a test below `tests/`, rows of `make prove`, or faults of `make faults`. What nothing shows yet is marked *untested*.
 
-CI runs Python 3.11 and torch 2.13 on Linux, without an accelerator; `pyproject.toml` allows torch 2.11 to 2.15. What is
-refused is refused when the run is built, with what was, what must be, and what to do.
+CI runs Python 3.11 and torch 2.13 on Linux, without an accelerator; `pyproject.toml` allows torch 2.11 to 2.15. A test
+of `gpu/` was last run by `make gpu` on the device that is named. What is refused is refused when the run is built, with
+what was, what must be, and what to do.
 """
 _END = """
 ## The two grades of equality
@@ -80,7 +83,25 @@ def _evidence(one: str) -> str:
     if kind in ("prove", "faults"):
         return f"`make {kind} {'ROWS' if kind == 'prove' else 'FAULTS'}='{name.strip()}'`"
     file, _, test = one.partition("::")
-    return f"{test.removeprefix('test_').replace('_', ' ')} (`{file}`)"
+    where = ", ".join([f"`{file}`", *(_devices_of(one) if file.startswith("gpu/") else [])])
+    return f"{test.removeprefix('test_').replace('_', ' ')} ({where})"
+
+
+def _devices_of(one: str) -> list[str]:
+    """The devices on which all cases of a test have passed that were not skipped, and at least one was not."""
+    file, _, test = one.partition("::")
+    name, found = f"{Path(file).stem}::{test}", list[str]()
+    for results in _results():
+        ends = [case["outcome"] for case_name, case in results["tests"].items() if case_name.partition("[")[0] == name]
+        if "passed" in ends and {*ends} <= {"passed", "skipped"}:
+            found.append(results["device"].removeprefix("NVIDIA "))
+    return found
+
+
+@cache
+def _results() -> list[dict[str, Any]]:
+    """What `make gpu` has found, on each device."""
+    return [json.loads(path.read_text()) for path in sorted((ROOT / "benchmarks" / "results").glob("gpu-*.json"))]
 
 
 def missing_evidence() -> list[str]:
@@ -96,7 +117,7 @@ def _exists(one: str) -> bool:
     if kind == "faults":
         return any(name in fault for fault in _names_of_faults())
     file, _, test = one.partition("::")
-    return test in _names_of_tests(ROOT / "tests" / file)
+    return test in _names_of_tests(ROOT / "tests" / file) and (not file.startswith("gpu/") or bool(_devices_of(one)))
 
 
 @cache
@@ -124,7 +145,7 @@ def main(arguments: list[str]) -> int:
     """Write the page, or compare it."""
     lacking = missing_evidence()
     for one in lacking:
-        print(f"no such test, proof or fault: {one}", file=sys.stderr)
+        print(f"no such test, proof or fault, or it has not passed: {one}", file=sys.stderr)
     if arguments == ["--check"]:
         return 1 if lacking or PAGE.read_text() != page() else 0
     PAGE.write_text(page())
