@@ -154,7 +154,7 @@ class Renewable(ProcessGroup):
 
 @final
 class RenewableNccl(Renewable):
-    """The same for tensors on CUDA devices; it has been run by nobody yet."""
+    """The same for tensors on CUDA devices; so far it has been run by one rank alone, not by several."""
 
     _begun: torch.cuda.Event | None = None
     _device: torch.device
