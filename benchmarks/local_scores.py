@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -23,6 +24,7 @@ sys.path.insert(0, str(HERE))
 from evenstep.builders import build_mesh, build_parts, build_strategy, open_run  # noqa: E402 - after the path, as below
 from evenstep.cli.folder import publish  # noqa: E402
 from evenstep.config.sources import settings_of  # noqa: E402
+from evenstep.errors import MissingExtraError  # noqa: E402
 from evenstep.parallel import Group, Processes  # noqa: E402
 from harness.ranks import on_ranks, one_rank  # noqa: E402
 from harness.row import Row, table, write_rows  # noqa: E402
@@ -187,7 +189,13 @@ def rows_of(case: Case, name: str, scores: Mapping[str, Sequence[float]]) -> lis
 
 
 def main() -> list[Row]:
-    """Run all cases, print the table and write results/local_scores.json."""
+    """Run all cases, print the table and write results/local_scores.json.
+
+    Raises:
+        MissingExtraError: translations can't be scored; said before anything is trained.
+    """
+    if find_spec("sacrebleu") is None:
+        raise MissingExtraError("sacrebleu", "translation")
     rows: list[Row] = []
     for name in CASES:
         for ranks in RANKS:
