@@ -24,7 +24,7 @@ from evenstep.builders.tasks import build_mixture
 from evenstep.config.named import OpenRun
 from evenstep.config.schema import Config, OneTaskTable
 from evenstep.config.tasks import data_tables, evaluations_of
-from evenstep.config.translate import said_with
+from evenstep.config.translate import keys_in, said_with
 from evenstep.data import Data, Mixture
 from evenstep.data.first_batches import FirstBatches
 from evenstep.data.seeding import undisturbed
@@ -122,10 +122,14 @@ def build_weights(config: Config, model: nn.Module) -> LoadedWeights | None:
     """Put the weights into the model that the run begins with, if it says any.
 
     Raises:
-        ArgumentError: a pattern that nothing fits.
+        ConfigError: a pattern that nothing fits.
         CheckpointError: weights that can't be read, or don't fit.
     """
-    return None if config.init_from is None else put_weights(model, **config.init_from.model_dump())
+    table = config.init_from
+    if table is None:
+        return None
+    with said_with(keys_in("init_from", table), called_by="init_from.path"):
+        return put_weights(model, **table.model_dump())
 
 
 def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) -> RunParts:

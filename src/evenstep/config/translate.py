@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from evenstep.config.faults import Fault, told
 from evenstep.config.section import Section
-from evenstep.errors import ArgumentError, ConfigError, PlanError
+from evenstep.errors import ArgumentError, CheckpointError, ConfigError, PlanError
 
 
 def faults_of(build: Callable[[], object], keys: Mapping[str, str], *also: str) -> Iterator[Fault]:
@@ -37,18 +37,24 @@ def faults_of(build: Callable[[], object], keys: Mapping[str, str], *also: str) 
 
 @contextmanager
 def said_with(keys: Mapping[str, str], *, called_by: str = "") -> Generator[None]:
-    """Raise what is refused inside the `with` as a ConfigError, in the same way.
+    """Raise what is refused inside the `with` as a ConfigError, in the same way; what is wrong in files stays that.
 
     Args:
-        called_by: the key that names what is called there, to be said first.
+        called_by: the key that names what is called there, to be said first where no other key is said.
     """
+
+    def told_of(error: Exception) -> str:
+        text = _translated(str(error), keys)
+        return f"`{called_by}`: {text}" if called_by and text == str(error) else text
+
     try:
         yield
     except ConfigError:
         raise
     except (ArgumentError, PlanError) as error:
-        where = f"`{called_by}`: " if called_by else ""
-        raise ConfigError([f"{where}{_translated(str(error), keys)}"]) from error
+        raise ConfigError([told_of(error)]) from error
+    except CheckpointError as error:
+        raise CheckpointError(told_of(error)) from error
 
 
 def _translated(text: str, keys: Mapping[str, str]) -> str:

@@ -61,8 +61,13 @@ def test_what_was_frozen_stays_so_and_a_run_that_goes_on_needs_the_weights_no_mo
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--init_from.path", "nowhere"], "`nowhere` does not exist; give a run, a checkpoint, or a file of weights"),
-        (["--init_from.path", "runs/first", "--init_from.only", '["head.*"]'], "`only` has `head.*`, which nothing of"),
+        (["--init_from.path", "nowhere"], "`init_from.path`: `nowhere` does not exist; give a run, a checkpoint, or"),
+        (["--init_from.path", "runs/first", "--init_from.only", '["head.*"]'], "`init_from.only` has `head.*`, which"),
+        (["--init_from.path", "parts.py", "--init_from.average", "true"], "no average; leave `init_from.average` out"),
+        (
+            ["--init_from.path", "runs/first", "--model.args.width", "3"],
+            "let what fits be loaded by `init_from.partial`",
+        ),
         (["--init_from.path", "runs/first", "--resume", "runs/first"], "and both say with which weights to begin"),
         (["--init_from.path", "runs/first", "--init_from.frozen", "true"], "`init_from.frozen`"),
     ],

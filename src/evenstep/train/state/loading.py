@@ -170,7 +170,7 @@ def put_weights(
             raise CheckpointError(
                 f"the weights in `{weights.source}` are not those of {type(unwrapped(model)).__name__}: "
                 f"{'; '.join(report.faults())}. Build the model that they were saved from, name what is meant by "
-                f"`only`, or let a part be loaded, `partial=True`."
+                f"`only`, or let what fits be loaded by `partial`."
             )
         return weights, report
 
