@@ -35,8 +35,27 @@ def test_what_was_asked_for_begins_afresh_and_the_run_goes_on_as_any_other(evens
 
 def test_check_tries_it(evenstep: Run, first: str) -> None:
     given = ["--resume", first, "--optimizer.name", "SGD", "--train.updates", "10"]
-    assert "the checkpoint's optimizer is AdamW" in evenstep("check", "run.toml", *given).err
+    refused = evenstep("check", "run.toml", *given).err
+    assert "the checkpoint's optimizer is AdamW" in refused
+    assert 'another `name` with `resume = "PATH"` and `reset = ["optimizer"]`' in refused
     assert evenstep("check", "run.toml", *given, "--reset", '["optimizer"]').code == 0
+
+
+@pytest.mark.parametrize(
+    ("part", "changed"),
+    [
+        ("optimizer", ["--optimizer.weight_decay_on", "matrices"]),
+        ("optimizer", ["--optimizer.args.amsgrad", "true"]),
+        ("data", ["--data.train.args.count", "48"]),
+    ],
+)
+def test_what_is_not_as_it_was_saved_is_told_how_to_begin_afresh_and_then_does(
+    evenstep: Run, first: str, part: str, changed: list[str]
+) -> None:
+    given = ["train", "run.toml", "--resume", first, "--train.updates", "6", *changed]
+    assert f'`resume = "PATH"` and `reset = ["{part}"]`' in evenstep(*given).err
+    done = evenstep(*given, "--reset", f'["{part}"]')
+    assert done.code == 0, done.err
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,14 @@ def _quoted() -> str:
     return ", ".join(map(repr, RESETS))
 
 
+def how_to_reset(part: Reset) -> str:
+    """What to write, in a script and in a run file, so that a part begins afresh; for messages."""
+    return (
+        f'`trainer.resume(PATH, reset="{part}")`, in a run file another `name` with `resume = "PATH"` and '
+        f'`reset = ["{part}"]`'
+    )
+
+
 def begun_afresh(state: Tree, reset: Collection[Reset], data: Tree) -> Tree:
     """The state with some of it as of a run that begins.
 

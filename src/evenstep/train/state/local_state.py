@@ -25,6 +25,7 @@ from evenstep.parallel import Reducers, mapped
 from evenstep.parallel.reducer.own_states import OwnStates
 from evenstep.parallel.shares import Replica, Shares
 from evenstep.train.state import Tree
+from evenstep.train.state.afresh import how_to_reset
 
 
 class LocalState:
@@ -53,7 +54,7 @@ class LocalState:
             raise CheckpointError(
                 f"the checkpoint is of {ranks} ranks that step alone, each with parameters and an optimizer state of "
                 f"its own, which this run can't go on with; resume with the strategy `local` on {ranks} ranks, or "
-                f"begin a new run with its model, which is what those ranks share."
+                f"begin at what those ranks share: {how_to_reset('optimizer')}."
             )
 
     def own_part(self, state: Tree, take: Callable[[Tensor, Tensor], Tensor]) -> Tree:
@@ -121,15 +122,15 @@ class AloneState(LocalState):
         if saved["ranks"] != ranks and not self._layout.group.can_change:
             raise CheckpointError(
                 f"the checkpoint is of {saved['ranks']} ranks that step alone, each with parameters and an optimizer "
-                f"state of its own, but this run has {ranks}; resume on {saved['ranks']}, or begin a new run with its "
-                f"model, which is what those ranks share."
+                f"state of its own, but this run has {ranks}; resume on {saved['ranks']}, or begin at what those "
+                f"ranks share: {how_to_reset('optimizer')}."
             )
         update = state["progress"]["update"]
         if update < reducer.together_until:
             raise CheckpointError(
                 f"the checkpoint is of ranks that step alone after update {update}, each with parameters and an "
                 f"optimizer state of its own, from which they can't go on together; let `synchronous_updates` be at "
-                f'most {update}, or begin at what they share: `trainer.resume(…, reset="optimizer")`.'
+                f"most {update}, or begin at what they share: {how_to_reset('optimizer')}."
             )
         known = {number: set(names) for number, names in enumerate(reducer.fragments)}
         if any(known.get(int(number)) != set(one["mean"]) for number, one in saved["means"].items()):

@@ -21,6 +21,7 @@ from evenstep.optim.low_bit import as_plain, from_plain, is_low_bit
 from evenstep.optim.multi import MultiOptimizer
 from evenstep.strides import laid_out
 from evenstep.train.state import Tree
+from evenstep.train.state.afresh import how_to_reset
 
 _CAST = (Optimizer.load_state_dict, MultiOptimizer.load_state_dict)
 
@@ -94,14 +95,15 @@ def check_optimizer(saved: Tree, optimizer: Optimizer, names: list[list[str]]) -
     if saved["class"] != class_name(optimizer):
         raise CheckpointError(
             f"the checkpoint's optimizer is {saved['class']}, but this run's is {class_name(optimizer)}; resume "
-            f"with the same optimizer, or start a new run from the checkpoint's model."
+            f"with the same optimizer, or let this one begin afresh: {how_to_reset('optimizer')}."
         )
     groups = [sorted(group["parameters"]) for group in saved["groups"]]
     if groups != [sorted(group) for group in names]:
         raise CheckpointError(
             f"the checkpoint's optimizer has {len(groups)} parameter group(s) of {[len(group) for group in groups]} "
             f"parameters, but this run's has {len(names)} of {[len(group) for group in names]}, or other parameters in "
-            f"them; group the parameters as in the run that saved it."
+            f"them; group the parameters as in the run that saved it, or let these groups begin afresh: "
+            f"{how_to_reset('optimizer')}."
         )
 
 
@@ -130,12 +132,14 @@ def changed_options(saved: Tree, built: list[Tree]) -> list[str]:
     if begun:
         raise CheckpointError(
             f"{'; '.join(sorted(said))}: {saved['class']} can't begin with `{begun[0]}` in mid-run, as what that needs "
-            f"was not kept from the first update on. Keep what was, or start a new run from the checkpoint's model."
+            f"was not kept from the first update on. Keep what was, or let the optimizer begin afresh: "
+            f"{how_to_reset('optimizer')}."
         )
     if said and "whole" in saved.get("beside", {}):
         raise CheckpointError(
             f"{'; '.join(sorted(said))}: that would have no effect, since {saved['class']} has a `state_dict` of its "
-            f"own, which brings back the saved ones. Keep them, or set new ones after `resume`."
+            f"own, which brings back the saved ones. Keep them, or let the optimizer begin afresh with the new ones: "
+            f"{how_to_reset('optimizer')}."
         )
     return sorted(said)
 

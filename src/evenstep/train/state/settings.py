@@ -17,6 +17,7 @@ from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training
 from evenstep.precision import Precision
 from evenstep.train.state import Tree
+from evenstep.train.state.afresh import how_to_reset
 
 LEAVE_NO_TRACE = ("check_loss", "settle_every_updates", "fit_memory", "memory")
 """Fields of `Training` that the parameters do not depend on."""
@@ -137,10 +138,15 @@ def check_same_run(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Raise CheckpointError unless the saved run has the same seed, precision and data as this one."""
     different = [said for name in own for said in differences(name, saved[name], own[name])]
     if different:
+        is_of_data = all(saved[name] == own[name] for name in own if name != "data")
+        instead = f"begin with these data: {how_to_reset('data')}" if is_of_data else _WITH_WEIGHTS
         raise CheckpointError(
             f"the checkpoint is of another run, so going on from it would not be exact: {'; '.join(different)}. Build "
-            f"the run as it was saved, or start a new one."
+            f"the run as it was saved, or {instead}."
         )
+
+
+_WITH_WEIGHTS = "start a new one with its weights: `load_weights(model, PATH)`, in a run file `init_from.path`"
 
 
 def differences(name: str, saved: object, now: object) -> list[str]:
