@@ -15,6 +15,7 @@ from evenstep.events.event import EvaluateEnd
 from evenstep.events.hook import Hook
 
 Mode = Literal["min", "max"]
+_KEYS = {"Best": "checkpoint.best.metric", "EarlyStop": "early_stop.metric", "Plateau": "lr_schedule.metric"}
 
 
 @final
@@ -92,7 +93,7 @@ class MetricTarget:
         if beside and self.metric not in beside:
             raise HookError(
                 f"hook `{hook.name}` follows `{self.metric}`, but training has no such metric; "
-                f"{advice(self.metric, beside)}"
+                f"{advice(self.metric, beside)}{_where_to_set(hook)}"
             )
 
     def value(self, hook: Hook, event: EvaluateEnd) -> float | None:
@@ -106,7 +107,7 @@ class MetricTarget:
         if self.metric not in event.metrics:
             raise HookError(
                 f"hook `{hook.name}` follows `{self.metric}`, but the evaluation `{event.name}` has no such metric; "
-                f"{advice(self.metric, event.metrics)}"
+                f"{advice(self.metric, event.metrics)}{_where_to_set(hook)}"
             )
         return event.metrics[self.metric]
 
@@ -133,3 +134,15 @@ class MetricTarget:
         if not math.isfinite(value):
             return False
         return other is None or (value < other if self.mode == "min" else value > other)
+
+
+def _where_to_set(hook: Hook) -> str:
+    """Where the metric that `hook` follows is said, as the end of a message, which comes when a run has begun."""
+    if hook.name not in _KEYS:
+        return ""
+    another = (
+        ", of another run that goes on from this one's checkpoint (`new_settings=True`; "
+        "`--name ANOTHER --resume PATH`), since a run keeps its LR schedule"
+    )
+    where = another if hook.name == "Plateau" else ""
+    return f" Set its `metric`, in a run file `{_KEYS[hook.name]}`{where}."
