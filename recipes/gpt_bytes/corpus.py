@@ -189,7 +189,7 @@ class BigramAndSample(Hook):
         self.temperature = temperature
         self.seed = seed
         self.root = root
-        self.model_bits_per_byte = float("nan")
+        self.evaluated: EvaluateEnd | None = None
 
     def before_train(self, event: TrainBegin) -> None:
         if self.evaluation not in self.trainer.evaluations:
@@ -201,17 +201,21 @@ class BigramAndSample(Hook):
 
     def after_evaluate(self, event: EvaluateEnd) -> None:
         if event.name == self.evaluation and event.metrics:
-            self.model_bits_per_byte = event.metrics[f"{event.name}/bits_per_byte"]
+            self.evaluated = event
 
     def after_train(self, event: TrainEnd) -> None:
         if event.outcome == "failed":
             return
-        print(
-            f"\n{self.evaluation} bits per byte, after update {event.update}\n"
-            f"  model   {self.model_bits_per_byte:.3f}\n"
+        print(f"\n{self.shown_bits()}{self.shown_sample()}\n", flush=True)
+
+    def shown_bits(self) -> str:
+        """Model and bigram model beside each other; nothing of a run that was stopped before its first evaluation."""
+        if self.evaluated is None:
+            return ""
+        return (
+            f"{self.evaluation} bits per byte, after update {self.evaluated.update}\n"
+            f"  model   {self.evaluated.metrics[f'{self.evaluation}/bits_per_byte']:.3f}\n"
             f"  bigram  {self.bigram_bits_per_byte():.3f}\n"
-            f"{self.shown_sample()}\n",
-            flush=True,
         )
 
     def bigram_bits_per_byte(self) -> float:

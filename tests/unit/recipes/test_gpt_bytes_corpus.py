@@ -181,6 +181,21 @@ def test_model_and_bigram_are_compared_on_the_bytes_of_the_evaluation(
     assert "| x\\x1b\\x1b" in printed
 
 
+def test_a_run_that_was_stopped_is_compared_as_it_was_evaluated_last_if_ever(
+    corpus: ModuleType, source: Path, capsys: pytest.CaptureFixture[str]
+):
+    windows = corpus.windows("valid", context=16, limit=3, root=source)
+    trainer = FakeTrainer(valid=MapData(windows, global_batch_size=2, shuffle=False))
+    hook = corpus.BigramAndSample(prompt="x", num_bytes=2, root=source)
+    hook.attach(trainer)
+    hook.after_train(end("done"))
+    printed = capsys.readouterr().out
+    assert "| x" in printed and "model" not in printed
+    hook.after_evaluate(EvaluateEnd(update=5, name="valid", metrics={"valid/bits_per_byte": 1.25}))
+    hook.after_train(end("done"))
+    assert "valid bits per byte, after update 5\n  model   1.250" in capsys.readouterr().out
+
+
 def test_nothing_is_printed_after_a_failure(corpus: ModuleType, capsys: pytest.CaptureFixture[str]):
     corpus.BigramAndSample().after_train(end("failed"))
     assert capsys.readouterr().out == ""
