@@ -482,7 +482,7 @@ def test_who_is_lost_in_the_first_look_is_not_told_to_leave_it_out(error: Except
     with pytest.raises(type(error)) as raised:
         trainer_of(Raises(), PipelineModel(layers)).train()
     notes = getattr(raised.value, "__notes__", [])
-    assert any("check_loss" in note for note in notes) == advised
+    assert any("`Task.split` cuts it: override that" in note and "check_loss" in note for note in notes) == advised
 
 
 class Boxes(Sums):

@@ -32,8 +32,9 @@ from evenstep.train.update.weigh import Weights
 
 SIXTEEN_BITS = frozenset({torch.float16, torch.bfloat16})
 WHILE_LOOKING = (
-    "It was raised while the loss of a micro-batch was compared with those of its halves, as `Task.split` cuts it; "
-    "`train=Training(check_loss=False)`, in a run file `train.check_loss = false`, leaves that out."
+    "It was raised while the loss of a micro-batch was compared with those of its halves, as `Task.split` cuts it: "
+    "override that where it parts what belongs together, such as tokens and their offsets. "
+    "`train=Training(check_loss=False)`, in a run file `train.check_loss = false`, leaves the comparison out."
 )
 
 
