@@ -1,12 +1,14 @@
 """What errors say is read by people."""
 
 import ast
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from evenstep.config.keys import all_keys
 from evenstep.parallel.processes import Processes
 
 SOURCE = Path(__file__).parents[2] / "src" / "evenstep"
@@ -46,3 +48,15 @@ def test_no_message_puts_a_stop_after_the_text_of_another_error() -> None:
 def test_a_rank_that_hears_of_anothers_error_ends_it_with_one_stop(said: str) -> None:
     group: Any = SimpleNamespace(rank=0, ranks=2, where=lambda: "", _notices=SimpleNamespace(failure=lambda: said))
     assert str(Processes._not_met(group, None)).endswith("rank 1 failed: remove that sample.")
+
+
+def test_what_messages_say_to_write_in_a_run_file_are_keys_of_run_files() -> None:
+    said = {
+        key
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for key in re.findall(r"in a run\s+file,? `([a-z_]+\.[a-z_.]+)", node.value)
+    }
+    assert {"data.exact_resume", "data.shared", "train.norm_statistics"} <= said
+    assert said <= set(all_keys())

@@ -312,8 +312,8 @@ class IteratedData(Data):
             DataFault(
                 message=(
                     "all ranks have read the same first items from their streams, so every sample would count once for "
-                    "each rank; give each rank another part of the data, or pass `shared=True` to have one stream "
-                    "dealt over all."
+                    "each rank; give each rank another part of the data, or pass `shared=True`, in a run file "
+                    "`data.shared = true`, to have one stream dealt over all."
                 )
             ),
         )

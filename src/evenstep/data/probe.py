@@ -99,15 +99,15 @@ def _inexact(name: str, what: str) -> DataError:
         f"a run on this stream, a {name}, would not resume exactly: {what}. Its state does not say all (a shuffle "
         "buffer's content, a generator that it shares, random numbers drawn in workers). Let its order and its random "
         "numbers follow from seed and epoch, and its state say the rest; give a dataset with a length to `MapData`, "
-        "which shuffles and resumes exactly; or pass `exact_resume=False`, if other samples after a resume are "
-        "meant, or save nothing."
+        "which shuffles and resumes exactly; or pass `exact_resume=False`, in a run file `data.exact_resume = false`, "
+        "if other samples after a resume are meant, or save nothing."
     )
 
 
 def _fails(name: str, error: Exception) -> DataError:
     return DataError(
         f"trying whether the stream, a {name}, resumes exactly raised {clause(error)}; correct the "
-        "stream, or pass `exact_resume=False` to read it without trying."
+        "stream, or pass `exact_resume=False`, in a run file `data.exact_resume = false`, to read it without trying."
     )
 
 

@@ -115,11 +115,12 @@ def _refusal(name: str, found: str, trained: Mapping[str, Tensor]) -> str:
     digits = 256 if found == "bfloat16" else 2048
     meant = (
         " If they are meant to be trained so, as by an optimizer that keeps float32 copies of its own, say it: "
-        "`precision=FullPrecision(bfloat16_parameters=True)`."
+        "`precision=FullPrecision(bfloat16_parameters=True)`, in a script."
     )
     return (
         f"trained parameters must be float32 or float64, but {count} of {len(trained)} are of 16 bits, first `{name}` "
         f"in {found}: an update below 1/{digits} of a parameter would round to nothing. Keep float32 parameters "
-        f"(`model.float()`, then build the optimizer) and compute in 16 bits with `precision=Bf16Mixed()`; parameters "
-        f"that are frozen may stay as they are.{meant if found == 'bfloat16' else ''}"
+        f'(`model.float()`, then build the optimizer) and compute in 16 bits with `precision="bf16-mixed"`, in a run '
+        f"file `train.precision`; parameters that are frozen may stay as they are."
+        f"{meant if found == 'bfloat16' else ''}"
     )

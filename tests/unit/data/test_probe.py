@@ -46,7 +46,9 @@ def test_a_stream_whose_state_says_all_is_left_at_its_beginning_and_nothing_is_s
     [(Buffered, "of the items after the first 2"), (ForgetsGenerator, "the next epoch began with other")],
 )
 def test_a_stream_whose_state_does_not_say_all_is_refused_with_what_to_do(kind: type[Counting], what: str) -> None:
-    with pytest.raises(DataError, match=rf"would not resume exactly: .*{what}.*`MapData`.*`exact_resume=False`"):
+    with pytest.raises(
+        DataError, match=rf"would not resume exactly: .*{what}.*`MapData`.*`exact_resume=False`, in a run file `data"
+    ):
         data(kind()).try_resume()
 
 

@@ -246,7 +246,8 @@ class RunState:
                 f"the checkpoint says where the streams of {then} {_ranks(then)} are, but this run has {now}: each "
                 f"rank reads a stream of its own, and nobody knows how what {then} have left is dealt over {now}. "
                 f"Resume on {then} {_ranks(then)}; or start a new run with a stream that all ranks read whole "
-                f"(`StreamData(…, shared=True)`) or with `MapData`, which go on on any number of ranks."
+                f"(`StreamData(…, shared=True)`, in a run file `data.shared = true`) or with `MapData`, which go on on "
+                f"any number of ranks."
             )
         mine = reducers.rank if of_rank else 0
         if mine not in states:

@@ -19,6 +19,8 @@ from evenstep.parallel.buffers import is_norm
 
 Place: TypeAlias = tuple[nn.Module, str, str]
 
+_FROZEN = "`train=Training(norm_statistics='frozen')`, in a run file `train.norm_statistics = \"frozen\"`"
+
 
 def explain(error: Exception, *, cut: bool = False) -> None:
     """Add to torch's refusal of a batch with one value per channel where such a batch comes from, and what to do.
@@ -33,13 +35,13 @@ def explain(error: Exception, *, cut: bool = False) -> None:
             "The micro-batch did not fit into memory, so it was cut, and a part of one sample has no statistics of its "
             "own. If two samples fit, choose `micro_batch_size` 2 and `global_batch_size` a multiple of it; else need "
             "less memory (`memory.checkpoint`, a precision of 16 bits), or normalise by the running statistics "
-            "(`Training(norm_statistics='frozen')`)."
+            f"({_FROZEN})."
         )
     else:
         error.add_note(
             "A micro-batch of one sample has no statistics of its own: choose `global_batch_size` and "
             "`micro_batch_size` so that no sample is left alone, leave one out (`torch.utils.data.Subset`), or "
-            "normalise by the running statistics (`Training(norm_statistics='frozen')`)."
+            f"normalise by the running statistics ({_FROZEN})."
         )
 
 
