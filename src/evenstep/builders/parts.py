@@ -262,8 +262,15 @@ def _model_and_weights(run: OpenRun, mesh: Mesh | None, *, begins: bool) -> tupl
 
 def make_model(run: OpenRun) -> nn.Module | Layers:
     """What the model's target gives, its parameters drawn from the run's seed."""
+    call = run.calls["model"]
+    if isinstance(call.function, nn.Module):  # it can be called, but not to give a model
+        fault = (
+            f"`model.target` must name a class or function, but is an object of {type(call.function).__name__}, whose "
+            f"parameters no `seed` has drawn; name the class, or a function that returns one."
+        )
+        raise ConfigError([fault])
     with seeded(run.config.seed), said_with({}, called_by="model"):
-        made: object = run.calls["model"]()
+        made: object = call()
     return made if isinstance(made, Layers) else _checked("model", made, nn.Module)
 
 

@@ -164,6 +164,11 @@ def test_a_stream_is_trained_on_and_resumed(evenstep: Run) -> None:
     ("settings", "code", "says"),
     [
         (["--model.target", "wrong.py:frozen"], 1, "nothing to train: all of its 4 parameters are frozen"),
+        (
+            ["--model.target", "wrong.py:made"],
+            2,
+            "`model.target` must name a class or function, but is an object of Net",
+        ),
         (["--model.target", "wrong.py:no_model"], 1, "`model.target` must give a subclass of `Module`"),
         (["--model.target", "wrong.py:raising"], 1, "ValueError: no such file: weights.pt (raised at"),
         (["--data.train.target", "wrong.py:empty"], 1, "must hold at least one sample"),
