@@ -43,6 +43,8 @@ class Ask(evenstep.Hook):
     def after_update(self, event):
         if case == "stop" and group.rank == 1 and event.update == 3:
             self.trainer.request_stop("rank 1 has had enough")
+        if case == "apart" and event.update == 2 + group.rank:
+            self.trainer.save()
         if "seen" in case:
             seen = torch.tensor(1.0 + group.rank)  # what this rank has seen of the update
             if "of all" in case:
@@ -138,6 +140,14 @@ def test_what_one_rank_does_alone_that_is_for_all_is_told_as_soon_as_the_others_
     assert (first.code, second.code) == (1, 0)
     assert "the program of rank 1 has ended; look at what it said last. If it did not fail: `train`," in first.err
     assert time.monotonic() - began < 55  # and not after the timeout
+
+
+def test_ranks_that_save_after_different_updates_are_told_what_each_waits_for(tmp_path: Path) -> None:
+    for end in run("apart", tmp_path, [0, 1], 2):
+        assert end.code == 1
+        assert "rank 0 waits to gather values in update 2, in `after_update` of hook `Ask`" in end.err
+        assert "; rank 1 waits to gather values in update 2. What ranks do together" in end.err
+        assert "`request_save`" in end.err
 
 
 def test_a_rank_that_never_comes_is_an_error_within_the_timeout(tmp_path: Path) -> None:

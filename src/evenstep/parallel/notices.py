@@ -108,18 +108,26 @@ class Notices:
     def _having_left(self, store: Any) -> list[int]:
         return [rank for rank in range(self._ranks) if store.check([_of(_LEFT, rank)])]
 
-    def answer(self) -> None:
-        """If a rank has asked who waits, answer once that this one does."""
+    def answer(self, what: str) -> None:
+        """If a rank has asked who waits, answer once that this one does, and for what."""
         if self._is_queried and not self._answered:
             self._answered = True
-            self._briefly(lambda: self._store.set(_of(_WAITS, self._rank), "1"), None)
+            self._briefly(lambda: self._store.set(_of(_WAITS, self._rank), what), None)
 
-    def missing(self, *, late: bool) -> list[int] | None:
-        """Ask all: who does not answer, or else, if `late` ones count, who does not wait; None without the store."""
+    def awaited(self) -> list[str]:
+        """What each rank has answered that it waits for; "" of one that has not; [] without the store."""
+        return self._briefly(lambda: [_read(self._store, _of(_WAITS, rank)) for rank in range(self._ranks)], [])
+
+    def missing(self, what: str, *, late: bool) -> list[int] | None:
+        """Ask all: who does not answer, or else, if `late` ones count, who does not wait; None without the store.
+
+        Args:
+            what: this rank waits for.
+        """
 
         def call() -> bool:
             self._store.set(_QUERY, "who is there?")
-            self._store.set(_of(_WAITS, self._rank), "1")
+            self._store.set(_of(_WAITS, self._rank), what)
             return True
 
         if not self._briefly(call, default=False):

@@ -13,7 +13,8 @@ from copy import copy
 from datetime import timedelta
 from functools import partial
 from time import monotonic, perf_counter, sleep
-from typing import Any, TypeVar, cast, final
+from typing import Any, NoReturn, TypeVar, cast, final
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -37,10 +38,11 @@ T = TypeVar("T")
 _A_WHILE = timedelta(seconds=1)
 _LETTING_GO_S = 0.05
 _CONNECTING_S = 10.0  # for ranks that have just met
-_SIZE_BYTES = 8  # of the length before a value that is gathered
-_SHORT_BYTES = 248  # of such a value; what is longer goes by itself
+_HEAD_BYTES = 16  # before a value that is gathered: its length, and a checksum of the hook that it is gathered in
+_SHORT_BYTES = 240  # of such a value; what is longer goes by itself
 
 
+_MESSAGES = ("send", "receive")  # between two ranks
 _SENT = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8)
 _BITS = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}  # what has the same bits
 
@@ -170,16 +172,28 @@ class Processes(Group):
     def gather(self, value: T) -> list[T]:
         mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         # a short value goes with its length, in one message
-        first = torch.zeros(_SIZE_BYTES + _SHORT_BYTES, dtype=torch.uint8)
-        first[:_SIZE_BYTES] = torch.tensor([mine.numel()]).view(torch.uint8)
-        first[_SIZE_BYTES : _SIZE_BYTES + mine.numel()] = mine[:_SHORT_BYTES]
+        head = torch.tensor([mine.numel(), crc32(where_inside().encode())]).view(torch.uint8)
+        first = torch.zeros(_HEAD_BYTES + _SHORT_BYTES, dtype=torch.uint8)
+        first[:_HEAD_BYTES] = head
+        first[_HEAD_BYTES : _HEAD_BYTES + mine.numel()] = mine[:_SHORT_BYTES]
         every = self._gather(first)
-        sizes = [int(one[:_SIZE_BYTES].view(torch.int64)) for one in every]
-        every = [one[_SIZE_BYTES:] for one in every]
+        heads = [cast("list[int]", one[:_HEAD_BYTES].view(torch.int64).tolist()) for one in every]
+        if len({hook for _, hook in heads}) > 1:
+            self._refuse_apart()
+        sizes = [size for size, _ in heads]
+        every = [one[_HEAD_BYTES:] for one in every]
         room = max(sizes)
         if room > _SHORT_BYTES:
             every = self._gather(torch.cat([mine, mine.new_zeros(room - mine.numel())]))
         return [pickle.loads(one[:size].numpy().tobytes()) for one, size in zip(every, sizes, strict=True)]
+
+    def _refuse_apart(self) -> NoReturn:
+        """Raise LostRankError on all ranks, which gather what is not the same: some are in a hook, others are not."""
+        mine = torch.frombuffer(bytearray(f"gather values{self.where()}".encode()), dtype=torch.uint8)[:_SHORT_BYTES]
+        every = self._gather(torch.cat([mine, mine.new_zeros(_SHORT_BYTES - mine.numel())]))
+        cause = _apart([one.numpy().tobytes().rstrip(b"\0").decode(errors="ignore") for one in every])
+        self._notices.post(f"rank {self.rank} could not gather values{self.where()}: {cause}")
+        raise LostRankError(f"rank {self.rank} of {self.ranks} could not gather values{self.where()}: {cause}")
 
     def _gather(self, mine: Tensor) -> list[Tensor]:
         every = [torch.empty_like(mine) for _ in range(self.ranks)]
@@ -362,21 +376,21 @@ class Processes(Group):
         except RuntimeError as error:
             raise self._lost(what, error) from error
         # What runs on a device, and messages between two, can't be waited for a little at a time.
-        in_pieces = tensor.device.type == "cpu" and not what.startswith(("send", "receive"))
+        in_pieces = tensor.device.type == "cpu" and not what.startswith(_MESSAGES)
         return partial(self._finish, entry, work, in_pieces=in_pieces)
 
     def _finish(self, entry: Entry, work: Any, *, in_pieces: bool) -> None:
         began = perf_counter()
         try:
             if in_pieces:
-                self._wait_by_and_by(work)
+                self._wait_by_and_by(entry.what, work)
             else:
                 work.wait()
         except RuntimeError as error:
             raise self._lost(entry.what, error) from error
         self._flight.end(entry, waited_s=perf_counter() - began)
 
-    def _wait_by_and_by(self, work: Any) -> None:
+    def _wait_by_and_by(self, what: str, work: Any) -> None:
         """Wait, and look now and then whether a rank has said that it failed, or asks who is there."""
         until = monotonic() + self._timeout_s
         while True:
@@ -388,7 +402,7 @@ class Processes(Group):
                     return
                 if monotonic() > until or self._notices.failure_message:
                     raise
-                self._notices.answer()
+                self._notices.answer(f"{what}{self.where()}")
             else:
                 return
 
@@ -400,7 +414,7 @@ class Processes(Group):
         timed_out = any(word in str(error).lower() for word in ("timed out", "timeout"))
         failure = self._notices.failure()
         left = [] if failure else self._notices.ended()
-        missing = None if failure or left else self._notices.missing(late=timed_out)
+        missing = None if failure or left else self._notices.missing(f"{what}{self.where()}", late=timed_out)
         failure = failure or self._notices.failure()
         if failure:
             cause = f"{clause(failure)}."
@@ -416,11 +430,29 @@ class Processes(Group):
             ranks = ", ".join(map(str, missing))
             cause = f"rank {ranks} did not come within {self._timeout_s:g} s" if timed_out else f"rank {ranks} is gone"
             cause += "; look at what it said last, and at its machine."
+        elif apart := self._come_apart(what):
+            cause = apart
         else:
             cause = f"{str(error).splitlines()[0]} All ranks are there: the network between them may be broken."
         if not failure:
             self._notices.post(f"rank {self.rank} could not {what}{self.where()}: {cause}")
         return LostRankError(f"rank {self.rank} of {self.ranks} could not {what}{self.where()}: {cause}")
+
+    def _come_apart(self, what: str) -> str:
+        """Why ranks that are all there do not meet: each waits for something else, which only for messages is right."""
+        awaited = self._notices.awaited()
+        if self.part_of or what.startswith(_MESSAGES) or len(set(awaited) - {""}) < 2:
+            return ""
+        return _apart(awaited)
+
+
+def _apart(awaited: Sequence[str]) -> str:
+    """That ranks are in different places, by what each waits for."""
+    said = "; ".join(f"rank {rank} waits to {one}" for rank, one in enumerate(awaited) if one)
+    return (
+        f"{said}. What ranks do together (`train`, `evaluate`, `save`, `update` and the like) each must do at the same "
+        f"place; in a hook, `request_save` and `request_evaluate` of one rank are for all."
+    )
 
 
 def _as_sent(tensor: Tensor) -> Tensor:
