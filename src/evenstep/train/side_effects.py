@@ -140,7 +140,7 @@ class Attributes:
         self._before = dict(self._attributes)
         values = self._before.values()
         self._contents = [(one, copy(one)) for one in values if type(one) in _CONTAINERS]
-        self._generators = [(one, _state_of(one)) for one in values if _is_generator(type(one))]
+        self._generators = [(one, generator_state(one)) for one in values if is_generator(type(one))]
 
     def held(self) -> Iterator[object]:
         """What the attributes are, and what stands in lists and mappings among them."""
@@ -157,7 +157,7 @@ class Attributes:
         for container, content in self._contents:
             _refill(container, content)
         for generator, state in self._generators:
-            _set_state(generator, state)
+            set_generator_state(generator, state)
 
 
 _NOTHING = object()
@@ -264,13 +264,15 @@ def _items(container: Any) -> list[Any]:
 
 
 @lru_cache(maxsize=1024)  # asked of each attribute, and torch answers `isinstance` in Python
-def _is_generator(kind: type) -> bool:
+def is_generator(kind: type) -> bool:
+    """Whether it is one that draws random numbers and has a state."""
     if issubclass(kind, random.SystemRandom):
         return False  # the machine's own, which has no state
     return issubclass(kind, torch.Generator | np.random.Generator | np.random.RandomState | random.Random)
 
 
-def _state_of(generator: Any) -> Any:
+def generator_state(generator: Any) -> Any:
+    """A copy of it."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, np.random.Generator):
@@ -278,7 +280,8 @@ def _state_of(generator: Any) -> Any:
     return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
 
 
-def _set_state(generator: Any, state: Any) -> None:
+def set_generator_state(generator: Any, state: Any) -> None:
+    """Let it be what `generator_state` has given."""
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
     elif isinstance(generator, random.Random):

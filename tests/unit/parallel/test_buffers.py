@@ -1,8 +1,11 @@
 """Buffers that forwards change: equal on all ranks after each update, as in one process where that can be."""
 
+import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -278,6 +281,41 @@ def test_an_attribute_that_forwards_change_is_said_where_the_loss_depends_on_it(
         for text in said:
             assert text.startswith("forwards or losses change `temperature` of `1` (1 → 0.9")
             assert "no checkpoint holds it" in text and "`calls`" not in text
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        torch.Generator(),
+        np.random.default_rng(1),
+        np.random.RandomState(1),
+        random.Random(1),
+        set[float](),
+        Counter[int](),
+    ],
+    ids=lambda own: type(own).__name__,
+)
+def test_a_generator_or_a_set_of_ones_own_on_which_the_loss_depends_is_said_as_well(own: Any) -> None:
+    class Draws(nn.Module):
+        own: Any
+
+        def forward(self, x: Tensor) -> Tensor:
+            if isinstance(self.own, torch.Generator):
+                return x * torch.rand((), generator=self.own)
+            if isinstance(self.own, Counter):
+                self.own["passes"] += 1
+                return x / self.own["passes"]
+            if isinstance(self.own, set):
+                self.own.add(len(self.own))
+                return x / len(self.own)
+            return x * self.own.uniform(1, 2)
+
+    draws, heard = Draws(), Heard()
+    draws.own = own
+    trainer(model(draws), None, hooks=[heard]).train()
+    assert len(heard.messages) == 1 and heard.messages[0].startswith("forwards or losses change `own` of `1`")
+    is_generator = not isinstance(own, set | Counter)
+    assert heard.messages[0].endswith("own are seeded for each micro-batch.") == is_generator
 
 
 def test_attributes_on_which_no_loss_depends_are_left_alone_and_nothing_is_said() -> None:

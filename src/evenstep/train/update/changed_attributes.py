@@ -4,8 +4,9 @@ No checkpoint holds such a number, each rank has its own, and it moves with ever
 it is found out by `Guard`. It changes nothing.
 """
 
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast, final
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from evenstep.events import Incident
 from evenstep.parallel.replicas import bits
 from evenstep.strides import is_dense
-from evenstep.train.side_effects import with_modules
+from evenstep.train.side_effects import generator_state, is_generator, set_generator_state, with_modules
 from evenstep.train.tasks.task import Task
 from evenstep.train.update.execution import Execution
 
@@ -35,12 +36,25 @@ class ChangedAttribute(NamedTuple):
     before: Any
     after: Any
 
+    @property
+    def is_generator(self) -> bool:
+        """Whether it is one that draws random numbers."""
+        return isinstance(self.after, _GeneratorState)
+
     def put(self, value: Any) -> None:
         """Let the attribute have one of its values."""
-        if value is _ABSENT:
+        if isinstance(value, _GeneratorState):
+            set_generator_state(vars(self.owner)[self.name], value.state)
+        elif value is _ABSENT:
             vars(self.owner).pop(self.name, None)
         else:
             vars(self.owner)[self.name] = _plain(value)
+
+
+class _GeneratorState(NamedTuple):
+    """What stands for a generator of somebody's own, whose numbers follow from it."""
+
+    state: Any
 
 
 _ABSENT, _OTHER = object(), object()  # no such attribute; something that is no plain value
@@ -52,7 +66,8 @@ _LOOKS = 2  # updates
 @final
 @dataclass(slots=True, kw_only=True)
 class ChangedAttributes:
-    """What passes change of the plain values in attributes of modules and tasks: numbers, small tensors, lists of them.
+    """What passes change of the plain values in attributes of modules and tasks: numbers, small tensors, lists and sets
+    of them, and the state of generators.
 
     Whether losses depend on them is for `Guard` to find out: of a mere count nobody needs to hear. Of tasks with a
     state of their own it is known what they remember.
@@ -100,10 +115,12 @@ class ChangedAttributes:
     def tell(self, keys: Iterable[str], found: Mapping[str, list[ChangedAttribute]]) -> None:
         """Say on which of what was `found` losses depend."""
         self._told.update(keys)
-        theirs = self.execution.group.gather([found[key][0].called for key in keys if found[key]])
-        names = [*dict.fromkeys(name for names in theirs for name in names)]
-        if names and self.execution.group.rank == 0:
-            message = _OF_ATTRIBUTES.format(names=", ".join(names[:5]))
+        mine = [(found[key][0].called, found[key][0].is_generator) for key in keys if found[key]]
+        everybody = dict.fromkeys(one for theirs in self.execution.group.gather(mine) for one in theirs)
+        if everybody and self.execution.group.rank == 0:
+            message = _OF_ATTRIBUTES.format(names=", ".join([name for name, _ in everybody][:5]))
+            if any(is_generator for _, is_generator in everybody):
+                message += _OF_GENERATORS
             self.report(Incident(kind="dependence", update=self._update, message=message))
 
     def _values(self) -> Iterator[tuple[object, str, str, Any]]:
@@ -124,6 +141,7 @@ class ChangedAttributes:
 _TORCHS = ("_parameters", "_modules", "_buffers", "_non_persistent_buffers_set", "training")
 
 
+_CONTAINERS = (list, tuple, deque, set, dict, OrderedDict, defaultdict, Counter)
 _MOST = 1000  # items of a list, and thousandths of a tensor's bytes: what is larger is rather data than state
 
 
@@ -134,11 +152,20 @@ def _plain(value: Any) -> Any:
     if type(value) is Tensor:
         is_known = is_dense(value) and not (value.requires_grad or value.is_meta or value.is_inference())
         return value.clone() if is_known and value.nbytes <= _MOST**2 else _OTHER
-    if type(value) not in (list, tuple, deque, dict) or len(value) > _MOST:
+    if isinstance(value, _GeneratorState):
+        return value
+    if is_generator(type(value)):
+        return _GeneratorState(generator_state(value))
+    if type(value) not in _CONTAINERS or len(value) > _MOST:
         return _OTHER
     items = [_plain(one) for one in (value.items() if isinstance(value, dict) else value)]
     if any(one is _OTHER for one in items):
         return _OTHER
+    if isinstance(value, dict):
+        made = copy(cast("dict[Any, Any]", value))  # with what a `defaultdict` makes
+        made.clear()
+        dict.update(made, items)
+        return made
     return deque(items, value.maxlen) if isinstance(value, deque) else type(value)(cast("Any", items))
 
 
@@ -151,6 +178,8 @@ def _same(one: Any, other: Any) -> bool:
         return _same([*one.items()], [*other.items()])
     if isinstance(one, list | tuple | deque):
         return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, set):
+        return one == other
     return one is other or repr(one) == repr(other)  # NaN is as it was
 
 
@@ -166,4 +195,8 @@ _OF_ATTRIBUTES = (
     "how the global batch is cut, on the number of ranks, and on being resumed. Compute it from the number of the "
     "update, `now.update` of the task, or change it once per update, in `after_update` of the task or of a hook, and "
     "keep it as a buffer (`register_buffer`)."
+)
+_OF_GENERATORS = (
+    " Draw random numbers without a generator of your own: torch's, numpy's and Python's own are seeded for each "
+    "micro-batch."
 )
