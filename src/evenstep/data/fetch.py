@@ -18,8 +18,9 @@ from torch.utils.data import (
 from evenstep.data.batch import DataFault
 from evenstep.data.dataset import MapDataset, draws_nothing, epoch_setters, fetches_many, rows_of
 from evenstep.data.pin import pin
+from evenstep.data.probe import alike
 from evenstep.data.reading import Reading
-from evenstep.data.seeding import seed_generators
+from evenstep.data.seeding import generator_state, own_generators, seed_generators, set_generator_state
 from evenstep.errors import DataError, clause
 from evenstep.keys import key, mix
 
@@ -107,10 +108,15 @@ class Fetcher(Dataset[Reply]):
             else None
         )
         self._epoch: int | None = None
+        self._looks = reading.seed_samples and self._rows is None  # for generators of the dataset's own
 
     def __getitem__(self, request: Request) -> Reply:
         faults: list[DataFault] = []
-        reply = self._tried(request)
+        if self._looks and request.samples:
+            self._looks = False
+            reply = self._looked_at(request, faults)
+        else:
+            reply = self._tried(request)
         tries = 0
         while reply.failure is not None and tries < self._reading.retries:
             tries += 1
@@ -121,6 +127,21 @@ class Fetcher(Dataset[Reply]):
         if reply.failure is not None and self._reading.skip_failing and reply.failure.doing != "set_epoch":
             reply = self._without_failing(request, reply.failure, faults)
         return reply._replace(faults=tuple(faults)) if faults else reply
+
+    def _looked_at(self, request: Request, faults: list[DataFault]) -> Reply:
+        """Answer the first request, and say which generators of its own the dataset draws its samples from."""
+        own = own_generators(self._dataset, self._collate)
+        before = {name: generator_state(one) for name, one in own.items()}
+        reply = self._tried(request)
+        after = {name: generator_state(one) for name, one in own.items()}
+        moved = [name for name in own if not alike(before[name], after[name])]
+        if moved and reply.failure is None and request.microbatch == 0:  # one worker's word is enough
+            again = self._tried(request)  # some seed their own for each sample
+            for name, one in own.items():
+                set_generator_state(one, after[name])
+            if not alike(reply.data, again.data):
+                faults.append(DataFault(message=_OWN_GENERATORS.format(names=", ".join(f"`{name}`" for name in moved))))
+        return reply
 
     def _tried(self, request: Request) -> Reply:
         if not request.samples:
@@ -165,6 +186,13 @@ class Fetcher(Dataset[Reply]):
                 seed_generators(mix(key(request.epoch_key, "set_epoch")))
             set_epoch(request.epoch)
         self._epoch = request.epoch
+
+
+_OWN_GENERATORS = (
+    "the dataset or its `collate` draws from {names}, a generator of its own, whose state no checkpoint holds: a "
+    "resumed run, or one with another number of workers or ranks, has other numbers. Draw from torch's, numpy's or "
+    "Python's global generators, which are seeded for each sample, or seed your own from these for each sample."
+)
 
 
 def _failure(request: Request, doing: int | str, error: Exception) -> Failure:

@@ -1,22 +1,35 @@
 """The generators that dataset code draws from (torch's, numpy's legacy one, Python's), seeded from a key.
 
 Seeding before each sample makes its augmentation a function of (seed, epoch, sample) alone. It is not the
-randomness of the model, which the update seeds.
+randomness of the model, which the update seeds. Generators of the dataset's own are found, and left as they are.
 """
 
 import random
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from copy import deepcopy
 from ctypes import string_at
+from functools import lru_cache
+from types import MethodType, ModuleType
 from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from evenstep.errors import ArgumentError
 
-__all__ = ["drawing_alone", "numpy_words", "seed_generators", "undisturbed"]
+__all__ = [
+    "drawing_alone",
+    "generator_state",
+    "is_generator",
+    "numpy_words",
+    "own_generators",
+    "seed_generators",
+    "set_generator_state",
+    "undisturbed",
+]
 
 _NUMPY_BYTES = 624 * 4 + 4  # the words of a Mersenne twister, and its place among them
 
@@ -92,3 +105,61 @@ def undisturbed(device: torch.device | None = None) -> Generator[None]:
     finally:
         np.random.set_state(numpy_state)
         random.setstate(python_state)
+
+
+@lru_cache(maxsize=1024)  # asked of each attribute, and torch answers `isinstance` in Python
+def is_generator(kind: type) -> bool:
+    """Whether it is one that draws random numbers and has a state."""
+    if issubclass(kind, random.SystemRandom):
+        return False  # the machine's own, which has no state
+    return issubclass(kind, torch.Generator | np.random.Generator | np.random.RandomState | random.Random)
+
+
+def generator_state(generator: Any) -> Any:
+    """A copy of it."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, np.random.Generator):
+        return deepcopy(generator.bit_generator.state)
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+def set_generator_state(generator: Any, state: Any) -> None:
+    """Let it be what `generator_state` has given."""
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
+
+
+_MOST, _HELD = 1000, 100  # objects that are looked into, and items of a list that is: larger ones are data
+
+
+def own_generators(*holders: object) -> dict[str, Any]:
+    """The random generators among the attributes of some objects, and of what these hold, by their places.
+
+    >>> class Noise: rng = None
+    >>> noise = Noise(); noise.rng = random.Random(1)
+    >>> list(own_generators([noise, noise]))
+    ['Noise.rng']
+    """
+    found: dict[str, Any] = {}
+    seen: dict[int, object] = {}
+    rest = [("", one) for one in holders]
+    while rest and len(seen) < _MOST:
+        name, one = rest.pop()
+        if id(one) in seen:
+            continue
+        seen[id(one)] = one
+        if is_generator(type(one)):
+            found[name] = one
+            continue
+        if isinstance(one, list | tuple | dict) and len(one) <= _HELD:
+            rest += [(name, each) for each in list(cast("Any", one.values() if isinstance(one, dict) else one))]
+        if isinstance(one, MethodType):
+            rest.append((name, one.__self__))
+        elif hasattr(one, "__dict__") and not isinstance(one, type | ModuleType | Tensor | np.ndarray):
+            rest += [(f"{type(one).__name__}.{key}", each) for key, each in vars(one).items()]
+    return found

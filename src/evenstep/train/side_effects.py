@@ -5,22 +5,20 @@ that it moves) is put back, of the model and of whatever else is named. Trained 
 evaluation mode does not change them.
 """
 
-import random
 from collections import Counter, OrderedDict, deque
 from collections.abc import Generator, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
-from copy import copy, deepcopy
+from copy import copy
 from functools import lru_cache
 from inspect import isroutine
 from types import ModuleType
 from typing import Any, cast, final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from evenstep import training_mode
-from evenstep.data.seeding import undisturbed
+from evenstep.data.seeding import generator_state, is_generator, set_generator_state, undisturbed
 from evenstep.internals import local_tensor, times_written
 from evenstep.pipeline.compiled import as_written
 from evenstep.strides import is_dense
@@ -261,30 +259,3 @@ def _items(container: Any) -> list[Any]:
     if isinstance(container, dict):
         return [part for pair in cast("dict[Any, Any]", container).items() for part in pair]
     return list(container)
-
-
-@lru_cache(maxsize=1024)  # asked of each attribute, and torch answers `isinstance` in Python
-def is_generator(kind: type) -> bool:
-    """Whether it is one that draws random numbers and has a state."""
-    if issubclass(kind, random.SystemRandom):
-        return False  # the machine's own, which has no state
-    return issubclass(kind, torch.Generator | np.random.Generator | np.random.RandomState | random.Random)
-
-
-def generator_state(generator: Any) -> Any:
-    """A copy of it."""
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, np.random.Generator):
-        return deepcopy(generator.bit_generator.state)
-    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
-
-
-def set_generator_state(generator: Any, state: Any) -> None:
-    """Let it be what `generator_state` has given."""
-    if isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, random.Random):
-        generator.setstate(state)
-    else:
-        generator.set_state(state)

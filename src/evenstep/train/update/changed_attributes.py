@@ -12,10 +12,11 @@ from typing import Any, NamedTuple, cast, final
 
 from torch import Tensor, nn
 
+from evenstep.data.seeding import generator_state, is_generator, set_generator_state
 from evenstep.events import Incident
 from evenstep.parallel.replicas import bits
 from evenstep.strides import is_dense
-from evenstep.train.side_effects import generator_state, is_generator, set_generator_state, with_modules
+from evenstep.train.side_effects import with_modules
 from evenstep.train.tasks.task import Task
 from evenstep.train.update.execution import Execution
 
