@@ -18,7 +18,7 @@ from time import sleep
 from typing import Any
 
 from evenstep.exits import CODE_FILE, EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
-from evenstep.parallel.rank_info import ATTEMPT
+from evenstep.parallel.rank_info import ATTEMPT, LAUNCHER
 from evenstep.signals import REQUEUE, heeded
 
 _LONGEST_PAUSE_S = 30.0
@@ -54,6 +54,8 @@ def _attempt(ranks: int, arguments: list[str], silent: Iterable[int]) -> int:
     before = {number: getsignal(number) for number in _FORWARDED}
     logs = Path(tempfile.mkdtemp(prefix="evenstep-ranks-"))
     os.environ[CODE_FILE] = str(logs / "exit-code")
+    # torch forgets ranks that it is just starting when a signal comes, and they are in sessions of their own
+    os.environ[LAUNCHER] = str(os.getpid())
     try:
         return _ended(ranks, arguments, logs, silent)
     except SignalException as error:  # one more, while the end by the first was being said

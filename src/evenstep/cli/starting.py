@@ -16,7 +16,7 @@ from evenstep.config.schema_ranks import SlurmTable
 from evenstep.exits import EXIT_DONE
 from evenstep.extras.elastic.launch import launch_elastic
 from evenstep.extras.slurm import Job, submit
-from evenstep.parallel.rank_info import is_launched
+from evenstep.parallel.rank_info import LAUNCHER, is_launched
 
 _PR_SET_PDEATHSIG = 1
 
@@ -54,7 +54,7 @@ def end_with_parent() -> None:
     """
     if sys.platform != "linux":
         return
-    parent = os.getppid()
+    parent = int(os.environ.pop(LAUNCHER, os.getppid()))
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it ended before the kernel was asked
         signal.raise_signal(signal.SIGTERM)

@@ -16,6 +16,7 @@ from evenstep.errors import ArgumentError
 
 ADDRESS, NUMBER, COUNT = "TORCHFT_LIGHTHOUSE", "REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS"  # torchft's names
 ATTEMPT = "_EVENSTEP_ATTEMPT"  # how often a launcher of evenstep's has started this rank again
+LAUNCHER = "_EVENSTEP_LAUNCHER"  # the process id of evenstep's launcher, whose children its ranks are
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below those that Linux hands out by itself
 

@@ -1,12 +1,14 @@
+import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from scripts import Script
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from evenstep.cli import launch as launcher
-from evenstep.cli import prove_part
+from evenstep.cli import prove_part, starting
 from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 
 
@@ -16,6 +18,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     monkeypatch.setattr(launcher, "sleep", slept.append)
     monkeypatch.setenv("_EVENSTEP_ATTEMPT", "0")  # so that they are put back
     monkeypatch.setenv("_EVENSTEP_CODE_FILE", "")
+    monkeypatch.setenv("_EVENSTEP_LAUNCHER", "")
     return slept
 
 
@@ -101,3 +104,15 @@ def test_a_process_of_a_certificate_says_nothing_on_this_terminal(
     monkeypatch.setattr(launcher, "_attempt", attempt)
     assert prove_part._ranks(2, ["prove"]) == EXIT_DONE
     assert silent == [0, 1]
+
+
+def test_a_rank_whose_launcher_has_ended_before_it_could_ask_ends_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[int] = []
+    monkeypatch.setattr(starting.sys, "platform", "linux")
+    monkeypatch.setattr(starting.ctypes, "CDLL", lambda *_, **__: SimpleNamespace(prctl=lambda *_: 0))
+    monkeypatch.setattr(starting.signal, "raise_signal", raised.append)
+    for launcher_was, told in ((os.getppid(), []), (os.getpid(), [signal.SIGTERM])):
+        monkeypatch.setenv("_EVENSTEP_LAUNCHER", str(launcher_was))
+        starting.end_with_parent()
+        assert raised == told
+        assert "_EVENSTEP_LAUNCHER" not in os.environ  # nothing that this rank starts takes it for its own
