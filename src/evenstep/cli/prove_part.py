@@ -25,12 +25,13 @@ from evenstep.cli.starting import end_with_parent
 from evenstep.config.sources import settings_of
 from evenstep.errors import EvenstepError, LostRankError, MissingExtraError
 from evenstep.events import Hook, UpdateBegin
-from evenstep.exits import EXIT_DONE, EXIT_INTERRUPTED
+from evenstep.exits import CODE_FILE, EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.extras.prove.blame import traced
 from evenstep.extras.prove.runs import KillAt, RefusedError, run_once
 from evenstep.extras.prove.subject import Ended, Variant
 from evenstep.extras.prove.trace import Passage, Traced
 from evenstep.parallel import Group
+from evenstep.signals import Terminated
 
 _ANSWER, _REFUSED, _SAID = "answer.pt", "refused", "said"
 
@@ -77,8 +78,8 @@ class Elsewhere:
             (place / "part.json").write_text(json.dumps(given), encoding="utf-8")
             arguments = ["prove", str(self._path), "--part", str(place / "part.json"), *self._settings]
             code = _ranks(variant.ranks, arguments) if variant.ranks > 1 else _process(arguments, place)
-            if code == EXIT_INTERRUPTED:
-                raise KeyboardInterrupt
+            if code in (EXIT_INTERRUPTED, EXIT_REQUEUE):
+                raise KeyboardInterrupt if code == EXIT_INTERRUPTED else Terminated
             yield place, code
 
 
@@ -127,6 +128,7 @@ class _Began(Hook):
 def run_part(path: Path, settings: list[str], file: Path) -> int:
     """Be one process of a row."""
     end_with_parent()
+    os.environ.pop(CODE_FILE, None)  # a signal to the launcher ends the certificate, whatever this rank has come to
     what = json.loads(file.read_text(encoding="utf-8"))
     variant = Variant(**what["variant"])
     rank = os.environ.get("RANK", "0")

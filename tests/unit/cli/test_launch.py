@@ -1,5 +1,7 @@
+import json
 import os
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,9 +9,11 @@ import pytest
 from scripts import Script
 from torch.distributed.elastic.multiprocessing import SignalException
 
+from evenstep.cli import entry, prove_part, starting
 from evenstep.cli import launch as launcher
-from evenstep.cli import prove_part, starting
 from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
+from evenstep.extras.prove.subject import Variant
+from evenstep.signals import Terminated
 
 
 @pytest.fixture
@@ -116,3 +120,33 @@ def test_a_rank_whose_launcher_has_ended_before_it_could_ask_ends_as_well(monkey
         starting.end_with_parent()
         assert raised == told
         assert "_EVENSTEP_LAUNCHER" not in os.environ  # nothing that this rank starts takes it for its own
+
+
+@pytest.mark.parametrize(("code", "error"), [(EXIT_INTERRUPTED, KeyboardInterrupt), (EXIT_REQUEUE, Terminated)])
+def test_a_signal_to_the_ranks_of_a_row_ends_the_certificate(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, error: type[BaseException]
+) -> None:
+    monkeypatch.setattr(prove_part, "launch", lambda *_, **__: code)
+    with pytest.raises(error) as raised:
+        prove_part.Elsewhere(tmp_path / "run.toml", [], {})(Variant(cut="1", ranks=2), updates=1)
+    assert type(raised.value) is error
+
+
+def test_a_signal_to_a_row_is_not_answered_by_what_its_first_rank_has_come_to(
+    monkeypatch: pytest.MonkeyPatch, pauses: list[float], tmp_path: Path
+) -> None:
+    part = tmp_path / "part.json"
+    part.write_text(json.dumps({"variant": {"cut": "1"}}))
+    for name, stand_in in (("end_with_parent", bool), ("_said_to", nullcontext), ("_run", lambda *_: EXIT_DONE)):
+        monkeypatch.setattr(prove_part, name, stand_in)
+
+    def ended(*_: object) -> int:
+        file = os.environ["_EVENSTEP_CODE_FILE"]
+        assert prove_part.run_part(tmp_path / "run.toml", [], part) == EXIT_DONE
+        entry._leave_code(EXIT_DONE)
+        os.environ["_EVENSTEP_CODE_FILE"] = file  # the launcher's own is that of another process
+        raise SignalException("while they ended", sigval=signal.SIGINT)
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(launcher, "_ended", ended)
+    assert launcher.launch(2, ["prove"], silent=True) == EXIT_INTERRUPTED
