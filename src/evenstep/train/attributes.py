@@ -7,6 +7,7 @@ updates there are.
 
 from collections.abc import Callable, Collection, Mapping
 from inspect import signature
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import Tensor
@@ -37,6 +38,7 @@ class TrainerAttributes:
 
     _is_built = False
     _is_training = False
+    _thread = 0  # in which it trains
     _is_over = False  # while hooks are told that training has ended
     _has_trained = False
     _loop: "Loop"
@@ -210,7 +212,14 @@ class TrainerAttributes:
         self._loop.engine.parts.saved.begin_afresh(frozenset(names))
 
     def _check_idle(self, what: str, advice: str) -> None:
-        """Raise ArgumentError where `what` is called by a hook or task in the midst of an update or an evaluation."""
+        """Raise ArgumentError where `what` is called in the midst of an update or an evaluation, by a hook, the task or
+        another thread, which does not know when that is.
+        """
+        if self._is_training and get_ident() != self._thread:
+            raise ArgumentError(
+                f"`{what}` was called while another thread trains, which goes on meanwhile, so that it would find "
+                f"parameters of two updates; {advice}."
+            )
         computes = self._loop.engine.core.is_computing
         if computes or self._loop.evaluator.is_running:
             midst = f"update {self.progress.update + 1}" if computes else "an evaluation"

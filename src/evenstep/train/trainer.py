@@ -9,6 +9,7 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from pathlib import Path
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
@@ -236,7 +237,7 @@ class Trainer(TrainerAttributes):
             )
         require_gradients("train")
         self._loop.engine.require_own_format("train")
-        self._is_training = True
+        self._is_training, self._thread = True, get_ident()
         try:
             # ranks may be threads, as in tests, which have agreed on what each does
             alone = drawing_alone("train") if self._group.ranks == 1 else NOTHING

@@ -661,3 +661,25 @@ def test_a_finished_run_that_is_resumed_evaluates_no_second_time(tmp_path: Path,
     assert len(first) == 1
     assert log.heard.count("saved 4") == (2 if by_hand else 1)  # the one by hand knows of no evaluation
     assert trained() == first
+
+
+def test_another_thread_than_the_one_that_trains_can_ask_for_a_save_but_not_make_one(tmp_path: Path) -> None:
+    class Aside(Hook):
+        said = ""
+
+        def after_update(self, event: UpdateEnd) -> None:
+            thread = threading.Thread(target=self.aside)
+            thread.start()
+            thread.join()
+
+        def aside(self) -> None:
+            try:
+                self.trainer.save()  # pyright: ignore[reportAttributeAccessIssue] - of a `Trainer`
+            except ArgumentError as error:
+                self.said = str(error)
+            self.trainer.request_save()
+
+    aside = Aside()
+    trainer_of(tmp_path, hooks=[aside], updates=2).train()
+    assert "`save` was called while another thread trains" in aside.said and "call `request_save`" in aside.said
+    assert (tmp_path / "checkpoints" / "step-00000001").is_dir()
