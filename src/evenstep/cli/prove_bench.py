@@ -196,6 +196,8 @@ def _cut(config: Config, cut: Cut, tokens: Mapping[str, int]) -> list[Setting]:
         if _by_tokens(table):
             unit, whole = "tokens", tokens.get(key) or largest(table.global_batch_tokens) or SAMPLES
         part = max(1, -(-whole * up // down))
+        if cut == "ragged" and unit == "size":
+            part = _ragged(whole, part)
         made += [
             _set(f"{key}.batch_size_unit", "none"),
             _set(f"{key}.micro_batch_size", "none"),
@@ -204,6 +206,16 @@ def _cut(config: Config, cut: Cut, tokens: Mapping[str, int]) -> list[Setting]:
             _set(f"{key}.micro_batch_{unit}", part),
         ]
     return made
+
+
+def _ragged(whole: int, near: int) -> int:
+    """A number of samples that leaves another number over, and is odd: places of samples in a batch change as well.
+
+    >>> [_ragged(whole, -(-whole * 5 // 12)) for whole in (12, 10, 8, 6, 4, 2)]
+    [5, 3, 3, 5, 3, 1]
+    """
+    odd = [one for one in range(3, whole, 2) if whole % one]
+    return min(odd, key=lambda one: abs(one - near), default=near)
 
 
 def _varied(config: Config, variant: Variant) -> list[Setting]:
