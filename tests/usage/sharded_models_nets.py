@@ -662,6 +662,32 @@ class Told(Net):
         return x + sum(told)
 
 
+class Skipped(nn.Linear):
+    def forward(self, x: Tensor, skip: bool) -> Tensor:  # type: ignore[override]
+        return x if skip else x + torch.tanh(super().forward(x))
+
+
+class Skipping(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Skipped(WIDTH, WIDTH) for _ in range(3)])
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for place, block in enumerate(self.blocks):
+            x = block(x, place == number // 2 % 4)
+        return x
+
+
+class NeededLater(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = linears(3)
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        outputs = [head(x) for head in self.heads]
+        return outputs[0] + (outputs[1] if number >= 10 else 0) + (outputs[2] if number >= 20 else 0)
+
+
 NETS: dict[str, type[nn.Module]] = {
     name: one for name, one in vars().copy().items() if isinstance(one, type) and issubclass(one, nn.Module)
 }

@@ -74,6 +74,10 @@ def test_an_item_that_writes_into_a_list_is_refused_where_the_list_is_a_copy() -
     assert any("`blocks.1` writes into a list or mapping" in one for one in found), found
 
 
+def test_items_may_give_back_what_they_get_and_outputs_be_needed_only_later() -> None:
+    check(2, ("Skipping", "NeededLater"), ("ordered-fsdp", "fsdp"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.net)
 def test_the_advice_for_what_shards_can_not_do_works(kind: Kind) -> None:

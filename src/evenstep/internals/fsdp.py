@@ -1,5 +1,6 @@
 """What is used of FSDP2 beside its public names, of torch 2.13 and newer."""
 
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -264,15 +265,20 @@ def leave_inputs_alone(part: Any) -> None:
     without it. Here the end is found by hooks, which change nothing. An input that others use as well gets its gradient
     later, and a leaf, as in a re-entrant checkpoint, may get it before the part is through: then the part stays
     gathered until the backward ends. So it does between two calls one of which takes what the other gives: where that
-    gradient comes, FSDP2 has the earlier one begin, before hooks that were put there later.
+    gradient comes, FSDP2 has the earlier one begin, before hooks that were put there later. What a part gives back as
+    it came, as a block that is skipped does, is none of its outputs: the part's backward need not begin with it.
     """
-    group, begin_backward = record(part), state(part)._pre_backward
+    group, of_part = record(part), state(part)
+    begin_backward, look_at_outputs = of_part._pre_backward, of_part._register_pre_backward_hook
+    given: list[weakref.ref[Any]] = []
 
     def watch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given.clear()
         if not torch.is_grad_enabled():
             return args, kwargs
         tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor) and one.requires_grad]
         inputs = {id(one): one for one in tensors}
+        given[:] = map(weakref.ref, inputs.values())
         own = any(begin_backward in (_BACKWARD_HOOKS(one) or {}).values() for one in inputs.values())
         if own or any(one.is_leaf for one in inputs.values()):
             return args, kwargs
@@ -281,8 +287,18 @@ def leave_inputs_alone(part: Any) -> None:
             one.register_hook(countdown)
         return args, kwargs
 
+    def look(output: Any) -> Any:
+        passed = [one() for one in given]
+        leaves = pytree.tree_leaves(output)
+        made = [leaf for leaf in leaves if not any(leaf is one for one in passed)]
+        if len(made) == len(leaves):
+            return look_at_outputs(output)
+        look_at_outputs(made)
+        return output
+
     if group is not None:
         group._register_post_backward_hook = watch
+        of_part._register_pre_backward_hook = look
 
 
 def _countdown(count: int, act: Callable[[], None]) -> Callable[[Tensor], None]:

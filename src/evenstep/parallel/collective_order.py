@@ -254,7 +254,11 @@ class CollectiveOrder:
                 for rank, coming in enumerate(everybody)
                 if coming.collective
             )
-            raise TaskError(f"the ranks go on with gradients of different parts of the model: {told}. {_ADVICE}")
+            raise TaskError(
+                f"the ranks go on with gradients of different parts of the model: {told}. With `fsdp` what all of them "
+                f"have called must get its gradients in one order: let the loss use it on each rank, if only times 0, "
+                f"reduce as `ordered`, or use `ddp` or `zero1`, whose ranks need not run alike."
+            )
         sequence.collectives.append(min(possible, key=_forwards if self._phase == "forward" else _backwards))
         return True
 
@@ -279,10 +283,20 @@ class CollectiveOrder:
     def _is_fixed(self, sequence: _Sequence, everybody: list[Coming]) -> bool:
         """Whether no part is left out of passes that may come in a later one."""
         if self._phase == "backward":
-            return self._expected
+            return self._expected and self._comes_to_all(sequence)
         if self._alone:
             return not self._comes_back or all(len(coming.running) == len(self._parts) for coming in everybody)
         return len({collective.part for collective in sequence.collectives}) == len(self._parts)
+
+    def _comes_to_all(self, sequence: _Sequence) -> bool:
+        """Whether a backward has come to all that is trained; what a loss leaves out, another one may need."""
+        if not self._comes_back or (self._alone and not self.armed):  # then there is none, or it has no collectives
+            return True
+        come = {
+            one.part for one in sequence.collectives if one.reduces == self._alone
+        }  # reduced is also what none used
+        trained = (any(one.sharded_param.requires_grad for one in part.record.fsdp_params) for part in self._parts)
+        return all(number in come or not is_one for number, is_one in enumerate(trained))
 
     def _out_of_order(self, collective: Collective | None) -> TaskError:
         assert collective is not None

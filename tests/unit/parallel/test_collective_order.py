@@ -1,6 +1,7 @@
 """Ranks run the same collectives in each pass, whatever parts each of them runs."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,6 +53,7 @@ class Record(Own):
     """FSDP2's record of a part that is gathered and reduced when asked."""
 
     is_unsharded = False
+    fsdp_params = (SimpleNamespace(sharded_param=torch.zeros(1, requires_grad=True)),)
 
     def __init__(self, part: Part) -> None:
         super().__init__(part)
