@@ -100,22 +100,26 @@ class Meters:
             if place is not None:
                 meter.back(place)
 
-    def take(self) -> dict[tuple[int, str], Seen]:
-        """What this rank has seen, by (last update, name); all meters are then set back."""
-        seen: dict[tuple[int, str], Seen] = {}
-        for name, meter in self._meters.items():
-            if meter.last is not None:
-                seen[meter.last, name] = Seen(meter.key, _moved(_state(meter.metric), torch.device("cpu")))
+    def seen(self) -> dict[tuple[int, str], Seen]:
+        """What this rank has seen, by (last update, name)."""
+        return {
+            (meter.last, name): Seen(meter.key, _moved(_state(meter.metric), torch.device("cpu")))
+            for name, meter in self._meters.items()
+            if meter.last is not None
+        }
+
+    def reset(self) -> None:
+        """Set all meters back: what they have seen is settled, or counts nowhere."""
+        for meter in self._meters.values():
             meter.metric.reset()
             meter.last = None
             meter.before.clear()
-        return seen
 
     def records(self, everybody: Sequence[Mapping[tuple[int, str], Any]]) -> list[Record]:
         """What all ranks have seen together, computed; the same on each.
 
         Args:
-            everybody: what `take` gave, by rank, among other things.
+            everybody: what `seen` gave, by rank, among other things.
 
         Raises:
             ArgumentError: a metric computes something else than numbers.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from evenstep.devices import scalar_on
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, LostRankError
 from evenstep.events.derived import DerivedMetrics
 from evenstep.events.meters import Meters
 from evenstep.events.pairs import COUNT, Entry, Number, Pairs, joined, means, pairs_of
@@ -45,6 +45,7 @@ class Storage:
 
     Attributes:
         throughput: see the arguments.
+        settled: how often metrics were settled.
 
     >>> storage = Storage()
     >>> storage.put("train/loss", torch.tensor(6.0), 2, update=1)
@@ -73,6 +74,7 @@ class Storage:
         self._derived = derived or None
         self._clip_norm = clip_norm
         self.throughput = throughput or Throughput()
+        self.settled = 0
         self.observe = self._meters.observe  # what metrics with a state of their own see
 
     def put(self, name: str, sum: Number, weight: Number = 1.0, *, update: int) -> None:
@@ -123,6 +125,17 @@ class Storage:
         shown, self._shown = self._shown, []
         return shown
 
+    def follow(self, settled: int) -> None:
+        """Forget what is pending where others have settled it with what this rank had sent, but not heard of.
+
+        Args:
+            settled: how often any rank has.
+        """
+        if self.settled < settled:
+            self._pending.clear()
+            self._meters.reset()
+        self.settled = settled
+
     def discard_from(self, update: int, *, but: tuple[int, int] = (0, 0)) -> None:
         """Forget what is pending for `update` and later: those updates were given up.
 
@@ -171,7 +184,8 @@ class Storage:
             ArgumentError: for a tensor that is not one number, a weight that is negative or not finite, or a name that
                 no file can hold.
 
-        A meter's record is under the last update that any rank's has seen.
+        Where `gather` loses a rank, all of it stays pending. A meter's record is under the last update that any rank's
+        has seen.
         """
         pending = self._pending.copy()
         self._pending.clear()
@@ -179,8 +193,14 @@ class Storage:
         if self._clip_norm is not None:  # of each rank's own norm, for some step alone
             norms = [(update, pair[0]) for (update, name), pair in pairs.items() if name == _NORM]
             pairs |= {(update, _CLIPPED): (float(norm > self._clip_norm), 1.0) for update, norm in norms}
-        pairs.update(self._meters.take())
-        everybody = gather(pairs)
+        pairs.update(self._meters.seen())
+        try:
+            everybody = gather(pairs)
+        except LostRankError:  # those that are left may go on, and settle it
+            self._pending[:0] = pending
+            raise
+        self._meters.reset()
+        self.settled += 1
         summed = joined(everybody)
         records = means(summed)
         records += self._meters.records(everybody)
@@ -229,7 +249,7 @@ class Storage:
         """Go back to a saved history; what is pending belongs to another course of the run and is dropped."""
         self._pending.clear()
         self._shown.clear()
-        self._meters.take()
+        self._meters.reset()
         self.throughput.forget()
         self.throughput.total = state.get(_TOTAL, 0.0)
         self._series = {name: Series(*columns) for name, columns in state.items() if name != _TOTAL}

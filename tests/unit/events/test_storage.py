@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, LostRankError
 from evenstep.events import Record, Storage
 from evenstep.events.pairs import pack
 from evenstep.events.throughput import Throughput
@@ -175,6 +175,22 @@ def test_given_up_updates_are_forgotten_before_they_are_settled() -> None:
     storage.discard_from(2)
     storage.put("a", 20.0, update=2)
     assert storage.settle() == [(1, "a", 1.0, 1.0), (2, "a", 20.0, 1.0)]
+
+
+def test_what_could_not_be_settled_for_a_lost_rank_is_settled_by_those_that_are_left() -> None:
+    def lost(pairs: Any) -> Any:
+        raise LostRankError("rank 1 is lost")
+
+    storage = Storage()
+    storage.put("train/loss", 6.0, 2, update=1)
+    with pytest.raises(LostRankError):
+        storage.settle(lost)
+    storage.put("train/loss", 8.0, 2, update=2)
+    storage.follow(0)
+    assert [(one.update, one.value) for one in storage.settle()] == [(1, 3.0), (2, 4.0)]
+    storage.put("train/loss", 8.0, 2, update=3)
+    storage.follow(2)  # others have heard of it, and this rank alone has not
+    assert not storage.settle()
 
 
 def test_ranks_are_summed_before_dividing_and_may_lack_what_others_have() -> None:
