@@ -62,6 +62,12 @@ def _is_row(one: Any, length: int) -> bool:
 
 def check_documents(model: nn.Module) -> None:
     """Raise ArgumentError unless two documents of a row give the scores that each gives by itself."""
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        raise ArgumentError(
+            f"`packed` needs a model that keeps the documents of a row apart, but the prompt that "
+            f"{type(model).__name__} learns stands before a row, not before each document; leave `packed` out, and "
+            f"train it on rows of one document each."
+        )
     weight = next(model.parameters())
     vocab = len(cast(Any, model).get_input_embeddings().weight)
     tokens = torch.arange(_FIRST + _SECOND, device=weight.device) * 7 % vocab

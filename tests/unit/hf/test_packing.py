@@ -168,6 +168,17 @@ class TakesNoPlaces(Leaks):
         return {"logits": self.embedding(input_ids)}
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers for it
+def test_a_prompt_that_is_learned_before_each_row_is_refused_with_what_helps(made: Made) -> None:
+    import peft
+
+    adapter = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    model: Any = peft.get_peft_model(made(LLAMA), adapter).double()  # pyright: ignore
+    with pytest.raises(ArgumentError, match=r"stands before a row, .*; leave `packed` out"):
+        CausalLM(packed=True).prepare(model)
+    CausalLM().prepare(model)
+
+
 def test_a_model_that_does_not_keep_documents_apart_is_refused(made: Made) -> None:
     with pytest.raises(ArgumentError, match=r"a document's scores in Leaks are .* off beside another one"):
         CausalLM(packed=True).prepare(Leaks())
