@@ -290,11 +290,9 @@ class CollectiveOrder:
 
     def _comes_to_all(self, sequence: _Sequence) -> bool:
         """Whether a backward has come to all that is trained; what a loss leaves out, another one may need."""
-        if not self._comes_back or (self._alone and not self.armed):  # then there is none, or it has no collectives
+        if not self._comes_back or self._alone:  # then there is none, or nothing is gathered in it
             return True
-        come = {
-            one.part for one in sequence.collectives if one.reduces == self._alone
-        }  # reduced is also what none used
+        come = {one.part for one in sequence.collectives if not one.reduces}  # reduced is also what nobody needed
         trained = (any(one.sharded_param.requires_grad for one in part.record.fsdp_params) for part in self._parts)
         return all(number in come or not is_one for number, is_one in enumerate(trained))
 
