@@ -78,7 +78,7 @@ def of_the_host() -> list[Any]:
     group, looked = Processes("cpu", timeout_s=30), list[Any]()
     hosts, wait = group._devices, group._wait_by_and_by
     group._devices = cast("Any", "NCCL, which takes none of them")
-    group._wait_by_and_by = lambda work: looked.append(wait(work))
+    group._wait_by_and_by = lambda what, work: looked.append(wait(what, work))
     one = torch.ones(2) * (group.rank + 1)
     group.sum(one)()
     group.broadcast([one])

@@ -34,6 +34,7 @@ OF_FSDP = {
     "_pre_backward",
     "_reduce_scatter_comm",
     "_register_post_backward_hook",
+    "_register_pre_backward_hook",
     "_root_post_backward_final_callback",
     "_state_ctx",
     "_to_sharded",
@@ -171,6 +172,7 @@ SUMS = (
     [
         (FSDPModule, "_get_fsdp_state", ()),
         (FSDPState, "_lazy_init", ("all_states",)),
+        (FSDPState, "_post_forward", ("output = self._register_pre_backward_hook(output)",)),
         (FSDPState, "_root_post_backward_final_callback", ("post_backward()", "is_last_backward", "IDLE")),
         (FSDPState, "_register_root_post_backward_final_callback", ("self._root_post_backward_final_callback",)),
         (FSDPState, "_pre_backward", ("self._states_to_backward_prefetch", "self._register_root_post_backward")),
