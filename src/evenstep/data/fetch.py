@@ -15,10 +15,10 @@ from torch.utils.data import (
     default_collate,  # pyright: ignore[reportUnknownVariableType] - torch leaves the type of its list open
 )
 
+from evenstep.data.alike import alike
 from evenstep.data.batch import DataFault
 from evenstep.data.dataset import MapDataset, draws_nothing, epoch_setters, fetches_many, rows_of
 from evenstep.data.pin import pin
-from evenstep.data.probe import alike
 from evenstep.data.reading import Reading
 from evenstep.data.seeding import generator_state, own_generators, seed_generators, set_generator_state
 from evenstep.errors import DataError, clause

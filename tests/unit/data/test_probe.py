@@ -1,5 +1,4 @@
 import sys
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from random import random
@@ -14,7 +13,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "usage"))
 from streams_programs import Augmenting, Buffered, Counting, ForgetsGenerator, LateState
 
 from evenstep.data import Position, StreamData
-from evenstep.data.probe import alike
 from evenstep.errors import DataError
 
 
@@ -101,18 +99,3 @@ def test_what_a_stream_draws_is_keyed_by_item_whatever_is_drawn_in_between_and_o
     assert taken + numbers(second, 7, batch.following) == undisturbed
     other_seed = next(data(Augmenting()).batches(Position(), seed=2))
     assert other_seed.microbatches[0].data != undisturbed[0]
-
-
-@dataclass
-class Pair:
-    left: object
-    right: object
-
-
-def test_items_are_alike_by_their_values() -> None:
-    nan = torch.tensor([float("nan"), 1.0])
-    assert alike(Pair(nan, np.zeros(2)), Pair(nan.clone(), np.zeros(2)))
-    assert not alike(Pair(nan, np.zeros(2)), Pair(nan, np.ones(2)))
-    assert not alike({"a": 1}, {"a": 1.0})
-    assert not alike([1], [1, 2])
-    assert alike(object(), object())
