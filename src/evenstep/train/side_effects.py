@@ -5,7 +5,7 @@ that it moves) is put back, of the model and of whatever else is named. Trained 
 evaluation mode does not change them.
 """
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Generator, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
@@ -23,7 +23,8 @@ from evenstep.internals import local_tensor, times_written
 from evenstep.pipeline.compiled import as_written
 from evenstep.strides import is_dense
 
-_CONTAINERS = (dict, list, set, OrderedDict, deque)
+CONTAINERS = (dict, list, set, OrderedDict, defaultdict, Counter, deque)
+"""Of Python, whose content may change in place."""
 
 
 @contextmanager
@@ -137,13 +138,13 @@ class Attributes:
         self.owner, self._attributes = owner, _attributes_of(owner)
         self._before = dict(self._attributes)
         values = self._before.values()
-        self._contents = [(one, copy(one)) for one in values if type(one) in _CONTAINERS]
+        self._contents = [(one, copy(one)) for one in values if type(one) in CONTAINERS]
         self._generators = [(one, generator_state(one)) for one in values if is_generator(type(one))]
 
     def held(self) -> Iterator[object]:
         """What the attributes are, and what stands in lists and mappings among them."""
         for value in self._before.values():
-            yield from _items(value) if type(value) in _CONTAINERS else (value,)
+            yield from _items(value) if type(value) in CONTAINERS else (value,)
 
     def put_back(self) -> None:
         """Let them be so again."""

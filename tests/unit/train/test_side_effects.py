@@ -1,7 +1,7 @@
 """What is tried leaves nothing behind."""
 
 import random
-from collections import deque
+from collections import Counter, defaultdict, deque
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ class Full(nn.Module):
         super().__init__()
         self.register_buffer("table", torch.zeros(2))
         self.count, self.items, self.queue, self.names = 0, [1, 2], deque([3]), {"a": 1}
+        self.counts, self.sums = Counter(a=1), defaultdict[str, int](int, b=2)
         self.drawn = np.random.default_rng(1), random.Random(1), torch.Generator().manual_seed(1)
         self.numbers, self.plain, self.torchs = self.drawn
 
@@ -26,10 +27,13 @@ def test_attributes_contents_buffers_and_generators_are_put_back() -> None:
         full.items.append(3)
         full.queue.clear()
         full.names["b"] = 2
+        full.counts["a"] += 1
+        full.sums["c"] += 1
         full.table.data.fill_(7)
         full.register_buffer("late", torch.ones(1))
         full.numbers.random(), full.plain.random(), torch.rand(1, generator=full.torchs)
     assert (full.count, full.items, list(full.queue), full.names) == (0, [1, 2], [3], {"a": 1})
+    assert (full.counts, full.sums) == ({"a": 1}, {"b": 2})
     assert not hasattr(full, "more") and list(dict(full.named_buffers())) == ["table"]
     assert full.table.tolist() == [0, 0]
     assert full.numbers.random() == twin.numbers.random() and full.plain.random() == twin.plain.random()

@@ -4,7 +4,7 @@ No checkpoint holds such a number, each rank has its own, and it moves with ever
 it is found out by `Guard`. It changes nothing.
 """
 
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from evenstep.data.seeding import generator_state, is_generator, set_generator_s
 from evenstep.events import Incident
 from evenstep.parallel.replicas import bits
 from evenstep.strides import is_dense
-from evenstep.train.side_effects import with_modules
+from evenstep.train.side_effects import CONTAINERS, with_modules
 from evenstep.train.tasks.task import Task
 from evenstep.train.update.execution import Execution
 
@@ -142,7 +142,6 @@ class ChangedAttributes:
 _TORCHS = ("_parameters", "_modules", "_buffers", "_non_persistent_buffers_set", "training")
 
 
-_CONTAINERS = (list, tuple, deque, set, dict, OrderedDict, defaultdict, Counter)
 _MOST = 1000  # items of a list, and thousandths of a tensor's bytes: what is larger is rather data than state
 
 
@@ -157,7 +156,7 @@ def _plain(value: Any) -> Any:
         return value
     if is_generator(type(value)):
         return _GeneratorState(generator_state(value))
-    if type(value) not in _CONTAINERS or len(value) > _MOST:
+    if type(value) not in (tuple, *CONTAINERS) or len(value) > _MOST:
         return _OTHER
     items = [_plain(one) for one in (value.items() if isinstance(value, dict) else value)]
     if any(one is _OTHER for one in items):
