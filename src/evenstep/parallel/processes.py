@@ -192,8 +192,7 @@ class Processes(Group):
         mine = torch.frombuffer(bytearray(f"gather values{self.where()}".encode()), dtype=torch.uint8)[:_SHORT_BYTES]
         every = self._gather(torch.cat([mine, mine.new_zeros(_SHORT_BYTES - mine.numel())]))
         cause = _apart([one.numpy().tobytes().rstrip(b"\0").decode(errors="ignore") for one in every])
-        self._notices.post(f"rank {self.rank} could not gather values{self.where()}: {cause}")
-        raise LostRankError(f"rank {self.rank} of {self.ranks} could not gather values{self.where()}: {cause}")
+        raise self._could_not("gather values", cause)
 
     def _gather(self, mine: Tensor) -> list[Tensor]:
         every = [torch.empty_like(mine) for _ in range(self.ranks)]
@@ -295,9 +294,13 @@ class Processes(Group):
             cause = f"{self._meeting_place}, through which ranks find each other, is gone or frozen."
         else:
             cause = f"rank {', '.join(map(str, gone))} is gone; look at what it said last, and at its machine."
-        if not failure:
-            self._notices.post(f"rank {self.rank} could not meet the others again{self.where()}: {cause}")
-        return LostRankError(f"rank {self.rank} of {self.ranks} could not meet the others again{self.where()}: {cause}")
+        return self._could_not("meet the others again", cause, is_known=bool(failure))
+
+    def _could_not(self, what: str, cause: str, *, is_known: bool = False) -> LostRankError:
+        """What this rank could not do, and why; the others are told, unless they know of the failure."""
+        if not is_known:
+            self._notices.post(f"rank {self.rank} could not {what}{self.where()}: {cause}")
+        return LostRankError(f"rank {self.rank} of {self.ranks} could not {what}{self.where()}: {cause}")
 
     def fail(self, message: str) -> None:
         self._has_failed = True
@@ -434,9 +437,7 @@ class Processes(Group):
             cause = apart
         else:
             cause = f"{str(error).splitlines()[0]} All ranks are there: the network between them may be broken."
-        if not failure:
-            self._notices.post(f"rank {self.rank} could not {what}{self.where()}: {cause}")
-        return LostRankError(f"rank {self.rank} of {self.ranks} could not {what}{self.where()}: {cause}")
+        return self._could_not(what, cause, is_known=bool(failure))
 
     def _come_apart(self, what: str) -> str:
         """Why ranks that are all there do not meet: each waits for something else, which only for messages is right."""
