@@ -283,10 +283,7 @@ def gpt_step(size: Size, device: torch.device, *, peers: bool = True) -> list[Ro
     makes["evenstep, each loss read"] = lambda name, model, on: evenstep(name, model, on, reads=True)
     if peers:
         makes |= _peers()
-    data = _tokens(size, device)
-    contenders, losses = _made(makes, size, device, data)
-    _check_same(losses)
-    times = _interleaved(contenders, size, device, data)
+    times = _in_turns(makes, size, device)
     tokens = size.updates * size.num_microbatches * size.batch * size.context
     reference = mean_of(times[TUNED], times[AGAIN])
     case = f"gpt {sum(one.numel() for one in Gpt(size).parameters()) / 1e6:.0f}M bf16-mixed"
@@ -338,6 +335,14 @@ def _tokens(size: Size, device: torch.device) -> list[list[tuple[Tensor, Tensor]
         return tensor.contiguous().pin_memory() if device.type == "cuda" else tensor.contiguous()
 
     return [[(pinned(one[:, :-1]), pinned(one[:, 1:])) for one in several] for several in drawn]
+
+
+def _in_turns(makes: Mapping[str, Make], size: Size, device: torch.device, reference: str = TUNED) -> dict[str, Times]:
+    """The seconds of contenders that take turns, each with the losses of the reference in its first updates."""
+    data = _tokens(size, device)
+    contenders, losses = _made(makes, size, device, data)
+    _check_same(losses, reference)
+    return _interleaved(contenders, size, device, data)
 
 
 def _made(
@@ -452,30 +457,19 @@ def in_float8(size: Size, device: torch.device) -> list[Row]:
     for recipe in get_args(Recipe)[:2]:  # the third multiplies less in float8
         mode = Float8Mixed(recipe=recipe, layers="blocks.*", emulate=is_toy)
         makes[f"{EVENSTEP}, float8-mixed {recipe}"] = partial(evenstep, precision=mode, compile=compile)
-    data = _tokens(wide, device)
-    contenders, losses = _made(makes, wide, device, data)
-    _check_same(losses, reference)
-    times = _interleaved(contenders, wide, device, data)
+    times = _in_turns(makes, wide, device, reference)
     case, per_s = f"{wide.layers} blocks of width {wide.width}, compile {compile}", 1e3 / wide.updates
     return [compared(case, name, one, times[reference], unit="ms/update", per_s=per_s) for name, one in times.items()]
 
 
-def compiled(one: Size, size: Size, device: torch.device) -> list[Row]:
-    """What compiling brings; a captured update is launched at once. At toy size nothing is compiled.
-
-    Args:
-        one: of the model.
-        size: only asked whether it is the toy's.
-    """
+def compiled(of: Size, size: Size, device: torch.device) -> list[Row]:
+    """What compiling brings a model `of` this size; a captured update is launched at once. The toy is not compiled."""
     is_toy = size == TOY
-    one = TOY if is_toy else one
+    one = TOY if is_toy else of
     makes: dict[str, Make] = {TUNED: tuned, AGAIN: tuned, TUNED_COMPILED: partial(tuned, compile=not is_toy)}
     for how in get_args(_How):
         makes[f"{EVENSTEP}, compile {how}"] = partial(evenstep, compile="off" if is_toy else how)
-    data = _tokens(one, device)
-    contenders, losses = _made(makes, one, device, data)
-    _check_same(losses)
-    times = _interleaved(contenders, one, device, data)
+    times = _in_turns(makes, one, device)
     case, per_s = f"{one.layers} blocks of width {one.width}, bf16-mixed", 1e3 / one.updates
     reference = mean_of(times[TUNED], times[AGAIN])
     return [compared(case, name, took, reference, unit="ms/update", per_s=per_s) for name, took in times.items()]

@@ -8,7 +8,7 @@ import torch
 from launched import on_ranks
 from ranks_programs import trained as trained_on_ranks
 from torch import Tensor, nn
-from work import network, no_waiting, precision_of, samples, sha256, trainer_of
+from work import ended_at, network, no_waiting, precision_of, samples
 
 from evenstep import Aborted, Committed, Ema, Engine, Failures, Loss, Task, Training
 from evenstep.options import Checkpointing
@@ -132,26 +132,23 @@ def test_a_captured_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(
 ) -> None:
     """With a batch that is not finite, which is skipped, and dropout."""
 
-    def run(folder: str, updates: int, resume: str | None = None) -> str:
-        trainer = trainer_of(
+    def run(folder: str, updates: int, *, goes_on: bool = False) -> str:
+        return ended_at(
             cuda,
-            network(),
+            tmp_path / folder,
+            goes_on=goes_on,
+            model=network(),
             samples=samples(bad=[17]),
-            folder=tmp_path / folder,
             updates=updates,
             precision=precision_of(precision, cuda),
             train=Training(compile="update", clip_norm=1.0, ema=Ema(decay=0.9), check_loss=False),
             failures=Failures(non_finite="skip"),
             checkpoint=Checkpointing(every_updates=4, keep_last=None),
         )
-        if resume is not None:
-            trainer.resume(resume)
-        trainer.train()
-        return sha256(trainer.model.state_dict())
 
     whole = run("whole", 12)
     run("parts", 8)
-    assert run("parts", 12, "auto") == whole
+    assert run("parts", 12, goes_on=True) == whole
 
 
 @pytest.mark.gpu

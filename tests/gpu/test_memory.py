@@ -16,6 +16,7 @@ from work import (
     Mean,
     Small,
     Waves,
+    ended_at,
     engine_of,
     flat,
     network,
@@ -162,23 +163,20 @@ def test_a_run_is_gone_on_with_to_the_bit(
     if device.type == "cpu" and not (asynchronous and precision == "32-true"):
         pytest.skip("on the CPU other tests show it")
 
-    def run(folder: str, updates: int, resume: str | None = None) -> str:
-        trainer = trainer_of(
+    def run(folder: str, updates: int, *, goes_on: bool = False) -> str:
+        return ended_at(
             device,
-            network(norm=True),
-            folder=tmp_path / folder,
+            tmp_path / folder,
+            goes_on=goes_on,
+            model=network(norm=True),
             updates=updates,
             precision=precision_of(precision, device),
             checkpoint=Checkpointing(every_updates=2, keep_last=None, asynchronous=asynchronous),
         )
-        if resume is not None:
-            trainer.resume(resume)
-        trainer.train()
-        return sha256(trainer.model.state_dict())
 
     whole = run("whole", 9)
     run("parts", 4)
-    assert run("parts", 9, "auto") == whole
+    assert run("parts", 9, goes_on=True) == whole
 
 
 def test_a_state_of_the_device_is_loaded_on_the_host(device: torch.device) -> None:

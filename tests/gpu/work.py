@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,6 +124,15 @@ def trainer_of(device: torch.device, model: nn.Module | None = None, **given: An
         "train": Training(clip_norm=1.0),
     }
     return Trainer(**{**arguments, **given})
+
+
+def ended_at(device: torch.device, folder: Path, *, goes_on: bool = False, **given: Any) -> str:
+    """The sha256 that a trainer's run in this folder ends with, gone on with from its newest checkpoint or not."""
+    trainer = trainer_of(device, folder=folder, **given)
+    if goes_on:
+        trainer.resume("auto")
+    trainer.train()
+    return sha256(trainer.model.state_dict())
 
 
 def engine_of(device: torch.device, model: nn.Module | None = None, **given: Any) -> Engine:
