@@ -9,7 +9,7 @@ and steps know nothing of this; one process does the same, and meets nobody.
 
 from collections.abc import Callable, Sequence
 from traceback import format_exception
-from typing import NamedTuple, TypeVar, final
+from typing import TypeVar, final
 
 from evenstep.errors import LostRankError, OutOfMemoryError
 from evenstep.events import Incident, Json
@@ -22,18 +22,6 @@ from evenstep.train.update.execution import Execution
 from evenstep.train.update.microbatch import MicrobatchStep
 
 T = TypeVar("T")
-
-
-class _BrokenOff(NamedTuple):
-    """Why a try has not succeeded.
-
-    Args:
-        reason: why another rank has broken it off; "" if this one has run out of memory.
-        fault: then the traceback.
-    """
-
-    reason: str = ""
-    fault: str = ""
 
 
 @final
@@ -86,8 +74,9 @@ class Recovery:
                 result = compute()
                 break
             except BaseException as error:
-                if (broken := self._broken_off(error, together=together)) is None:
+                if (broken_off := self._broken_off(error, together=together)) is None:
                     raise
+                fault = "".join(format_exception(error))
             # out of the handler, whose error holds what must be freed
             if has_peers and not together:
                 raise OutOfMemoryError(
@@ -95,10 +84,10 @@ class Recovery:
                     f"itself, so that nobody else would do it again. Make the micro-batches smaller "
                     f"(`data.micro_batch_size`), and go on from the last checkpoint."
                 )
-            reason = broken.reason or self._cut(place, update, broken.fault)
+            reason = broken_off or self._cut(place, update, fault)
             self._step = None  # which holds it as well
             if together:
-                if not broken.reason:
+                if not broken_off:
                     self._execution.group.interrupt(reason)
                 limits = self._meet(place, number, reason, self._cuts.limit, discard)
                 self._cuts.limit = min((limit for limit in limits if limit is not None), default=None)
@@ -117,10 +106,10 @@ class Recovery:
         try:
             return compute(), False
         except BaseException as error:
-            if (broken := self._broken_off(error, together=True)) is None:
+            if (broken_off := self._broken_off(error, together=True)) is None:
                 raise
-        ran_out = not broken.reason
-        reason = broken.reason or f"rank {group.rank} ran out of memory in {place}"
+        ran_out = not broken_off
+        reason = broken_off or f"rank {group.rank} ran out of memory in {place}"
         if ran_out:
             group.interrupt(reason)
         return None, any(self._meet(place, number, reason, ran_out, lambda: None))
@@ -129,23 +118,18 @@ class Recovery:
         """Note which micro-batches run, within an attempt: what of the last ones did not fit is cut."""
         self._step = step
 
-    def _broken_off(self, error: BaseException, *, together: bool) -> "_BrokenOff | None":
-        """Why a try has not succeeded, if it can be made again; None of any other error.
+    def _broken_off(self, error: BaseException, *, together: bool) -> str | None:
+        """Why another rank has broken off a try; "" if this one has run out of memory. None of any other error.
 
         Args:
             together: whether other ranks make it as well.
         """
         if is_out_of_memory(error):
-            return _BrokenOff(fault="".join(format_exception(error)))
-        reason = self._interrupted(error) if together else ""
-        return _BrokenOff(reason=reason) if reason else None
-
-    def _interrupted(self, error: BaseException) -> str:
-        """Why another rank has broken off what ranks compute together, if that is what an error here comes from."""
-        if not isinstance(error, RuntimeError | LostRankError):  # one of the user's own
             return ""
+        if not together or not isinstance(error, RuntimeError | LostRankError):  # else one of the user's own
+            return None
         reason = self._execution.group.interrupted() or (str(error) if isinstance(error, Interrupted) else "")
-        return reason.rstrip(".")
+        return reason.rstrip(".") or None
 
     def _meet(self, place: str, number: int, reason: str, said: T, discard: Callable[[], None]) -> Sequence[T]:
         """Let go of everything, and meet the others; gives what each of this pipeline has said.
