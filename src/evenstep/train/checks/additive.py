@@ -57,9 +57,10 @@ class LossValues(NamedTuple):
     error: str = ""
 
     @property
-    def is_whole(self) -> bool:
-        """Whether there is something to compare."""
-        return bool(self.given) and all(one is not None and one.is_finite for one in self.given)
+    def known(self) -> list[LossValue]:
+        """All that was given, if all of it can be compared; else nothing."""
+        known = [one for one in self.given if one is not None and one.is_finite]
+        return known if len(known) == len(self.given) else []
 
 
 @final

@@ -122,10 +122,9 @@ class Guard:
         is_cut = batch.num_microbatches > 1 and self.model.training
         found = ((norm_note, batch_norms), (hook_note, hooked), (frequency_note, by_frequency)) if is_cut else ()
         of_model = [note(those) for note, look in found if (those := look(self.model))]
-        tasks, device = self.run.context.tasks, self.run.context.device
+        tasks = self.run.context.tasks
         for name in [one for one in names if one in self.pending and one in tasks and one not in besides]:
-            owners = [self.model, *tasks.values()]
-            with without_side_effects(owners), evaluating(self.model, device, tasks.values()), _as_in_training():
+            with self._without_trace():
                 notes = self._look(name, [one for one in batch.microbatches if one.task == name])
             for note in [*notes, *([] if name in self.pending else of_model)]:
                 about = note.partition(":")[0]
@@ -144,25 +143,38 @@ class Guard:
         Raises:
             TaskError: the loss is not 0, so that it would count only beside others in one micro-batch.
         """
-        tasks, device, gather = self.run.context.tasks, self.run.context.device, self.run.execution.group.gather
+        tasks, gather = self.run.context.tasks, self.run.execution.group.gather
         for name in [one for one in weights.weightless if one in self.weightless]:
             self.weightless.discard(name)
             one = next(
                 (one for one in batch.microbatches if one.task == name and weights.each.get(one.index) == 0), None
             )
-            owners = [self.model, *tasks.values()]
-            with without_side_effects(owners), evaluating(self.model, device, tasks.values()), _as_in_training():
+            with self._without_trace():
                 pieces = [] if one is None else [whole_of(one)]
                 values = self.run(name, one, pieces, "check of weight 0", may_raise=True)  # updates never ask for it
             fault = ""
-            if one is not None and values.is_whole:
-                loss = values.given[0]
-                assert loss is not None, "the values are whole"
-                if abs(loss.loss) > self._tolerance(narrow=values.narrow).per_unit:
-                    fault = weightless_fault(tasks[name], _described(one, whole_of(one)), loss.loss)
+            if one is not None and values.known:
+                loss = values.known[0].loss
+                if abs(loss) > self._tolerance(narrow=values.narrow).per_unit:
+                    fault = weightless_fault(tasks[name], _described(one, whole_of(one)), loss)
             for theirs in gather(fault):
                 if theirs:
                     raise TaskError(f"task `{name}`: {theirs}" if name else theirs)
+
+    @contextmanager
+    def _without_trace(self) -> Generator[None]:
+        """Around forwards: they leave nothing behind, and tasks are told that it is no evaluation.
+
+        torch's shortcut for attention in evaluation mode is left out: its outputs are as long as a part needs.
+        """
+        tasks, enabled = self.run.context.tasks.values(), torch.backends.mha.get_fastpath_enabled()
+        unchanged = without_side_effects([self.model, *tasks])
+        with unchanged, evaluating(self.model, self.run.context.device, tasks), checking_losses():
+            torch.backends.mha.set_fastpath_enabled(False)
+            try:
+                yield
+            finally:
+                torch.backends.mha.set_fastpath_enabled(enabled)
 
     def _look_at_attributes(self, batch: GlobalBatch) -> None:
         """Find out whether losses depend on attributes that passes have changed: they do where another value gives
@@ -188,9 +200,8 @@ class Guard:
             for key, changes in found.items():
                 for change in changes:
                     change.put(change.before if key == before else change.after)
-            values = self.run(name, _of(trial), _whole_and_parts(trial), "check of attributes")
-        given = values.given[0] if values.is_whole else None
-        return math.nan if given is None else given.loss
+            values = self._tried(name, trial, "check of attributes")
+        return values.known[0].loss if values.known else math.nan
 
     def _look(self, name: str, microbatches: Sequence[Microbatch]) -> list[str]:
         """Look at one task; gives what is to be said."""
@@ -200,14 +211,13 @@ class Guard:
         if self.tries[name] >= TRIES:
             self.pending.discard(name)
         trial, values = self._values(name, trial)
-        if values.is_whole and values.given[0] is not None and values.given[0].count is not None:
+        if values.known and values.known[0].count is not None:
             better = self._more_telling(task, microbatches, trial)
         else:
             better = None
         if any(gather(better is not None)):
             trial, values = self._values(name, better or trial)
-        given = [one for one in values.given if one is not None] if values.is_whole else []
-        tolerance = self._tolerance(narrow=values.narrow)
+        given, tolerance = values.known, self._tolerance(narrow=values.narrow)
         suspect = bool(given) and not (
             adds_up(given[0], given[1:], tolerance) and (not task.late_weight or weighs_whole(given[0], given[1:]))
         )
@@ -250,11 +260,17 @@ class Guard:
         """What a task gives for a trial, or for a part of it that fits into memory."""
         task, values = self.run.context.tasks[name], LossValues()
         if any(self.run.execution.group.gather(trial is not None)):
-            values = self.run(name, _of(trial), _whole_and_parts(trial), "check")
+            values = self._tried(name, trial)
             while values.out_of_memory_anywhere:
                 trial = _smaller(task, trial) if values.out_of_memory else trial
-                values = self.run(name, _of(trial), _whole_and_parts(trial), "check")
+                values = self._tried(name, trial)
         return trial, values
+
+    def _tried(self, name: str, trial: TrialBatch | None, path: str = "check") -> LossValues:
+        """What a task gives for a trial, the whole and then its parts; None where only other ranks have one."""
+        if trial is None:
+            return self.run(name, None, [], path)
+        return self.run(name, trial.microbatch, [trial.whole, *trial.parts], path)
 
     def _more_telling(
         self, task: Task, microbatches: Sequence[Microbatch], trial: TrialBatch | None
@@ -273,13 +289,10 @@ class Guard:
         if task.late_weight or self.run.execution.evaluates_together:  # there an error would end the run
             return ""
         trial = self._whole(task, microbatches)
-        values = self.run(name, _of(trial), _whole_and_parts(trial), "check")
-        given = [one for one in values.given if one is not None] if values.is_whole else []
-        return (
-            ""
-            if trial is None or not given
-            else weight_fault(task, _described(trial.microbatch, trial.whole), given[0], given)
-        )
+        given = self._tried(name, trial).known
+        if trial is None or not given:
+            return ""
+        return weight_fault(task, _described(trial.microbatch, trial.whole), given[0], given)
 
     def _whole(self, task: Task, microbatches: Sequence[Microbatch]) -> TrialBatch | None:
         """The first micro-batch that has work, uncut."""
@@ -312,10 +325,10 @@ class Guard:
                 useful = len(theirs) > 1 and all(weight_of_piece(task, one) > 0 for one in theirs)
                 deeper.append(theirs if useful else [])
             pieces = [*[trial.whole] * REPEATS, *(one for theirs in deeper for one in theirs)]
-        values = self.run(name, _of(trial), pieces, "check again")
-        if not values.is_whole:
+        given = self.run(name, None if trial is None else trial.microbatch, pieces, "check again").known
+        if not given:
             return None
-        losses = iter([one.loss for one in values.given if one is not None])
+        losses = iter([one.loss for one in given])
         return SecondLook(
             whole=[next(losses) for _ in range(REPEATS)], parts=[[next(losses) for _ in theirs] for theirs in deeper]
         )
@@ -350,19 +363,6 @@ class Guard:
         return fault, metric_note(task, means) if means else ""
 
 
-@contextmanager
-def _as_in_training() -> Generator[None]:
-    """Let tasks know that it is no evaluation, and leave out torch's shortcut for attention in evaluation mode, whose
-    outputs are as long as a part needs."""
-    enabled = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with checking_losses():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(enabled)
-
-
 def _unlike(parts: Sequence[SubBatch]) -> int:
     """How many columns of whole numbers, such as labels, have other shares of them in some parts than in others."""
     columns = [*zip(*(_shares(part) for part in parts), strict=False)]
@@ -385,14 +385,6 @@ def _of_columns(task: Task, trial: TrialBatch) -> str:
     if square is None or splits_itself(task):
         return ""
     return f" If samples are the columns of the tensor {square}, which was cut by rows: say so in `split` and `weight`."
-
-
-def _whole_and_parts(trial: TrialBatch | None) -> list[SubBatch]:
-    return [] if trial is None else [trial.whole, *trial.parts]
-
-
-def _of(trial: TrialBatch | None) -> Microbatch | None:
-    return None if trial is None else trial.microbatch
 
 
 def _smaller(task: Task, trial: TrialBatch | None) -> TrialBatch | None:
