@@ -101,7 +101,6 @@ def compile_model(model: nn.Module, report: Callable[[Incident], None], rank: in
 
     Args:
         report: told of what was not compiled, or again and again.
-        rank: of this process.
     """
     compile_each_shape()
     made: list[Made] = []
@@ -121,8 +120,6 @@ class CompiledModel:
         forwards: of those that are.
         made: what was compiled since it was last looked at.
         left: what was not compiled, and why.
-        report: told of it.
-        rank: of this process.
     """
 
     def __init__(
@@ -222,11 +219,7 @@ def _check_shards(model: nn.Module, parts: Mapping[str, nn.Module]) -> None:
 
 
 def check_compiler(device: torch.device, compile: str) -> None:
-    """Raise ArgumentError where a compiler is missing that `torch.compile` needs for this device.
-
-    Args:
-        compile: what is to be compiled.
-    """
+    """Raise ArgumentError where a compiler is missing that `torch.compile` needs for this device."""
     lacking = next(_lacking(device), "")
     if lacking:
         raise ArgumentError(

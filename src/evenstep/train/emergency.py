@@ -27,7 +27,6 @@ def emergency_save(error: BaseException, loop: "Loop", *, end: Callable[[BaseExc
     """Go back to the last committed update, save it and write what is known of it.
 
     Args:
-        loop: that it has ended.
         end: tells writers of the end.
     """
     engine = loop.engine

@@ -65,7 +65,6 @@ class Parts(NamedTuple):
     """The parts of an engine.
 
     Args:
-        context: tasks, precision, device and recording.
         execution: how forwards and backwards are run, and on which ranks.
         core: computes and applies one update, and looks into one again.
         compute: computes and applies one update: `core`, or what stands before it.

@@ -33,8 +33,6 @@ class Evaluation:
         name: of the set, the prefix of its metrics: "valid" gives "valid/loss".
         below: what stands between that and the metrics' own names: "parameters/" gives "valid/parameters/loss".
         data: evaluated for one epoch, whole, in its own order.
-        context: task, precision, device and recording.
-        execution: how forwards are run, and on which ranks.
         guard: looks whether losses are sums, of tasks that were not trained before.
     """
 

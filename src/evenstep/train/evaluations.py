@@ -24,9 +24,6 @@ class Evaluations:
     """Evaluates for a trainer. All that was trained must have been written before.
 
     Args:
-        engine: whose model is evaluated.
-        sets: of data, by name.
-        reporter: hands the metrics to the writers.
         evaluated_at: the update after which each set was last evaluated with all, by name.
         is_running: whether an evaluation or a prediction is under way.
     """

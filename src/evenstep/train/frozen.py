@@ -28,7 +28,6 @@ class FrozenParameter:
         module: whose own parameter it is.
         name: in that module.
         full: its name in the model.
-        parameter: itself.
         tells: whether its version, or the place of its memory, tells that it was written to.
     """
 

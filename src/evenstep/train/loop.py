@@ -43,11 +43,6 @@ class Loop:
     """Makes updates until the run is over.
 
     Args:
-        engine: computes them, and counts them.
-        feed: gives the global batches.
-        policies: decide what is done about aborted updates and spikes of the loss.
-        checkpointer: saves, and goes back to what was saved.
-        reporter: carries incidents and metrics to hooks, writers and files.
         updates: how many to commit; None: until the data ends.
         epochs: how many epochs to take; None: as many as the updates need.
         log_every_updates: how often metrics are written.

@@ -86,8 +86,6 @@ def build_steps(
         model: as ranks hold it.
         optimizer: of the parameters that this rank steps.
         rounded: the names of the parameters that the optimizers of all ranks hold and the model has in 16 bits.
-        layout: who holds what of them.
-        seed: the run's.
     """
     if precision.format is None:
         return Steps()

@@ -45,9 +45,6 @@ def predict(
 
     Args:
         data: in its own order.
-        model: what is run, in evaluation mode.
-        context: tasks, precision and device.
-        execution: how forwards are run, and on which ranks.
         collect: whether this rank gets the predictions; None: the first one does.
         hear: told of each batch, which may have left out samples that could not be read.
 

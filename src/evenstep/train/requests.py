@@ -59,8 +59,6 @@ class Requests:
 
     Args:
         stop: the reason to stop, or "".
-        save: whether a checkpoint is wanted.
-        evaluate: whether an evaluation is wanted.
         requeue: whether a run that stops wants to be run again.
         go_back: that the run must go back to a checkpoint, as was found between two updates.
     """

@@ -55,9 +55,6 @@ class Setup:
     """What an engine is built from: a user's arguments, made objects and checked together.
 
     Args:
-        policies: what is done about what goes wrong.
-        storage: takes the metrics.
-        train: how an update is made.
         linear_layers: those that compute in a format of their own.
         recomputed: the modules whose activations are not kept.
         empty_cache: called with the number of each update that has ended; None where nothing is emptied.

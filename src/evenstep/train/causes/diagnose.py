@@ -29,7 +29,6 @@ def diagnose(model: nn.Module, rerun: Callable[[], object], *, if_finite: str = 
     """Run `rerun` and say which module's output, or else whose backward's gradient, first was inf or NaN.
 
     Args:
-        model: whose modules are watched.
         rerun: runs the forwards and backwards of the failed update, leaving gradients in `.grad`.
         if_finite: what to say if all numbers are finite this time, where there is a reason for that.
 
@@ -110,11 +109,7 @@ def _finite(tensor: Tensor) -> bool:
 @final
 @dataclass(slots=True, kw_only=True)
 class _GradientWatch:
-    """Finds the module in whose backward a gradient first became inf or NaN; `first` says it once that is over.
-
-    Args:
-        model: whose modules are watched.
-    """
+    """Finds the module in whose backward a gradient first became inf or NaN; `first` says it once that is over."""
 
     model: nn.Module
     _found: list[tuple[object, _Role, str]] = field(default_factory=list)

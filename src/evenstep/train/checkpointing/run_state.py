@@ -38,7 +38,6 @@ class RunState:
     """The state of a run.
 
     Args:
-        engine: with model, optimizer, metrics and counters.
         epochs: how long the run is, where that is not said in updates.
         evaluations: that know when they were last made.
         requests: that know whether one is still to be made.

@@ -35,9 +35,6 @@ class FirstStep(Steps):
     """Takes steps, and looks at the first one.
 
     Args:
-        steps: that take them.
-        model: whose parameters are stepped.
-        layout: who holds what of them.
         report: told of a step that changes nothing.
         fault: why no run could go on from a checkpoint; asked after the step, where checkpoints are saved.
 

@@ -24,7 +24,6 @@ def remarks(
         batch: that is about to be trained on, and `tells_of_others`.
         outside: names of parameters that get a gradient though the optimizer does not hold them.
         rank: that holds those, where others hold others.
-        update: number of the update.
     """
     if outside:
         yield Incident(

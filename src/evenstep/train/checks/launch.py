@@ -17,7 +17,6 @@ def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: M
 
     Args:
         strategy: as it was given; None if it was not.
-        model: whose stages may be shared.
     """
     _check_elastic(strategy, environ)
     alone = isinstance(strategy, Strategy) and strategy.ranks == 1 and not isinstance(strategy, Single)

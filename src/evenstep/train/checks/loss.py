@@ -104,7 +104,6 @@ class Guard:
         """Look at the tasks of a global batch that were not looked at yet; all ranks call it together.
 
         Args:
-            batch: that is about to be run.
             besides: tasks whose loss is not asked for.
 
         Returns:
@@ -135,10 +134,6 @@ class Guard:
 
     def look_at_weightless(self, batch: GlobalBatch, weights: Weights) -> None:
         """Look at the loss of a micro-batch of weight 0, which is not run; all ranks call it together.
-
-        Args:
-            batch: that is about to be run.
-            weights: of it.
 
         Raises:
             TaskError: the loss is not 0, so that it would count only beside others in one micro-batch.

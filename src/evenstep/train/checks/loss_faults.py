@@ -21,11 +21,8 @@ def loss_fault(kind: Kind, size: float, task: Task, where: str, whole: LossValue
     """What is wrong with a loss that does not add up.
 
     Args:
-        kind: of loss it is.
         size: of the term that is counted once per batch.
         where: "micro-batch 0 (16 samples)".
-        whole: what was given for it.
-        parts: what was given for its parts.
     """
     loss = f"`{type(task).__name__}.loss`"
     total = math.fsum(part.loss for part in parts)

@@ -41,12 +41,7 @@ WHILE_LOOKING = (
 @final
 @dataclass(slots=True, kw_only=True)
 class LossRunner:
-    """Runs pieces of micro-batches forward.
-
-    Args:
-        context: tasks, precision and device.
-        execution: how forwards are run, and on which ranks.
-    """
+    """Runs pieces of micro-batches forward."""
 
     context: TrainContext
     execution: Execution

@@ -94,12 +94,7 @@ def check_material(model: nn.Module) -> None:
 
 
 def check_buffers(model: nn.Module, *, ranks: int, keeps: bool) -> None:
-    """Raise TaskError for buffers without plain values where ranks share them or checkpoints hold them.
-
-    Args:
-        ranks: that train the model.
-        keeps: whether checkpoints are saved.
-    """
+    """Raise TaskError for buffers without plain values where ranks share them or checkpoints hold them."""
     saved = model.state_dict(keep_vars=True)
     for name, buffer in model.named_buffers():
         if is_dense(buffer):

@@ -27,12 +27,7 @@ from evenstep.train.state.train_state import is_shared
 def check_optimizer(
     optimizer: Optimizer, *, model: nn.Module, strategy: Strategy, device: torch.device, keeps: bool
 ) -> None:
-    """Raise ArgumentError for an optimizer that this run could not step, share or resume exactly.
-
-    Args:
-        optimizer: as the user has built it.
-        keeps: whether it saves checkpoints.
-    """
+    """Raise ArgumentError for an optimizer that this run could not step, share or resume exactly."""
     for one in inner(optimizer):
         _check_step(one, device)
         _check_kinds(one, model, keeps=keeps)

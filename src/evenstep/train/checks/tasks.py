@@ -35,8 +35,6 @@ def check_tasks(
     Args:
         data: for training; None where a loop of one's own brings them.
         evaluations: for evaluation, by name.
-        model: whose gradients they are.
-        policy: for what goes wrong.
     """
     by_name, combine = tasks.by_name, tasks.combine
     if data is not None:

@@ -75,9 +75,7 @@ def check_kinds(
     Args:
         optimizer: the name of its class; None where that is not known.
         strategy: "ordered" where sums have one order.
-        stages: whether the model is in stages.
         non_finite: what is done about gradients that are not finite.
-        compresses: whether gradients travel compressed.
         changes: whether the run goes on with other ranks when some are lost.
     """
     refused = {
@@ -122,11 +120,7 @@ def check_still_capturable(optimizer: Optimizer, parameters: Sequence[nn.Paramet
 
 
 def check_shows_nothing(names: Sequence[str]) -> None:
-    """Raise ArgumentError for texts, images and histograms that came with a loss, which a graph can't give.
-
-    Args:
-        names: of what was shown.
-    """
+    """Raise ArgumentError for texts, images and histograms that came with a loss, which a graph can't give."""
     if names:
         raise _refusal(
             f"the task's loss comes with `shown` ('{names[0]}'), which is no tensor; show it in a hook, in "

@@ -35,7 +35,6 @@ def recompute(model: nn.Module, chosen: Mapping[str, nn.Module], randomness: Ran
     Args:
         model: whose other modules keep what they compute, also those that an earlier run has chosen.
         chosen: the modules, by their names in the model; none within another.
-        randomness: of the run.
 
     >>> _ = torch.manual_seed(0); block = nn.Sequential(nn.Linear(2, 2), nn.Tanh()); x = torch.ones(1, 2)
     >>> block(x).sum().backward(); kept = block[0].weight.grad.clone(); block.zero_grad()

@@ -60,7 +60,6 @@ def begun_afresh(state: Tree, reset: Collection[Reset], data: Tree) -> Tree:
 
     Args:
         state: as `RunState.state_dict` gave it.
-        reset: what begins afresh.
         data: that part of the state of the run as it is now, before its first update.
     """
     update, run = state["progress"]["update"], state["run"]

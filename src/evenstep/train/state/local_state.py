@@ -72,13 +72,7 @@ class LocalState:
 
 @final
 class AloneState(LocalState):
-    """Ranks that step alone.
-
-    Args:
-        reducer: that knows what they share.
-        layout: that knows the other ranks.
-        optimizer: this rank's own.
-    """
+    """Ranks that step alone."""
 
     def __init__(self, reducer: Shares, layout: OwnStates, optimizer: "InnerOptimizer") -> None:
         super().__init__()

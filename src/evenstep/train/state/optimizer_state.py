@@ -37,7 +37,6 @@ def optimizer_state(
     """The optimizer's state by parameter name.
 
     Args:
-        optimizer: whose state to take.
         names: of each group's parameters.
         built: each group's options as of when the trainer was built, to tell later what the user has changed since.
         attributes: to be kept of the optimizer, or of each of several.
@@ -220,7 +219,6 @@ def _exact(saved: Any, live: Any, parameter: Tensor, *, casts: bool) -> Any:
     Args:
         saved: the value in the checkpoint.
         live: what `load_state_dict` has made of it.
-        parameter: whose state it is.
         casts: whether that was torch's; what a user's own has changed on purpose stays.
     """
     if is_low_bit(saved):  # made for this optimizer, in memory of its own

@@ -119,8 +119,6 @@ class RunFolder:
 
     Args:
         path: of the folder; None keeps nothing.
-        group: the ranks of the run.
-        report: tells hooks and writers of an incident.
         mirror: where its checkpoints are copied to.
         is_claimed: whether this run may write into the folder, whatever is in it: it goes on there.
     """

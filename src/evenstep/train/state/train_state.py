@@ -66,12 +66,9 @@ class TrainState:
         model: unwrapped.
         optimizer: of its parameters, or of those that this rank steps.
         names: of each of the optimizer's groups' parameters, over all ranks.
-        layout: who holds what of a tensor.
-        ema: the average that follows them, or None.
         precision: whose state may be a loss scale.
         steps: whose masters, where there are some, are the values of the parameters.
         averaged_as: the formats in which the average takes parameters that are held in others, by name.
-        trained: which parameters are trained now.
         local: what each rank has by itself, where ranks step alone.
         portion: which part of the whole model this rank holds.
 

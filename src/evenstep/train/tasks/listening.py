@@ -67,12 +67,7 @@ def _heard(task: Task) -> list[str]:
 
 @final
 class TaskListener(Hook):
-    """A hook that hands on to a task what it is told.
-
-    Args:
-        name: of the task.
-        task: which has some of a hook's methods.
-    """
+    """A hook that hands on to a task what it is told."""
 
     failure_policy = "stop"
 

@@ -80,8 +80,6 @@ def fitting(
     """The most numbers that a piece may hold, for `SplitLimit`; None if the whole fits.
 
     Args:
-        task: says how it is cut.
-        whole: a micro-batch.
         fits: runs a part of it. A part that it raises ValueError for is too small to be run, such as a single sample
             that a layer is to normalise by itself; if the whole is, that is raised.
         device: whose memory it must fit into.

@@ -99,7 +99,6 @@ def replay(model: nn.Module, rerun: Callable[[], object]) -> str:
     """Run `rerun`, and say what is not finite in it, or "" if all is.
 
     Args:
-        model: whose modules are watched.
         rerun: computes the gradients of the update, leaving them in `.grad`.
 
     Raises:

@@ -26,11 +26,8 @@ class Accumulation:
     """Sums up the gradients of micro-batches.
 
     Args:
-        context: task, precision, device and recording.
-        execution: how forwards and backwards are run, and gradients shared.
         recovery: told what runs, so that it can cut what does not fit.
         effects: forget the gradients of what ran before.
-        trained: what keeps a gradient.
     """
 
     def __init__(

@@ -35,15 +35,12 @@ class TrainContext:
     Args:
         tasks: by name; "" is that of a run with one task without a name.
         transfer: moves a batch there; None, here and below, where there is nothing to do.
-        storage: takes losses and metrics.
-        bus: told of what happens.
         reorder: puts a batch that is on the device, after transforms, into the model's memory format.
         cast_inputs: puts the model's inputs into its number format.
         cast_outputs: puts its outputs into that of postprocessing and losses.
         norms: whose statistics the model's normalisation layers use.
         randomness: the generators that forwards and losses draw from.
         seeds: the factors that backwards began with last, as tensors: mostly the next ones' too.
-        phases: where the time goes.
         poison: gives a loss whose gradient is not finite, in place of one that could not be computed, so that all
             ranks come to the end of the update and abort it together; None raises at once.
         teaching: around passes of tasks of these names, which all ranks make together: what they may ask of the average

@@ -51,11 +51,9 @@ class Execution:
         alone: runs plans whose gradients are shared with nobody.
         plan: the plan of an update's micro-batches; without reductions where others follow before the step.
         forwards: the plan of an evaluation's.
-        norms: of gradients, over all ranks.
         by_itself: runs plans of forwards in which a task evaluates this rank's own micro-batches.
         lends: gives the whole model to such tasks for a while; all ranks call it together, between plans.
         holds_output: whether this rank has the model's outputs for its micro-batches.
-        in_stages: whether the model is in stages.
     """
 
     group: Group
@@ -158,7 +156,6 @@ def build_execution(model: nn.Module, strategy: Strategy, optimizer: Optimizer, 
 
     Args:
         strategy: how its gradients are shared; the model, or each stage of it, gets a reducer of it.
-        optimizer: of this rank's parameters.
     """
     if isinstance(model, PipelineModel):
         return _of_stages(model, strategy, optimizer, device)

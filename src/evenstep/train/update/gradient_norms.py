@@ -22,11 +22,7 @@ from evenstep.pipeline import PipelineModel
 
 @final
 class NormsOfWhole:
-    """Norms of a model that each data-parallel rank holds whole, or in shards.
-
-    Args:
-        parameters: that are trained.
-    """
+    """Norms of a model that each data-parallel rank holds whole, or in shards."""
 
     def __init__(self, layout: ParameterLayout, parameters: Sequence[Tensor]) -> None:
         self._layout = layout

@@ -46,7 +46,6 @@ class MicrobatchStep:
     """One set of micro-batches on its way through the stages of a model.
 
     Args:
-        context: what is the same for all micro-batches of the run.
         weights: of the micro-batches that have work.
         path: the key of the randomness, to which the micro-batch's number is added.
         update: number of the update that metrics are recorded under.

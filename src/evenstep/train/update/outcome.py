@@ -26,7 +26,6 @@ class PendingUpdate:
     """One dispatched update, whose verdict may be on the device still.
 
     Args:
-        batch: its global batch.
         before: the counters before it.
         precision: the precision's state before it.
         rates: those of the optimizer's groups before it, where a schedule sets them.

@@ -24,9 +24,6 @@ class PassEffects:
     """What the passes of an update leave behind.
 
     Args:
-        context: tasks, the storage of metrics, and who writes into batches.
-        execution: whose reducers sum gradients up.
-        trained: which parameters get a gradient.
         begins: told of each update that begins.
 
     Attributes:

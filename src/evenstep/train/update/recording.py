@@ -29,7 +29,6 @@ class Recording:
     """Losses, weights and metrics of one set of micro-batches.
 
     Args:
-        context: what is the same for all micro-batches of the run.
         update: number of the update that metrics are recorded under.
         prefix: of the metrics' names.
 

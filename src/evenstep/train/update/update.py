@@ -51,11 +51,6 @@ class Update:
 
     Args:
         parameters: those of the model that are clipped and stepped together, on whichever rank.
-        context: task, precision, device and recording.
-        execution: how forwards and backwards are run, and gradients shared.
-        apply: how a gradient is applied.
-        ema: the average that follows the parameters, or None.
-        learning_rates: the optimizer's, for each update.
         on_out_of_memory: the policy for micro-batches that don't fit: retry, cut in two, or stop.
         trained: which of the model's parameters are trained now.
         combine: what is made of the tasks' separate gradients; None accumulates them into one.
@@ -67,7 +62,6 @@ class Update:
     Attributes:
         effects: what passes leave behind, and how it is taken back.
         trained: see the arguments.
-        learning_rates: see the arguments.
         is_computing: whether an update is being made now.
         is_whole: False if an error came while the state was changed and can't be taken back: it is that of no update.
     """

@@ -47,7 +47,6 @@ class Compilations:
     Args:
         device: on CUDA each graph is captured, so that it is launched as one.
         report: told of what is compiled again and again.
-        rank: of this process.
 
     Attributes:
         total: how often something was compiled.

@@ -53,8 +53,6 @@ class CompiledUpdate:
         core: does what no graph does.
         model: on its device, as it is written.
         optimizer: of a class whose step is a formula.
-        context: tasks, precision, device and recording.
-        ema: the average that follows the parameters, or None.
         clip_norm: None does not clip.
         report: told of what is compiled again and again.
 

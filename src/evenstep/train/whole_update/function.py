@@ -42,8 +42,6 @@ class Gradients:
     """Computes the summed gradients of micro-batches.
 
     Args:
-        model: on its device.
-        context: what is the same for all micro-batches of the run.
         tasks: of the micro-batches, one for each.
         trained: the parameters whose gradients are computed, each by the names of all its places in the model.
         moving: the buffers that forwards move, likewise.

@@ -43,7 +43,6 @@ class Work(NamedTuple):
         scale: the loss scale, which is among the factors.
         share: by which the average moves.
         halted: 1 while an earlier abort has not been answered; None where the host has.
-        update: its number.
     """
 
     key: Hashable
@@ -139,9 +138,6 @@ class Graphs(ABC):
     """Computes updates by graphs.
 
     Args:
-        model: on its device.
-        state: of the optimizer.
-        ema: the average that follows, if there is one.
         clip_norm: None does not clip.
         probe: finds out what micro-batches do.
     """
@@ -299,7 +295,6 @@ class TwoGraphs(Graphs):
     Which parameters have a gradient anywhere travels with the sum, so that one that no rank uses stays alone.
 
     Args:
-        group: the ranks.
         trained: gives the numbers of the parameters that are trained now.
     """
 
