@@ -19,8 +19,7 @@ from evenstep.train.agreement import check_same_on_all_ranks
 from evenstep.train.buffers import Buffers
 from evenstep.train.causes.diagnose import diagnose
 from evenstep.train.randomness import seed_torch
-from evenstep.train.tasks.task import Loss, Task
-from evenstep.train.tasks.weight import weight_of
+from evenstep.train.tasks.task import Loss, Task, weight_of
 from evenstep.train.update.transfer import build_transfer
 from evenstep.train.update.weigh import weigh
 

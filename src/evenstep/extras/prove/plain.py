@@ -19,7 +19,7 @@ from evenstep.optim.modes import Modes
 from evenstep.train import Loss, Task
 from evenstep.train.progress import Progress
 from evenstep.train.tasks.listening import let_ask, listeners
-from evenstep.train.tasks.weight import weight_of
+from evenstep.train.tasks.task import weight_of
 from evenstep.training_mode import train
 
 

@@ -28,7 +28,7 @@ from evenstep.extras.prove.runs import gradients_of
 from evenstep.extras.prove.subject import Subject
 from evenstep.internals import function_behind
 from evenstep.train import Task
-from evenstep.train.tasks.weight import weight_of
+from evenstep.train.tasks.task import weight_of
 
 Values = dict[str, Tensor]
 

@@ -22,8 +22,7 @@ from evenstep.train.memory.sub_batch import SubBatch, part_of
 from evenstep.train.tasks.derivatives import takes_derivatives
 from evenstep.train.tasks.metrics import is_number
 from evenstep.train.tasks.observed import ObservedTask
-from evenstep.train.tasks.task import Loss, Task
-from evenstep.train.tasks.weight import weight_of
+from evenstep.train.tasks.task import Loss, Task, weight_of
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
 from evenstep.train.update.microbatch import MicrobatchStep

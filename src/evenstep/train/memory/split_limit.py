@@ -14,8 +14,7 @@ from evenstep.data import Microbatch
 from evenstep.data.split import num_elements
 from evenstep.errors import TaskError
 from evenstep.train.memory.sub_batch import SubBatch, part_of, parts_of, reason_not_cut, whole_of
-from evenstep.train.tasks.task import Task
-from evenstep.train.tasks.weight import weight_of
+from evenstep.train.tasks.task import Task, weight_of
 
 _MEANT_WHOLE = (
     "`check_loss` is False, so its loss may be meant over a micro-batch as a whole (leave `check_loss` True where it "

@@ -15,8 +15,7 @@ from evenstep.devices import scalar_on
 from evenstep.errors import TaskError
 from evenstep.train.memory.sub_batch import SubBatch
 from evenstep.train.tasks.metrics import check_names, checked_counts, is_number, no_pair, observations
-from evenstep.train.tasks.task import Loss, Task
-from evenstep.train.tasks.weight import weight_of
+from evenstep.train.tasks.task import Loss, Task, weight_of
 from evenstep.train.update.context import MicrobatchResults, TrainContext
 from evenstep.train.update.weigh import Weights
 

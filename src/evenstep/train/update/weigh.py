@@ -14,8 +14,7 @@ from evenstep.arguments import advice
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import ReplicaError, TaskError
 from evenstep.parallel import Group
-from evenstep.train.tasks.task import Task
-from evenstep.train.tasks.weight import weight_of
+from evenstep.train.tasks.task import Task, weight_of
 
 
 @final
