@@ -59,17 +59,18 @@ class RunState:
         Args:
             whole: False to leave tensors that are cut over ranks as they are.
         """
-        data, ranks = self._state_of_data(), self.engine.reducers.group
-        states = ranks.gather(data) if self.data.state_is_of_rank else [data]
-        return self._with_counters(self.engine.tensors(whole=whole), dict(enumerate(states)))
+        data = self._own_data()
+        if self.data.state_is_of_rank:
+            everybody = self.engine.reducers.group.gather(data["states"])
+            data["states"] = {rank: state for theirs in everybody for rank, state in theirs.items()}
+        return self._with_counters(self.engine.tensors(whole=whole), data)
 
     def part(self) -> Tree:
         """What this rank holds of it, without asking the others."""
-        rank = self.engine.reducers.rank if self.data.state_is_of_rank else 0
         tensors = self.engine.held_tensors()
         if self._holds_copy:  # of what another rank writes as well
             tensors = {**tensors, "model": {}, "ema": {}, "optimizer": {**tensors["optimizer"], "state": {}}}
-        return self._with_counters(tensors, {rank: self._state_of_data()})
+        return self._with_counters(tensors, self._own_data())
 
     @property
     def part_held(self) -> tuple[int, int]:
@@ -83,20 +84,24 @@ class RunState:
         reducers = self.engine.reducers
         return self.data.state_is_of_rank and reducers.rank >= reducers.layout.num_shards
 
-    def _state_of_data(self) -> Tree:
-        """What this rank's data need to go on at the committed position."""
-        return self.data.state_dict(self.engine.progress.position)
+    @property
+    def _place_of_data(self) -> tuple[int, int]:
+        """Which rank's data this rank has, and of how many; 0 and 0 where all have the same."""
+        reducers = self.engine.reducers
+        return (reducers.rank, reducers.ranks) if self.data.state_is_of_rank else (0, 0)
 
-    def _with_counters(self, tensors: Tree, data: dict[int, Tree]) -> Tree:
+    def _own_data(self) -> Tree:
+        """The part "data" of a state, with what this rank's need to go on at the committed position."""
+        rank, ranks = self._place_of_data
+        states = {rank: self.data.state_dict(self.engine.progress.position)}
+        return {"fingerprint": self.data.fingerprint(), "ranks": ranks, "states": states}
+
+    def _with_counters(self, tensors: Tree, data: Tree) -> Tree:
         engine = self.engine
         return {
             **tensors,
             "progress": engine.progress.state_dict(),
-            "data": {
-                "fingerprint": self.data.fingerprint(),
-                "ranks": engine.reducers.ranks if self.data.state_is_of_rank else 0,
-                "states": data,
-            },
+            "data": data,
             "hooks": engine.bus.state_dict(),
             "tasks": states_of(engine.parts.context.tasks),
             "lr_schedule": engine.core.learning_rates.state_dict(),
@@ -173,10 +178,7 @@ class RunState:
         """The state with some of it as of a run that begins; one that is no state stays as it is, to be refused."""
         if not reset or not {"progress", "run", "hooks"} <= state.keys():
             return state
-        rank = self.engine.reducers.rank if self.data.state_is_of_rank else 0
-        ranks = self.engine.reducers.ranks if self.data.state_is_of_rank else 0
-        own = {"fingerprint": self.data.fingerprint(), "ranks": ranks, "states": {rank: self._state_of_data()}}
-        return begun_afresh(state, reset, own)
+        return begun_afresh(state, reset, self._own_data())
 
     def _planned(self, begun_at: int) -> int | None:
         """How many updates a run of epochs has, whose first of these data followed committed update `begun_at`."""
@@ -201,7 +203,7 @@ class RunState:
             {**state["run"], "data": state["data"]["fingerprint"]},
             {"seed": engine.seed, "precision": engine.precision.name, "data": self.data.fingerprint()},
         )
-        return self._own_data(state["data"])
+        return self._data_of_rank(state["data"])
 
     def _check_settings(self, own: Tree, path: Path, *, new_settings: bool) -> None:
         begun, rates = own["run"].get("begun"), self.engine.core.learning_rates
@@ -231,14 +233,13 @@ class RunState:
         self._load_cuts(own["run"].get("cuts", []))
         return changed
 
-    def _own_data(self, saved: Tree) -> Tree:
+    def _data_of_rank(self, saved: Tree) -> Tree:
         """The state of this rank's data.
 
         Raises:
             CheckpointError: each rank has data of its own, and they were as many as there are now.
         """
-        reducers, of_rank = self.engine.reducers, self.data.state_is_of_rank
-        now = reducers.ranks if of_rank else 0
+        mine, now = self._place_of_data
         states, then = saved["states"], saved["ranks"]
         if then != now:
             raise CheckpointError(
@@ -248,7 +249,6 @@ class RunState:
                 f"(`StreamData(…, shared=True)`, in a run file `data.shared = true`) or with `MapData`, which go on on "
                 f"any number of ranks."
             )
-        mine = reducers.rank if of_rank else 0
         if mine not in states:
             raise CheckpointError(
                 f"a state to load must be what a trainer's `state_dict` gave, but its `data` has nothing of rank "
