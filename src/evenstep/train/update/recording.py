@@ -112,7 +112,7 @@ class Recording:
             put(prefix + "loss", 0.0, weight, update=update)
             put(prefix + "no_loss", 1.0, update=update)
             if one.task and torch.is_grad_enabled():
-                self._add_to_all(one, 0.0, weight)
+                self.add_to_all(one, 0.0, weight)
             return None
         detached = total.detach() if total.requires_grad else total
         put(prefix + "loss", detached, weight, update=update)
@@ -176,10 +176,10 @@ class Recording:
         divisor = weights.divisors[one.index]
         share = weight if isinstance(weight, Tensor) else divisor * weight / weights.totals[one.task]
         trained = context.coefficients.weighted(one.task, total, share)
-        self._add_to_all(one, trained.detach(), weight)
+        self.add_to_all(one, trained.detach(), weight)
         return trained
 
-    def _add_to_all(self, one: Microbatch, trained: Tensor | float, weight: float | Tensor) -> None:
+    def add_to_all(self, one: Microbatch, trained: Tensor | float, weight: float | Tensor) -> None:
         """Record what a loss adds to that of all tasks, λ·S / Σw; where its weight is late, once that sum is known."""
         context, weights, name = self._context, self._weights, one.task
         if isinstance(weight, Tensor):

@@ -255,7 +255,7 @@ class CompiledUpdate:
     def _record(self, weights: Weights, outcome: Outcome, update: int) -> Recording:
         """Record what the tasks told, each with its weight."""
         context, recording = self._context, Recording(self._context, weights, update, "train/")
-        captures, put = self.compilations.captures, context.storage.put
+        captures = self.compilations.captures
         for one, told in zip(weights.work, outcome.told, strict=True):
             task = context.tasks[one.task]
             total, metrics, observed, counts = pytree.tree_map_only(Tensor, Tensor.clone, told) if captures else told
@@ -266,9 +266,7 @@ class CompiledUpdate:
             else:
                 recording.take_alone(one, total)
             if one.task:
-                divisor, weight = weights.divisors[one.index], weights.each[one.index]
-                scaled = 0.0 if total is None else total * (context.coefficients.value(one.task, update) / divisor)
-                put("train/loss", scaled, weight / weights.totals[one.task] / weights.num_tasks, update=update)
+                recording.add_to_all(one, 0.0 if total is None else total, weights.each[one.index])
         return recording
 
     def _trained(self) -> tuple[int, ...]:
