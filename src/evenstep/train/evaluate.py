@@ -141,7 +141,6 @@ class Evaluation:
             weights,
             path=("evaluate", self._name, batch),
             update=update,
-            factor=1.0,
             prefix=self._prefix,
             model=model,
         )

@@ -118,8 +118,9 @@ class Loop:
         if self.engine.bus.of_run is not None:  # kept by a hook to itself
             raise self.engine.bus.of_run
         self.checkpointer.poll()
-        if requests.go_back is not None:
-            return requests.take_go_back()
+        go_back, requests.go_back = requests.go_back, None
+        if go_back is not None:
+            return go_back
         agreed = requests.agree(group)
         if not (agreed.evaluate or agreed.save):
             return agreed.stop

@@ -110,11 +110,6 @@ class Requests:
             raise
         setattr(self, wish, False)
 
-    def take_go_back(self) -> GoBack | None:
-        """Where the run must go back to; it is no longer requested."""
-        wanted, self.go_back = self.go_back, None
-        return wanted
-
     def forget_stop(self) -> None:
         """The run has ended."""
         self.stop, self.requeue = "", False

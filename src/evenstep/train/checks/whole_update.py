@@ -152,11 +152,10 @@ def _check_tasks(tasks: Tasks, model: nn.Module) -> None:
     if own is not None:
         raise _refusal(f"a task trains `{own}`, which its loss takes from elsewhere than the graph's arguments")
     for name, task in tasks.by_name.items():
+        what = f"task `{name}`" if name else "the task"
         if task.late_weight:
-            what = f"task `{name}`" if name else "the task"
             raise _refusal(f"{what} has `late_weight`: what the gradient is divided by would be known only after it")
         if task.uses_average:
-            what = f"task `{name}`" if name else "the task"
             raise _refusal(f"{what} has `uses_average`: the average is asked by another pass of the model")
     if tasks.coefficients.are_learned:
         raise _refusal(f"`coefficients` are learned ({type(tasks.coefficients).__name__})")

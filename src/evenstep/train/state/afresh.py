@@ -21,6 +21,7 @@ from evenstep.train.progress import Progress
 from evenstep.train.state import Tree
 
 RESETS: tuple[str, ...] = get_args(Reset)
+_WORDS = ", ".join(map(repr, RESETS))
 
 
 def resets_of(given: object) -> tuple[Reset, ...]:
@@ -34,17 +35,13 @@ def resets_of(given: object) -> tuple[Reset, ...]:
     """
     words = [given] if isinstance(given, str) else given
     if not isinstance(words, Sequence | set | frozenset):
-        raise ArgumentError(f"`reset` must be some of {_quoted()}, but is {said(given)}.")
+        raise ArgumentError(f"`reset` must be some of {_WORDS}, but is {said(given)}.")
     for word in cast("Collection[object]", words):
         if word not in RESETS:
             close = get_close_matches(str(word), RESETS, n=1)
-            advice = f"did you mean '{close[0]}'?" if close else f"there are {_quoted()}."
+            advice = f"did you mean '{close[0]}'?" if close else f"there are {_WORDS}."
             raise ArgumentError(f"`reset` has {word!r}, which is nothing that can begin afresh; {advice}")
     return tuple(dict.fromkeys(cast("Collection[Reset]", words)))
-
-
-def _quoted() -> str:
-    return ", ".join(map(repr, RESETS))
 
 
 def how_to_reset(part: Reset) -> str:
@@ -70,10 +67,10 @@ def begun_afresh(state: Tree, reset: Collection[Reset], data: Tree) -> Tree:
     if "lr_schedule" in reset:
         settings = {name: one for name, one in run.get("settings", {}).items() if name != "lr_schedule"}
         run, begun = {**run, "settings": settings}, {**begun, "lr_schedule": update}
-        hooks = {name: one for name, one in state["hooks"].items() if not _stopped_for_lr(one)}
+        hooks = {name: one for name, one in state["hooks"].items() if not _has(one, *_STOPPED_FOR_LR)}
         state = {**state, "lr_schedule": {}, "hooks": hooks}
     if "metrics" in reset:
-        hooks = {name: one for name, one in state["hooks"].items() if not _follows(one)}
+        hooks = {name: one for name, one in state["hooks"].items() if not _has(one, *_FOLLOWS)}
         run, state = {**run, "evaluated_at": {}}, {**state, "hooks": hooks, "storage": None}
     if "data" in reset:
         begun = {**begun, "data": update}
@@ -82,11 +79,10 @@ def begun_afresh(state: Tree, reset: Collection[Reset], data: Tree) -> Tree:
     return {**state, "run": {**run, "begun": begun}}
 
 
-def _stopped_for_lr(state: object) -> bool:
-    """Whether the state of a hook says that it stopped the run for its learning rate, as `StopBelowLr` does."""
-    return isinstance(state, dict) and {"fallen_to", "before"} <= cast("dict[str, Any]", state).keys()
+_STOPPED_FOR_LR = "fallen_to", "before"  # of a hook that stopped the run for its learning rate, as `StopBelowLr` does
+_FOLLOWS = "metric", "mode"  # of one that follows a metric, as a `MetricTarget` says it
 
 
-def _follows(state: object) -> bool:
-    """Whether the state of a hook is of a metric that it follows, as a `MetricTarget` says it."""
-    return isinstance(state, dict) and {"metric", "mode"} <= cast("dict[str, Any]", state).keys()
+def _has(state: object, *names: str) -> bool:
+    """Whether the state of a hook has all of these."""
+    return isinstance(state, dict) and {*names} <= cast("dict[str, Any]", state).keys()
