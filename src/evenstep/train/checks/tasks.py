@@ -15,7 +15,7 @@ from evenstep.options import Training
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
 from evenstep.train.failures import FailurePolicy
-from evenstep.train.tasks.listening import MOMENTS, check_heard
+from evenstep.train.tasks.listening import MOMENTS, heard
 from evenstep.train.tasks.task import Task, evaluates_itself
 from evenstep.train.tasks.tasks import Tasks
 
@@ -44,7 +44,8 @@ def check_tasks(
     for name, task in by_name.items():
         _check_methods(type(task))
         _check_members(task)
-        check_heard(task)
+        for moment in heard(task):
+            _check_called(task, moment, ["event"], "the event")
         if task.reduction not in ("weight", "sum", "mean"):
             raise ArgumentError(
                 f'`reduction` of `{type(task).__name__}` must be "weight", "sum" or "mean", but is {task.reduction!r}.'
@@ -134,33 +135,46 @@ def _check_methods(kind: type[Task]) -> None:
                 )
 
 
+def _check_called(task: Task, name: str, names: Sequence[str], given: str) -> list[str]:
+    """The names of what a method takes; none where it is compiled, and does not tell.
+
+    Args:
+        names: of what it is called with, and `given` is that in words.
+
+    Raises:
+        ArgumentError: it is no method, or can't be called so.
+    """
+    own: Any = getattr(task, name)
+    called, written = f"`{type(task).__name__}.{name}`", _written(name, names)
+    if not callable(own):
+        raise ArgumentError(f"{called} must be a method, but is {said(own)}; write `{written}`.")
+    try:
+        takes = signature(own)
+    except ValueError:
+        return []
+    try:
+        takes.bind(*names)
+    except TypeError:
+        raise ArgumentError(f"{called} is called with {given}, but takes `{takes}`; write `{written}`.") from None
+    return [*takes.parameters]
+
+
+def _written(name: str, names: Sequence[str]) -> str:
+    return f"def {name}({', '.join(['self', *names])})"
+
+
 def _check_members(task: Task) -> None:
     """Raise ArgumentError for a member of a task that could not be called, or used, as it will be."""
     kind = type(task).__name__
     for name, one in vars(Task).items():
         if name.startswith("_") or not isinstance(one, FunctionType):
             continue
-        own: Any = getattr(task, name)
         names = [*signature(one).parameters][1:]
-        written = f"def {name}({', '.join(['self', *names])})"
-        if not callable(own):
-            raise ArgumentError(f"`{kind}.{name}` must be a method, but is {said(own)}; write `{written}`.")
-        try:
-            takes = signature(own)
-        except ValueError:  # compiled: it does not tell
-            continue
-        try:
-            takes.bind(*names)
-        except TypeError:
-            raise ArgumentError(
-                f"`{kind}.{name}` is called with {' and '.join(names) or 'nothing'}, but takes `{takes}`; write "
-                f"`{written}`."
-            ) from None
-        taken = [*takes.parameters][: len(names)]
+        taken = _check_called(task, name, names, " and ".join(names) or "nothing")[: len(names)]
         if any(one in ("model", *names) and one != name for one, name in zip(taken, names, strict=False)):
             raise ArgumentError(
                 f"`{kind}.{name}` is called with {' and '.join(names)}, but its arguments are called "
-                f"{' and '.join(taken)}, as if others were given; write `{written}`."
+                f"{' and '.join(taken)}, as if others were given; write `{_written(name, names)}`."
             )
     require_flag(f"{kind}.late_weight", task.late_weight)
     require_flag(f"{kind}.uses_average", task.uses_average)

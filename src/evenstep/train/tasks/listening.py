@@ -7,10 +7,8 @@ else every task is. What it raises ends the run, as what its other methods raise
 import weakref
 from collections.abc import Callable, Mapping
 from functools import wraps
-from inspect import signature
 from typing import Any, final
 
-from evenstep.arguments import said
 from evenstep.errors import ArgumentError
 from evenstep.events import Event, Hook
 from evenstep.train.tasks.now import NOW, Asked, Now
@@ -22,9 +20,14 @@ MOMENTS = tuple(name for name in vars(Hook) if name.startswith(("before_", "afte
 _OF_A_TRAINER = tuple(name for name in MOMENTS if name.endswith(("_train", "_epoch", "_save", "_incident")))
 
 
+def heard(task: Task) -> list[str]:
+    """The names of the methods that a task has of these."""
+    return [name for name in MOMENTS if hasattr(task, name)]
+
+
 def listeners(tasks: Mapping[str, Task]) -> list[Hook]:
     """What tells the tasks, by their names; nothing for those that have no such method."""
-    return [TaskListener(name, task) for name, task in tasks.items() if _heard(task)]
+    return [TaskListener(name, task) for name, task in tasks.items() if heard(task)]
 
 
 def let_ask(engine: Asked, tasks: Mapping[str, Task]) -> None:
@@ -33,36 +36,15 @@ def let_ask(engine: Asked, tasks: Mapping[str, Task]) -> None:
         vars(task)[NOW] = Now(weakref.ref(engine), may_ask=task.uses_average)
 
 
-def check_heard(task: Task) -> None:
-    """Raise ArgumentError for a method that could not be called with an event."""
-    for name in _heard(task):
-        method: Any = getattr(task, name)
-        where = f"`{type(task).__name__}.{name}`"
-        if not callable(method):
-            raise ArgumentError(f"{where} must be a method, but is {said(method)}; write `def {name}(self, event)`.")
-        try:
-            signature(method).bind(None)
-        except TypeError:
-            raise ArgumentError(
-                f"{where} is called with the event, but takes `{signature(method)}`; write `def {name}(self, event)`."
-            ) from None
-        except ValueError:  # compiled: it does not tell
-            continue
-
-
 def check_told_by_engine(tasks: Mapping[str, Task]) -> None:
     """Raise ArgumentError for a method that an engine, which knows single updates only, would never call."""
     for task in tasks.values():
-        silent = [name for name in _heard(task) if name in _OF_A_TRAINER]
+        silent = [name for name in heard(task) if name in _OF_A_TRAINER]
         if silent:
             raise ArgumentError(
                 f"`{type(task).__name__}.{silent[0]}` would never be called: an engine is told of single updates and "
                 f"evaluations. Train with a `Trainer`, or give the method another name and call it in your loop."
             )
-
-
-def _heard(task: Task) -> list[str]:
-    return [name for name in MOMENTS if hasattr(task, name)]
 
 
 @final
@@ -73,7 +55,7 @@ class TaskListener(Hook):
 
     def __init__(self, name: str, task: Task) -> None:
         self._called = f"task {name or type(task).__name__}"
-        for moment in _heard(task):
+        for moment in heard(task):
             setattr(self, moment, _of_own(name, getattr(task, moment)))
 
     @property
