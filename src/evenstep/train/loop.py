@@ -20,7 +20,7 @@ from typing import Any, Literal, NoReturn, TypeAlias, cast, final
 
 from evenstep.data import GlobalBatch
 from evenstep.errors import DataError
-from evenstep.events import EpochBegin, EpochEnd, Incident, UpdateBegin, UpdateEnd
+from evenstep.events import EpochBegin, EpochEnd, Incident, Record, UpdateBegin, UpdateEnd
 from evenstep.train.checkpointing.checkpointer import Checkpointer
 from evenstep.train.checks.first_update import remarks, tells_of_others
 from evenstep.train.engine import Engine
@@ -148,10 +148,12 @@ class Loop:
         if self.engine.progress.update != dispatched:
             self.requests.forget_actions()
 
-    def write_known(self) -> None:
-        """Write the metrics that are known, after an error; nothing is decided any more."""
+    def write_known(self) -> list[Record]:
+        """Write all settled metrics, of which nothing is decided; they are all that can be written after an error."""
         engine = self.engine
-        self.reporter.settle(engine.storage, update=engine.progress.update, limit=engine.parts.context.cuts.limit)
+        return self.reporter.settle(
+            engine.storage, update=engine.progress.update, limit=engine.parts.context.cuts.limit
+        )
 
     def _ended(self) -> Leave:
         """Why all is done, once that is sure: an update that was aborted must be made again."""
@@ -324,7 +326,7 @@ class Loop:
         engine = self.engine
         update = engine.progress.update
         engine.phases.lap("loop")
-        records = self.reporter.settle(engine.storage, update=update, limit=engine.parts.context.cuts.limit)
+        records = self.write_known()
         engine.phases.lap("write")
         decision = self.policies.about_spikes(records, engine.storage)
         if decision is None:
