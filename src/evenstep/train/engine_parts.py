@@ -5,7 +5,7 @@ verdict is read. It runs nothing.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -33,7 +33,6 @@ from evenstep.train.checks.loss import Guard
 from evenstep.train.checks.loss_runner import LossRunner
 from evenstep.train.checks.whole_update import check_listeners
 from evenstep.train.compiled import CompiledModel, compile_model
-from evenstep.train.failures import Retry
 from evenstep.train.layer_keys import in_order, key_layers
 from evenstep.train.linear_layers import convert_linear_layers
 from evenstep.train.memory.activation_checkpointing import recompute
@@ -133,14 +132,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     saved = _saved(setup, execution, names, rounded)
     first = FirstStep(saved.steps, model, saved.layout, report, saved.fault if setup.keeps else None)
     apply = _apply(setup, execution, first)
-    attributes = ChangedAttributes(
-        model=model,
-        tasks=context.tasks,
-        execution=execution,
-        report=report,
-        is_on=train.check_loss or not execution.evaluates_together,  # where what is raised in a look ends the run
-    )
-    guard = _guard(model, context, execution, attributes, pending=context.tasks if train.check_loss else ())
+    guard = _guard(setup, context, execution, report)
     core = Update(
         model=model,
         parameters=_stepped(model, names),
@@ -149,13 +141,13 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         apply=apply,
         ema=train.ema,
         learning_rates=learning_rates,
-        on_out_of_memory=setup.policies.out_of_memory or Retry(),
+        on_out_of_memory=setup.policies.out_of_memory,
         report=report,
         trained=saved.trained,
         combine=tasks.combine,
         unkeyed=unkeyed,
-        looks=(attributes.look,) if compiled is None else (attributes.look, compiled.look),
-        begins=attributes.begin,
+        looks=(guard.attributes.look,) if compiled is None else (guard.attributes.look, compiled.look),
+        begins=guard.attributes.begin,
         unseen=guard.weightless,
     )
     update = _whole_update(setup, core, context, execution, report) if whole else None
@@ -174,21 +166,23 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     )
 
 
-def _guard(
-    model: nn.Module,
-    context: TrainContext,
-    execution: Execution,
-    attributes: ChangedAttributes,
-    *,
-    pending: Iterable[str],
-) -> Guard:
+def _guard(setup: Setup, context: TrainContext, execution: Execution, report: Callable[[Incident], None]) -> Guard:
+    """What looks at losses before the first update, and at the attributes that the first ones change."""
+    checks = setup.train.check_loss
+    attributes = ChangedAttributes(
+        model=setup.model,
+        tasks=context.tasks,
+        execution=execution,
+        report=report,
+        is_on=checks or not execution.evaluates_together,  # where what is raised in a look ends the run
+    )
     return Guard(
         run=LossRunner(context=context, execution=execution),
-        model=model,
+        model=setup.model,
         attributes=attributes,
         # on standard error, unless Python's `logging` is told otherwise; once for all ranks
         say=logging.getLogger("evenstep").warning if execution.group.rank == 0 else lambda text: None,
-        pending=set(pending),
+        pending=set(context.tasks) if checks else set(),
     )
 
 

@@ -20,7 +20,7 @@ from evenstep.options import Failures, check_evaluation_names
 from evenstep.parallel import Single, Strategy, device_of_rank, launched_group, strategy_named
 from evenstep.plugins import COMBINES, load
 from evenstep.precision import PRECISIONS, FullPrecision, Precision
-from evenstep.train.failures import FAILURE_POLICIES, FailurePolicy
+from evenstep.train.failures import FAILURE_POLICIES, FailurePolicy, Retry
 from evenstep.train.failures.policies import Policies
 from evenstep.train.failures.spikes import LossSpikes
 from evenstep.train.tasks.combine import Combine
@@ -138,7 +138,7 @@ def policies_of(failures: Failures) -> Policies:
     >>> policies_of(Failures(non_finite="rewind")).may_rewind
     True
     """
-    out_of_memory = None if failures.out_of_memory == "retry" else _policy("out_of_memory", failures)
+    out_of_memory = Retry() if failures.out_of_memory == "retry" else _policy("out_of_memory", failures)
     return Policies(
         non_finite=_policy("non_finite", failures), out_of_memory=out_of_memory, spikes=_spikes_of(failures)
     )

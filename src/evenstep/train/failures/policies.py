@@ -34,12 +34,12 @@ class Policies:
 
     Args:
         non_finite: for gradients that are inf or NaN, and for tasks that fail.
-        out_of_memory: for a micro-batch that does not fit; None cuts it finer as long as that helps.
+        out_of_memory: for a micro-batch that does not fit; by default it is cut finer as long as that helps.
         spikes: looks for losses far above those before; None does not look.
     """
 
     non_finite: FailurePolicy
-    out_of_memory: FailurePolicy | None = None
+    out_of_memory: FailurePolicy = field(default_factory=Retry)
     spikes: LossSpikes | None = None
     _on_no_weight: FailurePolicy = field(default_factory=lambda: Skip(limit=_MAX_BATCHES_WITHOUT_WEIGHT))
 
