@@ -64,11 +64,9 @@ class Parts(NamedTuple):
     """The parts of an engine.
 
     Args:
-        execution: how forwards and backwards are run, and on which ranks.
         core: computes and applies one update, and looks into one again.
         compute: computes and applies one update: `core`, or what stands before it.
         teacher: gives what the model's average gives; None where no task asks for it.
-        guard: compares losses with those of halves, before the first update.
         modes: of the optimizer, which may have other parameters to evaluate than it trains.
         saved: the tensors of the state, and which of them are trained.
         reads_at_once: whether the host knows of each update at once whether it was applied.

@@ -94,7 +94,6 @@ def writers_of(given: object, *, folder: Path | None, every_updates: int) -> lis
 
     Args:
         given: one or several, by themselves or by their names in run files; None for the standard ones.
-        every_updates: how often metrics are handed to them.
 
     Raises:
         ArgumentError: an unknown name, or nothing that writers can be.
@@ -112,8 +111,6 @@ def hooks_of(
 
     Args:
         given: one or several; None among them is left out.
-        every_updates: how often metrics are handed to the writers.
-        checkpoint: when checkpoints are written, and which are kept.
 
     Raises:
         ArgumentError: nothing that hooks can be.

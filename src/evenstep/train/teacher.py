@@ -27,7 +27,6 @@ class Teacher:
     """Runs a model with the values of its average.
 
     Args:
-        asking: the names of the tasks that may ask.
         reducers: of the model's shards, of which nothing is gathered meanwhile.
     """
 

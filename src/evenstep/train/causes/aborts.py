@@ -28,7 +28,6 @@ class AbortCauses:
     """Explains aborted updates.
 
     Args:
-        core: computes updates, and can run one again.
         context: the precision, whose loss scale may have been too high, and the metrics, from which is removed what
             looking for the cause has put.
     """

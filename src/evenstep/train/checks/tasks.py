@@ -34,7 +34,6 @@ def check_tasks(
 
     Args:
         data: for training; None where a loop of one's own brings them.
-        evaluations: for evaluation, by name.
     """
     by_name, combine = tasks.by_name, tasks.combine
     if data is not None:

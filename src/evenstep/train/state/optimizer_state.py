@@ -37,7 +37,6 @@ def optimizer_state(
     """The optimizer's state by parameter name.
 
     Args:
-        names: of each group's parameters.
         built: each group's options as of when the trainer was built, to tell later what the user has changed since.
         attributes: to be kept of the optimizer, or of each of several.
 

@@ -76,7 +76,6 @@ class ChangedAttributes:
     Args:
         execution: by which ranks agree on what has changed.
         report: told of those on which losses depend.
-        is_on: whether anybody looks.
 
     Attributes:
         found: what the last passes have changed, by kind and name, the same ones on all ranks of which some may have

@@ -39,7 +39,6 @@ class TrainContext:
         cast_inputs: puts the model's inputs into its number format.
         cast_outputs: puts its outputs into that of postprocessing and losses.
         norms: whose statistics the model's normalisation layers use.
-        randomness: the generators that forwards and losses draw from.
         seeds: the factors that backwards began with last, as tensors: mostly the next ones' too.
         poison: gives a loss whose gradient is not finite, in place of one that could not be computed, so that all
             ranks come to the end of the update and abort it together; None raises at once.

@@ -30,7 +30,6 @@ class Dependence:
     Args:
         unkeyed: what randomness is not keyed by layer though it would be in stages, for people; or "".
         tasks: those that remember something (`Task.state_dict`).
-        writes: finds trained parameters that forwards write to.
     """
 
     buffers: Buffers

@@ -46,7 +46,6 @@ class MicrobatchStep:
     """One set of micro-batches on its way through the stages of a model.
 
     Args:
-        weights: of the micro-batches that have work.
         path: the key of the randomness, to which the micro-batch's number is added.
         update: number of the update that metrics are recorded under.
         factor: what the gradient of each loss is multiplied by, beside its coefficient and after its divisor.

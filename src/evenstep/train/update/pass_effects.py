@@ -23,9 +23,6 @@ from evenstep.train.update.execution import Execution
 class PassEffects:
     """What the passes of an update leave behind.
 
-    Args:
-        begins: told of each update that begins.
-
     Attributes:
         buffers: of the model.
     """

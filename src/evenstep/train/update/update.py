@@ -52,7 +52,6 @@ class Update:
     Args:
         parameters: those of the model that are clipped and stepped together, on whichever rank.
         on_out_of_memory: the policy for micro-batches that don't fit: retry, cut in two, or stop.
-        trained: which of the model's parameters are trained now.
         combine: what is made of the tasks' separate gradients; None accumulates them into one.
         unkeyed: what randomness is not keyed by layer though it would be in stages, for people.
         looks: called with the number of each update after its passes, to say what they have shown.
@@ -61,7 +60,6 @@ class Update:
 
     Attributes:
         effects: what passes leave behind, and how it is taken back.
-        trained: see the arguments.
         is_computing: whether an update is being made now.
         is_whole: False if an error came while the state was changed and can't be taken back: it is that of no update.
     """

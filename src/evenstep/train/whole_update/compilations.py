@@ -46,7 +46,6 @@ class Compilations:
 
     Args:
         device: on CUDA each graph is captured, so that it is launched as one.
-        report: told of what is compiled again and again.
 
     Attributes:
         total: how often something was compiled.

@@ -54,7 +54,6 @@ class CompiledUpdate:
         model: on its device, as it is written.
         optimizer: of a class whose step is a formula.
         clip_norm: None does not clip.
-        report: told of what is compiled again and again.
 
     Attributes:
         compilations: what was compiled.
