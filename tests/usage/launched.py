@@ -39,7 +39,6 @@ _PRELOADED = [
     "evenstep.train.engine_parts",
     "evenstep.train.evaluate",
     "evenstep.train.causes.aborts",
-    "evenstep.train.causes.causes",
     "evenstep.train.causes.diagnose",
     "evenstep.train.emergency",
     "evenstep.train.memory.footprint",

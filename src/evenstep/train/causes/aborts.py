@@ -1,8 +1,11 @@
 """Why an update was not applied: which kind of incident it is, who is to blame, and the error if the run ends for it.
 
-All ranks ask together and come to the same. What is done about it is told in `policies`, and the loop does it.
+It looks at what the ranks kept of their micro-batches, losses that are inf or NaN and what tasks have raised, and
+computes the update again where that does not tell. All ranks ask together and come to the same. What is done about it
+is told in `policies`, and the loop does it.
 """
 
+import math
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,15 +14,56 @@ from typing import Any, final
 from torch import nn
 
 from evenstep.data import Position
-from evenstep.errors import NonFiniteError, TaskError
+from evenstep.errors import NonFiniteError, TaskError, clause
 from evenstep.events import Incident
 from evenstep.internals import unwrapped
-from evenstep.train.causes.causes import FailureCause, find_causes
+from evenstep.parallel import Group
 from evenstep.train.causes.diagnose import diagnose, gradient_norms
-from evenstep.train.update.context import TrainContext
+from evenstep.train.update.context import MicrobatchResults, TrainContext
 from evenstep.train.update.execution import Execution
 from evenstep.train.update.outcome import PendingUpdate
 from evenstep.train.update.update import Update
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class FailureCause:
+    """What made an update fail, and in which micro-batch.
+
+    Args:
+        microbatch: its number; -1 where the whole task is meant.
+        task: its name; "" of a run with one task without a name.
+        raised: whether the task has raised an exception.
+    """
+
+    microbatch: int
+    task: str
+    why: str
+    raised: bool = False
+
+    def __str__(self) -> str:
+        task = f"task `{self.task}`" if self.task else ""
+        place = f"micro-batch {self.microbatch}" if self.microbatch >= 0 else ""
+        return f"{', '.join(filter(None, (task, place)))}: {self.why}"
+
+
+def find_causes(gathered: MicrobatchResults, group: Group) -> list[FailureCause]:
+    """Those of all ranks, by micro-batch; it reads the losses from the device.
+
+    >>> import torch
+    >>> losses = {0: ("class", torch.tensor(1.0)), 1: ("box", torch.tensor(math.nan))}
+    >>> print(*find_causes(MicrobatchResults(losses=losses), Group()))
+    task `box`, micro-batch 1: its loss is nan
+    """
+    mine = [
+        FailureCause(microbatch=index, task=task, why=f"it raised {clause(error)}", raised=True)
+        for index, (task, error) in gathered.failures.items()
+    ]
+    for index, (task, loss) in gathered.losses.items():
+        value = float(loss)
+        if not math.isfinite(value):
+            mine.append(FailureCause(microbatch=index, task=task, why=f"its loss is {value}"))
+    return sorted(one for theirs in group.gather(mine) for one in theirs)
 
 
 @final
