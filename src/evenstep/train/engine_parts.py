@@ -44,10 +44,9 @@ from evenstep.train.state.local_state import build_local_state
 from evenstep.train.state.pipeline_state import build_pipeline_state_sharding
 from evenstep.train.state.settings import settings_of
 from evenstep.train.state.train_state import TrainState, parameter_names
-from evenstep.train.tasks.averaged import InShards, InStages, OnEachRank
 from evenstep.train.tasks.norm_statistics import Norms
 from evenstep.train.tasks.tasks import poison_of
-from evenstep.train.teacher import Teacher
+from evenstep.train.teacher import InShards, InStages, OnEachRank, Teacher
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.update.changed_attributes import ChangedAttributes
 from evenstep.train.update.context import TrainContext
