@@ -31,11 +31,6 @@ class LossValue:
     count: float | None = None
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
 
-    @property
-    def is_finite(self) -> bool:
-        """Whether loss and weight are numbers to compare."""
-        return math.isfinite(self.loss) and math.isfinite(self.weight)
-
 
 class LossValues(NamedTuple):
     """What a task gave for some pieces of a micro-batch.
@@ -59,7 +54,7 @@ class LossValues(NamedTuple):
     @property
     def known(self) -> list[LossValue]:
         """All that was given, if all of it can be compared; else nothing."""
-        known = [one for one in self.given if one is not None and one.is_finite]
+        known = [one for one in self.given if one is not None and math.isfinite(one.loss) and math.isfinite(one.weight)]
         return known if len(known) == len(self.given) else []
 
 

@@ -6,7 +6,7 @@ that holds some is none itself. All ranks of a pipeline ask together and get the
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -67,11 +67,7 @@ def modules_meant(model: nn.Module, meant: str, key: str) -> dict[str, nn.Module
         return {}
     pipeline, layers = pipeline_of(model), _layers_of(model)
     found = _blocks(model, layers, pipeline, key) if meant == "blocks" else _matching(layers, meant, pipeline, key)
-    here: dict[str, nn.Module] = {}
-    for name, module in found.items():
-        if all(module is not other for other in here.values()):  # one module may stand in several places
-            here[name] = module
-    return here
+    return _each_once(found.items())
 
 
 def chosen(model: nn.Module, here: Mapping[str, nn.Module]) -> Chosen:
@@ -114,11 +110,13 @@ def repeated_blocks(
         pipeline: the ranks that hold items of the same list; they ask together.
         is_list: whether the items stand in one list.
     """
-    found: dict[str, nn.Module] = {}
-    for name, module in _repeated(items, pipeline, is_list=is_list):
-        if all(module is not other for other in found.values()):  # one module may stand in several places
-            found[name] = module
-    return found
+    return _each_once(_repeated(items, pipeline, is_list=is_list))
+
+
+def _each_once(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, nn.Module]:
+    """Each module by its first name: one may stand in several places."""
+    firsts: dict[int, str] = {}
+    return {name: module for name, module in modules if firsts.setdefault(id(module), name) == name}
 
 
 def is_block(module: nn.Module) -> bool:

@@ -67,10 +67,10 @@ def begun_afresh(state: Tree, reset: Collection[Reset], data: Tree) -> Tree:
     if "lr_schedule" in reset:
         settings = {name: one for name, one in run.get("settings", {}).items() if name != "lr_schedule"}
         run, begun = {**run, "settings": settings}, {**begun, "lr_schedule": update}
-        hooks = {name: one for name, one in state["hooks"].items() if not _has(one, *_STOPPED_FOR_LR)}
+        hooks = {name: one for name, one in state["hooks"].items() if not _has(one, _STOPPED_FOR_LR)}
         state = {**state, "lr_schedule": {}, "hooks": hooks}
     if "metrics" in reset:
-        hooks = {name: one for name, one in state["hooks"].items() if not _has(one, *_FOLLOWS)}
+        hooks = {name: one for name, one in state["hooks"].items() if not _has(one, _FOLLOWS)}
         run, state = {**run, "evaluated_at": {}}, {**state, "hooks": hooks, "storage": None}
     if "data" in reset:
         begun = {**begun, "data": update}
@@ -83,6 +83,6 @@ _STOPPED_FOR_LR = "fallen_to", "before"  # of a hook that stopped the run for it
 _FOLLOWS = "metric", "mode"  # of one that follows a metric, as a `MetricTarget` says it
 
 
-def _has(state: object, *names: str) -> bool:
+def _has(state: object, names: tuple[str, ...]) -> bool:
     """Whether the state of a hook has all of these."""
     return isinstance(state, dict) and {*names} <= cast("dict[str, Any]", state).keys()

@@ -15,6 +15,7 @@ from evenstep.names import named_buffers, named_parameters, state_of
 from evenstep.parallel import Group, mapped
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.wire import Address, Wire
+from evenstep.train.layer_keys import in_order
 from evenstep.train.state import Tree
 
 T = TypeVar("T")
@@ -61,7 +62,6 @@ class StageStateSharding(PipelineStateSharding):
         self._model, self.aliases = model, model.aliases
         self._wire = wire
         self._pipeline = self.pipeline = model.mesh.pipeline
-        self._places = {layer.name: place for place, layer in enumerate(model.layers.layers)}
 
     def gathered(self, state: Tree) -> Tree:
         """The whole state on the first rank of the first pipeline; elsewhere this rank's own.
@@ -189,13 +189,7 @@ class StageStateSharding(PipelineStateSharding):
     def _ordered(self, names: Iterable[str], *, aliases: bool = False) -> list[str]:
         """In the order of the layers, each tied parameter under its first name only unless `aliases`."""
         left_out = () if aliases else self.aliases
-        return sorted((name for name in names if name not in left_out), key=self._place)
-
-    def _place(self, name: str) -> int:
-        above = name
-        while above not in self._places:
-            above = above.rpartition(".")[0]
-        return self._places[above]
+        return in_order(self._model, [name for name in names if name not in left_out])
 
 
 def _is_cut(tree: object) -> bool:
