@@ -24,9 +24,7 @@ from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.modes import Modes
 from evenstep.optim.stepping import Steps
 from evenstep.parallel import Strategy
-from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.compiled import release
-from evenstep.pipeline.whole_model import WholeModel
 from evenstep.precision import Precision
 from evenstep.train.checks.first_step import FirstStep
 from evenstep.train.checks.loss import Guard
@@ -46,7 +44,7 @@ from evenstep.train.state.settings import settings_of
 from evenstep.train.state.train_state import TrainState, parameter_names
 from evenstep.train.tasks.norm_statistics import Norms
 from evenstep.train.tasks.tasks import poison_of
-from evenstep.train.teacher import InShards, InStages, OnEachRank, Teacher
+from evenstep.train.teacher import Teacher, build_teacher
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.update.changed_attributes import ChangedAttributes
 from evenstep.train.update.context import TrainContext
@@ -122,7 +120,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     compiled = compile_model(model, report, setup.group.rank) if train.compile == "model" else None
     convert_linear_layers(model, precision, setup.linear_layers.here)
     execution = build_execution(model, strategy, optimizer, device)
-    teacher = _teacher(setup, execution)
+    teacher = build_teacher(tasks.by_name, model, train.ema, execution)
     context = context if teacher is None else replace(context, teaching=teacher.held)
     recompute(model, setup.recomputed.here, context.randomness)
     # After the strategy has made replicas equal: the average begins as a copy of the parameters.
@@ -270,20 +268,6 @@ def _apply(setup: Setup, execution: Execution, steps: Steps) -> Apply:
         defer=None if settle is None else settle > 1,
         steps=steps,
     )
-
-
-def _teacher(setup: Setup, execution: Execution) -> Teacher | None:
-    asking = [name for name, task in setup.tasks.by_name.items() if task.uses_average]
-    model, ema, reducers, wire = setup.model, setup.train.ema, execution.reducers, execution.trainer.peers.wire
-    if not asking or ema is None:
-        return None
-    if isinstance(model, PipelineModel) and wire is not None:
-        averaged = InStages(model, ema, reducers, WholeModel(model, wire))
-    elif reducers.layout.divides == "elements":
-        averaged = InShards(model, ema, reducers)
-    else:
-        averaged = OnEachRank(model, ema)
-    return Teacher(averaged, asking, reducers)
 
 
 def _rounded(precision: Precision, model: nn.Module, names: Sequence[Sequence[str]]) -> list[str]:

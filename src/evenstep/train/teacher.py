@@ -9,7 +9,7 @@ whose tasks may ask for it, and let go of it after them: one class for each way 
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -25,11 +25,13 @@ from evenstep.pipeline.compiled import as_written
 from evenstep.pipeline.layers import arguments
 from evenstep.pipeline.whole_model import WholeModel
 from evenstep.train.side_effects import evaluating
+from evenstep.train.tasks.task import Task
 from evenstep.train.update.context import TrainContext
+from evenstep.train.update.execution import Execution
 
 
 @final
-class OnEachRank:
+class _OnEachRank:
     """An average that each rank holds whole, of a model that it holds whole."""
 
     def __init__(self, model: nn.Module, ema: Ema) -> None:
@@ -55,7 +57,7 @@ class OnEachRank:
 
 
 @final
-class InShards:
+class _InShards:
     """An average in shards, gathered on each rank."""
 
     def __init__(self, model: nn.Module, ema: Ema, reducers: Reducers) -> None:
@@ -64,7 +66,7 @@ class InShards:
 
     @contextmanager
     def held(self, *, everywhere: bool) -> Generator[None]:
-        """See `OnEachRank.held`."""
+        """See `_OnEachRank.held`."""
         with self._ema.swapped(), self._reducers.whole():
             # copies, since the model's own values are gathered into the same memory
             self._gathered = {name: one.detach().clone() for name, one in _tensors_of(self._model)}
@@ -74,7 +76,7 @@ class InShards:
             self._gathered = None
 
     def called(self) -> tuple[nn.Module, Mapping[str, Tensor]]:
-        """See `OnEachRank.called`."""
+        """See `_OnEachRank.called`."""
         if self._gathered is None:
             raise TaskError(
                 "`now.teacher` was asked outside of an update's, an evaluation's or a prediction's batches, when the "
@@ -85,7 +87,7 @@ class InShards:
 
 
 @final
-class InStages:
+class _InStages:
     """An average of a model in stages, put together on the rank of the last one, where losses are computed."""
 
     def __init__(self, model: PipelineModel, ema: Ema, reducers: Reducers, whole: WholeModel) -> None:
@@ -96,7 +98,7 @@ class InStages:
 
     @contextmanager
     def held(self, *, everywhere: bool) -> Generator[None]:
-        """See `OnEachRank.held`."""
+        """See `_OnEachRank.held`."""
         ranks = self._everybody if everywhere else self._of_losses
         with self._ema.swapped(), self._reducers.whole():
             contents = self._whole.gathered(ranks=ranks, copied=True)
@@ -108,16 +110,13 @@ class InStages:
                 self._is_here = False
 
     def called(self) -> tuple[nn.Module, Mapping[str, Tensor]]:
-        """See `OnEachRank.called`."""
+        """See `_OnEachRank.called`."""
         if not self._is_here:
             raise TaskError(
                 "`now.teacher` was asked where the average is not: of a model in stages it is whole on the rank of the "
                 "last one, while that has batches; ask it in `postprocess`, `loss`, `predict` or `evaluate`."
             )
         return self._whole.in_turn, {}
-
-
-AveragedModel: TypeAlias = OnEachRank | InShards | InStages
 
 
 @final
@@ -128,7 +127,7 @@ class Teacher:
         reducers: of the model's shards, of which nothing is gathered meanwhile.
     """
 
-    def __init__(self, model: AveragedModel, asking: Collection[str], reducers: Reducers) -> None:
+    def __init__(self, model: _OnEachRank | _InShards | _InStages, asking: Collection[str], reducers: Reducers) -> None:
         self._model, self._reducers = model, reducers
         self._asking = frozenset(asking)
 
@@ -158,6 +157,21 @@ class Teacher:
                 return output if context.cast_outputs is None else context.cast_outputs(output)
         finally:
             context.randomness.under_way = under_way
+
+
+def build_teacher(tasks: Mapping[str, Task], model: nn.Module, ema: Ema | None, execution: Execution) -> Teacher | None:
+    """What gives the average's outputs to the tasks that may ask for them; None where none does."""
+    asking = [name for name, task in tasks.items() if task.uses_average]
+    reducers, wire = execution.reducers, execution.trainer.peers.wire
+    if not asking or ema is None:
+        return None
+    if isinstance(model, PipelineModel) and wire is not None:
+        averaged = _InStages(model, ema, reducers, WholeModel(model, wire))
+    elif reducers.layout.divides == "elements":
+        averaged = _InShards(model, ema, reducers)
+    else:
+        averaged = _OnEachRank(model, ema)
+    return Teacher(averaged, asking, reducers)
 
 
 def _in_all_places(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
