@@ -21,12 +21,8 @@ from evenstep.events.throughput import Throughput
 from evenstep.internals import pytree
 from evenstep.train.tasks.task import Loss, Task, evaluates_itself
 
-_OF_UPDATES = (
-    "lr",
-    "grad_norm",
-    "clipped",
-    "loss_scale",
-)  # stand beside a task's metrics of training, and would be averaged with theirs
+# what stands beside a task's metrics of training, and would be averaged with theirs
+_OF_UPDATES = ("lr", "grad_norm", "clipped", "loss_scale")
 _TAKEN = ("loss", "no_loss", *_OF_UPDATES)  # the engine's own
 _SPACES = tuple(f"{name}/" for name in (*_OF_UPDATES, "param_norm", "update_ratio", "parameters"))
 _FREE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -63,12 +63,12 @@ class Dependence:
             self._say(update, _LATE.format(what=self.randomness.found, update=update))
             self.randomness.found = ""
         if self.execution.reducers.rank == 0:
-            later = (self._of_buffers(self.buffers.found),)
-            for message in (
-                later if self._looked else (self.unkeyed, self._of_buffers(self._moved()), self._of_temporary())
-            ):
-                if message:
-                    self._say(update, message)
+            if self._looked:
+                messages = [self._of_buffers(self.buffers.found)]
+            else:
+                messages = [self.unkeyed, self._of_buffers(self._moved()), self._of_temporary()]
+            for message in filter(None, messages):
+                self._say(update, message)
         self._looked = True
 
     def _refuse_writes(self) -> None:

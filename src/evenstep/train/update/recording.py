@@ -245,11 +245,9 @@ def _fault(task: Task, total: Any, given: object, microbatch: int) -> str:
 
 def _is_known_to_be_nothing(count: Tensor | float) -> bool:
     """Whether a count is 0, where that can be read without waiting for a device."""
-    return (
-        bool(count.numel() == 1 and count.device.type == "cpu" and count == 0)
-        if isinstance(count, Tensor)
-        else count == 0
-    )
+    if isinstance(count, Tensor):
+        return bool(count.numel() == 1 and count.device.type == "cpu" and count == 0)
+    return count == 0
 
 
 def _instead_of(given: object) -> str:
