@@ -256,11 +256,11 @@ class Trainer(TrainerAttributes):
         ended = End("")
         self._check_hooks()
         self._check_followed()
-        loop, checkpointer = self._loop, self._loop.checkpointer
+        loop, checkpointer, writers = self._loop, self._loop.checkpointer, self._loop.reporter.writers
         self._group.go_on()
         self._agree()
         checkpointer.folder.claim()
-        self._loop.engine.prepare()
+        loop.engine.prepare()
 
         def end(error: BaseException | None) -> TrainEnd:
             outcome = ended.outcome if error is None else "failed"
@@ -277,29 +277,27 @@ class Trainer(TrainerAttributes):
         )
         with (
             self.holding_folder(),
-            self._loop.reporter.writers.opened(self.folder, self.progress.update),
+            writers.opened(self.folder, self.progress.update),
             closing(loop.feed.data),
             undisturbed(self.device),
             torch.enable_grad(),
         ):
             self._has_trained = True
-            self._loop.reporter.writers.event("train_begin", begin)
+            writers.event("train_begin", begin)
             checkpointer.folder.clean(self.progress.update)
             checkpointer.leave_later()
             while self._said_of_data:
                 loop.reporter.report(self._said_of_data.pop())
-            with self._loop.engine.bus.span("train", lambda: begin, end):
+            with loop.engine.bus.span("train", lambda: begin, end):
                 try:
                     if loop.policies.may_rewind and not checkpointer.folder.newest_first():
                         self.save()  # something to go back to
                     ended = self._run()
                     self._is_over = True
-                    self._loop.reporter.writers.event("train_end", end(None))
+                    writers.event("train_end", end(None))
                 except BaseException as raised:
                     error = self._group.explained(raised)
-                    emergency_save(
-                        error, loop, end=lambda error: self._loop.reporter.writers.event("train_end", end(error))
-                    )
+                    emergency_save(error, loop, end=lambda error: writers.event("train_end", end(error)))
                     if error is raised:
                         raise
                     raise error from raised
