@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError, LostRankError, NonFiniteError, ReplicaError
-from evenstep.names import named_buffers, named_parameters, plain
+from evenstep.names import named_buffers, plain
 from evenstep.parallel.buffers import SharedBuffers
 from evenstep.parallel.group import Group
 from evenstep.parallel.means import MeanOverRanks, SinceShare
@@ -40,22 +40,6 @@ class Inner(Protocol):
 
     def follow_shared(self, update: int) -> None:
         """What ranks share is that after `update`: let an average follow it."""
-        ...
-
-
-class Replica(Protocol):
-    """The whole model of which this rank may hold some stages, as sharing must know it.
-
-    Attributes:
-        pipeline: the ranks that hold the other stages.
-        aliases: for each copy of a parameter that stages share the name of the first.
-    """
-
-    pipeline: Group
-    aliases: Mapping[str, str]
-
-    def sizes(self, own: Mapping[str, int]) -> dict[str, int]:
-        """Those of all ranks of the pipeline, in the model's order, without copies; all call it together."""
         ...
 
 
@@ -107,20 +91,32 @@ class Shares:
 
     # --- what an update asks, where each rank steps by itself
 
-    def attach(self, module: nn.Module, parameters: Sequence[nn.Parameter], inner: Inner, replica: Replica) -> None:
-        """After `wrap`: share these parameters of this rank's module, which `inner` steps."""
-        held = {id(one) for one in parameters}
-        self.module, self._inner, self._pipeline = module, inner, replica.pipeline
+    def attach(
+        self,
+        module: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
+        inner: Inner,
+        *,
+        pipeline: Group,
+        aliases: Mapping[str, str],
+        sizes: Mapping[str, int],
+    ) -> None:
+        """After `wrap`: share these parameters of this rank's module, which `inner` steps.
+
+        Args:
+            pipeline: the ranks that hold the other stages of this rank's replica.
+            aliases: for each copy of a parameter that stages share the name of the first.
+            sizes: how many numbers each parameter of all stages holds, in the model's order, without copies.
+        """
+        self.module, self._parameters, self._inner, self._pipeline = module, dict(parameters), inner, pipeline
         self._buffers = SharedBuffers(module, self.group)
-        self._parameters = {name: one for name, one in named_parameters(module).items() if id(one) in held}
-        sizes = replica.sizes({name: one.numel() for name, one in self._parameters.items()})
         if len(sizes) < self._settings.fragments:
             raise ArgumentError(
                 f"`fragments` must be at most the {len(sizes)} parameters that are trained, but is "
                 f"{self._settings.fragments}; lower it."
             )
         # copies of one parameter stand at other places of what is sent, where sums are rounded in another order
-        self._is_ordered = self._is_ordered or bool(replica.aliases)
+        self._is_ordered = self._is_ordered or bool(aliases)
         whole = list(sizes)
         number_of = {
             whole[place]: number
@@ -129,7 +125,7 @@ class Shares:
         }
         self.fragments: list[list[str]] = [[] for _ in range(self._settings.fragments)]
         for name in self._parameters:
-            self.fragments[number_of[replica.aliases.get(name, name)]].append(name)
+            self.fragments[number_of[aliases.get(name, name)]].append(name)
         self._shared: dict[str, Tensor] = {}
         self._shared_buffers: dict[str, Tensor] = {}
         self.momentum: dict[str, Tensor] = {}

@@ -1,8 +1,7 @@
 """Tensors that one rank alone holds, whole, and how others come by them."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,32 +31,11 @@ class OwnStates(ParameterLayout):
 
     def of_all(self, own: Mapping[str, Any]) -> States:
         """The trees of all ranks by number, from this rank's; each tensor of them is a `ShardedTensorRef`."""
-        trees, rank = self.group.gather(mapped(dict(own), _Shape)), self.group.rank
-        return {
-            str(owner): _filled(shapes, own if owner == rank else None, partial(self._ref, owner))
-            for owner, shapes in enumerate(trees)
-        }
+        mine, rank = dict(own), self.group.rank
 
-    def _ref(self, owner: int, mine: Any, shape: "_Shape") -> ShardedTensorRef:
-        local = mine if owner == self.group.rank else torch.empty(0, dtype=shape.dtype)
-        return ShardedTensorRef(local=local, shape=shape.size, owner=owner)
+        def ref(tensor: Tensor, local: Tensor) -> ShardedTensorRef:
+            return ShardedTensorRef(local=local, shape=tuple(tensor.shape), owner=rank)
 
-
-class _Shape:
-    """What another rank must know of a tensor to receive it."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.size, self.dtype = tuple(tensor.shape), tensor.dtype
-
-
-def _filled(shapes: Any, mine: Any, tensor_of: Callable[[Any, _Shape], Any]) -> Any:
-    """A state like `shapes`, with the tensor for each `_Shape`; `mine` is this rank's own, where it has one."""
-    if isinstance(shapes, _Shape):
-        return tensor_of(mine, shapes)
-    if isinstance(shapes, dict):
-        described = cast("dict[Any, Any]", shapes)
-        return {k: _filled(shape, None if mine is None else mine[k], tensor_of) for k, shape in described.items()}
-    if type(shapes) in (list, tuple):
-        own: list[Any] = [None] * len(shapes) if mine is None else mine
-        return type(shapes)(_filled(shape, one, tensor_of) for shape, one in zip(shapes, own, strict=True))
-    return shapes
+        everybody = self.group.gather(mapped(mine, lambda one: ref(one, torch.empty(0, dtype=one.dtype))))
+        everybody[rank] = mapped(mine, lambda one: ref(one, one))
+        return {str(owner): tree for owner, tree in enumerate(everybody)}

@@ -17,15 +17,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evenstep.errors import CheckpointError
-from evenstep.names import parameters_in
+from evenstep.names import named_parameters, parameters_in
 from evenstep.optim.ema import Ema
 from evenstep.optim.multi import inner
 from evenstep.optim.stepping import Steps
 from evenstep.parallel import Reducers, mapped
 from evenstep.parallel.reducer.own_states import OwnStates
-from evenstep.parallel.shares import Replica, Shares
+from evenstep.parallel.shares import Shares
 from evenstep.train.state import Tree
 from evenstep.train.state.afresh import how_to_reset
+from evenstep.train.state.pipeline_state import PipelineStateSharding
 
 
 class LocalState:
@@ -217,13 +218,20 @@ class InnerOptimizer:
 
 
 def build_local_state(
-    model: nn.Module, reducers: Reducers, optimizer: Optimizer, steps: Steps, ema: Ema | None, replica: Replica
+    model: nn.Module,
+    reducers: Reducers,
+    optimizer: Optimizer,
+    steps: Steps,
+    ema: Ema | None,
+    replica: PipelineStateSharding,
 ) -> LocalState:
     """What ranks hold beside what they share; one that steps alone does so with this optimizer."""
     reducer, layout = reducers.alone, reducers.layout
     if reducer is None or not isinstance(layout, OwnStates):
         return LocalState()
-    parameters = parameters_in(optimizer)
+    held = {id(one) for one in parameters_in(optimizer)}
+    parameters = {name: one for name, one in named_parameters(model).items() if id(one) in held}
+    sizes = replica.sizes({name: one.numel() for name, one in parameters.items()})
     own = InnerOptimizer(optimizer, steps, ema)
-    reducer.attach(model, parameters, own, replica)
+    reducer.attach(model, parameters, own, pipeline=replica.pipeline, aliases=replica.aliases, sizes=sizes)
     return AloneState(reducer, layout, own)
