@@ -17,14 +17,11 @@ from evenstep.names import parameters_in
 from evenstep.parallel.buffers import Before, SharedBuffers
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import mapped
+from evenstep.parallel.reducer.ddp import DdpReducer
 from evenstep.parallel.reducer.local import Local, LocalReducer
-from evenstep.parallel.reducer.reducer import (
-    ChoosesTrained,
-    Compresses,
-    GathersPerPass,
-    GathersPerPlan,
-    Reducer,
-)
+from evenstep.parallel.reducer.padded import PaddedReducer
+from evenstep.parallel.reducer.per_plan import PlanReducer
+from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer
 from evenstep.parallel.reducer.strategy import Strategy
 from evenstep.parallel.reducer.zero1 import Owners
 from evenstep.parallel.shares import Shares
@@ -57,7 +54,7 @@ class Reducers:
         self.group, self.layout = strategy.group, strategy.layout
         self._owners = self.layout if isinstance(self.layout, Owners) else None
         self.gather_dtype = strategy.gather_dtype
-        self.per_pass: list[GathersPerPass] = []
+        self.per_pass: list[PaddedReducer] = []
         self.gather_per_plan = False
         self.together = strategy.group
         self.alone = Shares(strategy) if isinstance(strategy, Local) else None
@@ -95,9 +92,9 @@ class Reducers:
         if self.group.ranks > 1:
             frozen = [one for one in module.parameters() if not one.requires_grad and not hasattr(one, "to_local")]
             self._buffers.append(SharedBuffers(module, self.group, frozen))
-        if isinstance(own, GathersPerPass):
+        if isinstance(own, PaddedReducer):
             self.per_pass.append(own)
-        self.gather_per_plan = self.gather_per_plan or isinstance(own, GathersPerPlan)
+        self.gather_per_plan = self.gather_per_plan or isinstance(own, PlanReducer)
         return wrapped, own
 
     def shard_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -127,19 +124,19 @@ class Reducers:
 
     @contextmanager
     def whole(self) -> Generator[None]:
-        """See `GathersPerPass.whole`; nothing where each rank holds its modules whole anyway. Of stages its own."""
+        """See `PaddedReducer.whole`; nothing where each rank holds its modules whole anyway. Of stages its own."""
         with ExitStack() as stack:
             for own in self.per_pass:
                 stack.enter_context(own.whole())
             for own in self._all:
-                if isinstance(own, GathersPerPlan):
+                if isinstance(own, PlanReducer):
                     stack.callback(own.reshard)
                     own.unshard()
             yield
 
     @contextmanager
     def gathering_nothing(self) -> Generator[None]:
-        """See `GathersPerPass.gathering_nothing`."""
+        """See `PaddedReducer.gathering_nothing`."""
         with ExitStack() as stack:
             for own in self.per_pass:
                 stack.enter_context(own.gathering_nothing())
@@ -229,6 +226,6 @@ class Reducers:
     def uncompressed(self) -> Generator[str]:
         """Inside, gradients are summed in full, to see why a sum was not finite; gives what to say if it then is."""
         with ExitStack() as stack:
-            compressing = [own for own in self._all if isinstance(own, Compresses)]
+            compressing = [own for own in self._all if isinstance(own, DdpReducer)]
             advice = [stack.enter_context(own.uncompressed()) for own in compressing]
             yield next(iter(advice), "")

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import PlanError, TaskError
-from evenstep.parallel.reducer.reducer import GathersPerPlan, Reducer
+from evenstep.parallel.reducer.per_plan import PlanReducer
+from evenstep.parallel.reducer.reducer import Reducer
 from evenstep.pipeline.action import Action, Op
 from evenstep.pipeline.boundary import Crossing, Gradients, detached
 from evenstep.pipeline.deferred import Deferral, Work, accumulate
@@ -122,8 +123,8 @@ class Stage:
             Op.RECEIVE_GRADIENT: lambda action, step: self._edges.receive(action),
             Op.ARM: lambda action, step: reducer.arm(),
             Op.REDUCE: lambda action, step: reducer.reduce(step.num_microbatches),
-            Op.UNSHARD: lambda action, step: cast("GathersPerPlan", reducer).unshard(),
-            Op.RESHARD: lambda action, step: cast("GathersPerPlan", reducer).reshard(),
+            Op.UNSHARD: lambda action, step: cast("PlanReducer", reducer).unshard(),
+            Op.RESHARD: lambda action, step: cast("PlanReducer", reducer).reshard(),
         }
 
     def forget(self) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from evenstep.errors import PlanError
 from evenstep.parallel import Group
-from evenstep.parallel.reducer.reducer import GathersPerPlan, Reducer
+from evenstep.parallel.reducer.reducer import Reducer
 from evenstep.pipeline import SCHEDULES, Action, Layout, Op, Plan, Runner, Stage, executed, forwards
 
 ONE = Layout.chain(ranks=1)
@@ -23,7 +23,7 @@ def sequential(microbatches: list[int]) -> Plan:
     return SCHEDULES["sequential"].plans(ONE, microbatches)[0]
 
 
-class Log(Reducer, GathersPerPlan):
+class Log(Reducer):
     """Writes down what it is asked for, as a reducer and as a step of micro-batches."""
 
     num_microbatches = 7

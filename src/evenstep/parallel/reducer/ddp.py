@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from evenstep.arguments import require_object, require_whole
 from evenstep.parallel.compression import Compression
 from evenstep.parallel.group import Group
-from evenstep.parallel.reducer.reducer import ChoosesTrained, Compresses, Reducer
+from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer
 from evenstep.parallel.reducer.strategy import Strategy
 from evenstep.parallel.replicas import compare_replicas, synchronise
 from evenstep.strides import gradient_format, laid_out
@@ -62,7 +62,7 @@ class Ddp(Strategy):
 
 
 @final
-class DdpReducer(Reducer, ChoosesTrained, Compresses):
+class DdpReducer(Reducer, ChoosesTrained):
     """Sums buckets of gradients while the last backward runs; the arguments are those of `Ddp`."""
 
     def __init__(self, module: nn.Module, group: Group, *, bucket_bytes: int, compression: Compression) -> None:
@@ -127,6 +127,7 @@ class DdpReducer(Reducer, ChoosesTrained, Compresses):
 
     @contextmanager
     def uncompressed(self) -> Generator[str]:
+        """Inside, gradients are summed in full, to see why a sum was not finite; gives what to say if it then is."""
         compression, self._compression = self._compression, Compression()
         try:
             yield compression.advice

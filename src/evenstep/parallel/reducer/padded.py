@@ -25,15 +25,17 @@ from evenstep.internals.fsdp import (
 )
 from evenstep.memory import is_out_of_memory
 from evenstep.parallel.collective_order import CollectiveOrder
-from evenstep.parallel.reducer.reducer import GathersPerPass
 from evenstep.parallel.reducer.sharded import Sharded, ShardedReducer
 from evenstep.parallel.shardable import explained
 
 T = TypeVar("T")
 
 
-class PaddedReducer(ShardedReducer, GathersPerPass):
-    """Shards of a module that each pass gathers; the arguments are those of `ShardedReducer`."""
+class PaddedReducer(ShardedReducer):
+    """Shards of a module that each pass gathers; the arguments are those of `ShardedReducer`.
+
+    All ranks run micro-batches of one kind (of one task) at the same time, kinds in turn.
+    """
 
     def __init__(self, module: nn.Module, strategy: Sharded) -> None:
         super().__init__(module, strategy)
@@ -48,9 +50,20 @@ class PaddedReducer(ShardedReducer, GathersPerPass):
         self._reset()
 
     def relearn(self) -> None:
+        """After a failed try: forget the order in which passes gather, of which ranks may know different parts."""
         self._order.forget()
 
     def pad_passes(self, work: Sequence[T], run: Callable[[T], None], *, backward: bool, kind: str, last: bool) -> None:
+        """Before an update's or an evaluation's passes: run dummy passes, until all ranks run the same number.
+
+        Args:
+            work: this rank's micro-batches, or what they are cut into.
+            run: runs a micro-batch without a trace: no metrics, no changed buffers. What it adds to gradients is
+                removed here.
+            backward: whether passes come back.
+            kind: of the micro-batches; only those of one kind go through the same parts of a model.
+            last: whether no passes of another kind follow in this accumulation.
+        """
         self._order.end_pass()
         here = [0.0] * (2 * self.group.ranks)
         example: Any = work[0] if work else self._examples.get(kind)
@@ -88,6 +101,10 @@ class PaddedReducer(ShardedReducer, GathersPerPass):
 
     @contextmanager
     def whole(self) -> Generator[None]:
+        """Inside, this rank holds all parameters, and may call any part of the module as often as it likes.
+
+        All ranks enter together, between passes; no rank waits for another inside.
+        """
         self._order.end_pass()
         try:
             self._gather_all()
@@ -113,6 +130,7 @@ class PaddedReducer(ShardedReducer, GathersPerPass):
 
     @contextmanager
     def gathering_nothing(self) -> Generator[None]:
+        """Inside, the module is called with values that stand in the place of its parameters, so none are gathered."""
         before, self._gathers = self._gathers, False
         try:
             with gathering_nothing(self.module):
@@ -121,6 +139,7 @@ class PaddedReducer(ShardedReducer, GathersPerPass):
             self._gathers = before
 
     def explained(self, error: Exception) -> Exception:
+        """What an error of torch's in a pass means; `error` itself if nothing more is known."""
         return explained(error, dict(self.module.named_parameters(remove_duplicate=False)))
 
     def share(self, parameters: Sequence[nn.Parameter]) -> None:

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from evenstep.parallel.reducer.reducer import GathersPerPlan
 from evenstep.parallel.reducer.sharded import ShardedReducer
 
 
-class PlanReducer(ShardedReducer, GathersPerPlan):
+class PlanReducer(ShardedReducer):
     """Shards of one stage, which is whole while plans run; the arguments are those of `ShardedReducer`."""
 
     def begin(self) -> None:
@@ -22,10 +21,12 @@ class PlanReducer(ShardedReducer, GathersPerPlan):
         self._accumulate_only()  # a try may have failed in the midst of its reduction
 
     def unshard(self) -> None:
+        """Gather the stage's parameters: no forward or backward of the plan then waits for other ranks."""
         for part in self._parts():
             part.unshard()
 
     def reshard(self) -> None:
+        """Keep what is this rank's only, and forget what passes have left behind."""
         live = [one for shard in self._shards for one in (shard.sharded_param, shard.unsharded_param)]
         gradients = [one.grad for one in live]
         self._fsdp.reset_iter_state()
