@@ -69,8 +69,6 @@ class Renewable(ProcessGroup):
 
     Args:
         store: through which its ranks find each other in each attempt.
-        rank: of this process in the group.
-        ranks: how many there are.
 
     Raises:
         RuntimeError: the ranks can't connect to each other.
@@ -79,12 +77,15 @@ class Renewable(ProcessGroup):
         inner: torch's own group, of this attempt.
     """
 
+    _kind: Any = ProcessGroup.BackendType.GLOO
+    _device_type = "cpu"
+    inner: Any
+    _backend: Any
+
     def __init__(self, store: Store, rank: int, ranks: int, timeout: timedelta) -> None:
         cast("Any", super()).__init__(rank, ranks)  # the way for groups that are written in Python
         self._store, self._rank, self._ranks, self._timeout = store, rank, ranks, timeout
-        self.inner: Any
-        self._backend: Any
-        self.inner, self._backend = self._formed(0, timeout)
+        self.renew(0, timeout)
 
     def renew(self, attempt: int, timeout: timedelta) -> None:
         """Form the group of this attempt; all its ranks call it together.
@@ -93,16 +94,14 @@ class Renewable(ProcessGroup):
             attempt: its number, which no earlier one had.
             timeout: for the others to come.
         """
-        self.inner, self._backend = self._formed(attempt, timeout)
-
-    def _formed(self, attempt: int, timeout: timedelta) -> tuple[Any, Any]:
-        """A group of torch's own for this attempt, and the backend in it."""
         store = PrefixStore(f"attempt {attempt}", self._store)
+        self._wait_for_all(store, timeout.total_seconds())
         backend = self._connected(store, timeout)
-        return group_around(backend, self._kind(), self._device_type(), store, self._rank, self._ranks), backend
+        self.inner = group_around(backend, self._kind, self._device_type, store, self._rank, self._ranks)
+        self._backend = backend
 
     def _connected(self, store: Store, timeout: timedelta) -> Any:
-        self._wait_for_all(store, timeout.total_seconds())
+        """A backend of torch's own in which all ranks are connected."""
         backend = ProcessGroupGloo(store, self._rank, self._ranks, timeout=timeout)
         set_timeout(backend, self._timeout)
         return backend
@@ -112,12 +111,6 @@ class Renewable(ProcessGroup):
         store.add("came", 1)
         if not wait_until(lambda: store.add("came", 0) >= self._ranks, timeout_s, longest_s=_LONGEST_PAUSE_S):
             raise RuntimeError(f"{store.add('came', 0)} of {self._ranks} ranks came to it.")
-
-    def _kind(self) -> Any:
-        return ProcessGroup.BackendType.GLOO
-
-    def _device_type(self) -> str:
-        return "cpu"
 
     def begin_work(self) -> None:
         """Note that what was begun in it so far must come to its end, also where the connections are broken later."""
@@ -156,6 +149,8 @@ class Renewable(ProcessGroup):
 class RenewableNccl(Renewable):
     """The same for tensors on CUDA devices; so far it has been run by one rank alone, not by several."""
 
+    _kind = ProcessGroup.BackendType.NCCL
+    _device_type = "cuda"
     _begun: torch.cuda.Event | None = None
     _device: torch.device
 
@@ -164,15 +159,8 @@ class RenewableNccl(Renewable):
         self._begun.record()  # pyright: ignore[reportUnknownMemberType]
 
     def _connected(self, store: Store, timeout: timedelta) -> Any:
-        self._wait_for_all(store, timeout.total_seconds())
         self._device = torch.device("cuda", torch.cuda.current_device())
         return nccl_around(store, self._rank, self._ranks, self._timeout, self._device)
-
-    def _kind(self) -> Any:
-        return ProcessGroup.BackendType.NCCL
-
-    def _device_type(self) -> str:
-        return "cuda"
 
     def shutdown(self) -> None:
         """Let go of the connections: NCCL's are closed now, not when the garbage collector finds them."""
