@@ -8,9 +8,8 @@ are drawn as without compiling. What is compiled, and where, is `evenstep.train.
 
 import sys
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from threading import Lock
-from types import TracebackType
+from contextlib import ExitStack, contextmanager
+from threading import Lock, get_ident
 from typing import Any, NamedTuple, cast, final
 
 import torch
@@ -155,36 +154,22 @@ def as_written() -> Generator[None]:
     if "torch._dynamo" not in sys.modules:  # then nothing is compiled
         yield
         return
-    with _AS_WRITTEN:
+    with _LOCK:
+        if not _AS_WRITTEN:
+            _STANCE.enter_context(torch.compiler.set_stance("force_eager"))
+        _AS_WRITTEN.append(get_ident())
+    try:
         yield
+    finally:
+        with _LOCK:
+            _AS_WRITTEN.pop()
+            if not _AS_WRITTEN:
+                _STANCE.close()
 
 
-@final
-class _AsWritten(AbstractContextManager[None]):
-    """torch's stance for the whole process, from when the first thread enters until the last one has left.
-
-    Each thread by itself would put back the stance that it found, which may be another's.
-    """
-
-    def __init__(self) -> None:
-        self._lock, self._threads, self._stance = Lock(), 0, ExitStack()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._threads:
-                self._stance.enter_context(torch.compiler.set_stance("force_eager"))
-            self._threads += 1
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with self._lock:
-            self._threads -= 1
-            if not self._threads:
-                self._stance.close()
-
-
-_AS_WRITTEN = _AsWritten()
+# torch's stance is of the whole process, from when the first thread enters until the last one has left: each by itself
+# would put back the stance that it found, which may be another's
+_LOCK, _STANCE, _AS_WRITTEN = Lock(), ExitStack(), list[int]()  # the last: the threads that are inside
 
 
 def described(name: str, module: nn.Module) -> str:
