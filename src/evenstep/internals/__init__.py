@@ -195,12 +195,7 @@ def has_step_hooks(optimizer: Optimizer) -> bool:
 
 def has_foreign_hooks(module: nn.Module) -> bool:
     """Whether modules of `module`, or it itself, have hooks of the user's around their forwards or backwards."""
-    hooks: list[Any] = []
-    for part in module.modules():
-        one = cast("Any", part)
-        for held in (one._forward_hooks, one._forward_pre_hooks, one._backward_hooks, one._backward_pre_hooks):
-            hooks += held.values()
-    return any(not str(getattr(hook, "__module__", "")).startswith("evenstep.") for hook in hooks)
+    return any(_foreign(held) for part in module.modules() for held in _hooks_around(part))
 
 
 def is_orthogonal(parametrization: nn.Module) -> bool:
@@ -216,10 +211,13 @@ def has_backward_hooks(module: nn.Module) -> bool:
 
 def has_inner_hooks(module: nn.Module) -> bool:
     """Whether modules inside `module` have hooks of any kind around their forwards or backwards."""
-    parts: list[Any] = [one for one in module.modules() if one is not module]
-    return any(
-        one._forward_hooks or one._forward_pre_hooks or one._backward_hooks or one._backward_pre_hooks for one in parts
-    )
+    return any(any(_hooks_around(one)) for one in module.modules() if one is not module)
+
+
+def _hooks_around(module: nn.Module) -> tuple[Any, Any, Any, Any]:
+    """A module's own hooks around its forward and its backward."""
+    one = cast("Any", module)
+    return one._forward_hooks, one._forward_pre_hooks, one._backward_hooks, one._backward_pre_hooks
 
 
 def has_hooks(module: nn.Module) -> bool:
