@@ -122,16 +122,14 @@ class Notices:
         """Ask all: who does not answer, or else, if `late` ones count, who does not wait; None without the store.
 
         Args:
-            what: this rank waits for.
+            what: that this rank waits for, in words.
         """
 
-        def call() -> bool:
+        def call() -> None:
             self._store.set(_QUERY, "who is there?")
             self._store.set(_of(_WAITS, self._rank), what)
-            return True
 
-        if not self._briefly(call, default=False):
-            return None
+        self._briefly(call, None)
         silent = self.silent()
         if silent is None or silent or not late:
             return silent
@@ -142,13 +140,9 @@ class Notices:
 
     def silent(self) -> list[int] | None:
         """The ranks whose threads do not answer within seconds, so that they are gone; None without the store."""
-
-        def ring() -> bool:
-            self._ring()
-            return True
-
         before = self._answers()
-        if not self._briefly(ring, default=False):
+        self._briefly(self._ring, None)
+        if self._store_is_gone:
             return None
         until = monotonic() + self._answer_s
         while True:
@@ -159,11 +153,7 @@ class Notices:
             sleep(_LOOKED_EVERY_S)
 
     def break_off(self, attempt: int, work: int, reason: str) -> None:
-        """Post that this rank breaks off a work in an attempt, and why; of several the earliest counts.
-
-        Args:
-            attempt, work: their numbers.
-        """
+        """Post that this rank breaks off a work in an attempt, and why; of several the earliest counts."""
         key, mine = f"{_BROKEN} {attempt}", f"{work} {reason}"
 
         def act() -> None:

@@ -166,7 +166,7 @@ class Processes(Group):
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
         total = torch.tensor(values, dtype=torch.float64)
-        self._do("sum numbers", total, partial(dist.all_reduce, total, group=self._hosts, async_op=True))
+        self._begin("sum numbers", total, partial(dist.all_reduce, total, group=self._hosts, async_op=True))()
         return cast("list[float]", total.tolist())
 
     def gather(self, value: T) -> list[T]:
@@ -196,7 +196,7 @@ class Processes(Group):
 
     def _gather(self, mine: Tensor) -> list[Tensor]:
         every = [torch.empty_like(mine) for _ in range(self.ranks)]
-        self._do("gather values", mine, partial(dist.all_gather, every, mine, group=self._hosts, async_op=True))
+        self._begin("gather values", mine, partial(dist.all_gather, every, mine, group=self._hosts, async_op=True))()
         return every
 
     def sum(self, tensor: Tensor) -> Callable[[], None]:
@@ -288,13 +288,14 @@ class Processes(Group):
     def _not_met(self, gone: list[int] | None) -> LostRankError:
         """Why the ranks do not meet."""
         failure = self._notices.failure()
-        if failure:
-            cause = f"{clause(failure)}."
-        elif gone is None:
-            cause = f"{self._meeting_place}, through which ranks find each other, is gone or frozen."
-        else:
-            cause = f"rank {', '.join(map(str, gone))} is gone; look at what it said last, and at its machine."
+        cause = f"{clause(failure)}." if failure else self._absent(gone)
         return self._could_not("meet the others again", cause, is_known=bool(failure))
+
+    def _absent(self, ranks: Sequence[int] | None, did: str = "is gone") -> str:
+        """That these ranks do not answer, or that nobody can be asked."""
+        if ranks is None:
+            return f"{self._meeting_place}, through which ranks find each other, is gone or frozen."
+        return f"rank {', '.join(map(str, ranks))} {did}; look at what it said last, and at its machine."
 
     def _could_not(self, what: str, cause: str, *, is_known: bool = False) -> LostRankError:
         """What this rank could not do, and why; the others are told, unless they know of the failure."""
@@ -368,9 +369,6 @@ class Processes(Group):
                 vars(part).pop(name, None)
         sleep(_LETTING_GO_S)
 
-    def _do(self, what: str, tensor: Tensor, act: Callable[[], object]) -> None:
-        self._begin(what, tensor, act)()
-
     def _begin(self, what: str, tensor: Tensor, act: Callable[[], object]) -> Callable[[], None]:
         """Begin `act`; call the result to wait for it."""
         entry = self._flight.begin(what, tensor.nbytes)
@@ -427,12 +425,8 @@ class Processes(Group):
                 f"fail: `train`, `evaluate`, `save`, `update` and the like are for all ranks together, also for one "
                 f"that has no data."
             )
-        elif missing is None:
-            cause = f"{self._meeting_place}, through which ranks find each other, is gone or frozen."
-        elif missing:
-            ranks = ", ".join(map(str, missing))
-            cause = f"rank {ranks} did not come within {self._timeout_s:g} s" if timed_out else f"rank {ranks} is gone"
-            cause += "; look at what it said last, and at its machine."
+        elif missing or missing is None:
+            cause = self._absent(missing, f"did not come within {self._timeout_s:g} s" if timed_out else "is gone")
         elif apart := self._come_apart(what):
             cause = apart
         else:
