@@ -152,17 +152,13 @@ class Shares:
         if self.is_current:
             yield
             return
-        live = [*self._parameters.values(), *self._live_buffers().values()]
-        kept = [one.detach().clone() for one in live]
-        with torch.no_grad():
-            for one, value in zip(live, [*self._shared.values(), *self._shared_buffers.values()], strict=True):
-                one.copy_(value)
+        live: dict[str, Tensor] = {**self._parameters, **self._live_buffers()}
+        kept = {name: one.detach().clone() for name, one in live.items()}
+        _put(live, {**self._shared, **self._shared_buffers})
         try:
             yield
         finally:
-            with torch.no_grad():
-                for one, value in zip(live, kept, strict=True):
-                    one.copy_(value)
+            _put(live, kept)
 
     def break_off(self) -> None:
         """The ranks' connections are about to be made anew, or were lost: what travels beside updates has not come."""
@@ -195,9 +191,9 @@ class Shares:
     @property
     def own(self) -> dict[str, Tensor]:
         """What this rank has made of it since, by name; empty if that is the same."""
-        return (
-            {} if self.is_current else {**{name: self.value(name) for name in self._parameters}, **self._live_buffers()}
-        )
+        if self.is_current:
+            return {}
+        return {**{name: self.value(name) for name in self._parameters}, **self._live_buffers()}
 
     def means(self, *, waits: bool = True) -> dict[str, dict[str, Any]]:
         """The means that wait to be used, by fragment.
@@ -373,17 +369,19 @@ class Shares:
         try:
             self._buffers.share(SinceShare(live, self._shared_buffers))
         except LostRankError:  # those that are left share them anew, from where each was
-            self._put(live, before)
+            _put(live, before)
             raise
-        self._put(self._shared_buffers, live)
-
-    def _put(self, there: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-        with torch.no_grad():
-            for name, one in there.items():
-                one.copy_(values[name])
+        _put(self._shared_buffers, live)
 
     def _live_buffers(self) -> dict[str, Tensor]:
         return dict(named_buffers(self.module))
+
+
+def _put(there: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Write values into the tensors of the same names."""
+    with torch.no_grad():
+        for name, one in there.items():
+            one.copy_(values[name])
 
 
 def _which(pipeline: Group) -> str:
