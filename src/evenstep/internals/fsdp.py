@@ -40,12 +40,16 @@ def record(part: Any) -> Any | None:
     return next(iter(state(part)._fsdp_param_groups), None)
 
 
+def records(root: Any) -> Iterator[Any]:
+    """The records of all parts that have parameters."""
+    return (one for _, part in parts(root) if (one := record(part)) is not None)
+
+
 def forget_order(root: Any) -> None:
     """Forget in which order earlier passes went forward: FSDP2 would gather the next one's parts by it."""
-    for _, part in parts(root):
-        if (group := record(part)) is not None:
-            group._post_forward_indices.clear()
-            group.comm_ctx.post_forward_order.clear()
+    for group in records(root):
+        group._post_forward_indices.clear()
+        group.comm_ctx.post_forward_order.clear()
 
 
 def begin(root: Any) -> None:
@@ -66,9 +70,8 @@ def end_backward(root: Any) -> None:
 
 def forget_gathers(root: Any) -> None:
     """Forget gathers that were begun and will not end: FSDP2 would wait for them before it forgets anything."""
-    for _, part in parts(root):
-        if (group := record(part)) is not None:
-            group._all_gather_result = None
+    for group in records(root):
+        group._all_gather_result = None
 
 
 @contextmanager
@@ -123,10 +126,9 @@ def at_end_of_backward(part: Any, act: Callable[[], None]) -> None:
     of_part._root_post_backward_final_callback = ends
 
 
-def choose_formats(part: Any) -> None:
+def choose_formats(group: Any) -> None:
     """Choose a part's number formats anew: FSDP2 has done so once, by what was trained in its first pass."""
-    if (group := record(part)) is not None:
-        group._init_mp_dtypes()
+    group._init_mp_dtypes()
 
 
 def collectives(group: Any) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ from typing import final
 
 from torch import nn
 
-from evenstep.internals.fsdp import add_late_gradient, end_backward, gradient_of, parts, watch_arguments
+from evenstep.internals.fsdp import add_late_gradient, end_backward, parts, watch_arguments
 from evenstep.parallel.reducer.padded import PaddedReducer
 from evenstep.parallel.reducer.per_plan import PlanReducer
 from evenstep.parallel.reducer.reducer import Reducer
@@ -78,8 +78,7 @@ class FsdpPlanReducer(PlanReducer):
 
     def reduce(self, num_microbatches: int) -> None:
         self._refuse_written()
-        gradients = [*map(gradient_of, self._shards), *(number.grad for number in self._numbers)]
-        self._present = [gradient is not None for gradient in gradients]
+        self._present = [gradient is not None for gradient in self._gradients()]
         # FSDP2 reduces and scatters at the end of a backward
         self._fsdp.set_requires_gradient_sync(True)
         self._fsdp.set_is_last_backward(True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from evenstep.arguments import format_name
 from evenstep.errors import ArgumentError
-from evenstep.internals.fsdp import gradient_of, leave_inputs_alone
+from evenstep.internals.fsdp import leave_inputs_alone
 from evenstep.names import parameters_in
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import ParameterLayout
@@ -52,8 +52,7 @@ class OrderedFsdpReducer(PaddedReducer):
         self._new_tree()
 
     def collect(self, microbatch: int) -> None:
-        gradients = [*map(gradient_of, self._shards), *(number.grad for number in self._numbers)]
-        present = [g if has else None for g, has in zip(gradients, self._present, strict=True)]
+        present = [g if has else None for g, has in zip(self._gradients(), self._present, strict=True)]
         self._present = [False] * len(self._present)
         self._forget_gradients()
         self._tree.add(microbatch, present)
@@ -91,7 +90,7 @@ class OrderedFsdpPlanReducer(PlanReducer):
         self._new_tree()
 
     def collect(self, microbatch: int) -> None:
-        present = [*map(gradient_of, self._shards), *(number.grad for number in self._numbers)]
+        present = self._gradients()
         dtypes = [*map(_summed_in, self._shards), *map(gradient_format, self._numbers)]
         self._forget_gradients()
         self._tree.add(microbatch, [g if g is None else g.to(d) for g, d in zip(present, dtypes, strict=True)])

@@ -22,9 +22,11 @@ from evenstep.internals.fsdp import (
     complete_sums,
     forget_gathers,
     forget_gradient,
+    gradient_of,
     mark_of_gathered,
     parts,
     record,
+    records,
     watch_gathered,
 )
 from evenstep.names import named_parameters, parameters_in
@@ -108,11 +110,7 @@ _LOOKS = 2  # updates
 
 
 class ShardedReducer(Reducer, ChoosesTrained):
-    """What all ways to reduce shards share.
-
-    Args:
-        strategy: how its parameters are cut.
-    """
+    """What all ways to reduce shards share."""
 
     def __init__(self, module: nn.Module, strategy: Sharded) -> None:
         super().__init__(module, strategy.group)
@@ -158,8 +156,8 @@ class ShardedReducer(Reducer, ChoosesTrained):
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
         fsdp_parts = self._parts()
         check_shardable(self.module, [cast("nn.Module", part) for part in fsdp_parts if part is not self.module])
-        for part in fsdp_parts:
-            choose_formats(part)
+        for each in records(self.module):
+            choose_formats(each)
         for shard in self._shards:  # as FSDP2 would when it next gathers it
             shard.unsharded_param.requires_grad_(shard.sharded_param.requires_grad)
         self._watch()
@@ -178,14 +176,13 @@ class ShardedReducer(Reducer, ChoosesTrained):
 
     def _prepare(self) -> None:
         """Set what makes FSDP2 sum, and watch which gradients appear."""
-        self._shards = []
         for part in self._parts():
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
             part.set_reduce_scatter_unused_params(True)
             part.unshard()  # makes the parameters that autograd sees
             part.reshard()
-            self._shards += getattr(record(part), "fsdp_params", ())
+        self._shards = [shard for each in records(self.module) for shard in each.fsdp_params]
         for shard in self._shards:
             live = shard.sharded_param
             if _is_narrow(live) and live.grad_dtype == live.dtype:
@@ -238,9 +235,12 @@ class ShardedReducer(Reducer, ChoosesTrained):
 
     def _complete_sums(self) -> None:
         """Let FSDP2 reduce what some passes have not used beside what they have."""
-        for part in self._parts():
-            if (of_part := record(part)) is not None:
-                complete_sums(of_part)
+        for each in records(self.module):
+            complete_sums(each)
+
+    def _gradients(self) -> list[Tensor | None]:
+        """What passes have left: of the shards whole, then of the single numbers."""
+        return [*map(gradient_of, self._shards), *(number.grad for number in self._numbers)]
 
     def _forget_gradients(self) -> None:
         for shard in self._shards:
@@ -266,13 +266,12 @@ class ShardedReducer(Reducer, ChoosesTrained):
 
     def _sum_numbers(self, present: Sequence[bool]) -> None:
         """Sum over all ranks the gradients of the single numbers that have one on any of them."""
-        having = [number for number, has in zip(self._numbers, present, strict=True) if has]
-        for number in self._numbers:
-            number.grad = number.grad if any(number is one for one in having) else None
-        for number in having:
-            if not number.numel():
+        for number, has in zip(self._numbers, present, strict=True):
+            if not has:
+                number.grad = None
+            elif not number.numel():
                 number.grad = torch.zeros_like(number, dtype=gradient_format(number))
-        having = [number for number in having if number.numel()]
+        having = [number for number, has in zip(self._numbers, present, strict=True) if has and number.numel()]
         if not having:
             return
         own = [torch.zeros_like(one, dtype=gradient_format(one)) if one.grad is None else one.grad for one in having]
