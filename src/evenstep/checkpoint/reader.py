@@ -23,7 +23,7 @@ from evenstep.checkpoint.integrity import check_checksum, check_structure, read_
 from evenstep.checkpoint.manifest import Manifest
 from evenstep.checkpoint.ranks import ALONE, RankGroup, together
 from evenstep.checkpoint.state import JSON, unpack
-from evenstep.checkpoint.table import TABLE, Table, TensorEntry, TensorPiece, parse_table
+from evenstep.checkpoint.table import TABLE, Table, TensorEntry, TensorPiece, is_inside, parse_table
 from evenstep.checkpoint.tensorfile import CHUNK_BYTES, bytes_of, read_header
 from evenstep.errors import CheckpointError
 
@@ -127,8 +127,7 @@ class CheckpointReader:
                 f"`CheckpointReader.tensors` has the names of all."
             )
         sizes, offsets = (entry.shape, (0,) * len(entry.shape)) if sizes is None else (sizes, offsets)
-        fits = len(offsets) == len(sizes) == len(entry.shape)
-        if not fits or any(at < 0 or n < 0 or at + n > m for at, n, m in zip(offsets, sizes, entry.shape, strict=True)):
+        if not is_inside(offsets, sizes, entry.shape) or min(sizes, default=0) < 0:
             raise CheckpointError(
                 f"a block of the tensor `{name}` must lie within its shape {list(entry.shape)}, but is one of "
                 f"{list(sizes)} at {list(offsets)}; give an offset and a size for each of its {len(entry.shape)} dims."
