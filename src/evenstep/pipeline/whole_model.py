@@ -7,6 +7,7 @@ tasks by themselves, and what the average gives. Training never uses it.
 
 from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, NamedTuple, final
 
 from torch import Tensor, nn
@@ -25,8 +26,7 @@ class Content(NamedTuple):
     """What a layer holds beside its Python code.
 
     Args:
-        tensors: its parameters and buffers, by name.
-        strides: of them.
+        tensors, strides: of its parameters and buffers, by name.
         more: the extra state of its modules, by name.
     """
 
@@ -45,7 +45,6 @@ class WholeModel:
 
     def __init__(self, model: PipelineModel, wire: Wire) -> None:
         self._model, self._wire = model, wire
-        self._drawn: tuple[nn.Module, LayersInTurn] | None = None
 
     @property
     def as_given(self) -> nn.Module:
@@ -57,11 +56,9 @@ class WholeModel:
         """Its layers, called one after the other."""
         return self._modules[1]
 
-    @property
+    @cached_property
     def _modules(self) -> tuple[nn.Module, LayersInTurn]:
-        if self._drawn is None:
-            self._drawn = self._model.outline.drawn(self._model.layers)
-        return self._drawn
+        return self._model.outline.drawn(self._model.layers)
 
     def gathered(self, *, ranks: Collection[int], copied: bool = False) -> dict[str, Content]:
         """The contents of all layers by name, on these ranks of the pipeline; on others nothing.
