@@ -68,12 +68,7 @@ class Checksum:
 
 
 def joined_crc32(first: int, second: int, second_bytes: int) -> int:
-    """The CRC-32 of two runs of bytes, one after the other.
-
-    Args:
-        first: the checksum of the first run.
-        second: that of the second.
-        second_bytes: the length of the second.
+    """The CRC-32 of two runs of bytes, one after the other, from those of each and the length of the second.
 
     >>> from zlib import crc32
     >>> joined_crc32(crc32(b"one"), crc32(b"two!"), 4) == crc32(b"onetwo!")

@@ -63,7 +63,6 @@ def write_failure(run: Path, update: int, rank: int, failure: Mapping[str, objec
     """Save what a rank failed at.
 
     Args:
-        update: the number of the update that failed.
         failure: what is known of it, a state as for `write_checkpoint`.
 
     Raises:

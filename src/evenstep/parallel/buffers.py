@@ -63,9 +63,6 @@ class Looks:
 
     >>> looks = Looks(); [update for update in range(1, 200) if looks.advance()]
     [1, 2, 4, 8, 16, 32, 64, 128, 192]
-
-    Attributes:
-        updates: how many there were.
     """
 
     def __init__(self) -> None:
@@ -85,8 +82,6 @@ class SharedBuffers:
     """The buffers of one rank's replica of a module.
 
     Args:
-        module: the replica.
-        group: of the ranks that have one each.
         frozen: its parameters that nothing trains, and that its forwards may move as they move buffers.
     """
 

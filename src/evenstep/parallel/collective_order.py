@@ -70,9 +70,6 @@ class _Part(NamedTuple):
 class CollectiveOrder:
     """The order of the collectives of one rank's passes.
 
-    Args:
-        group: all ranks that run passes together.
-
     Attributes:
         armed: whether gradients are reduced in the backward that comes.
     """
@@ -100,8 +97,6 @@ class CollectiveOrder:
 
         Args:
             part: an `FSDPModule`; the outermost one first.
-            record: FSDP2's of its parameters.
-            name: of the part in the model.
             alone: whether each rank holds all of it.
         """
         number, self._alone = len(self._parts), alone

@@ -119,9 +119,7 @@ class Shards(ParameterLayout):
     """Each rank holds a part of every parameter, its gradient and its optimizer state, as torch's `DTensor`s.
 
     Args:
-        group: the data-parallel ranks.
         num_shards: how many neighbouring ranks share one copy of the parameters; it divides the ranks.
-        exact: see `ParameterLayout`.
     """
 
     divides = "elements"

@@ -174,7 +174,6 @@ class Notices:
 
         Args:
             attempt: that was broken off.
-            value: for the others.
             timeout_s: the longest wait for ranks that are alive.
 
         Returns:

@@ -81,7 +81,6 @@ class Processes(Group):
 
         Args:
             place: of this one; only those of the same `attempt` meet.
-            timeout_s: see `Processes`.
             meeting_s: the longest wait at the rendezvous, in seconds.
             answer_s: after how many seconds without an answer a rank is taken for lost.
 

@@ -149,11 +149,7 @@ class Reducers:
         return error
 
     def share_buffers(self, before: Before) -> None:
-        """After an update's passes: make equal on all ranks the buffers that their forwards have changed.
-
-        Args:
-            before: the buffers as of the last committed update.
-        """
+        """After an update's passes: make equal on all ranks the buffers that their forwards have changed."""
         for buffers in self._shares_buffers:
             buffers.share(before)
 

@@ -69,7 +69,6 @@ def compare_replicas(module: nn.Module, group: Group, update: int, *, replica_ra
     What forwards begin to change later is shared from the next look on (`Looks`), so buffers may differ for a while.
 
     Args:
-        update: number of the last committed update.
         replica_ranks: how many neighbouring ranks share one replica; those in the same place of theirs are compared.
             Buffers are whole on each rank.
 

@@ -35,9 +35,6 @@ class _PartialSum:
 class TreeSum:
     """The partial sums of one update on this rank.
 
-    Args:
-        parameters: whose gradients are summed.
-
     >>> tree = TreeSum([torch.zeros(())])
     >>> for microbatch in range(3):
     ...     tree.add(microbatch, [torch.tensor(1.0 + microbatch)])

@@ -28,9 +28,6 @@ _SENT = {Op.SEND_OUTPUT: "output", Op.SEND_GRADIENT: "gradient"}
 class Edges:
     """The edges of one rank's stages.
 
-    Args:
-        device: where received tensors are put.
-
     Attributes:
         wire: over which messages between ranks go.
     """

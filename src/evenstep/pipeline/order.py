@@ -19,9 +19,7 @@ class Span(NamedTuple):
     """One compute action, when it ran.
 
     Args:
-        action: forward or a kind of backward.
-        start: in the caller's unit of time.
-        end: in the same unit.
+        start, end: in the caller's unit of time.
     """
 
     rank: int

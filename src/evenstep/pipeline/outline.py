@@ -25,7 +25,6 @@ class Outline:
 
     Args:
         model: as it was given: a module, or only its layers.
-        layers: of it.
         seed: of the layers that functions build.
 
     Attributes:

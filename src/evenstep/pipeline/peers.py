@@ -34,13 +34,7 @@ ACTION_NAMES = {
 
 @final
 class PipelinePeers(Peers):
-    """The other ranks of this rank's pipeline.
-
-    Args:
-        model: in stages.
-        edges: of this rank's stages.
-        deferral: of this rank's weight gradients.
-    """
+    """The other ranks of this rank's pipeline."""
 
     def __init__(self, model: PipelineModel, edges: Edges, deferral: Deferral) -> None:
         self.wire = edges.wire

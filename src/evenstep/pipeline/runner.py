@@ -62,9 +62,6 @@ class Runner:
     def run(self, plan: Plan, step: PlanStep) -> None:
         """Execute `plan`. Gradients are complete, reduced and summed over ties when it returns.
 
-        Args:
-            step: the micro-batches that go through it.
-
         Raises:
             PlanError: an action that no stage can do.
             Exception: what an action raised. In a pipeline it has a note that names rank, action and micro-batch.

@@ -17,7 +17,6 @@ def build_runner(
     """The runner of this rank's stages.
 
     Args:
-        reducers: of this rank's stages, whose modules they wrap.
         deferral: of weight gradients, to be shared with layers that have a backward of their own.
     """
     layout, deferral = model.layout, deferral or Deferral()

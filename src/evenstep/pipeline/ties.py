@@ -30,11 +30,7 @@ class Tie(NamedTuple):
 
 
 def equalise(ties: Sequence[Tie], parameters: Mapping[str, nn.Parameter], group: Group) -> None:
-    """Give every copy the value of the first.
-
-    Args:
-        parameters: this rank's, by name.
-    """
+    """Give every copy the value of the first."""
     if not ties:
         return
     firsts = {tie.names[0]: parameters[tie.names[0]].detach().cpu() for tie in ties if tie.owners[0] == group.rank}

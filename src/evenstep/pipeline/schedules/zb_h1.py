@@ -30,7 +30,6 @@ def split_alternated(stage: int, microbatches: Sequence[int], *, ahead: int, max
     """Forwards and input-backwards of one stage in turns, weight-backwards where the next forward has no room else.
 
     Args:
-        microbatches: their global numbers.
         ahead: by how many micro-batches forwards are in front.
         max_live: the most activations that may live at once.
 
