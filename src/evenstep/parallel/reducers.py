@@ -63,7 +63,6 @@ class Reducers:
         self.beginning: list[Reducer] = []
         self._comparing: list[Reducer] = []
         self._buffers: list[SharedBuffers] = []
-        self._shares_buffers: list[SharedBuffers] = self._buffers
         self._replaced: dict[int, nn.Parameter] = {}  # what has taken the place of a parameter
         self.follow(0)
 
@@ -150,7 +149,7 @@ class Reducers:
 
     def share_buffers(self, before: Before) -> None:
         """After an update's passes: make equal on all ranks the buffers that their forwards have changed."""
-        for buffers in self._shares_buffers:
+        for buffers in () if self.is_alone else self._buffers:
             buffers.share(before)
 
     def after_step(self) -> None:
@@ -175,7 +174,6 @@ class Reducers:
                     own.follow(update)
             self.is_alone = self.alone.is_alone
             self.together = Group() if self.is_alone else self.group
-            self._shares_buffers = [] if self.is_alone else self._buffers
 
     @property
     def is_torn(self) -> bool:

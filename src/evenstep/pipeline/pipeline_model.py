@@ -288,7 +288,8 @@ def _separate(modules: Iterable[nn.Module]) -> None:
                             f"the copies that stages have of it would not call; take it away and change the gradient "
                             f"in the forward (`torch.autograd.Function`), or train without stages."
                         )
-                    copy = copies.setdefault(id(parameter), _copied(parameter))
+                    own = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
+                    copy = copies.setdefault(id(parameter), own)
                     setattr(part, name, copy)
                     seen[id(copy)] = module
 
@@ -324,10 +325,6 @@ def pipeline_of(model: nn.Module) -> Group:
     1
     """
     return model.mesh.pipeline if isinstance(model, PipelineModel) else Group()
-
-
-def _copied(parameter: nn.Parameter) -> nn.Parameter:
-    return nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
 
 
 def _joined(groups: Sequence[tuple[str, ...]], names: Sequence[str]) -> list[tuple[str, ...]]:

@@ -43,7 +43,7 @@ class PaddedReducer(ShardedReducer):
         self._gathers = True  # in the passes that run now
         self._examples: dict[str, Any] = {}  # a micro-batch of each kind
         self._order = CollectiveOrder(strategy.group)
-        self._dummy: Callable[[], None] = nothing  # runs a dummy pass
+        self._dummy: Callable[[], None]  # runs a dummy pass
 
     def begin(self) -> None:
         self._order.reset()
@@ -179,7 +179,3 @@ class PaddedReducer(ShardedReducer):
     def _end_forward(self, *_: Any) -> None:
         if self._gathers:
             self._order.begin_backward()
-
-
-def nothing() -> None:
-    """Do nothing."""
