@@ -8,6 +8,7 @@ first, so that is the order in which waiting must come to an end. It looks at no
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from evenstep.errors import PlanError
 from evenstep.pipeline.action import Action, Op, Plan
@@ -55,10 +56,7 @@ def _check_order(plans: Sequence[Plan], layout: Layout) -> None:
                 receives[layout.rank_of[action.peer], rank].append(action)
     for pair in sorted(sends.keys() | receives.keys()):
         source, destination = pair
-        sent, received = sends[pair], receives[pair]
-        for place in range(max(len(sent), len(received))):
-            send = sent[place] if place < len(sent) else None
-            receive = received[place] if place < len(received) else None
+        for place, (send, receive) in enumerate(zip_longest(sends[pair], receives[pair])):
             if send is None or receive is None or other_end(send) != receive:
                 raise PlanError(
                     f"message {place} from rank {source} to rank {destination} must be the same on both ends, but is "
