@@ -31,16 +31,12 @@ def synchronise(module: nn.Module, group: Group) -> None:
                 f"Build it without, and scale all rows in `before_update` of the task or of a hook, under "
                 f"`torch.no_grad()`: `{scaled}`. Or train in one process."
             )
-    sparse = [
-        f"`{name}`" if name else "the model itself"
-        for name, part in module.named_modules()
-        if getattr(part, "sparse", False) is True
-    ]
-    if sparse and group.ranks > 1:
-        raise ArgumentError(
-            f"on several ranks all gradients must be dense, but those of {sparse[0]} are sparse; build it without "
-            f"`sparse=True`, or train in one process."
-        )
+        if getattr(part, "sparse", False) is True:
+            what = f"`{name}`" if name else "the model itself"
+            raise ArgumentError(
+                f"on several ranks all gradients must be dense, but those of {what} are sparse; build it without "
+                f"`sparse=True`, or train in one process."
+            )
     with torch.no_grad():
         group.broadcast([*module.parameters(), *module.buffers()])
 

@@ -296,8 +296,7 @@ def _separate(modules: Iterable[nn.Module]) -> None:
 
 def _check_whole(modules: Iterable[nn.Module]) -> None:
     """Refuse parameters that are cut over ranks already, or have no shape yet, and sparse gradients."""
-    parts = [part for module in modules for part in unwrapped(module).modules()]
-    for part in parts:
+    for part in (part for module in modules for part in unwrapped(module).modules()):
         for name, parameter in part.named_parameters(recurse=False):
             if isinstance(parameter, UninitializedParameter):
                 raise ArgumentError(
@@ -310,12 +309,11 @@ def _check_whole(modules: Iterable[nn.Module]) -> None:
                     f"(tensor parallelism), which norms, reductions and checkpoints know nothing of; give the model "
                     f"uncut."
                 )
-    sparse = [part for part in parts if getattr(part, "sparse", False) is True]
-    if sparse:
-        raise ArgumentError(
-            f"all gradients of a model in stages must be dense, but those of {sparse[0]} are sparse; build it without "
-            f"`sparse=True`."
-        )
+        if getattr(part, "sparse", False) is True:
+            raise ArgumentError(
+                f"all gradients of a model in stages must be dense, but those of {part} are sparse; build it without "
+                f"`sparse=True`."
+            )
 
 
 def pipeline_of(model: nn.Module) -> Group:
