@@ -11,8 +11,6 @@ from typing import NamedTuple, TypeAlias
 
 from evenstep.errors import DataError
 
-__all__ = ["JSON", "Data", "DataFault", "GlobalBatch", "Microbatch", "Part", "Position"]
-
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
 

@@ -13,8 +13,6 @@ from evenstep.arguments import require_word, said
 from evenstep.data.batch import JSON
 from evenstep.errors import ArgumentError
 
-__all__ = ["BatchSizes", "Unit", "batch_sizes"]
-
 Unit = Literal["updates", "epochs"]
 
 

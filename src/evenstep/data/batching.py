@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from evenstep.data.order import scatter
 from evenstep.errors import ArgumentError
 
-__all__ = ["cut_by_count", "cut_by_sum", "cut_by_tokens", "group_by_length", "pack", "share", "shuffle_batches"]
-
 _FIRST_LOOK = 64
 
 

@@ -18,8 +18,6 @@ from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset,
 from evenstep.data.batch import JSON
 from evenstep.errors import ArgumentError, DataError, clause
 
-__all__ = ["MapDataset", "count_samples", "draws_nothing", "epoch_setters", "fetches_many", "fingerprint_of", "rows_of"]
-
 
 class MapDataset(Protocol):
     """Samples by number: `dataset[i]` for i in 0..len(dataset)-1. Lists and torch datasets are."""

@@ -24,8 +24,6 @@ from evenstep.data.seeding import generator_state, own_generators, seed_generato
 from evenstep.errors import DataError, clause
 from evenstep.keys import key, mix
 
-__all__ = ["DEFAULT_COLLATE", "Collate", "Failure", "Fetcher", "Reply", "Request", "Seeding"]
-
 Collate = Callable[[list[Any]], object]
 
 DEFAULT_COLLATE = cast(Collate, default_collate)

@@ -19,8 +19,6 @@ from evenstep.data.stream_ranks import StreamRanks, Total
 from evenstep.data.stream_reader import END, Reader
 from evenstep.errors import DataError, clause
 
-__all__ = ["Cut", "IteratedData", "RankReading"]
-
 _STATE = {"epoch", "batch", "stream_epoch", "stream", "waiting"}
 
 

@@ -12,9 +12,6 @@ from torch import Tensor
 
 from evenstep.errors import ArgumentError, DataError, clause
 
-__all__ = ["Lengths", "Oversized", "fitting", "measure"]
-
-
 Lengths: TypeAlias = Sequence[int] | NDArray[Any] | Tensor | Callable[[int], int]
 Oversized = Literal["error", "skip"]  # what becomes of a sample that is longer than a budget
 

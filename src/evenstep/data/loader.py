@@ -30,8 +30,6 @@ from evenstep.errors import DataError, clause
 from evenstep.internals import end_workers, workers_of
 from evenstep.signals import REQUEUE
 
-__all__ = ["Here", "Workers"]
-
 
 @final
 class Here:

@@ -23,8 +23,6 @@ from evenstep.data.sampling import EpochBatches, Sampling
 from evenstep.errors import DataError
 from evenstep.renamed import takes_old_arguments
 
-__all__ = ["MapData"]
-
 _EPOCHS_KEPT = 2  # the one being trained on, and the one that prefetching has reached
 _OLD_ARGUMENTS = {
     name: f"reading.{name}" for name in ("prefetch_batches", "timeout_s", "retries", "skip_failing", "seed_samples")

@@ -21,8 +21,6 @@ from evenstep.data.mixing.mixing import check_known
 from evenstep.errors import ArgumentError, DataError
 from evenstep.keys import key
 
-__all__ = ["Mixture"]
-
 End = Literal["min", "max", "cycle"]
 Windows = Mapping[str, tuple[int, int | None]]
 

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from evenstep.arguments import require_count
 from evenstep.keys import key, mix
 
-__all__ = ["Enciphered", "Order", "in_order", "order", "order_of", "scatter"]
-
 _BLOCK = 2**13  # places whose samples are computed together, in a fraction of a ms
 _TABLE = 2**11  # numbers that a half can have for which hashing all of them once is worth it
 

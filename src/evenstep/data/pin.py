@@ -11,8 +11,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-__all__ = ["can_pin", "pin"]
-
 
 def can_pin() -> bool:
     """Whether there is an accelerator that reads pinned memory (Apple's shares memory with the CPU)."""

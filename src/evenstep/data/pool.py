@@ -12,8 +12,6 @@ from evenstep.data.fetch import Fetcher
 from evenstep.data.loader import Here, Workers
 from evenstep.data.reading import Reading
 
-__all__ = ["Pool"]
-
 
 @final
 class Pool:

@@ -14,8 +14,6 @@ from evenstep.data.stream import Stateful
 from evenstep.data.stream_reader import END, Reader
 from evenstep.errors import DataError, clause
 
-__all__ = ["probe"]
-
 _BEFORE, _AFTER = 2, 6  # items that are read before the state is taken, and after
 
 

@@ -5,8 +5,6 @@ from typing import final
 
 from evenstep.arguments import require_count, require_flag, require_number
 
-__all__ = ["Reading"]
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)

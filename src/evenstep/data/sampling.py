@@ -19,8 +19,6 @@ from evenstep.data.order import Order, order_of
 from evenstep.errors import ArgumentError
 from evenstep.keys import key
 
-__all__ = ["EpochBatches", "Sampling", "check_curriculum", "check_only_for_tokens", "check_packed", "check_unit"]
-
 _LENGTH_WINDOW = 8192
 
 

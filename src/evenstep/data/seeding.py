@@ -20,17 +20,6 @@ from torch import Tensor
 
 from evenstep.errors import ArgumentError
 
-__all__ = [
-    "drawing_alone",
-    "generator_state",
-    "is_generator",
-    "numpy_words",
-    "own_generators",
-    "seed_generators",
-    "set_generator_state",
-    "undisturbed",
-]
-
 _NUMPY_BYTES = 624 * 4 + 4  # the words of a Mersenne twister, and its place among them
 
 

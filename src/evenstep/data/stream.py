@@ -13,8 +13,6 @@ from torch.utils.data import DataLoader
 from evenstep.data.dataset import epoch_setters
 from evenstep.errors import ArgumentError, DataError
 
-__all__ = ["Stateful", "check_stream", "samples_in", "stream_epoch_setters"]
-
 
 @runtime_checkable
 class Stateful(Protocol):

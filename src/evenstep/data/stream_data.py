@@ -17,8 +17,6 @@ from evenstep.data.stream import check_stream, samples_in
 from evenstep.data.stream_ranks import StreamRanks, Together, Total, of_one_stream
 from evenstep.errors import ArgumentError, DataError, clause
 
-__all__ = ["StreamData"]
-
 _BY_LOOKS = samples_in
 
 

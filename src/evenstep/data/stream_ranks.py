@@ -13,8 +13,6 @@ from zlib import crc32
 
 from evenstep.errors import DataError
 
-__all__ = ["StreamRanks", "Together", "Total", "of_one_stream"]
-
 Total: TypeAlias = Callable[[Sequence[float]], Sequence[float]]
 """Sums numbers over all ranks; all call it together."""
 

@@ -16,8 +16,6 @@ from evenstep.data.stream import Stateful
 from evenstep.keys import key, mix
 from evenstep.nothing import NOTHING
 
-__all__ = ["END", "Reader"]
-
 END = object()
 _UNCHANGING = frozenset({int, float, str, bool, bytes, type(None)})
 _WATCHED = 4  # first items of a reader, after which a stream that has drawn nothing is taken to draw nothing

@@ -19,8 +19,6 @@ from evenstep.data.stream import check_stream, samples_in
 from evenstep.data.stream_ranks import Total, of_one_stream
 from evenstep.errors import DataError
 
-__all__ = ["Batch", "UpdateData", "batches_in", "named_batch"]
-
 _BY_LOOKS = samples_in
 
 
