@@ -19,9 +19,10 @@ from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
 from evenstep.internals import foreach_copy, times_written
+from evenstep.names import parameters_in
 from evenstep.optim.multi import inner
 from evenstep.optim.step import step
-from evenstep.optim.stepping.stepping import Steps, of_optimizer, standing_in, widen_state
+from evenstep.optim.stepping.stepping import Steps, standing_in, widen_state
 
 
 @final
@@ -43,7 +44,7 @@ class MasterSteps(Steps):
 
     def __init__(self, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], format: torch.dtype) -> None:
         names = {id(parameter): name for name, parameter in parameters.items()}
-        own = of_optimizer(optimizer, lambda one: id(one) in names)
+        own = [one for one in parameters_in(optimizer) if id(one) in names]
         widen_state(optimizer)
         self._parameters: Sequence[nn.Parameter] = own
         self._masters = [nn.Parameter(one.detach().clone(), requires_grad=False) for one in own]

@@ -17,11 +17,12 @@ from torch.optim import Optimizer
 from evenstep.errors import OutOfMemoryError
 from evenstep.internals import local_tensor
 from evenstep.keys import branch, branch_below
+from evenstep.names import parameters_in
 from evenstep.optim.multi import inner
 from evenstep.optim.sharing import TORCH
 from evenstep.optim.step import step
 from evenstep.optim.stepping.rounding import round_into
-from evenstep.optim.stepping.stepping import Steps, is_narrow, of_optimizer, standing_in, widen_state
+from evenstep.optim.stepping.stepping import Steps, is_narrow, standing_in, widen_state
 
 PIECE_BYTES = 64 * 2**20  # of stand-ins at a time; a larger parameter is a piece by itself
 
@@ -55,12 +56,12 @@ class RoundedSteps(Steps):
         first_element: Callable[[Tensor], int],
         piece_bytes: int = PIECE_BYTES,
     ) -> None:
-        own = of_optimizer(optimizer, is_narrow)
+        own = [one for one in parameters_in(optimizer) if is_narrow(one)]
         widen_state(optimizer)
         self._names = {id(one): names[id(one)] for one in own}
         self._branch = branch(seed, "rounding")
         self._first_element = first_element
-        self._others = {id(one) for one in of_optimizer(optimizer, lambda one: not is_narrow(one))}
+        self._others = {id(one) for one in parameters_in(optimizer) if not is_narrow(one)}
         in_pieces = all(type(one) in TORCH for one in inner(optimizer))
         self._pieces = _cut(own, piece_bytes) if in_pieces else [own]
 

@@ -5,7 +5,7 @@ for the time of the step, with its gradient and its state. Outside of steps the 
 so names, groups, checkpoints and ranks need not know of stand-ins.
 """
 
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from evenstep.names import parameters_in
 from evenstep.optim.multi import inner
 from evenstep.optim.step import step
 
@@ -72,11 +71,6 @@ def widen_state(optimizer: Optimizer) -> None:
             for name, value in state.items():
                 if isinstance(value, Tensor) and value.is_floating_point() and value.itemsize == 2:
                     state[name] = value.float()
-
-
-def of_optimizer(optimizer: Optimizer, is_one: Callable[[Tensor], bool]) -> list[nn.Parameter]:
-    """The parameters of an optimizer for which `is_one` holds, in the order of its groups."""
-    return [one for one in parameters_in(optimizer) if is_one(one)]
 
 
 def is_narrow(parameter: Tensor) -> bool:
