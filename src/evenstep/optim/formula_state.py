@@ -44,9 +44,10 @@ class FormulaState:
         self.version = 0
         self._last: tuple[int, ...] | None = None
         self._new: list[int] = []  # those whose state was made for the step that is being computed
-        self._read()
+        self.read()
 
-    def _read(self) -> None:
+    def read(self) -> None:
+        """Find out what the optimizer holds, and from that how many steps were taken, whatever was counted since."""
         self._groups = self._optimizer.param_groups
         self._formulas = [formula_of(self._optimizer, group) for group in self._groups]
         self._state: Any = self._optimizer.state
@@ -81,11 +82,7 @@ class FormulaState:
             or not all(map(is_, standing, self._standing))  # tensors: their values are not compared
             or [formula_of(self._optimizer, group) for group in self._optimizer.param_groups] != self._formulas
         ):
-            self._read()
-
-    def read_again(self) -> None:
-        """What was dispatched since has been taken back: how many steps were taken is what the state says."""
-        self._read()
+            self.read()
 
     def formulas(self, own: Sequence[int]) -> tuple[Formula, ...]:
         """Those of some parameters."""
@@ -110,7 +107,7 @@ class FormulaState:
             for name in lacking:
                 made[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         if new:
-            self._read()
+            self.read()
             for one in new:
                 self._taken[one] = 0
             self._new = new
@@ -123,7 +120,7 @@ class FormulaState:
         for one in new:
             del self._state[self.parameters[one]]
         if new:
-            self._read()
+            self.read()
 
     def tensors(self, own: Sequence[int]) -> list[list[Tensor]]:
         """The state of some parameters, each in the order of its formula."""

@@ -119,7 +119,7 @@ class CompiledUpdate:
         state = self._state
         check_still_capturable(self._optimizer, state.parameters)
         if update <= self._dispatched:  # what was dispatched since has been taken back, or another state was loaded
-            state.read_again()
+            state.read()
             self._halted = None
         state.follow()
         undo = core.effects.begin_passes()
