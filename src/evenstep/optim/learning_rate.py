@@ -269,8 +269,8 @@ def _schedules_of(schedule: LrSchedule, groups: list[dict[str, Any]]) -> list[Lr
 
 def _unique_names(groups: list[dict[str, Any]]) -> list[str]:
     """The groups' names, or their numbers where they have none or share one."""
-    given = Counter(str(group.get("name") or number) for number, group in enumerate(groups))
     named = [str(group.get("name") or number) for number, group in enumerate(groups)]
+    given = Counter(named)
     return [name if given[name] == 1 else str(number) for number, name in enumerate(named)]
 
 

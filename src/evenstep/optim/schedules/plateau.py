@@ -79,10 +79,10 @@ class Plateau(LrSchedule):
             )
         require_word("mode", mode, ("min", "max"))
         require_number("factor", factor, "(0, 1)", "above 0 and below 1", "0.1 and 0.5 are usual")
-        check_evaluations("patience_evaluations", patience_evaluations, at_least=1)
+        check_count("patience_evaluations", patience_evaluations, at_least=1, of="evaluations")
         require_number("min_delta", min_delta, "[0, inf)", "a number of at least 0", "raise it")
         require_flag("relative", relative)
-        check_evaluations("cooldown_evaluations", cooldown_evaluations, at_least=0)
+        check_count("cooldown_evaluations", cooldown_evaluations, of="evaluations")
         check_min_factor(min_factor)
         check_count("warmup_updates", warmup_updates)
         self.metric, self.factor = metric, factor
@@ -152,11 +152,3 @@ class Plateau(LrSchedule):
         for name in _STATE:
             setattr(self, name, state[name])
         return ""
-
-
-def check_evaluations(name: str, value: int, *, at_least: int) -> None:
-    """Raise ArgumentError unless `value` is a whole number of evaluations, and not too small."""
-    if type(value) is not int or value < at_least:
-        raise ArgumentError(
-            f"`{name}` must be a whole number of evaluations, at least {at_least}, but is {value!r}; set it so."
-        )

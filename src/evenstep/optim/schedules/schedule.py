@@ -94,11 +94,11 @@ def check_warmup_fits(warmup_updates: int, updates: int | None) -> None:
         )
 
 
-def check_count(name: str, value: int, *, at_least: int = 0) -> None:
-    """Raise ArgumentError unless `value` is a whole number, and not too small."""
+def check_count(name: str, value: int, *, at_least: int = 0, of: str = "updates") -> None:
+    """Raise ArgumentError unless `value` is a whole number of such things, and not too small."""
     if type(value) is not int or value < at_least:
         raise ArgumentError(
-            f"`{name}` must be a whole number of updates, at least {at_least}, but is {value!r}; set it so."
+            f"`{name}` must be a whole number of {of}, at least {at_least}, but is {value!r}; set it so."
         )
 
 
