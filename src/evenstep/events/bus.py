@@ -98,29 +98,24 @@ class Bus:
                 raise HookError(f"hook `{hook.name}` is given twice; give it once, or make two of its class.")
             given.append(_checked(hook))
         self.hooks: tuple[Hook, ...] = tuple(sorted(given, key=lambda hook: hook.priority))
-        heard = {name: [_heard(hook, name) for hook in self.hooks] for name in _METHODS}
         self.drawing: Callable[[str, Event], AbstractContextManager[None]] = _as_it_is
-        for name, column in heard.items():
-            if name not in (*_OF_PASSES, "on_incident"):
-                heard[name] = [
-                    one if one is None or _draws_nothing(one) else self._keyed(f"{name} {key}", one)
-                    for one, key in zip(column, self._by_key(), strict=True)
-                ]
-        if within is not None:
-            alone = [hook.first_rank_only for hook in self.hooks]
-            for name, column in heard.items():
-                pairs = zip(column, alone, strict=True)
-                heard[name] = [None if one is None else _called_within(within, one, alone=only) for one, only in pairs]
         self.of_run: Exception | None = None
-        if report is not None:
-            survived = [(hook.failure_policy or on_error) == "continue" for hook in self.hooks]
-            for name, column in heard.items():
-                told = None if name == "on_incident" else report  # or the incident would be told to whom it is about
-                heard[name] = [
-                    self._survived(one, told) if one is not None and survives else one
-                    for one, survives in zip(column, survived, strict=True)
-                ]
-        self._columns = heard
+
+        def receiver(method: str, key: str, hook: Hook) -> Heard:
+            one = _heard(hook, method)
+            if one is None:
+                return None
+            if method not in (*_OF_PASSES, "on_incident") and not _draws_nothing(one):
+                one = self._keyed(f"{method} {key}", one)
+            if within is not None:
+                one = _called_within(within, one, alone=hook.first_rank_only)
+            if report is not None and (hook.failure_policy or on_error) == "continue":
+                # or the incident would be told to whom it is about
+                one = self._survived(one, None if method == "on_incident" else report)
+            return one
+
+        by_key = self._by_key().items()
+        self._columns = {method: [receiver(method, key, hook) for key, hook in by_key] for method in _METHODS}
         self._listen(self.hooks)
         self.heard = frozenset(name for name, listeners in self._listeners.items() if listeners)
         self.hears_microbatches = not self.heard.isdisjoint(_OF_MICROBATCHES)
