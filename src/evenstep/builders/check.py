@@ -210,8 +210,7 @@ def _evaluations(config: Config) -> Iterator[Fault]:
 
 def _follow(metric: str, evaluations: Sequence[str], *, asked: bool = True) -> None:
     target = MetricTarget(metric=metric, mode="min", min_delta=0.0)
-    target.check_evaluation(evaluations)
-    target.check_asked(asked=asked)
+    target.check_evaluation(evaluations, asked=asked)
 
 
 def _ranks(config: Config) -> Iterator[Fault]:

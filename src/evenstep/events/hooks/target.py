@@ -59,24 +59,21 @@ class MetricTarget:
             HookError: it has not, or nobody asks for it, so `hook` would wait in vain.
         """
         try:
-            self.check_evaluation(list(hook.trainer.evaluations))
-            self.check_asked(asked=asked)
+            self.check_evaluation(list(hook.trainer.evaluations), asked=asked)
         except ArgumentError as error:
             raise HookError(f"hook `{hook.name}`: {error}") from None
 
-    def check_evaluation(self, evaluations: Sequence[str]) -> None:
-        """Raise ArgumentError unless this is about one of the evaluations of these names."""
-        if self.evaluation in evaluations:
-            return
-        close = get_close_matches(self.evaluation, evaluations, n=1)
-        advice = f"there are: {', '.join(evaluations)}." if evaluations else "give the trainer `evaluations`."
-        if close:
-            advice = f"did you mean `{close[0]}/{self.metric.partition('/')[2]}`?"
-        raise ArgumentError(f"`metric` is `{self.metric}`, but there is no evaluation `{self.evaluation}`; {advice}")
-
-    def check_asked(self, *, asked: bool) -> None:
-        """Raise ArgumentError unless evaluations are asked for during the run: who follows them acts on no others."""
-        if not asked:
+    def check_evaluation(self, evaluations: Sequence[str], *, asked: bool) -> None:
+        """Raise ArgumentError unless this is about one of the evaluations of these names, which are asked for."""
+        if self.evaluation not in evaluations:
+            close = get_close_matches(self.evaluation, evaluations, n=1)
+            advice = f"there are: {', '.join(evaluations)}." if evaluations else "give the trainer `evaluations`."
+            if close:
+                advice = f"did you mean `{close[0]}/{self.metric.partition('/')[2]}`?"
+            raise ArgumentError(
+                f"`metric` is `{self.metric}`, but there is no evaluation `{self.evaluation}`; {advice}"
+            )
+        if not asked:  # who follows evaluations during the run acts on no others
             raise ArgumentError(
                 f"`metric` is `{self.metric}`, which is followed during the run, but nothing asks for evaluations "
                 f"before its end; ask for them by `Evaluate(every_updates=…)`."
