@@ -43,17 +43,12 @@ class LossScaled(Precision):
         tolerance: float = 0.0,
         floor: float = 1e-4,
     ) -> None:
-        for name, value in (("initial", initial), ("floor", floor), ("tolerance", tolerance)):
-            require_number(name, value)
-        if not 0 < initial < float("inf"):
-            raise ArgumentError(f"`initial` must be finite and above 0, but is {initial}; 65536 is usual.")
-        if not floor > 0:
-            raise ArgumentError(f"`floor` must be above 0, but is {floor}; 0.0001 is usual.")
+        require_number("initial", initial, "(0, inf)", "finite and above 0", "65536 is usual")
+        require_number("floor", floor, "(0, inf]", "above 0", "0.0001 is usual")
         if floor > initial:
             raise ArgumentError(f"`floor` must be at most the `initial` of {initial:g}, but is {floor:g}; lower it.")
         require_whole("growth_updates", growth_updates, at_least=1, advice="2000 is usual")
-        if not 0 <= tolerance < 1:
-            raise ArgumentError(f"`tolerance` must be in [0, 1), but is {tolerance}; 0 tolerates no overflow.")
+        require_number("tolerance", tolerance, "[0, 1)", "in [0, 1)", "0 tolerates no overflow")
         self._initial = float(initial)
         self._growth_updates = growth_updates
         self._tolerance = tolerance
