@@ -30,9 +30,6 @@ class FirstBatches(WrappedData):
     Raises:
         ArgumentError: nothing that is such data, or a number below 1.
 
-    Attributes:
-        data: see the arguments.
-
     >>> from evenstep.data import MapData
     >>> data = FirstBatches(MapData([10, 11, 12, 13, 14], global_batch_size=2, shuffle=False, num_epochs=2), 2)
     >>> [(tuple(one.position), one.ends_epoch) for one in data.batches(Position(), seed=1)]

@@ -12,9 +12,6 @@ class WrappedData(Data):
 
     Args:
         data: the others.
-
-    Attributes:
-        data: see the arguments.
     """
 
     def __init__(self, data: Data) -> None:

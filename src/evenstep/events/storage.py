@@ -44,7 +44,6 @@ class Storage:
         clip_norm: where gradients are clipped: train/clipped is then 1 for an update whose norm was above it, else 0.
 
     Attributes:
-        throughput: see the arguments.
         settled: how often metrics were settled.
 
     >>> storage = Storage()

@@ -46,8 +46,7 @@ class SavePretrained(Hook):
     Raises:
         ArgumentError: an argument that can't be.
 
-    >>> SavePretrained(checkpoint="best", dtype="bf16").name
-    'SavePretrained'
+    >>> hook = SavePretrained(checkpoint="best", dtype="bf16")
     """
 
     priority = 200  # after all that asks for a checkpoint

@@ -41,9 +41,6 @@ class Ema:
             average has the metrics' names, and the parameters have theirs behind `parameters/`, such as
             "valid/parameters/loss". A prediction is made with the average, or for "parameters" with these.
 
-    Attributes:
-        evaluated: see the arguments.
-
     Raises:
         ArgumentError: an argument that cannot be.
 

@@ -30,8 +30,7 @@ class EarlyStop(Hook):
     Raises:
         ArgumentError: for an argument that cannot be.
 
-    >>> EarlyStop(metric="valid/loss", patience_evaluations=3).name
-    'EarlyStop'
+    >>> hook = EarlyStop(metric="valid/loss", patience_evaluations=3)
     """
 
     def __init__(

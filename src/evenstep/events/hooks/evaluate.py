@@ -26,8 +26,7 @@ class Evaluate(Hook):
     Raises:
         ArgumentError: for no period at all, one below 1, or a first update below 0.
 
-    >>> Evaluate(every_updates=100).name
-    'Evaluate'
+    >>> hook = Evaluate(every_updates=100)
     """
 
     def __init__(

@@ -41,8 +41,7 @@ class MemoryUse(Hook):
     Raises:
         ArgumentError: for a window below 1.
 
-    >>> MemoryUse(every_updates=50).name
-    'MemoryUse'
+    >>> hook = MemoryUse(every_updates=50)
     """
 
     def __init__(self, *, every_updates: int = 10) -> None:

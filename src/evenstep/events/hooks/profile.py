@@ -35,8 +35,7 @@ class Profile(Hook):
     Raises:
         ArgumentError: `first` is below 1, or `last` below `first`.
 
-    >>> Profile(first=10, last=13).name
-    'Profile'
+    >>> hook = Profile(first=10, last=13)
     """
 
     priority = -200  # around all other hooks

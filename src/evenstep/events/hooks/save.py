@@ -24,8 +24,7 @@ class Save(Hook):
     Raises:
         ArgumentError: for no period at all, or one that is not positive.
 
-    >>> Save(every_updates=1000, every_minutes=30).name
-    'Save'
+    >>> hook = Save(every_updates=1000, every_minutes=30)
     """
 
     def __init__(

@@ -30,8 +30,7 @@ class Statistics(Hook):
     Raises:
         ArgumentError: for a period below 1.
 
-    >>> Statistics(every_updates=100, gradient_norms=True).name
-    'Statistics'
+    >>> hook = Statistics(every_updates=100, gradient_norms=True)
     """
 
     def __init__(self, *, every_updates: int = 100, update_ratio: bool = False, gradient_norms: bool = False) -> None:

@@ -34,8 +34,7 @@ class Status(Hook):
     Raises:
         ArgumentError: for a time that is not above 0.
 
-    >>> Status(every_s=30).name
-    'Status'
+    >>> hook = Status(every_s=30)
     """
 
     first_rank_only = True

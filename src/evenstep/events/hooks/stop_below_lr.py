@@ -26,8 +26,7 @@ class StopBelowLr(Hook):
     Raises:
         ArgumentError: for a rate that is not above 0.
 
-    >>> StopBelowLr(1e-6).name
-    'StopBelowLr'
+    >>> hook = StopBelowLr(1e-6)
     """
 
     def __init__(self, lr: float) -> None:

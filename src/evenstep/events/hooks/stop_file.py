@@ -17,8 +17,7 @@ EVERY_S = 1.0
 class StopFile(Hook):
     """Asks to stop, with exit code 75, when there is a file `stop` in the run folder.
 
-    >>> StopFile().name
-    'StopFile'
+    >>> hook = StopFile()
     """
 
     first_rank_only = True

@@ -26,8 +26,7 @@ class TimeBudget(Hook):
     Raises:
         ArgumentError: for no time at all, or one that is not above 0.
 
-    >>> TimeBudget(max_minutes=55, max_total_minutes=600).name
-    'TimeBudget'
+    >>> hook = TimeBudget(max_minutes=55, max_total_minutes=600)
     """
 
     def __init__(self, *, max_minutes: float | None = None, max_total_minutes: float | None = None) -> None:

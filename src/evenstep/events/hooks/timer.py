@@ -36,8 +36,7 @@ class Timer(Hook):
     Raises:
         ArgumentError: for a window below 1.
 
-    >>> Timer(every_updates=50).name
-    'Timer'
+    >>> hook = Timer(every_updates=50)
     """
 
     priority = -100  # first at both ends, so that what other hooks do counts

@@ -29,8 +29,7 @@ class Watchdog(Hook):
     Raises:
         ArgumentError: for a time that is not above 0.
 
-    >>> Watchdog(timeout_s=120).name
-    'Watchdog'
+    >>> hook = Watchdog(timeout_s=120)
     """
 
     def __init__(self, *, timeout_s: float) -> None:

@@ -26,8 +26,7 @@ class TensorBoardWriter(Writer):
     Args:
         flush_s: how often what was written reaches the disk, in seconds.
 
-    >>> TensorBoardWriter().name
-    'TensorBoardWriter'
+    >>> writer = TensorBoardWriter()
     """
 
     def __init__(self, *, flush_s: int = 30) -> None:
