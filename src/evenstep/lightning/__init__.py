@@ -312,16 +312,14 @@ class _StepTask(Task):
 
     def __init__(self, module: Any, trainer: TrainerStandIn, count: Callable[[Any], float | Tensor] | None) -> None:
         self._name, self._count = type(module).__name__, count
-        base = _base_of(module)
         own = getattr(module, "validation_step", None)
-        self._validates = own is not None and getattr(own, "__func__", own) is not getattr(
-            base, "validation_step", None
-        )
+        base_step = getattr(_base_of(module), "validation_step", None)
+        self._validates = own is not None and getattr(own, "__func__", own) is not base_step
         vars(trainer)["_task"] = self
 
     def inputs(self, batch: Any) -> Any:
         """The batch, and which step is to be made."""
-        return batch, "validation_step" if self._validates and self.now.is_evaluating else "training_step"
+        return batch, self._step()
 
     def weight(self, batch: Any) -> float | Tensor:
         """How many units the mean of a batch is over."""
@@ -338,15 +336,16 @@ class _StepTask(Task):
     def loss(self, output: Any, batch: Any) -> Loss:
         """The mean that the step gave, times what it is over."""
         given, logged = output
-        step = "validation_step" if self._validates and self.now.is_evaluating else "training_step"
         samples = self.weight(batch)
-        metrics = {
-            name: _pair(own, samples) for name, own in logged.items() if name != "loss"
-        }  # the engine has its own
-        return Loss.of_mean(self._mean(step, given, logged, samples), samples, metrics=metrics)
+        # of the name `loss` the engine has its own
+        metrics = {name: _pair(own, samples) for name, own in logged.items() if name != "loss"}
+        return Loss.of_mean(self._mean(given, logged, samples), samples, metrics=metrics)
 
-    def _mean(self, step: str, given: Any, logged: Mapping[str, _Logged], samples: float | Tensor) -> Tensor:
-        mean = _loss_in(given)
+    def _step(self) -> str:
+        return "validation_step" if self._validates and self.now.is_evaluating else "training_step"
+
+    def _mean(self, given: Any, logged: Mapping[str, _Logged], samples: float | Tensor) -> Tensor:
+        mean, step = _loss_in(given), self._step()
         if isinstance(mean, Tensor) and mean.numel() == 1:
             return mean.reshape(())
         if step == "training_step" and isinstance(mean, Tensor):

@@ -107,9 +107,8 @@ class _TorchRates(LrSchedule):
         return ("epochs",) if self._by_epoch else ()
 
     def __call__(self, update: int, updates: int | None) -> float:
-        return self._after(
-            (min(update, updates or update) - 1) // self._every
-        )  # what comes after the run is only asked
+        # what comes after the run is only asked
+        return self._after((min(update, updates or update) - 1) // self._every)
 
     def in_epoch(self, update: int, epoch: int, updates: int | None) -> float:
         return self._after(epoch // self._every) if self._by_epoch else self(update, updates)

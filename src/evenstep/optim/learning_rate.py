@@ -89,10 +89,10 @@ class LearningRates:
         at = self.begun_at
         return schedule.in_epoch(update - at, epoch, None if self._updates is None else self._updates - at)
 
-    def factors(self, updates: list[int], epochs: Sequence[int] = (0, 1, 10)) -> list[list[float]]:
+    def factors(self, updates: list[int]) -> list[list[float]]:
         """What the rates of the groups are multiplied by, in some updates, were they of some epochs."""
         return [
-            [self._factor(one, self.begun_at + update, epoch) for update in updates for epoch in epochs]
+            [self._factor(one, self.begun_at + update, epoch) for update in updates for epoch in (0, 1, 10)]
             for one in self._of_groups
         ]
 
@@ -124,9 +124,8 @@ class LearningRates:
     @property
     def stamp(self) -> int:
         """A number that ranks whose rates are the same have in common; rates in tensors are not read."""
-        return (
-            hash(tuple([lr for group in self._optimizer.param_groups if type(lr := group.get("lr")) is float])) % 2**32
-        )
+        rates = (group.get("lr") for group in self._optimizer.param_groups)
+        return hash(tuple([rate for rate in rates if type(rate) is float])) % 2**32
 
     def __call__(self, update: int, epoch: int = 0) -> Sequence[float | Tensor]:
         """Set every group's learning rate for `update`; gives the rates by group, as many as there are `names`.
