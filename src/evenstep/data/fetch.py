@@ -100,11 +100,8 @@ class Fetcher(Dataset[Reply]):
         self._reading = reading
         self._set_epoch = epoch_setters(dataset)
         self._rows = rows_of(dataset) if collate is DEFAULT_COLLATE else None
-        self._many = (
-            cast(Callable[[list[int]], list[object]], cast(Any, dataset).__getitems__)
-            if fetches_many(dataset)
-            else None
-        )
+        many: Callable[[list[int]], list[object]] | None = getattr(dataset, "__getitems__", None)
+        self._many = many if fetches_many(dataset) else None
         self._epoch: int | None = None
         self._looks = reading.seed_samples and self._rows is None  # for generators of the dataset's own
 

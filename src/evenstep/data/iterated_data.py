@@ -95,9 +95,8 @@ class IteratedData(Data):
         self._cursor: _Cursor | None = None
         self._states: dict[Position, dict[str, object]] = {}  # of the last positions, the newest last
         self._loaded = False  # whether the newest has yet to be put into the stream
-        self._beginning: dict[str, Any] | None = (
-            None  # the stream's state before anything was read, where it was tried and has one
-        )
+        # the stream's state before anything was read, where it was tried and has one
+        self._beginning: dict[str, Any] | None = None
         self._was_told = False  # that this rank's stream is shorter
         self._was_compared = False  # with those of other ranks
 

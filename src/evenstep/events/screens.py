@@ -18,12 +18,8 @@ def screen_of(stream: TextIO) -> Literal["terminal", "notebook", "lines"]:
     'lines'
     """
     if stream.isatty():
-        plain = os.environ.get("TERM", "").lower() in _DUMB or os.environ.get("CI", "").lower() not in (
-            "",
-            "0",
-            "false",
-        )
-        return "lines" if plain else "terminal"
+        is_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
+        return "lines" if is_ci or os.environ.get("TERM", "").lower() in _DUMB else "terminal"
     return "notebook" if notebook_of(stream) is not None else "lines"
 
 
