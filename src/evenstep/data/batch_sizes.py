@@ -93,9 +93,6 @@ class Begins(Sequence[int]):
 def batch_sizes(name: str, given: object, unit: Unit) -> BatchSizes:
     """Sizes from pairs (begin, size), which are counted from 1.
 
-    Args:
-        name: of the argument.
-
     Raises:
         ArgumentError: they are no such pairs, or out of order.
 

@@ -150,10 +150,7 @@ def order_of(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -
 
 
 def order(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> NDArray[np.int64]:
-    """The whole order in which `epoch` visits the samples; see `order_of`.
-
-    Args:
-        num_samples, seed, epoch, shuffle: as for `order_of`.
+    """The whole order in which `epoch` visits the samples; the arguments are those of `order_of`.
 
     Returns:
         A permutation of 0..num_samples-1, `[num_samples]`.

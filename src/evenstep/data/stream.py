@@ -31,7 +31,6 @@ def check_stream(stream: object, *, gives_batches: bool) -> None:
     """Check that `stream` is something to iterate, whose items are what they are taken for.
 
     Args:
-        stream: given as a stream.
         gives_batches: whether its items may be batches of samples.
 
     Raises:

@@ -315,7 +315,6 @@ def deliver(
 
     Args:
         receivers: each with the name that a note calls it by.
-        arguments: given to every receiver.
         error: what is in flight already, if anything.
 
     >>> error = deliver([("a", int), ("b", print), ("c", len)], 2.5, error=ValueError("the first"))

@@ -80,7 +80,6 @@ class Storage:
         """Add `sum` and `weight` to metric `name` at `update`; a weight of 0 in all leaves the metric out.
 
         Args:
-            name: of the metric.
             sum: the sum over the units, a number or a detached 0-dim tensor on any device, not written to afterwards.
             weight: how many units the sum covers, likewise, at least 0; 1 for a plain value, such as a learning rate.
             update: the update that the value belongs to.
@@ -104,7 +103,6 @@ class Storage:
 
         Args:
             name: letters, digits, `_`, `-` and `.`, in parts divided by `/`.
-            update: the update that it belongs to.
 
         Raises:
             ArgumentError: another name, or another value.

@@ -37,12 +37,7 @@ _NOT_FOR_THE_MODEL = ("labels", "weights")
 
 
 class _Tokens(Task):
-    """What decoders and encoder-decoders have in common.
-
-    Args:
-        label_smoothing: see `CausalLM`.
-        chunked: see `CausalLM`.
-    """
+    """What decoders and encoder-decoders have in common."""
 
     unit = "tokens"
 

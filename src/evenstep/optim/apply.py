@@ -99,7 +99,6 @@ class Apply:
             grads: the gradients, perhaps in shards, changed in place or by the kernel.
             squared: ‖g‖₂² over all parameters, stages and shards.
             divisor: loss scale × late weight.
-            update: number of the update.
         """
         divisor = float(divisor)
         norm = math.sqrt(float(squared)) / divisor if divisor else math.nan
@@ -178,11 +177,9 @@ def build_apply(
     """The way of applying that costs least for this optimizer and device.
 
     Args:
-        optimizer: see `Apply`.
-        clip_norm: see `Apply`.
         device: where the parameters are.
         defer: whether the verdict stays on the device; None: on an accelerator, if the optimizer can skip a step.
-        steps: see `Apply`; by default in that of the parameters.
+        steps: by default in the format of the parameters.
     """
     scales = takes_scale(optimizer)
     # The kernels read the scale as float32: too coarse for float64 parameters.

@@ -92,8 +92,9 @@ class Ema:
     @property
     def passes(self) -> tuple[tuple[str, bool], ...]:
         """What is evaluated, in turn: what stands before the metrics' names, and whether it is the average."""
-        of = {"average": ("", True), "parameters": ("", False)}
-        return (of["average"], ("parameters/", False)) if self.evaluated == "both" else (of[self.evaluated],)
+        if self.evaluated == "both":
+            return ("", True), ("parameters/", False)
+        return (("", self.evaluated == "average"),)
 
     def check(self, updates: int) -> None:
         """Raise ArgumentError if the average would still be a copy at the end of a run of so many updates.
@@ -178,7 +179,6 @@ class Ema:
         """Move the average after committed update `update`.
 
         Args:
-            update: number of the update.
             aborted: 1.0 when the device has skipped the update and the host does not know yet: nothing moves.
         """
         if not self._moves_at(update):

@@ -130,9 +130,6 @@ class LearningRates:
     def __call__(self, update: int, epoch: int = 0) -> Sequence[float | Tensor]:
         """Set every group's learning rate for `update`; gives the rates by group, as many as there are `names`.
 
-        Args:
-            epoch: of the update's batch.
-
         Raises:
             ArgumentError: somebody else has set a rate that the schedule sets.
         """
@@ -198,11 +195,7 @@ class LearningRates:
             self._set = [_as_set(one) for one in held] if self._set else []
 
     def reloaded(self, begun_at: int) -> None:
-        """The optimizer's options are those of a checkpoint: what they are now says nothing about who set them.
-
-        Args:
-            begun_at: see the attribute.
-        """
+        """The optimizer's options are those of a checkpoint: what they are now says nothing about who set them."""
         self.begun_at, self._set = begun_at, []
         if self._schedule is not None:
             self.last = [float(group["lr"]) for group in self._optimizer.param_groups]
