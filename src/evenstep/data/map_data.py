@@ -280,9 +280,5 @@ def _microbatch(request: Request, reply: Reply, *, in_columns: bool) -> Microbat
     left_out = {sample for fault in reply.faults if fault.num_skipped for sample in fault.samples}
     samples = [sample for sample in request.samples if sample not in left_out] if left_out else request.samples
     return Microbatch(
-        index=request.microbatch,
-        data=reply.data,
-        num_samples=len(samples),
-        samples=samples,
-        in_columns=in_columns,
+        index=request.microbatch, data=reply.data, num_samples=len(samples), samples=samples, in_columns=in_columns
     )

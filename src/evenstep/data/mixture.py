@@ -249,12 +249,7 @@ def _next_of(walk: _Walk, sources: Mapping[str, Iterator[GlobalBatch]]) -> Globa
             )
         waited = perf_counter() - began
         parts.append(
-            Part(
-                task=name,
-                num_microbatches=batch.num_microbatches,
-                num_samples=batch.num_samples,
-                data_s=waited,
-            )
+            Part(task=name, num_microbatches=batch.num_microbatches, num_samples=batch.num_samples, data_s=waited)
         )
         microbatches += [replace(one, index=count + one.index, task=name) for one in batch.microbatches]
         count += batch.num_microbatches

@@ -23,13 +23,7 @@ class Pool:
         reading: says how far they read ahead, how long is waited for them, and how often they are started again.
     """
 
-    def __init__(
-        self,
-        new_fetcher: Callable[[], Fetcher],
-        *,
-        num_workers: int,
-        reading: Reading,
-    ) -> None:
+    def __init__(self, new_fetcher: Callable[[], Fetcher], *, num_workers: int, reading: Reading) -> None:
         self._new_fetcher = new_fetcher
         self._num_workers = num_workers
         self._reading = reading

@@ -140,14 +140,14 @@ class Shown(Event):
     value: Value = field(repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        require_object("name", self.name, str, "`storage.show('valid/digits', Image(x), update=10)`")
+        write = "`storage.show('valid/digits', Image(x), update=10)`"
+        require_object("name", self.name, str, write)
         if not all(_PART.fullmatch(part) for part in self.name.split("/")):
             raise ArgumentError(
                 f"what is shown must have a name of letters, digits, `_`, `-` and `.`, in parts divided by `/`, as it "
                 f"names a file, but it is {self.name!r}; rename it."
             )
-        write = "`storage.show('valid/digits', Image(x), update=10)`"
-        require_object("value", self.value, Text | Image | Histogram, write)
+        require_object("value", self.value, Value, write)
 
 
 def _array(name: str, values: object) -> "np.ndarray[Any, Any]":

@@ -10,10 +10,4 @@ if TYPE_CHECKING:
 
 __all__ = ["MultiOptimizer", "ParameterGroup"]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        ".groups": "ParameterGroup",
-        ".multi": "MultiOptimizer",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__, {".groups": "ParameterGroup", ".multi": "MultiOptimizer"})
