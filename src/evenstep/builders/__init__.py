@@ -4,7 +4,7 @@ from evenstep.builders.evaluated import evaluated_weights
 from evenstep.builders.options import build_checkpointing, build_hooks
 from evenstep.builders.parts import RunParts, build_parts, make_model
 from evenstep.builders.pipeline import build_mesh, check_stages
-from evenstep.builders.ranks import build_strategy, joined, rank_device, ranks_of
+from evenstep.builders.ranks import build_strategy, joined, ranks_of
 from evenstep.builders.run import open_run
 
 __all__ = [
@@ -19,6 +19,5 @@ __all__ = [
     "joined",
     "make_model",
     "open_run",
-    "rank_device",
     "ranks_of",
 ]

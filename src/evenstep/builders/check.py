@@ -17,7 +17,7 @@ from evenstep.builders.options import (
     build_training,
 )
 from evenstep.builders.pipeline import build_layout
-from evenstep.builders.ranks import rank_device, ranks_of
+from evenstep.builders.ranks import ranks_of
 from evenstep.builders.schedule import build_schedule
 from evenstep.builders.tasks import build_coefficients, build_combine, build_mixing, windows_of
 from evenstep.config.faults import Fault, told
@@ -33,7 +33,7 @@ from evenstep.events.hooks.target import MetricTarget
 from evenstep.optim.ema import Ema
 from evenstep.optim.groups import Grouping, ParameterGroup
 from evenstep.options import Memory, Training, check_evaluation_names, check_length, check_rewinds, check_task_names
-from evenstep.parallel import Ddp, Group, Local
+from evenstep.parallel import Ddp, Group, Local, device_of_rank
 from evenstep.parallel.mesh import check_pipelines
 from evenstep.parallel.named import check_single
 from evenstep.parallel.rank_info import is_launched
@@ -235,4 +235,4 @@ def _ranks(config: Config) -> Iterator[Fault]:
     if parallel.strategy == "fsdp" and ranks > 1:
         is_here = config.launch.slurm is None  # a job's machines may have other devices
         check = partial(check_sharding, shard_ranks=parallel.shard_ranks, offload=parallel.offload and is_here)
-        yield from faults_of(partial(check, ranks // parallel.pipeline, rank_device(config)), keys, *counts)
+        yield from faults_of(partial(check, ranks // parallel.pipeline, device_of_rank(config.device)), keys, *counts)

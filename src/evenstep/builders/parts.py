@@ -18,7 +18,6 @@ from evenstep.builders.data import build_data, build_evaluation, first_samples, 
 from evenstep.builders.optimizer import build_grouped, build_optimizer
 from evenstep.builders.options import build_checkpointing, build_failures, build_precision, build_training
 from evenstep.builders.pipeline import build_model
-from evenstep.builders.ranks import rank_device
 from evenstep.builders.schedule import build_lr_schedule
 from evenstep.builders.tasks import build_mixture
 from evenstep.config.named import OpenRun
@@ -31,7 +30,7 @@ from evenstep.data.seeding import undisturbed
 from evenstep.errors import ConfigError, TaskError
 from evenstep.events import Hook, Writer
 from evenstep.options import Checkpointing, Logging, WriterName
-from evenstep.parallel import Mesh
+from evenstep.parallel import Mesh, device_of_rank
 from evenstep.pipeline import Layers
 from evenstep.train import LoadedWeights, Task, Trainer, described_groups
 from evenstep.train.state.loading import put_weights
@@ -97,7 +96,7 @@ class RunParts:
             updates=config.train.updates,
             epochs=config.train.epochs,
             seed=config.seed,
-            device=rank_device(config),
+            device=device_of_rank(config.device),
             precision=build_precision(config),
             lr_schedule=build_lr_schedule(config),
             evaluations=evaluations,
@@ -200,7 +199,7 @@ def _make_task(run: OpenRun, key: str, table: OneTaskTable) -> Task:
 def make_optimizer(run: OpenRun, model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer of the model's parameters, in groups where the run has some."""
     config, calls = run.config, run.calls
-    fuse = config.parallel.reduction == "fast" or rank_device(config).type != "cpu"
+    fuse = config.parallel.reduction == "fast" or device_of_rank(config.device).type != "cpu"
     shards = config.parallel.strategy == "fsdp"
     if config.optimizer.is_divided:
         return build_grouped(calls, model, config.optimizer, fuse=fuse, shards=shards)

@@ -48,7 +48,7 @@ def joined(config: Config) -> Generator[Group]:
     if changes:
         group = _elastic(config, elastic)
     else:
-        group = Processes(rank_device(config), timeout_s=config.parallel.timeout_s) if ranks > 1 else Group()
+        group = Processes(device_of_rank(config.device), timeout_s=config.parallel.timeout_s) if ranks > 1 else Group()
     try:
         yield group
     except BaseException as error:
@@ -65,7 +65,7 @@ def _elastic(config: Config, place: ElasticRank | None) -> Elastic:
             '`failures.lost_rank` is "continue", for which each process is started by itself, with TORCHFT_LIGHTHOUSE, '
             "REPLICA_GROUP_ID and NUM_REPLICA_GROUPS, but these ranks were started together; use `--launch.ranks`."
         )
-    device = rank_device(config)
+    device = device_of_rank(config.device)
     if device.type != "cpu":
         faults.append(
             f'`failures.lost_rank` is "continue", which is for CPUs, but the device is {device}; set `device` to cpu, '
@@ -81,11 +81,6 @@ def ranks_of(config: Config) -> int:
     slurm = config.launch.slurm
     job = 1 if slurm is None else slurm.nodes * slurm.ranks_per_node
     return max(config.launch.ranks, config.parallel.pipeline, job)
-
-
-def rank_device(config: Config) -> torch.device:
-    """The device of this rank: one accelerator each, where a machine has several."""
-    return device_of_rank(config.device)
 
 
 def build_strategy(config: Config, group: Group) -> Strategy:

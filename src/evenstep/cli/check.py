@@ -25,7 +25,6 @@ from evenstep.builders import (
     joined,
     make_model,
     open_run,
-    rank_device,
     ranks_of,
 )
 from evenstep.checkpoint import Mirror, UnreadableError, complete_checkpoints, pack, patiently, step_update
@@ -45,7 +44,7 @@ from evenstep.events.writers.lines import LinesWriter
 from evenstep.exits import EXIT_DONE
 from evenstep.optim.low_bit import as_plain
 from evenstep.options import Reset
-from evenstep.parallel import Group
+from evenstep.parallel import Group, device_of_rank
 from evenstep.parallel.rank_info import is_launched
 from evenstep.train import Trainer
 from evenstep.train.standard_hooks import writers_of
@@ -125,7 +124,7 @@ def ranks_to_try(config: Config) -> int:
 
 def _unmet(config: Config, ranks: int) -> str:
     """Why so many ranks are not started here, or "" if they can be."""
-    here = torch.accelerator.device_count() if rank_device(config).type != "cpu" else _MOST_RANKS
+    here = torch.accelerator.device_count() if device_of_rank(config.device).type != "cpu" else _MOST_RANKS
     if ranks <= here:
         return ""
     return f"{ranks} are not started here, as there is room for {here}: what they alone would refuse is not found"

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from evenstep.arguments import require_whole
 from evenstep.builders import build_parts, open_run
-from evenstep.builders.ranks import rank_device
 from evenstep.cli.summary import parameters_of
 from evenstep.config.sources import settings_of
 from evenstep.data import Position
 from evenstep.errors import ConfigError
 from evenstep.exits import EXIT_DONE
+from evenstep.parallel import device_of_rank
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.layers import arguments
 from evenstep.train import Task
@@ -42,7 +42,7 @@ def run(path: str, settings: list[str], *, depth: str | None) -> int:
             if isinstance(parts.model, PipelineModel):
                 fault = "`parallel.pipeline` makes stages of the model, which `evenstep check` shows; leave it out."
                 raise ConfigError([fault])
-            device = rank_device(parts.config)
+            device = device_of_rank(parts.config.device)
             model = parts.model.to(device)
             batches = parts.data.batches(Position(), seed=parts.config.seed)
             with closing(cast("Any", batches)):

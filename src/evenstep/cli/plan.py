@@ -133,10 +133,11 @@ def _parse(arguments: Sequence[str]) -> tuple[dict[str, Any], list[Setting]]:
 
 def _measured(path: str, settings: Sequence[Setting]) -> tuple[Layered, dict[str, Any]]:
     """The layers of a run's model, measured with its first micro-batch, and the run's own micro-batches and ranks."""
-    from evenstep.builders import build_parts, make_model, open_run, rank_device
+    from evenstep.builders import build_parts, make_model, open_run
     from evenstep.builders.options import build_precision
     from evenstep.data import Position
     from evenstep.extras.planning.measure import measure
+    from evenstep.parallel import device_of_rank
     from evenstep.pipeline import Layers
     from evenstep.pipeline.split import flows
     from evenstep.train import Task
@@ -145,7 +146,7 @@ def _measured(path: str, settings: Sequence[Setting]) -> tuple[Layered, dict[str
     with open_run(Path(path), [*from_environment(os.environ), *settings]) as opened:
         parts = build_parts(opened)
         with closing(parts):
-            device = rank_device(opened.config)
+            device = device_of_rank(opened.config.device)
             layers = Layers.of(make_model(opened))
             batch = next(iter(parts.data.batches(Position(), seed=opened.config.seed)))
             first = batch.microbatches[0]
