@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any, cast, final
 from warnings import catch_warnings, simplefilter
 
-from torch import Tensor
-
 from evenstep.errors import EvenstepError, MissingExtraError, TaskError, clause
 from evenstep.extras.prove.blame import causes_elsewhere, causes_of_cut, causes_of_resume
 from evenstep.extras.prove.compare import TIMES, Difference, Measure, difference, measure_of, moved
@@ -237,25 +235,17 @@ class Prover:
         one, four, other = (
             self._run(variant) for variant in (replace(still, cut="1"), still, replace(still, ordered=True))
         )
-        exact = self._four if self.is_wide else other
-        by = "gradient" if self._measure.by_gradient else "end"
-        begin = {"gradient": exact.gradient, "end": exact.end}[by]
-        scale = self._measure.scale
-
-        def apart(run: Ended) -> Difference:
-            mine: dict[str, Tensor] = dict(run.gradient if by == "gradient" else run.end)
-            return difference(begin, mine, scale)
-
-        rounding = max(apart(four).value, apart(other).value)
-        apart_now, bound = apart(one), TIMES * max(rounding, self._measure.bound / TIMES)
-        holds = apart_now.value <= bound
+        exact, measure = self._four if self.is_wide else other, self._measure
+        rounding = max(measure(four, exact).value, measure(other, exact).value)
+        apart, bound = measure(one, exact), TIMES * max(rounding, measure.bound / TIMES)
+        holds = apart.value <= bound
         return Verdict(
-            measure="distance to float64" if self.is_wide else self._measure.what,
-            value=apart_now.value,
+            measure="distance to float64" if self.is_wide else measure.what,
+            value=apart.value,
             bound=bound,
             holds=holds,
-            note="" if holds else _largest(apart_now),
-            causes=() if holds else self._blame("4") or [_UNKNOWN.format(name=apart_now.of)],
+            note="" if holds else _largest(apart),
+            causes=() if holds else self._blame("4") or [_UNKNOWN.format(name=apart.of)],
         )
 
     @property
