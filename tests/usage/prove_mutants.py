@@ -17,13 +17,24 @@ from torch.nn import functional
 import evenstep
 from evenstep.data import Data
 from evenstep.events import Hook
-from evenstep.extras.prove.subject import Bench, Subject, Variant
+from evenstep.extras.prove.runs import RefusedError
+from evenstep.extras.prove.subject import Bench, Ended, Subject, Variant
 from evenstep.options import Checkpointing, Logging, Training
 from evenstep.parallel import Group, strategy_named
 from evenstep.train import Loss, Task
 
 GLOBAL = 12
 SIZES = {"1": 12, "2": 6, "4": 3, "ragged": 5}
+
+
+class Nowhere:
+    """Refuses to run anything in processes of its own."""
+
+    def __call__(self, variant: Variant, **_: Any) -> Ended:
+        raise RefusedError("no processes of its own")
+
+    def traced(self, variant: Variant, update: int) -> Any:
+        raise AssertionError("nothing was run that could be traced")
 
 
 class Words(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
@@ -126,7 +137,9 @@ class Run:
                 others={"collate": collate},
             )
 
-        return Bench(open=open_subject, elsewhere=None, updates=updates, layered="its layers are not known", **more)
+        return Bench(
+            open=open_subject, elsewhere=Nowhere(), updates=updates, layered="its layers are not known", **more
+        )
 
 
 # What is sound, but special.

@@ -279,8 +279,8 @@ class Prover:
 
     def _kill(self) -> Verdict:
         elsewhere, updates = self._bench.elsewhere, self._bench.updates
-        if elsewhere is None or updates < 2:
-            return Verdict(measure=SHA, note="there is only one update" if elsewhere else "no processes of its own")
+        if updates < 2:
+            return Verdict(measure=SHA, note="there is only one update")
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             if elsewhere(Variant(), updates=updates, folder=folder, kill_at=self._middle + 1) is not None:
@@ -289,44 +289,38 @@ class Prover:
         assert run is not None
         return self._same(run, self._plain, lambda: self._of_resume(elsewhere))
 
-    def _elsewhere(self, variant: Variant) -> Ended | None:
-        """A run of several ranks; None where there can be none.
+    def _elsewhere(self, variant: Variant) -> Ended:
+        """A run of several ranks.
 
         Raises:
             RefusedError: a strategy that is not the run's own, and that refuses it.
         """
-        elsewhere = self._bench.elsewhere
-        if elsewhere is None:
-            return None
         try:
-            return elsewhere(variant, updates=self._bench.updates)
+            run = self._bench.elsewhere(variant, updates=self._bench.updates)
         except RefusedError as error:
             if variant.strategy == self._bench.own_strategy:
                 raise EvenstepError(str(error)) from error
             raise
+        assert run is not None, "it was not to be killed"
+        return run
 
     def _ordered(self) -> Verdict:
         variant = Variant(ordered=True, strategy="ddp", ranks=self._bench.ranks)
         run = self._elsewhere(variant)
-        if run is None:
-            return Verdict(measure=SHA, note="no processes of its own")
         return self._same(run, self._run(Variant(ordered=True)), lambda: self._of_ranks(run, variant))
 
     def _of_ranks(self, run: Ended, variant: Variant) -> list[str]:
         """The causes of a failure on ranks: what is found in one process already, else what goes by the rank."""
         found = [] if self._bench.uncut else self._blame("4")
-        elsewhere = self._bench.elsewhere
-        if not found and elsewhere is not None and variant.pipeline == 1:
+        if not found and variant.pipeline == 1:
             one = replace(variant, ranks=1, strategy="single")
-            trace = partial(elsewhere.traced, variant)
+            trace = partial(self._bench.elsewhere.traced, variant)
             found = causes_elsewhere(self._bench.open, one, trace, updates=self._bench.updates)
         return [*found, *run.said]
 
     def _apart(self, strategy: str) -> Verdict:
         variant = replace(self._still, strategy=strategy, ranks=self._bench.ranks)
         run = self._elsewhere(variant)
-        if run is None:
-            return Verdict(measure="parameters", note="no processes of its own")
         if self._measure.by_gradient and not run.gradient:
             return Verdict(measure="gradient, update 1", note="shards of gradients can't be compared")
         return self._near(run, self._four, lambda: self._of_ranks(run, variant))
@@ -339,8 +333,6 @@ class Prover:
             return Verdict(measure=self._measure.what, note="gradients of stages can't be compared")
         variant = replace(self._still if tied else Variant(ordered=True), strategy="ddp", ranks=ranks, pipeline=ranks)
         run = self._elsewhere(variant)
-        if run is None:
-            return Verdict(measure=SHA, note="no processes of its own")
         if tied:  # whose gradients are summed in another order where two stages have a copy
             return self._near(run, self._four, lambda: self._of_ranks(run, variant))
         return self._same(run, self._run(Variant(ordered=True)), lambda: self._of_ranks(run, variant))

@@ -125,7 +125,7 @@ class Bench:
 
     Args:
         open: builds a variant, which is closed at the end of the `with`.
-        elsewhere: runs one in processes of its own; None where that can't be.
+        elsewhere: runs one in processes of its own.
         updates: how many are compared.
         ranks: of the rows with several.
         precision: of the run.
@@ -138,7 +138,7 @@ class Bench:
     """
 
     open: Callable[[Variant], AbstractContextManager[Subject]]
-    elsewhere: InProcesses | None
+    elsewhere: InProcesses
     updates: int
     ranks: int = 2
     precision: str = "32-true"
