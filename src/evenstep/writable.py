@@ -6,6 +6,8 @@ It looks, and tries nothing: a disk that is full then is an error of its own. It
 import os
 from pathlib import Path
 
+from evenstep.errors import ConfigError
+
 
 def nearest(path: Path) -> Path:
     """The path itself, if there is anything, or else the nearest around it."""
@@ -27,6 +29,11 @@ def why_not_written(path: Path, *, folder: bool = False) -> str:
         return "it is a folder"
     if not is_there and not there.is_dir():
         return f"`{there}` is no folder"
-    return (
-        "" if os.access(there, os.W_OK if is_there else os.W_OK | os.X_OK) else f"nothing may be written to `{there}`"
-    )
+    may_be = os.access(there, os.W_OK if is_there else os.W_OK | os.X_OK)
+    return "" if may_be else f"nothing may be written to `{there}`"
+
+
+def check_file(option: str, file: str) -> None:
+    """Raise ConfigError where the file can't be written that an option of a command names."""
+    if why := why_not_written(Path(file)):
+        raise ConfigError([f"`{option}` is {file}, which can't be written: {why}; give another file."])

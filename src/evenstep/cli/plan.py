@@ -24,7 +24,7 @@ from evenstep.extras.planning.simulate import Simulation, simulate
 from evenstep.extras.planning.text import write_plans, written_schedule
 from evenstep.extras.planning.torch_csv import to_torch_csv
 from evenstep.pipeline import SCHEDULES, Layout, Plan, Schedule
-from evenstep.writable import why_not_written
+from evenstep.writable import check_file
 
 _MOST = 1_000_000  # computations of one schedule: a few minutes for all of them, and about a gigabyte
 _MOST_RANKS = 4096
@@ -55,8 +55,8 @@ def run(path: str, settings: list[str]) -> int:
     chosen = _chosen(given.get("schedule", ""))
     if given.get("draw") in ("svg", "trace") and "out" not in given:
         raise ConfigError([f"`--draw {given['draw']}` is a file's content; name the file: `--out FILE`."])
-    if given.get("out") and (why := why_not_written(Path(given["out"]))):
-        raise ConfigError([f"`--out` is {given['out']}, which can't be written: {why}; give another file."])
+    if given.get("out"):
+        check_file("--out", given["out"])
     layered = None
     if path and "costs" in given:
         raise ConfigError(["`--costs` can't be given with a run file, whose costs are measured; leave one out."])

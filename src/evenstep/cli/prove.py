@@ -27,13 +27,11 @@ from evenstep.exits import EXIT_DONE, EXIT_ERROR
 from evenstep.extras.prove.rows import Prover, Verdict
 from evenstep.extras.prove.subject import Bench, Variant
 from evenstep.version import __version__
-from evenstep.writable import why_not_written
+from evenstep.writable import check_file
 
 UPDATES, RANKS = 4, 2
-_IN_PROCESS, _START_S = (
-    20,
-    6.0,
-)  # how many runs the rows of one process make, about, and seconds that a process starts in
+_IN_PROCESS = 20  # runs that the rows of one process make, about
+_START_S = 6.0  # that a process starts in
 
 
 def run(
@@ -49,8 +47,8 @@ def run(
     if part is not None:
         return run_part(Path(path), settings, Path(part))
     count, several = _count("updates", updates, UPDATES, least=1), _count("ranks", ranks, RANKS, least=2)
-    if json is not None and (why := why_not_written(Path(json))):
-        raise ConfigError([f"`--json` is {json}, which can't be written: {why}; give another file."])
+    if json is not None:
+        check_file("--json", json)
     given = settings_of(settings)
     with open_run(Path(path), given) as opened:
         config = opened.config
