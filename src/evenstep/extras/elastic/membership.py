@@ -2,8 +2,8 @@
 
 Before `join` a process is alone, and gets from all others what it says itself. `join` asks the lighthouse which
 processes are there, and they meet as the ranks of any run do: the same rendezvous, under a number of its own for each
-membership, and then the same group. `at`, at the beginning of each update, asks again and raises `Regroup` when others
-are there than before; whoever then calls `join` is in a new group, with a new rank.
+membership, and then the same group. `at`, at the beginning of each update, asks again and raises LostRankError when
+others are there than before; whoever then calls `join` is in a new group, with a new rank.
 
 What is broken off while all ranks are there (one has no memory) is the group's own, `interrupt` and `meet`, which keep
 the connections' ranks. They can't serve when a rank is lost or comes: torch's groups have a fixed size, so a new one is
@@ -36,10 +36,6 @@ T = TypeVar("T")
 _KEPT = "that may be lost must each hold the whole model"
 _PAUSE_S = 0.1  # between two tries to form a group
 _MEETING_S = 5.0  # for processes that the lighthouse has just seen
-
-
-class Regroup(LostRankError):
-    """Others are there than before: the group must be formed anew. No error of the run."""
 
 
 @final
@@ -134,7 +130,7 @@ class Elastic(Group):
         asked = self._ask(monotonic() + self._timeout_s)
         if _attempt(asked) != _attempt(self._formed):
             self._asked = asked
-            raise Regroup(f"process {self._lighthouse.place.number} finds others than before: {_numbers(asked)}")
+            raise LostRankError(f"process {self._lighthouse.place.number} finds others than before: {_numbers(asked)}")
 
     def _ask(self, until: float) -> list[Peer]:
         began = monotonic()
