@@ -123,7 +123,6 @@ class Simulation:
         spans: every computation with its start and end, sorted by start.
         makespan_s: seconds from the first start to the last end of all ranks.
         busy_s: seconds that each rank computes.
-        window_s: seconds from each rank's own first start to its last end.
         peak_bytes: the most memory that each rank holds at once.
         peak_live: the most (stage, micro-batch) activations that each rank holds at once.
         link_bytes: that go from one rank to another, by (sender, receiver).
@@ -132,7 +131,6 @@ class Simulation:
     spans: tuple[Span, ...]
     makespan_s: float
     busy_s: tuple[float, ...]
-    window_s: tuple[float, ...]
     peak_bytes: tuple[float, ...]
     peak_live: tuple[int, ...]
     link_bytes: Mapping[tuple[int, int], float]
@@ -181,17 +179,12 @@ def simulate(plans: Sequence[Plan], layout: Layout, costs: Costs) -> Simulation:
     }
     found = spans(plans, layout, costs.duration, delays)
     busy: list[float] = [0] * layout.ranks
-    first: dict[int, float] = {}
-    last: dict[int, float] = {}
     for span in found:
         busy[span.rank] += span.end - span.start
-        first.setdefault(span.rank, span.start)
-        last[span.rank] = span.end
     return Simulation(
         spans=tuple(found),
-        makespan_s=max(last.values(), default=0),
+        makespan_s=max((span.end for span in found), default=0),
         busy_s=tuple(busy),
-        window_s=tuple(last.get(rank, 0) - first.get(rank, 0) for rank in range(layout.ranks)),
         peak_bytes=tuple(_peak_bytes(plan, layout.stages_of(rank), costs) for rank, plan in enumerate(plans)),
         peak_live=tuple(map(_peak_live, plans)),
         link_bytes=_link_bytes(found, layout, costs),

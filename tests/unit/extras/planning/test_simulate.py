@@ -29,7 +29,6 @@ def test_messages_delay_and_are_counted() -> None:
     assert done.link_bytes == {(0, 1): 30, (1, 0): 30}
     assert done.bytes_sent == (30, 30)
     assert done.busy_s == (3, 9)
-    assert done.window_s == (58, 17)
     assert done.bubble_s == (55, 49)
     assert done.bubble_share == (55 + 49) / (2 * 58)
 
