@@ -17,7 +17,7 @@ from signal import SIGINT, SIGQUIT, getsignal, signal
 from time import sleep
 from typing import Any
 
-from evenstep.exits import CODE_FILE, EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
+from evenstep.exits import CODE_FILE, EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE, FINAL
 from evenstep.parallel.rank_info import ATTEMPT, LAUNCHER
 from evenstep.signals import REQUEUE, heeded
 
@@ -36,11 +36,10 @@ def launch(ranks: int, arguments: list[str], *, max_restarts: int = 0, silent: b
     Returns:
         The exit code of the first rank that failed, as the others only fail because of it.
     """
-    final = (EXIT_DONE, EXIT_CONFIG, EXIT_REQUEUE, EXIT_INTERRUPTED)
     for attempt in range(max_restarts + 1):
         os.environ[ATTEMPT] = str(attempt)
         code = _attempt(ranks, arguments, range(0 if silent else 1, ranks))
-        if code in final or attempt == max_restarts:
+        if code in FINAL or attempt == max_restarts:
             return code
         print(f"restart     {attempt + 1} of {max_restarts}, from the newest checkpoint", flush=True)
         sleep(min(2.0**attempt, _LONGEST_PAUSE_S))  # what fails at once should not be tried without pause
@@ -94,7 +93,7 @@ def _ended(ranks: int, arguments: list[str], logs: Path, silent: Iterable[int]) 
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         if rank and failure.exitcode not in (EXIT_REQUEUE, EXIT_INTERRUPTED):
-            print(f"evenstep: rank {rank} failed first: {last_words(logs, rank)}", file=sys.stderr)
+            print(f"evenstep: rank {rank} failed first: {_last_words(logs, rank)}", file=sys.stderr)
         return failure.exitcode if failure.exitcode > 0 else EXIT_ERROR
     except SignalException as error:
         return _code_of(error.sigval)
@@ -114,7 +113,7 @@ def _code_of(number: int) -> int:
     return EXIT_INTERRUPTED if number == SIGINT else EXIT_REQUEUE if number in REQUEUE else EXIT_ERROR
 
 
-def last_words(logs: Path, rank: int) -> str:
+def _last_words(logs: Path, rank: int) -> str:
     for file in sorted(logs.rglob(f"{rank}/stderr.log")):
         lines = [line for line in file.read_text(errors="replace").splitlines() if line.startswith("evenstep:")]
         if lines:

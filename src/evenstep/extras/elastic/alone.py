@@ -87,10 +87,15 @@ def going_on(everybody: Sequence[Standing]) -> tuple[list[int], int]:
     begins = max(range(len(everybody)), key=lambda rank: (everybody[rank].update, -rank))
     if not everybody[begins].meetings and everybody[begins].update > most:
         return [begins], everybody[begins].update
-    if most < 0:
-        raise EvenstepError("no process that is left holds the state of an update; go on from the last checkpoint.")
+    check_held(most)
     at = {rank: everybody[rank].update + everybody[rank].is_in_doubt for rank in line}
     return [rank for rank in line if at[rank] >= most], most
+
+
+def check_held(most: int) -> None:
+    """Raise EvenstepError where the most updates that anybody holds the state of are none, which is below 0."""
+    if most < 0:
+        raise EvenstepError("no process that is left holds the state of an update; go on from the last checkpoint.")
 
 
 @final

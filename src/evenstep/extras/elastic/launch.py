@@ -17,12 +17,11 @@ from time import monotonic, sleep
 from types import FrameType
 from typing import Any, final
 
-from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
+from evenstep.exits import EXIT_ERROR, FINAL
 from evenstep.extras.elastic.lighthouse import SILENT_S, coordination
 from evenstep.parallel.rank_info import ADDRESS, ATTEMPT, COUNT, NUMBER
 from evenstep.signals import REQUEUE, heeded
 
-_FINAL = (EXIT_DONE, EXIT_CONFIG, EXIT_REQUEUE, EXIT_INTERRUPTED)
 _LOOK_EVERY_S = 0.1
 _LEAVE_S = 5.0  # for the others, when rank 0 has ended
 
@@ -80,7 +79,7 @@ class _Ranks:
                 code = self._processes[number].poll()
                 if code is None:
                     continue
-                if code in _FINAL or self._signal is not None or not restarts_left:
+                if code in FINAL or self._signal is not None or not restarts_left:
                     over.add(number)
                     self._tell(number, code)
                     continue
@@ -88,7 +87,7 @@ class _Ranks:
                 attempts[number] += 1
                 print(f"restart     rank {number}, {restarts_left} more", flush=True)
                 self._processes[number] = self._start(number, attempt=attempts[number])
-            if 0 in over and (self._processes[0].returncode in _FINAL or len(over) == len(self._processes)):
+            if 0 in over and (self._processes[0].returncode in FINAL or len(over) == len(self._processes)):
                 return self._left()
             sleep(_LOOK_EVERY_S)
 
@@ -100,7 +99,7 @@ class _Ranks:
             return subprocess.Popen(self._command, env=environ, stdout=log, stderr=subprocess.STDOUT)
 
     def _tell(self, number: int, code: int) -> None:
-        if code in _FINAL or (number == 0 and code >= 0):  # what rank 0 has said is on this console
+        if code in FINAL or (number == 0 and code >= 0):  # what rank 0 has said is on this console
             return
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         said = f"what it said is in {self._logs / f'rank-{number}.log'}" if number else "it keeps the run folder"
@@ -112,9 +111,7 @@ class _Ranks:
         while monotonic() < until and any(one.poll() is None for one in self._processes.values()):
             sleep(_LOOK_EVERY_S)
         code = self._processes[0].returncode
-        if code >= 0:
-            return code
-        return EXIT_ERROR
+        return code if code >= 0 else EXIT_ERROR
 
     def kill(self) -> None:
         """End what is still there."""

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, final
 
 from torch import Tensor
 
-from evenstep.errors import ArgumentError, EvenstepError, LostRankError
+from evenstep.errors import ArgumentError, LostRankError
 from evenstep.events import Incident, Json
-from evenstep.extras.elastic.alone import Reunion, shared
+from evenstep.extras.elastic.alone import Reunion, check_held, shared
 from evenstep.internals import unwrapped
 from evenstep.parallel.replicas import bits
 from evenstep.train.loop import Loop
@@ -118,8 +118,7 @@ class ElasticRun:
         everybody = [theirs for theirs, _ in told]
         source = max(range(group.ranks), key=lambda rank: (everybody[rank][0], -rank))
         most, _ = everybody[source]
-        if most < 0:
-            raise EvenstepError("no process that is left holds the state of an update; go on from the last checkpoint.")
+        check_held(most)
         if any(theirs != everybody[source] for theirs in everybody):
             whole = self.loop.checkpointer.state.state_dict(whole=True) if group.rank == source else None
             state = shared(group, whole, source)
