@@ -333,6 +333,15 @@ def said(value: object) -> str:
     return f"{'an' if kind[:1] in 'AEIOUaeiou' else 'a'} {kind}"
 
 
+def shortened(text: str, most: int = 60) -> str:
+    """A text, cut where it has more than so many characters.
+
+    >>> shortened("abcdef", 5)
+    'ab...'
+    """
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def format_name(dtype: object) -> str:
     """A number format of torch's, for a message.
 

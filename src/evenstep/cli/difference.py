@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from evenstep.arguments import format_name
+from evenstep.arguments import format_name, shortened
 from evenstep.checkpoint import CheckpointReader
 
 
@@ -25,7 +25,7 @@ def differences(one: CheckpointReader, other: CheckpointReader) -> Iterator[str]
         elif line := _distance(a, b):
             yield f"{name}: {line}"
     for path, a, b in _values(one.values, other.values, ""):
-        yield f"{path}: {_short(a)} in a, {_short(b)} in b"
+        yield f"{path}: {shortened(str(a))} in a, {shortened(str(b))} in b"
 
 
 def _distance(a: Tensor, b: Tensor) -> str:
@@ -62,8 +62,3 @@ def _values(a: Any, b: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
             yield from _values(one.get(key), other.get(key), f"{path}/{key}" if path else key)
     elif a != b:
         yield path, a, b
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

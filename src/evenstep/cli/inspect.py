@@ -7,7 +7,7 @@ compared with its checksum.
 import math
 from typing import Any
 
-from evenstep.arguments import format_name
+from evenstep.arguments import format_name, shortened
 from evenstep.checkpoint import CheckpointReader
 from evenstep.cli.difference import differences
 from evenstep.exits import EXIT_DONE, EXIT_ERROR
@@ -50,8 +50,7 @@ def _diff(one: CheckpointReader, other: CheckpointReader, *, verify_both: bool) 
 def _summary(contents: CheckpointReader, part: str, values: Any) -> str:
     tensors = [entry for name, entry in contents.tensors.items() if name.partition("/")[0] == part]
     if not tensors:
-        text = str(values)
-        return text if len(text) <= 90 else f"{text[:87]}..."
+        return shortened(str(values), 90)
     elements = [math.prod(entry.shape) for entry in tensors]
     size = sum(count * entry.dtype.itemsize for count, entry in zip(elements, tensors, strict=True))
     kinds = ", ".join(sorted({format_name(entry.dtype) for entry in tensors}))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import Any, NamedTuple, cast
 
-from evenstep.arguments import meant
+from evenstep.arguments import meant, shortened
 from evenstep.config.schema import Config
 
 
@@ -54,8 +54,7 @@ def quoted(value: object) -> str:
     >>> quoted("x"), quoted(True), quoted([1, "a"]), quoted({"target": "a.py:b"})
     ('"x"', 'true', '[1, "a"]', '{target = "a.py:b"}')
     """
-    text = _written(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shortened(_written(value))
 
 
 def _written(value: object) -> str:

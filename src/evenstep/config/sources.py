@@ -14,6 +14,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple, cast
 
+from evenstep.arguments import shortened
 from evenstep.errors import ConfigError
 from evenstep.train.failures.tracebacks import FULL
 
@@ -91,7 +92,7 @@ def _said(error: tomllib.TOMLDecodeError, text: str) -> str:
     said = str(error).replace("at end of document", f"at line {len(lines)}, the end")
     found = re.search(r"at line (\d+), column", said)
     line = lines[int(found[1]) - 1].strip() if found else ""
-    shown = f", which is `{line if len(line) <= 60 else f'{line[:57]}...'}`" if line else ""
+    shown = f", which is `{shortened(line)}`" if line else ""
     return f"{said}{shown}{_ONE_LINE if line.endswith('{') else '.'}"
 
 
