@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from time import monotonic
 from types import FrameType
-from typing import Protocol, final
+from typing import final
 
 REQUEUE = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -86,9 +86,8 @@ def leave_with(code: int) -> None:
     calls no handlers any more, passes in moments.
     """
     for number in (*REQUEUE, signal.SIGINT):
-        if (
-            number in REQUEUE or signal.getsignal(number) != signal.SIG_IGN
-        ):  # as a shell starts what is in its background
+        # a shell has what it starts in its background ignore SIGINT
+        if number in REQUEUE or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda _number, _frame: os._exit(code))
 
 
@@ -108,20 +107,17 @@ def interrupted(said: str) -> KeyboardInterrupt:
     return error
 
 
-class RequestsStop(Protocol):
-    """What notes that something is to stop, and why; `requeue` says that it is to be run again."""
-
-    def __call__(self, reason: str, *, requeue: bool = False) -> None: ...
-
-
 @contextmanager
-def stopping(request_stop: RequestsStop, *, spares_own: bool = False) -> Generator[Callable[[], signal.Signals | None]]:
+def stopping(
+    request_stop: Callable[..., None], *, spares_own: bool = False
+) -> Generator[Callable[[], signal.Signals | None]]:
     """Pass signals on to `request_stop` inside the `with`; outside the main thread, which alone gets signals, nothing.
 
     Gives a function that tells which signal has asked for the end, if any.
 
     Args:
-        request_stop: takes the reason; called from a signal handler, so it may only note it.
+        request_stop: takes the reason, and by `requeue` whether the run is to go on later; called from a signal
+            handler, so it may only note both.
         spares_own: whether handlers that the program has set itself stay as they are.
 
     Raises:
