@@ -58,12 +58,13 @@ def require_whole(name: str, value: object, *, at_least: int = 1, advice: str = 
     """Raise ArgumentError unless `value` is a whole number from `at_least` on.
 
     Args:
-        advice: what to do, as the end of a sentence.
+        advice: what to do, as the end of a sentence; "" where there is nothing to say.
 
     >>> require_whole("limit", 10, at_least=1, advice="10 is usual")
     """
     if type(value) is not int or value < at_least:
-        raise ArgumentError(f"`{name}` must be a whole number of at least {at_least}, but is {said(value)}; {advice}.")
+        end = f"; {advice}." if advice else "."
+        raise ArgumentError(f"`{name}` must be a whole number of at least {at_least}, but is {said(value)}{end}")
 
 
 def require_count(name: str, value: object, *, at_least: int = 1) -> int:

@@ -41,15 +41,8 @@ SPIKE_WINDOW_UPDATES = 128
 SPIKE_THRESHOLD = 10.0
 MAX_REWINDS = 3
 SAVED_BY = ("every_updates", "every_epochs", "keep_every_updates", "best", "mirror")  # ask for checkpoints, if given
-RESERVED = (
-    "loss",
-    "lr",
-    "grad_norm",
-    "clipped",
-    "param_norm",
-    "update_ratio",
-    "parameters",
-)  # metrics that stand beside the tasks' own
+# metrics that stand beside the tasks' own
+RESERVED = ("loss", "lr", "grad_norm", "clipped", "param_norm", "update_ratio", "parameters")
 
 
 @final
@@ -369,10 +362,8 @@ def default_of(constructor: Callable[..., object], name: str) -> Any:
 
 
 def _check_count(name: str, value: object, *, at_least: int = 1, may_be_none: bool = True) -> None:
-    if value is None and may_be_none:
-        return
-    if type(value) is not int or value < at_least:
-        raise ArgumentError(f"`{name}` must be a whole number of at least {at_least}, but is {value!r}.")
+    if value is not None or not may_be_none:
+        require_whole(name, value, at_least=at_least, advice="")
 
 
 def _check_positive(name: str, value: object, advice: str = ".", *, may_be_none: bool = True) -> None:

@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from evenstep.arguments import require_whole
 from evenstep.builders import build_parts, open_run
 from evenstep.cli.summary import parameters_of
 from evenstep.config.sources import settings_of
@@ -100,7 +99,6 @@ def table(model: nn.Module, shapes: Mapping[str, str], levels: int, columns: int
     0       Linear      4×3             9        9
     1       Tanh
     """
-    require_whole("levels", levels)
     rows: list[tuple[str, ...]] = [("module", "class", "gives", "parameters", "trained")]
     for name, module in model.named_modules():
         level = name.count(".") + 1 if name else 0
