@@ -57,7 +57,7 @@ def named_tensors(model: "nn.Module") -> "dict[str, Tensor]":
 
 def state_of(model: "nn.Module") -> dict[str, Any]:
     """The model's `state_dict` by plain names."""
-    return {plain(name): value for name, value in model.state_dict().items()}
+    return by_plain_name(model.state_dict())
 
 
 def by_plain_name(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch.utils.data import Subset
 from evenstep.config.arguments import Call
 from evenstep.config.schema import FailuresTable
 from evenstep.config.schema_data import DataTable, EvaluationTable
+from evenstep.config.section import Section
 from evenstep.config.tasks import largest
 from evenstep.data import Data, FirstBatches, MapData, Reading, StreamData
 from evenstep.errors import ConfigError, DataError, EvenstepError
@@ -139,8 +140,7 @@ _OF_MAPS = (
 
 def _refuse(config: DataTable, key: str, names: Iterable[str], why: str) -> None:
     """Raise ConfigError for keys that do nothing for such a dataset."""
-    given = [name for name in names if getattr(config, name) != DataTable.model_fields[name].default]
-    if given:
+    if given := _given(config, names):
         raise ConfigError([f"`{key}.{name}` is for {why}; leave it out." for name in given])
 
 
@@ -149,9 +149,7 @@ def refuse_of_loader(failures: FailuresTable, datasets: Mapping[str, object]) ->
     if not all(map(is_stream, datasets.values())):
         return
     key = next(iter(datasets))
-    names = ("loader", "loader_retries")
-    given = [name for name in names if getattr(failures, name) != FailuresTable.model_fields[name].default]
-    if given:
+    if given := _given(failures, ("loader", "loader_retries")):
         raise ConfigError(
             [
                 f"`failures.{name}` is for datasets with a length, but `{key}.train` gives a stream, of which a sample "
@@ -159,6 +157,11 @@ def refuse_of_loader(failures: FailuresTable, datasets: Mapping[str, object]) ->
                 for name in given
             ]
         )
+
+
+def _given(table: Section, names: Iterable[str]) -> list[str]:
+    """Those of a table's keys that are not as by default."""
+    return [name for name in names if getattr(table, name) != type(table).model_fields[name].default]
 
 
 def _largest(config: DataTable, pipeline_ranks: int) -> int | None:

@@ -168,7 +168,8 @@ def _check(opened: OpenRun, folder: Path, source: str, group: Group, unmet: str)
             pack(state, name, {})
         parameters, _ = parameters_of(parts.model)  # by all ranks together
         if says and one.num_samples:
-            print(f"memory      {trainer.footprint().described(parameters)}{_kept_by(group)}")
+            of_rank = "" if group.ranks == 1 else f", on the first of {group.ranks} ranks"
+            print(f"memory      {trainer.footprint().described(parameters)}{of_rank}")
         if says:
             _say(one, result.metrics)
 
@@ -183,10 +184,6 @@ def _state_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         for key, value in saved.get("state", {}).items()
     }
     return {**saved, "state": state}
-
-
-def _kept_by(group: Group) -> str:
-    return "" if group.ranks == 1 else f", on the first of {group.ranks} ranks"
 
 
 def staying(config: Config) -> Config:

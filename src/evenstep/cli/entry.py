@@ -314,7 +314,7 @@ def _dispatch(arguments: list[str], *, leaves: bool) -> int:
             run = cast("Callable[..., int]", import_module(f"evenstep.cli.{command.module}").run)
         names = [option.name.replace("-", "_") for option in command.options]
         own_options = {name: getattr(options, name) for name in names}
-        return run(getattr(options, "path", ""), settings, **own_options)
+        return run(paths, settings, **own_options)
 
 
 def _no_command(given: str) -> str:

@@ -41,7 +41,6 @@ class Elsewhere:
     """Runs variants of a run file in processes of their own.
 
     Args:
-        path: of the run file.
         settings: of the user, as they were given.
         tokens: budgets of batches by tokens.
     """
@@ -157,13 +156,7 @@ def _run(path: Path, settings: list[str], answer: Path, variant: Variant, what: 
             return EXIT_DONE
         try:
             ended = run_once(of_rank.open, variant, updates=what["updates"], hooks=lambda subject: hooks, folder=folder)
-            found: dict[str, Any] = {
-                "sha256": ended.sha256,
-                "begin": dict(ended.begin),
-                "end": dict(ended.end),
-                "gradient": dict(ended.gradient),
-                "said": list(ended.said),
-            }
+            found = {field.name: getattr(ended, field.name) for field in fields(ended)}
         except EvenstepError as error:
             if not (began.is_true or isinstance(error, LostRankError)):
                 _refuse(answer, error)

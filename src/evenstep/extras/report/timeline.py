@@ -5,7 +5,7 @@ take no time, and nobody else on the machine. So what is longer above than below
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from evenstep.errors import ArgumentError, PlanError
@@ -91,7 +91,10 @@ def timelines(ranks: Sequence[RankTimeline]) -> Timelines | None:
     rows = [(f"rank {rank.rank}", tuple(_boxes(rank, rank.began - began))) for rank in shown]
     first = min((box.start_s for _, boxes in rows for box in boxes), default=0.0)
     last = max((box.end_s for _, boxes in rows for box in boxes), default=0.0)
-    moved = tuple((name, tuple(_moved(box, first) for box in boxes)) for name, boxes in rows)
+    moved = tuple(
+        (name, tuple(replace(box, start_s=box.start_s - first, end_s=box.end_s - first) for box in boxes))
+        for name, boxes in rows
+    )
     recorded = Picture(title="recorded", rows=moved, span_s=last - first)
     planned, why = _planned([rank for rank in of_update if rank.data_rank == shown[0].data_rank])
     if why:
@@ -134,10 +137,6 @@ def _words(action: Action) -> str:
     kind = _KINDS[action.op][0] if action.op in _KINDS else action.op.name.lower().replace("_", " ")
     microbatch = f", micro-batch {action.microbatch}" if action.microbatch >= 0 else ""
     return f"{kind} of stage {action.stage}{microbatch}"
-
-
-def _moved(box: Box, by: float) -> Box:
-    return Box(start_s=box.start_s - by, end_s=box.end_s - by, kind=box.kind, words=box.words, label=box.label)
 
 
 def _planned(ranks: Sequence[RankTimeline]) -> tuple[Picture | None, str]:
