@@ -102,11 +102,7 @@ def no_attribute(owner: object, name: str) -> NoReturn:
 
 
 def check_call(said: str, takes: Signature, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
-    """Raise ArgumentError if what takes these parameters can't be called so; the message says what was meant.
-
-    Args:
-        said: its name.
-    """
+    """Raise ArgumentError if what takes these parameters can't be called so; the message says what was meant."""
     try:
         takes.bind(*args, **given)
     except TypeError as error:

@@ -55,7 +55,6 @@ def require_own_format(
     """Raise ArgumentError where `method` was called inside a `torch.autocast` of the caller's, which would hold on.
 
     Args:
-        device: of the model.
         forward: gives in what its forwards run; an autocast takes the place of the caller's.
     """
     if torch.is_autocast_enabled(device.type) and not isinstance(forward(device), torch.autocast):

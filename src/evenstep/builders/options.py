@@ -66,7 +66,6 @@ def build_hooks(config: Config, own: Sequence[Hook]) -> list[Hook]:
     """The hooks of a run, in their order, beside those that each run with a folder has (see `standard_hooks`).
 
     Args:
-        config: what is asked for.
         own: the recipe's hooks.
     """
     hooks: list[Hook] = []

@@ -45,10 +45,8 @@ class RunParts:
     """What a run is made of.
 
     Args:
-        config: that it was built from.
         model: on the CPU, as initialised.
         task: what a batch means; several by name.
-        optimizer: of the model's parameters.
         data: the training set, or a mixture of those of several tasks.
         evaluations: the evaluation sets, by name.
         hooks: the recipe's own, in the order of the run file.
@@ -80,8 +78,6 @@ class RunParts:
         """The trainer of these parts.
 
         Args:
-            hooks: in their order.
-            writers: of the metrics, also by name.
             evaluations: what to evaluate on; nothing by default.
             kept: plain values that are kept with each checkpoint, such as the resolved configuration.
             more: further arguments of the trainer, such as `folder`.

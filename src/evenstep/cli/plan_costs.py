@@ -35,7 +35,6 @@ class Layered:
     """A model as layers of known cost.
 
     Args:
-        layers: their costs.
         flows: gives the edges between stages, and which layers' outputs they carry, for the places of their layers.
     """
 

@@ -46,7 +46,6 @@ class RunFileBench:
     """Opens variants of a run file.
 
     Args:
-        path: of the run file.
         given: the user's settings over it.
         tokens: budget of the shrunk global batches, by the key of their data, where they are cut by tokens.
         group: of the ranks that this process is one of.

@@ -27,14 +27,9 @@ class Job:
     """What is asked of SLURM; None leaves a thing to the cluster.
 
     Args:
-        nodes: machines.
-        ranks_per_node: processes on each machine.
-        timeout_minutes: the time limit of the job.
-        partition: of the cluster.
         account: to which the time is charged.
-        qos: quality of service.
-        cpus_per_rank: processor cores of each rank.
-        gpus_per_rank: accelerators of each rank.
+        cpus_per_rank: processor cores.
+        gpus_per_rank: accelerators.
         memory_gb: of each machine.
         additional: further options of `sbatch`, by name.
     """
@@ -112,11 +107,7 @@ def rank_variables(job: Any) -> dict[str, str]:
 @final
 @dataclass(slots=True)
 class Rank:
-    """What a task of the job does: one rank, from start to end. submitit keeps it in a file and calls it there.
-
-    Args:
-        arguments: of `evenstep`.
-    """
+    """What a task of the job does: one rank, from start to end. submitit keeps it in a file and calls it there."""
 
     arguments: list[str]
     _process: "subprocess.Popen[bytes] | None" = field(default=None, init=False, repr=False)

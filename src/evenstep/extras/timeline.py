@@ -37,8 +37,7 @@ class TimedAction:
     """An action of a plan, when it ran.
 
     Args:
-        start_s: in seconds since the rank began its update.
-        end_s: likewise.
+        start_s: in seconds since the rank began its update, as `end_s` is.
         waited_s: how much of that the rank waited for others.
     """
 
@@ -58,7 +57,6 @@ class RankTimeline:
         pipeline_rank: its place in its pipeline, 0 where there is none.
         data_rank: which of several pipelines, or replicas, it is in.
         rank_of: for each stage its rank in the pipeline.
-        edges: from stage to stage.
     """
 
     update: int

@@ -15,12 +15,11 @@ from evenstep.extras.planning.simulate import Costs
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCost:
-    """What one layer costs, per micro-batch.
+    """What one layer costs, per micro-batch, in seconds and bytes.
 
     Args:
-        forward_s: seconds of its forward.
-        input_backward_s: seconds of its gradients of inputs.
-        weight_backward_s: seconds of its gradients of weights.
+        input_backward_s: of its gradients of inputs.
+        weight_backward_s: of its gradients of weights.
         activation_bytes: that it keeps from its forward to its backward.
         output_bytes: of what it gives to the next layer.
         state_bytes: that it holds all the time.
@@ -87,7 +86,6 @@ def stage_costs(
     """The costs of stages that are made of layers.
 
     Args:
-        layers: their costs.
         cuts: the places of each stage's layers.
         edges: for each edge between stages the places of the layers whose outputs it carries.
     """

@@ -75,7 +75,6 @@ class Measure:
     """What runs are compared by, and how far they may be apart.
 
     Args:
-        what: in words.
         bound: as a share of `scale`.
         by_gradient: whether by the gradient of the first update.
     """

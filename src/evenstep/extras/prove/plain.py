@@ -52,7 +52,6 @@ def plain_loop(subject: Subject, *, updates: int, seed: int = 0) -> Ended:
     """Train a subject by hand, in float64 and without chance.
 
     Args:
-        updates: how many.
         seed: of the order of samples, as the run has it.
     """
     widen(subject)

@@ -50,11 +50,7 @@ class Verdict:
 
 @final
 class Prover:
-    """Runs what rows need, each thing once.
-
-    Args:
-        bench: builds the run.
-    """
+    """Runs what rows need, each thing once."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench

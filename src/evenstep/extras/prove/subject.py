@@ -32,7 +32,6 @@ class Variant:
         still: whether every random number of forwards is its mean, so that micro-batches can be compared.
         ordered: whether gradients are summed in the order that is the same on any number of ranks.
         strategy: of the ranks.
-        ranks: how many there are.
         pipeline: how many of them share a model in stages.
         checks_loss: whether losses are tried for being sums.
         workers: processes that read the data.
@@ -61,7 +60,6 @@ class Subject:
         coefficients: λ of each task; None where they are learned, or gradients are combined in another way.
         lr_schedule: multiplies the rates; None where nothing does.
         updates: how many the whole run has, for its LR schedule.
-        clip_norm: of the global gradient.
         trainer: makes the trainer, of the data, hooks and the folder that it saves in, if any.
         others: what else may hold state, by what messages call it, such as modules of the recipe.
     """
@@ -126,15 +124,13 @@ class Bench:
     Args:
         open: builds a variant, which is closed at the end of the `with`.
         elsewhere: runs one in processes of its own.
-        updates: how many are compared.
+        updates: that are compared.
         ranks: of the rows with several.
-        precision: of the run.
         own_strategy: the one that the run itself asks for.
         layered: whether the layers of the model are known, or else why not.
         checks_loss: whether the run has its losses checked.
         uncut: why global batches can't be cut, or "".
         workers: that read the run's data, at most 2; 0 where it has none.
-        seed: of the run.
     """
 
     open: Callable[[Variant], AbstractContextManager[Subject]]

@@ -90,12 +90,7 @@ class Traced:
 
 @final
 class Trace(Hook):
-    """Writes down one update.
-
-    Args:
-        subject: that is trained.
-        update: which update.
-    """
+    """Writes down one update of a subject."""
 
     priority = -10
 

@@ -47,7 +47,6 @@ class Chart:
     """One chart: its title, whether a logarithmic axis makes sense, and its curves.
 
     Args:
-        title: what is measured.
         group: under which heading it stands, "" for the first.
         can_log: there are at least two values above 0 and none below.
         notes: what is not seen in the picture.

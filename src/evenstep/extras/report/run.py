@@ -72,13 +72,10 @@ class ReportedRun:
 
     Args:
         metrics: name → update → value, by update; of a value that came twice the later one.
-        config: the text of `config.toml`, empty if there is none.
-        defaults: the text of `defaults.toml`, likewise.
-        status: the fields of `status.json`.
-        environment: the fields of `environment.json`.
+        config: the text of `config.toml`, empty if there is none; `defaults` likewise.
+        status: the fields of `status.json`; `environment` likewise.
         incidents: in the order in which they came.
-        checkpoints: the oldest first.
-        starts: likewise.
+        checkpoints: the oldest first, as `starts` are.
         shown: texts, images and histograms, by update.
         timeline: what each rank did in one recorded update, by rank.
         profiled: the operators of some updates, or None.

@@ -19,10 +19,7 @@ _COLOURS = {
 
 
 def draw_svg(simulation: Simulation, *, title: str) -> str:
-    """The SVG text.
-
-    Args:
-        title: written above.
+    """The SVG text, with a title above.
 
     >>> from evenstep.pipeline import Layout, SCHEDULES
     >>> from evenstep.extras.planning.simulate import Costs, simulate
