@@ -43,7 +43,6 @@ class Peer:
     Args:
         number: its place's.
         name: no other process has it, not even one that takes the same place later.
-        update: how many it has committed.
         tries: how many groups it has been in, or tried to be.
         patient: whether it would rather wait for those that have not come.
         store: where the first of a group lets the others find each other.
@@ -51,7 +50,6 @@ class Peer:
 
     number: int
     name: str
-    update: int
     tries: int
     patient: bool
     store: str
@@ -104,10 +102,7 @@ class Lighthouse:
             )
         except (RuntimeError, ValueError, TimeoutError) as error:
             raise self._silent(error) from error
-        members = [
-            Peer(name=one.replica_id, update=one.step, store=one.store_address, **one.data)
-            for one in answer.participants
-        ]
+        members = [Peer(name=one.replica_id, store=one.store_address, **one.data) for one in answer.participants]
         return sorted(members, key=lambda one: (one.number, one.name))
 
     def close(self) -> None:

@@ -241,7 +241,7 @@ for _name in (
 def _enough(members: list[Peer], count: int) -> bool:
     """Whether these are to form a group; all of them get the same answer.
 
-    >>> one = Peer(number=0, name="a", update=0, tries=0, patient=True, store="")
+    >>> one = Peer(number=0, name="a", tries=0, patient=True, store="")
     >>> _enough([one], 2), _enough([one], 1)
     (False, True)
     """

@@ -16,7 +16,7 @@ ENVIRON = {"TORCHFT_LIGHTHOUSE": "http://a:1", "REPLICA_GROUP_ID": "0", "NUM_REP
 
 
 def member(number: int, *, tries: int = 0, patient: bool = False, name: str = "") -> Peer:
-    return Peer(number=number, name=name or f"{number}", update=0, tries=tries, patient=patient, store="localhost:1")
+    return Peer(number=number, name=name or f"{number}", tries=tries, patient=patient, store="localhost:1")
 
 
 class Answers:
