@@ -6,7 +6,7 @@ the same initial parameters. Nothing is trained here, and no file is written.
 
 import random
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast, final
 
@@ -24,7 +24,7 @@ from evenstep.config.named import OpenRun
 from evenstep.config.schema import Config, OneTaskTable
 from evenstep.config.tasks import data_tables, evaluations_of
 from evenstep.config.translate import keys_in, said_with
-from evenstep.data import Data, Mixture
+from evenstep.data import Data, GlobalBatch, Mixture, Position
 from evenstep.data.first_batches import FirstBatches
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import ConfigError, TaskError
@@ -35,6 +35,7 @@ from evenstep.pipeline import Layers
 from evenstep.train import LoadedWeights, Task, Trainer, described_groups
 from evenstep.train.state.loading import put_weights
 from evenstep.train.tasks.parameters import attach_parameters
+from evenstep.train.update.transfer import build_transfer
 
 _Made = TypeVar("_Made")
 
@@ -106,6 +107,15 @@ class RunParts:
         if self.loaded is not None:
             self.loaded.freeze(self.model)  # now that the optimizer holds it: a hook may unfreeze it
         return trainer
+
+    def first_inputs(self, device: torch.device) -> tuple[GlobalBatch, Any]:
+        """The first global batch, and the model's inputs of its first micro-batch, on `device`."""
+        with closing(cast("Any", self.data.batches(Position(), seed=self.config.seed))) as batches:
+            batch: GlobalBatch = next(batches)
+        first = batch.microbatches[0]
+        task = self.task if isinstance(self.task, Task) else self.task[first.task]
+        transfer = build_transfer(device)
+        return batch, task.inputs(task.transform(first.data if transfer is None else transfer(first.data)))
 
     def close(self) -> None:
         """End the processes that load data."""

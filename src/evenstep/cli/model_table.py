@@ -16,14 +16,11 @@ from torch import Tensor, nn
 from evenstep.builders import build_parts, open_run
 from evenstep.cli.summary import parameters_of
 from evenstep.config.sources import settings_of
-from evenstep.data import Position
 from evenstep.errors import ConfigError
 from evenstep.exits import EXIT_DONE
 from evenstep.parallel import device_of_rank
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.layers import arguments
-from evenstep.train import Task
-from evenstep.train.update.transfer import build_transfer
 
 _GAP = "  "
 
@@ -43,15 +40,10 @@ def run(path: str, settings: list[str], *, depth: str | None) -> int:
                 raise ConfigError([fault])
             device = device_of_rank(parts.config.device)
             model = parts.model.to(device)
-            batches = parts.data.batches(Position(), seed=parts.config.seed)
-            with closing(cast("Any", batches)):
-                first = next(batches).microbatches[0]
-            task = parts.task[first.task] if isinstance(parts.task, Mapping) else parts.task
-            transfer = build_transfer(device, None)
-            data = first.data if transfer is None else transfer(first.data)
-            shapes = shapes_of(model, task, data)
+            batch, inputs = parts.first_inputs(device)
+            shapes = shapes_of(model, inputs)
             print("\n".join(table(model, shapes, levels, shutil.get_terminal_size().columns)))
-            print(f"\nof a micro-batch of {first.num_samples} samples; nothing was written")
+            print(f"\nof a micro-batch of {batch.microbatches[0].num_samples} samples; nothing was written")
     return EXIT_DONE
 
 
@@ -62,8 +54,8 @@ def _levels(depth: str | None) -> int:
     return levels
 
 
-def shapes_of(model: nn.Module, task: Task, batch: Any) -> dict[str, str]:
-    """The shapes of what each module gives in a forward of `batch`, by the modules' names."""
+def shapes_of(model: nn.Module, inputs: Any) -> dict[str, str]:
+    """The shapes of what each module gives in a forward of a task's `inputs`, by the modules' names."""
     shapes: dict[str, str] = {}
 
     def note(name: str) -> Any:
@@ -77,7 +69,7 @@ def shapes_of(model: nn.Module, task: Task, batch: Any) -> dict[str, str]:
     model.eval()
     try:
         with torch.no_grad():
-            positional, named = arguments((), task.inputs(task.transform(batch)), True)
+            positional, named = arguments((), inputs, True)
             model(*positional, **named)
     finally:
         model.train(was_training)

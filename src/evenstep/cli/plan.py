@@ -135,26 +135,21 @@ def _measured(path: str, settings: Sequence[Setting]) -> tuple[Layered, dict[str
     """The layers of a run's model, measured with its first micro-batch, and the run's own micro-batches and ranks."""
     from evenstep.builders import build_parts, make_model, open_run
     from evenstep.builders.options import build_precision
-    from evenstep.data import Position
     from evenstep.extras.planning.measure import measure
     from evenstep.parallel import device_of_rank
     from evenstep.pipeline import Layers
     from evenstep.pipeline.split import flows
-    from evenstep.train import Task
-    from evenstep.train.update.transfer import build_cast, build_transfer
+    from evenstep.train.update.transfer import build_cast
 
     with open_run(Path(path), [*from_environment(os.environ), *settings]) as opened:
         parts = build_parts(opened)
         with closing(parts):
             device = device_of_rank(opened.config.device)
             layers = Layers.of(make_model(opened))
-            batch = next(iter(parts.data.batches(Position(), seed=opened.config.seed)))
-            first = batch.microbatches[0]
-            task = parts.task if isinstance(parts.task, Task) else parts.task[first.task]
-            transfer, precision = build_transfer(device), build_precision(opened.config)
+            batch, inputs = parts.first_inputs(device)
+            precision = build_precision(opened.config)
             precision.check(device)
             cast = build_cast(precision.format)
-            inputs = task.inputs(task.transform(first.data if transfer is None else transfer(first.data)))
             costs = measure(
                 layers,
                 inputs if cast is None else cast(inputs),
