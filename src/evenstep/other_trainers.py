@@ -4,16 +4,16 @@ Looked up only where a call has failed or a run file has an unknown key. A word 
 likeliest first.
 """
 
-_LOGS = "log_every_n_steps logging_steps log_interval log_every logging_interval log_period print_freq steps_per_print"
-_SAVES = (
+LOGS = "log_every_n_steps logging_steps log_interval log_every logging_interval log_period print_freq steps_per_print"
+SAVES = (
     "save_steps save_every save_every_updates save_interval_updates every_n_train_steps save_every_n_train_steps "
     "checkpoint_period save_interval_steps"
 )
-_EVALUATES = (
+EVALUATES = (
     "eval_steps eval_every evaluate_every val_check_interval validate_interval_updates eval_interval "
     "evaluate_every_n_steps eval_period val_interval"
 )
-_EVALUATES_BY_EPOCH = "check_val_every_n_epoch evaluate_every_n_epochs"
+EVALUATES_BY_EPOCH = "check_val_every_n_epoch evaluate_every_n_epochs"
 OURS = {
     "updates": "max_steps max_step max_update max_updates max_train_steps num_steps num_training_steps n_steps steps "
     "total_steps train_steps num_updates total_updates iterations max_iters train_iter train_iters num_train_steps",
@@ -36,9 +36,9 @@ OURS = {
     "hooks": "callbacks callback hook default_hooks custom_hooks",
     "writers": "logger loggers report_to log_with writer tensorboard wandb enable_progress_bar disable_tqdm "
     "progress_bar visualizer vis_backends",
-    "every_updates": f"{_LOGS} {_SAVES} {_EVALUATES} every_n_steps every_steps "
+    "every_updates": f"{LOGS} {SAVES} {EVALUATES} every_n_steps every_steps "
     "global_sync_iter localsgd_frequency sync_every update_every_n_steps",
-    "every_epochs": f"every_n_epochs {_EVALUATES_BY_EPOCH} save_every_n_epochs save_interval validate_interval "
+    "every_epochs": f"every_n_epochs {EVALUATES_BY_EPOCH} save_every_n_epochs save_interval validate_interval "
     f"save_period",
     "every_minutes": "train_time_interval",
     "keep": "save_top_k n_saved",
@@ -118,18 +118,18 @@ _WRITE = (
         "give what it holds as arguments of their own, such as `epochs=…`",
     ),
     (
-        f"{_LOGS} every_n_steps every_steps logging_strategy logging_first_step console_log_interval",
+        f"{LOGS} every_n_steps every_steps logging_strategy logging_first_step console_log_interval",
         "write `log=Logging(every_updates=…)`",
     ),
     (
-        _SAVES,
+        SAVES,
         "write `checkpoint=Checkpointing(every_updates=…)`",
     ),
     (
-        f"{_EVALUATES} evaluate",
+        f"{EVALUATES} evaluate",
         "write `hooks=[Evaluate(every_updates=…)]`",
     ),
-    (_EVALUATES_BY_EPOCH, "write `hooks=[Evaluate(every_epochs=…)]`"),
+    (EVALUATES_BY_EPOCH, "write `hooks=[Evaluate(every_epochs=…)]`"),
     ("every_epochs", "write `checkpoint=Checkpointing(every_epochs=…)` or `hooks=[Evaluate(every_epochs=…)]`"),
     ("max_minutes time", "write `hooks=[TimeBudget(max_minutes=…)]`"),
     ("max_total_minutes", "write `hooks=[TimeBudget(max_total_minutes=…)]`"),

@@ -10,6 +10,7 @@ from typing import Any, get_args, get_origin
 from evenstep.config.schema import Config
 from evenstep.config.section import NAME_OR_TABLE, Section
 from evenstep.keywords import ours
+from evenstep.other_trainers import EVALUATES, EVALUATES_BY_EPOCH, LOGS, SAVES
 
 
 def tables(annotation: Any) -> tuple[type[Section], ...]:
@@ -88,11 +89,11 @@ _OF_OTHERS = {
         "seed": "seed_everything",
         "optimizer.lr": "learning_rate base_lr max_lr peak_lr",
         "lr_schedule.warmup_updates": "warmup_steps num_warmup_steps warmup_iters warmup_ratio",
-        "log.every_updates": "log_every_n_steps logging_steps log_interval log_every log_freq",
-        "checkpoint.every_updates": "save_steps save_interval save_every save_freq checkpoint_interval",
-        "checkpoint.best": "load_best_model_at_end save_best",
-        "evaluate.every_updates": "eval_steps eval_interval eval_every val_check_interval",
-        "evaluate.every_epochs": "check_val_every_n_epoch",
+        "log.every_updates": f"{LOGS} log_freq",
+        "checkpoint.every_updates": f"{SAVES} save_interval save_freq checkpoint_interval",
+        "checkpoint.best": "load_best_model_at_end",
+        "evaluate.every_updates": EVALUATES,
+        "evaluate.every_epochs": EVALUATES_BY_EPOCH,
         "early_stop.patience_evaluations": "patience early_stopping_patience",
         "launch.ranks": "devices gpus num_gpus n_gpus num_processes nproc_per_node world_size",
     }.items()
@@ -113,6 +114,8 @@ def meant_by(path: Sequence[str], siblings: Sequence[str]) -> str | None:
     ('optimizer.args.momentum', 'optimizer.args.momentum')
     >>> meant_by(("learning_rate",), ["optimizer"]), meant_by(("train", "save_steps"), ["updates", "epochs"])
     ('optimizer.lr', 'checkpoint.every_updates')
+    >>> meant_by(("print_freq",), ["log"]), meant_by(("train", "eval_period"), ["updates", "epochs"])
+    ('log.every_updates', 'evaluate.every_updates')
     """
     *outer, last = path
     if "args" in siblings and last in _OF_OPTIMIZERS:
