@@ -144,8 +144,7 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
         begins: whether the model takes the weights that the run begins with; one that goes on has its own.
 
     Raises:
-        ConfigError: data and their settings that don't fit each other.
-            Or an argument that a target refuses.
+        ConfigError: data and their settings that don't fit each other, or an argument that a target refuses.
         TaskError: a target that gives something else than it must.
         Exception: whatever a target of the recipe raises.
     """

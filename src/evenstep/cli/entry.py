@@ -201,14 +201,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        arguments: without the program's name; the process's own by default.
-
-    Returns:
-        The exit code.
-    """
+    """Run the command line; see `evenstep.cli.main`."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     leaves = arguments is None
     if leaves:

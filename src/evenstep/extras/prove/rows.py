@@ -207,11 +207,8 @@ class Prover:
         return self._near(run, self._whole, lambda: [*self._if_not_again(), *self._blame(cut)])
 
     def _if_not_again(self) -> list[str]:
-        return (
-            []
-            if self._again.holds
-            else ["the run is another each time that it is made, whatever is done to it: see row `again`"]
-        )
+        why = "the run is another each time that it is made, whatever is done to it: see row `again`"
+        return [] if self._again.holds else [why]
 
     def _optimizer(self) -> Verdict:
         measure = "plain PyTorch loop"

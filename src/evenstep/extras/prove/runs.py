@@ -18,7 +18,6 @@ from evenstep.events import BackwardBegin, Hook, Incident, SaveEnd, StepBegin, U
 from evenstep.extras.prove.digest import sha256_of
 from evenstep.extras.prove.formats import Laboratory, wide_defaults
 from evenstep.extras.prove.subject import Ended, Subject, Variant
-from evenstep.train import Trainer
 
 
 class RefusedError(EvenstepError):
@@ -93,7 +92,7 @@ class KillAt(Hook):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def gradients_of(model: nn.Module, divisor: float | Tensor = 1.0) -> dict[str, Tensor]:
+def gradients_of(model: nn.Module, divisor: float | Tensor) -> dict[str, Tensor]:
     """The gradients of parameters that this process holds whole, by name; none where any is in shards."""
     held = {name: one for name, one in model.named_parameters() if one.grad is not None}
     if any(hasattr(one, "to_local") for one in held.values()):
@@ -131,7 +130,7 @@ def run_once(
         more = [Laboratory(wide=variant.wide, still=variant.still), listen, StopAt(updates), *hooks(subject)]
         trainer = subject.trainer(source, [*(subject.hooks if own_hooks else ()), *more], folder)
         with closing(source):
-            begin = model_state(trainer)
+            begin = _tensors(trainer.state_dict()["model"])
             if folder is not None:
                 trainer.resume("auto")
             with wide_defaults(wide=variant.wide):
@@ -145,12 +144,8 @@ def run_once(
     )
 
 
-def model_state(trainer: Trainer) -> dict[str, Tensor]:
-    """The tensors of the model as checkpoints hold them, by name; all ranks ask together."""
-    return _tensors(trainer.state_dict()["model"])
-
-
 def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Copies of the tensors of a model's state, by name."""
     return {name: one.detach().clone() for name, one in state.items() if isinstance(one, Tensor)}
 
 

@@ -127,7 +127,7 @@ class Bench:
         updates: that are compared.
         ranks: of the rows with several.
         own_strategy: the one that the run itself asks for.
-        layered: whether the layers of the model are known, or else why not.
+        layered: why the model can't be cut into stages, or "".
         checks_loss: whether the run has its losses checked.
         uncut: why global batches can't be cut, or "".
         workers: that read the run's data, at most 2; 0 where it has none.
