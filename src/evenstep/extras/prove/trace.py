@@ -98,7 +98,7 @@ class Trace(Hook):
         self._subject, self._update = subject, update
         self.made = Traced()
         self.states: tuple[dict[str, str], dict[str, str]] = ({}, {})
-        self._handles: list[Any] = []
+        self._undo: list[Callable[[], object]] = []  # each ends something that follows the update; none otherwise
         self._calls: dict[str, int] = {}
 
     @property
@@ -113,12 +113,12 @@ class Trace(Hook):
             self.made.states = states_of(owners_of(self._subject))
             self.states = self.made.states, {}
             for task in self._subject.tasks.values():
-                self._handles += [self._listened(task, method) for method in ("transform", "loss")]
+                self._undo += [self._listened(task, method) for method in ("transform", "loss")]
             for name, module in self._subject.model.named_modules():
-                self._handles += self._follow(name, module)
+                self._undo += self._follow(name, module)
 
     def before_microbatch(self, event: MicrobatchBegin) -> None:
-        if self._handles:
+        if self._undo:
             self.made.passages.append(Passage(task=event.task, index=event.microbatch, batch=_leaves(event.batch)))
             self.made.passages[-1].parameters = _values_of(self._subject.model)
             self._calls = {}
@@ -127,33 +127,33 @@ class Trace(Hook):
                 self.made.passages[-1].weight = _weight(task, event.batch)
 
     def before_forward(self, event: ForwardBegin) -> None:
-        if self._handles:
+        if self._undo:
             self.made.passages[-1].transformed = _leaves(event.batch)
 
     def after_forward(self, event: ForwardEnd) -> None:
-        if self._handles:
+        if self._undo:
             self.made.passages[-1].output = _leaves(event.output)
             self.made.passages[-1].custom = _custom_functions(event.output)
 
     def after_microbatch(self, event: MicrobatchEnd) -> None:
-        if self._handles:
+        if self._undo:
             self.made.passages[-1].loss = None if event.loss is None else float(event.loss)
 
     def before_step(self, event: StepBegin) -> None:
-        if self._handles:
+        if self._undo:
             self.made.gradient = gradients_of(self._subject.model, event.divisor)
 
     def after_update(self, event: UpdateEnd) -> None:
-        if self._handles:
-            for handle in self._handles:
-                handle.remove()
-            self._handles = []
+        if self._undo:
+            for undo in self._undo:
+                undo()
+            self._undo = []
             self.made.end = _parameters(self._subject.model)
             self.states = self.states[0], states_of(owners_of(self._subject))
             self.trainer.request_stop("traced")
 
-    def _listened(self, task: Task, name: str) -> "_Wrapped":
-        """Have a method of a task tell what it draws from."""
+    def _listened(self, task: Task, name: str) -> Callable[[], None]:
+        """Have a method of a task tell what it draws from; gives what ends that."""
         method: Callable[..., Any] = getattr(task, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -164,9 +164,20 @@ class Trace(Hook):
                 if self.made.passages:
                     self.made.passages[-1].drew[name] = _drawn(before, _generators())
 
-        return _Wrapped(task, name, call)
+        own = vars(task)
+        kept = own.get(name)
+        own[name] = call
 
-    def _follow(self, name: str, module: nn.Module) -> list[Any]:
+        def put_back() -> None:
+            if kept is None:
+                del own[name]
+            else:
+                own[name] = kept
+
+        return put_back
+
+    def _follow(self, name: str, module: nn.Module) -> list[Callable[[], None]]:
+        """Have a module tell what goes in and comes out; gives what ends that."""
         open_calls: list[tuple[dict[str, str], list[Any]]] = []
 
         def first(_module: nn.Module, args: Any) -> None:
@@ -187,9 +198,9 @@ class Trace(Hook):
             self.made.passages[-1].calls[name, number] = call
 
         return [
-            module.register_forward_pre_hook(first, prepend=True),
-            module.register_forward_pre_hook(before),
-            module.register_forward_hook(after, with_kwargs=True),
+            module.register_forward_pre_hook(first, prepend=True).remove,
+            module.register_forward_pre_hook(before).remove,
+            module.register_forward_hook(after, with_kwargs=True).remove,
         ]
 
 
@@ -203,23 +214,6 @@ def _generators() -> list[Any]:
 
 def _drawn(before: list[Any], after: list[Any]) -> set[str]:
     return {word for word, one, other in zip(_GENERATORS, before, after, strict=True) if not _same(one, other)}
-
-
-@final
-class _Wrapped:
-    """A method of an object, put in its place until it is removed."""
-
-    def __init__(self, owner: object, name: str, method: Callable[..., Any]) -> None:
-        self._kept = vars(owner).get(name)
-        self._owner, self._name = vars(owner), name
-        self._owner[name] = method
-
-    def remove(self) -> None:
-        """Put back what was there."""
-        if self._kept is None:
-            del self._owner[self._name]
-        else:
-            self._owner[self._name] = self._kept
 
 
 def _custom_functions(output: Any) -> list[str]:
