@@ -13,20 +13,13 @@ from evenstep.checkpoint.export import export_weights
 from evenstep.checkpoint.weights import StoredWeights, open_weights
 from evenstep.cli.folder import CONFIG, find_config
 from evenstep.cli.inspect import spell_bytes
-from evenstep.config.sources import Setting
+from evenstep.config.sources import settings_in
 from evenstep.errors import ConfigError
 from evenstep.exits import EXIT_DONE
 
-_WHOLE = [
-    Setting(path=(key,), text=text, origin="evenstep export")
-    for key, text in (
-        ("parallel", "none"),
-        ("launch", "none"),
-        ("resume", "never"),
-        ("reset", "none"),
-        ("device", "cpu"),
-    )
-]
+_WHOLE = settings_in(
+    {"parallel": "none", "launch": "none", "resume": "never", "reset": "none", "device": "cpu"}, "evenstep export"
+)
 """What makes one process of a run on a CPU, whatever it was trained on."""
 
 

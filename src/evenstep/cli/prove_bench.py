@@ -24,7 +24,7 @@ from evenstep.config.arguments import Call
 from evenstep.config.named import OpenRun
 from evenstep.config.schema import Config
 from evenstep.config.schema_data import DataTable
-from evenstep.config.sources import Setting
+from evenstep.config.sources import Setting, settings_in
 from evenstep.config.target import loaded_from
 from evenstep.config.tasks import data_tables, largest, schedules_of
 from evenstep.data import Data, FirstBatches
@@ -150,10 +150,6 @@ def _by_tokens(table: DataTable) -> bool:
     return table.global_batch_tokens is not None
 
 
-def _set(key: str, value: object) -> Setting:
-    return Setting(path=tuple(key.split(".")), text=str(value), origin=_ORIGIN)
-
-
 def _shrunk(config: Config, workers: int) -> list[Setting]:
     """What makes the run small, of one process, and silent."""
     changed: dict[str, object] = {
@@ -183,12 +179,12 @@ def _shrunk(config: Config, workers: int) -> list[Setting]:
     for key, table in schedules_of(config).items():
         if table.kind == "plateau":  # as it is as long as it has heard of no evaluation
             changed[key] = f'{{kind = "constant", warmup_updates = {table.model_dump()["warmup_updates"]}}}'
-    return [_set(key, value) for key, value in changed.items()]
+    return settings_in(changed, _ORIGIN)
 
 
 def _cut(config: Config, cut: Cut, tokens: Mapping[str, int]) -> list[Setting]:
     """Small global batches, in so many micro-batches."""
-    made: list[Setting] = []
+    made: dict[str, object] = {}
     up, down = _SHARES[cut]
     for key, table in data_tables(config).items():
         unit, whole = "size", min(largest(table.global_batch_size) or SAMPLES, SAMPLES)
@@ -197,14 +193,14 @@ def _cut(config: Config, cut: Cut, tokens: Mapping[str, int]) -> list[Setting]:
         part = max(1, -(-whole * up // down))
         if cut == "ragged" and unit == "size":
             part = _ragged(whole, part)
-        made += [
-            _set(f"{key}.batch_size_unit", "none"),
-            _set(f"{key}.micro_batch_size", "none"),
-            _set(f"{key}.micro_batch_tokens", "none"),
-            _set(f"{key}.global_batch_{unit}", whole),
-            _set(f"{key}.micro_batch_{unit}", part),
-        ]
-    return made
+        made |= {
+            f"{key}.batch_size_unit": "none",
+            f"{key}.micro_batch_size": "none",
+            f"{key}.micro_batch_tokens": "none",
+            f"{key}.global_batch_{unit}": whole,
+            f"{key}.micro_batch_{unit}": part,
+        }
+    return settings_in(made, _ORIGIN)
 
 
 def _ragged(whole: int, near: int) -> int:
@@ -237,7 +233,7 @@ def _varied(config: Config, variant: Variant) -> list[Setting]:
                 changed["parallel.stages_per_rank"] = before.stages_per_rank
     if not variant.own_format:
         changed |= {"train.precision": "32-true", "loss_scale": "none", "float8": "none"}
-    return [_set(key, value) for key, value in changed.items()]
+    return settings_in(changed, _ORIGIN)
 
 
 def _subject(opened: OpenRun, parts: RunParts, strategy: Any) -> Subject:

@@ -13,7 +13,7 @@ from evenstep.builders import build_parts, open_run
 from evenstep.checkpoint import find_failure, read_checkpoint, step_name
 from evenstep.cli.folder import OWN, find_config
 from evenstep.cli.resume import BEGUN
-from evenstep.config.sources import Setting, from_arguments, settings_of
+from evenstep.config.sources import from_arguments, settings_in, settings_of
 from evenstep.errors import CheckpointError, ConfigError
 from evenstep.events import BackwardBegin, Hook, MicrobatchBegin
 from evenstep.exits import EXIT_DONE, EXIT_ERROR
@@ -49,8 +49,7 @@ def run(path: str, settings: list[str]) -> int:
             f"`evenstep resume {quote(str(folder))} --checkpoint.every_updates 1`, and repeat that."
         )
     state = read_checkpoint(before).state
-    begun = [Setting(path=(key,), text=text, origin=str(folder)) for key, text in BEGUN.items()]
-    alone = [Setting(path=tuple(key.split(".")), text=text, origin="replay") for key, text in _ALONE.items()]
+    begun, alone = settings_in(BEGUN, str(folder)), settings_in(_ALONE, "replay")
     given = settings_of(settings, without=OWN)
     if of_ranks := [one for one in from_arguments(settings) if one.path[0] in _ALONE]:
         key = ".".join(of_ranks[0].path)

@@ -16,7 +16,7 @@ from evenstep.cli.folder import OWN, RECIPE, edited_since, find_config, origin_o
 from evenstep.cli.starting import start_ranks, submit_run
 from evenstep.cli.training import train_in
 from evenstep.config.schema import CoefficientsTable, Config, Float8Table, LossScaleTable, MixtureTable
-from evenstep.config.sources import Setting, from_arguments, read_file, settings_of
+from evenstep.config.sources import Setting, from_arguments, read_file, settings_in, settings_of
 from evenstep.errors import ConfigError
 from evenstep.parallel.rank_info import is_launched
 
@@ -37,7 +37,7 @@ def run(path: str, settings: list[str]) -> int:
     """Go on with it."""
     folder = Path(path)
     file = find_config(folder)
-    begun = [Setting(path=(key,), text=text, origin=str(file)) for key, text in BEGUN.items()]
+    begun = settings_in(BEGUN, str(file))
     for given in from_arguments(settings):
         if given.path[0] in BEGUN:
             fault = (

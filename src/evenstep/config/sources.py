@@ -160,6 +160,15 @@ def _effective(settings: list[Setting], faults: list[str]) -> list[Setting]:
     return settings
 
 
+def settings_in(values: Mapping[str, object], origin: str) -> list[Setting]:
+    """The settings of values by dotted keys, such as a command gives by itself.
+
+    >>> settings_in({"launch.ranks": 2}, "replay")
+    [Setting(path=('launch', 'ranks'), text='2', origin='replay')]
+    """
+    return [Setting(path=tuple(key.split(".")), text=str(value), origin=origin) for key, value in values.items()]
+
+
 def settings_of(arguments: Sequence[str], *, without: Collection[str] = ()) -> list[Setting]:
     """The settings of this process's environment, without those keys, and over them those of the command line."""
     around = from_environment(os.environ)
