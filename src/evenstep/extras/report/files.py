@@ -5,12 +5,14 @@ What their content means is for others.
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 from evenstep.errors import clause
+
+T = TypeVar("T")
 
 MAX_COUNT = 2**53  # the script of the page counts in floats
 
@@ -49,6 +51,14 @@ class Files:
         if content is None:
             self.problems.append(f"`{name}` is not a JSON object: {consequence}.")
         return content or {}
+
+    def parsed(self, name: str, parse: Callable[[dict[str, object]], T | None], consequence: str) -> T | None:
+        """What `parse` makes of a file that is one JSON object; None where it is not, or lacks what is needed."""
+        content = self.json_object(name, consequence)
+        found = parse(content)
+        if found is None and content:
+            self.problems.append(f"`{name}` lacks fields: {consequence}.")
+        return found
 
     def lines(self, name: str) -> Iterator[tuple[int, dict[str, object]]]:
         """The lines of a file of JSON objects that have an update."""

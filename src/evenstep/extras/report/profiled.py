@@ -6,6 +6,7 @@ of operators that are called by others.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from evenstep.extras.report.files import Files
@@ -56,13 +57,11 @@ def read_profile(files: Files) -> Profiled | None:
     found: list[Profiled] = []
     for path in sorted((files.folder / FOLDER).glob("*.operators.json")):
         name = f"{FOLDER}/{path.name}"
-        content = files.json_object(name, "the profile is left out")
         trace = f"{FOLDER}/{path.name.removesuffix('.operators.json')}.trace.json.gz"
-        profiled = _profile(content, trace if files.has(trace) else "")
+        parse = partial(_profile, trace=trace if files.has(trace) else "")
+        profiled = files.parsed(name, parse, "the profile is left out")
         if profiled is not None:
             found.append(profiled)
-        elif content:
-            files.problems.append(f"`{name}` lacks fields: the profile is left out.")
     return max(found, key=lambda one: (one.last, -one.rank), default=None)
 
 

@@ -8,6 +8,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -141,13 +142,9 @@ def read_run(folder: Path) -> ReportedRun:
         run.shown = read_shown(files, SHOWN)
     run.profiled = read_profile(files)
     for path in sorted((folder / TIMELINE).glob("rank-*.json")):
-        name = f"{TIMELINE}/{path.name}"
-        content = files.json_object(name, "this rank is left out of the timeline")
-        rank = read_rank(content)
+        rank = files.parsed(f"{TIMELINE}/{path.name}", read_rank, "this rank is left out of the timeline")
         if rank is not None:
             run.timeline.append(rank)
-        elif content:
-            run.problems.append(f"`{name}` lacks fields: this rank is left out of the timeline.")
     return run
 
 
@@ -225,24 +222,19 @@ def _read_checkpoints(files: Files, run: ReportedRun) -> None:
     if (run.folder / "latest").is_file():
         latest = (files.text("latest") or "").strip()
     for path in sorted((run.folder / "checkpoints").glob("step-*/manifest.json")):
-        name = path.parent.name
-        content = files.json_object(f"checkpoints/{name}/manifest.json", "the checkpoint is left out")
-        match content:
-            case {"update": int(update), "created": str(created), "files": dict(listed)} if 0 <= update <= MAX_COUNT:
-                sizes = [_size(entry) for entry in cast("dict[str, object]", listed).values()]
-                run.checkpoints.append(
-                    CheckpointLine(
-                        name=name,
-                        update=update,
-                        created=created,
-                        num_bytes=sum(sizes),
-                        is_latest=name == latest,
-                    )
-                )
-            case _ if content:
-                run.problems.append(f"`checkpoints/{name}/manifest.json` lacks fields: the checkpoint is left out.")
-            case _:
-                continue  # said already
+        parse = partial(_checkpoint, name=path.parent.name, latest=latest)
+        found = files.parsed(f"checkpoints/{path.parent.name}/manifest.json", parse, "the checkpoint is left out")
+        if found is not None:
+            run.checkpoints.append(found)
+
+
+def _checkpoint(content: Mapping[str, object], name: str, latest: str) -> CheckpointLine | None:
+    match content:
+        case {"update": int(update), "created": str(created), "files": dict(listed)} if 0 <= update <= MAX_COUNT:
+            size = sum(_size(entry) for entry in cast("dict[str, object]", listed).values())
+            return CheckpointLine(name=name, update=update, created=created, num_bytes=size, is_latest=name == latest)
+        case _:
+            return None
 
 
 def _size(entry: object) -> int:
