@@ -39,6 +39,16 @@ def test_a_loss_that_is_not_finite_is_one_and_a_lower_one_is_none() -> None:
     assert LossSpikes(window_updates=8).first(history, records([0.0], 9)) is None
 
 
+def test_a_mean_over_nothing_is_said_in_the_first_updates_and_only_once() -> None:
+    spikes = LossSpikes(window_updates=8)
+    found = spikes.first([], records([1.0, math.nan, 1.0, math.nan]))
+    assert found is not None
+    assert found.update == 2
+    assert "although its gradient was finite" in found.message
+    assert "`Loss.of_mean(mean, count)`" in found.message
+    assert spikes.first([1.0, math.nan, 1.0, math.nan], records([1.0, math.nan], 5)) is None
+
+
 def test_nothing_is_judged_by_a_window_that_is_mostly_empty() -> None:
     assert LossSpikes(window_updates=128).first([1.0] * 20, records([99.0], 21)) is None
 

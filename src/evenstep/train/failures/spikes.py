@@ -4,8 +4,9 @@ A loss is a spike if it exceeds the median of a window by `threshold` robust sta
 
     loss > median + threshold · max(1.4826 · MAD, 0.01 · |median|),
 
-with the median absolute deviation MAD of the window; or if it is not finite. Losses are those of the whole global
-batch, so all ranks find the same. It looks at committed updates, after the fact: what is done is the policy's.
+with the median absolute deviation MAD of the window; or if it is not finite, in any update. Losses are those of the
+whole global batch, so all ranks find the same. It looks at committed updates, after the fact: what is done is the
+policy's.
 
 Reference: Hampel, "The influence curve and its role in robust estimation", JASA 1974.
 """
@@ -24,6 +25,12 @@ from evenstep.train.failures.policy import FailurePolicy
 LOSS = "train/loss"
 _TO_STANDARD_DEVIATIONS = 1.4826  # of a normal distribution
 _LEAST_SPREAD = 0.01
+
+
+_NOT_FINITE = (
+    "although its gradient was finite and was applied. Most often a mean over nothing was taken (0 / 0), as where all "
+    "labels of a micro-batch are ignored: return the sum, or `Loss.of_mean(mean, count)`, which takes that mean for 0."
+)
 
 
 @final
@@ -59,7 +66,7 @@ class LossSpikes:
         self.policy = policy
         self.window_updates = window_updates
         self._threshold = threshold
-        self._in_one = False
+        self._in_one = self._told_not_finite = False
 
     def first(self, before: Sequence[float], records: Sequence[Record]) -> Incident | None:
         """The first of `records` that begins a spike, given the `window_updates` losses before them."""
@@ -68,20 +75,27 @@ class LossSpikes:
         for record in records:
             loss = record.value
             bound = self._bound(ordered, loss)
-            was, self._in_one = self._in_one, bound is not None and not loss <= bound
+            is_finite = math.isfinite(loss)
+            was, self._in_one = self._in_one, not is_finite or (bound is not None and loss > bound)
             if len(window) == self.window_updates:
                 ordered.pop(bisect_left(ordered, window[0]))
             sortable = math.inf if math.isnan(loss) else loss
             window.append(sortable)
             insort(ordered, sortable)
-            if self._in_one and not was:
-                return Incident(
-                    kind="loss_spike",
-                    update=record.update,
-                    message=f"the loss of update {record.update} is {record.value:.4g}, above the {bound:.4g} that "
-                    f"{self._threshold:g} robust standard deviations over the median of the updates before allow.",
-                    details={"loss": record.value if math.isfinite(record.value) else repr(record.value)},
+            if not self._in_one or was:
+                continue
+            said = f"the loss of update {record.update} is {loss:.4g}, "
+            if is_finite:
+                said += (
+                    f"above the {bound:.4g} that {self._threshold:g} robust standard deviations over the median of the "
+                    f"updates before allow."
                 )
+            elif self.policy is None and self._told_not_finite:  # what makes it comes again and again
+                continue
+            else:
+                said, self._told_not_finite = said + _NOT_FINITE, True
+            details = {"loss": loss if is_finite else repr(loss)}
+            return Incident(kind="loss_spike", update=record.update, message=said, details=details)
         return None
 
     def forget(self) -> None:
