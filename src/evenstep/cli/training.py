@@ -14,7 +14,7 @@ from typing import Literal
 
 from evenstep.builders import build_hooks, build_mesh, build_parts, build_strategy
 from evenstep.checkpoint import LOCK, complete_checkpoints
-from evenstep.cli.folder import RECIPE, has_saved, origin_of_recipe, publish, texts_of
+from evenstep.cli.folder import CONFIG, RECIPE, has_saved, origin_of_recipe, publish, texts_of
 from evenstep.cli.screen import Screen
 from evenstep.cli.summary import describe
 from evenstep.config.named import OpenRun
@@ -151,6 +151,8 @@ def _how_to_go_on(folder: Path) -> str:
     origin = origin_of_recipe(folder)
     return (
         f"The run is saved up to {saved[-1].name}: `evenstep resume {quote(str(folder))}` goes on from there "
-        f"(`--KEY VALUE` sets a key that has to be another), with the recipe's files as they are in {folder / RECIPE}"
+        f"(`--KEY VALUE` sets a key that has to be another; one that a run keeps, in another run: `evenstep train "
+        f"{quote(str(folder / CONFIG))} --name ANOTHER --resume {quote(str(folder))} --KEY VALUE`), with the recipe's "
+        f"files as they are in {folder / RECIPE}"
         f"{'' if origin is None else f', or, with `--recipe current`, as they then are in {origin}'}."
     )

@@ -357,10 +357,12 @@ def test_the_commands_that_errors_advise_can_be_pasted_where_folders_have_spaces
 def test_a_metric_that_no_evaluation_has_is_told_with_its_key_by_which_the_run_then_goes_on(
     evenstep: Run, key: str, more: list[str]
 ) -> None:
+    assert "another run" not in evenstep("check", "run.toml", *more, f"--{key}", "valid/los").err
     failed = evenstep("train", "run.toml", *more, f"--{key}", "valid/los")
     assert f"Set its `metric`, in a run file `{key}`" in failed.err, failed.err
     in_another = "--name ANOTHER --resume PATH" in failed.err
     assert in_another == key.startswith("lr_schedule")
-    where = ["train", "runs/tiny/config.toml", "--name", "another", "--resume"] if in_another else ["resume"]
-    done = evenstep(*where, "runs/tiny", f"--{key}", "valid/loss")
+    advised = failed.err.rpartition("`evenstep train ")[2].partition("`")[0]  # "one that a run keeps, in another run"
+    kept = ["train", *advised.replace("KEY VALUE", f"{key} valid/loss").split()]
+    done = evenstep(*(kept if in_another else ["resume", "runs/tiny", f"--{key}", "valid/loss"]))
     assert done.code == 0, done.err

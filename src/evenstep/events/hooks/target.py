@@ -134,12 +134,13 @@ class MetricTarget:
 
 
 def _where_to_set(hook: Hook) -> str:
-    """Where the metric that `hook` follows is said, as the end of a message, which comes when a run has begun."""
+    """Where the metric that `hook` follows is said, as the end of a message, which comes when a run has begun; what
+    only tries a run has no folder."""
     if hook.name not in _KEYS:
         return ""
     another = (
         ", of another run that goes on from this one's checkpoint (`new_settings=True`; "
         "`--name ANOTHER --resume PATH`), since a run keeps its LR schedule"
     )
-    where = another if hook.name == "Plateau" else ""
+    where = another if hook.name == "Plateau" and hook.trainer.folder is not None else ""
     return f" Set its `metric`, in a run file `{_KEYS[hook.name]}`{where}."
