@@ -254,6 +254,8 @@ def mismatched(change: str) -> Trainer:
         return trainer_of(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     if change == "seed":
         return trainer_of(seed=1)
+    if change == "order":
+        return trainer_of(data=MapData(points(), global_batch_size=8, micro_batch_size=4, shuffle=False))
     return trainer_of(data=MapData(points(), global_batch_size=6))
 
 
@@ -264,6 +266,7 @@ def mismatched(change: str) -> Trainer:
         ("optimizer", "is AdamW, but this run's is SGD"),
         ("seed", "`seed` was 42 and is now 1"),
         ("data", "global_batch_size"),
+        ("order", "exact: `data.shuffle` was True and is now False. Build"),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(change: str, text: str) -> None:

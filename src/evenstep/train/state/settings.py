@@ -150,15 +150,26 @@ _WITH_WEIGHTS = "start a new one with its weights: `load_weights(model, PATH)`, 
 
 
 def differences(name: str, saved: object, now: object) -> list[str]:
-    """In what two plain values differ; of tables with the same keys only those that do.
+    """In what two plain values differ; of tables with the same keys, or of one kind, only the keys that do.
+
+    What only one of a kind has follows from others, such as the `order` of what is shuffled; it is said where those
+    are the same.
 
     >>> differences("data", {"size": 4, "shuffle": True}, {"size": 8, "shuffle": True})
     ['`data.size` was 4 and is now 8']
+    >>> differences("data", {"kind": "map", "shuffle": True, "order": "new"}, {"kind": "map", "shuffle": False})
+    ['`data.shuffle` was True and is now False']
     """
     if isinstance(saved, Mapping) and isinstance(now, Mapping):
         before, after = cast("Mapping[str, object]", saved), cast("Mapping[str, object]", now)
-        if before.keys() == after.keys() and before.get("kind") == after.get("kind"):
-            return [said for key in after for said in differences(f"{name}.{key}", before[key], after[key])]
+        if before.get("kind") == after.get("kind") and (before.keys() == after.keys() or "kind" in after):
+            in_both = [key for key in after if key in before]
+            found = [said for key in in_both for said in differences(f"{name}.{key}", before[key], after[key])]
+            lacking = [key for key in (*before, *after) if key not in in_both]
+            return found or [
+                f"`{name}.{key}` was {before.get(key, 'not given')} and is now {after.get(key, 'not given')}"
+                for key in lacking
+            ]
     return [] if saved == now else [f"`{name}` was {_described(saved)} and is now {_described(now)}"]
 
 
