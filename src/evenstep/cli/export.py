@@ -14,6 +14,7 @@ from evenstep.checkpoint.weights import StoredWeights, open_weights
 from evenstep.cli.folder import CONFIG, find_config
 from evenstep.cli.inspect import spell_bytes
 from evenstep.config.sources import settings_in
+from evenstep.config.translate import said_with
 from evenstep.errors import ConfigError
 from evenstep.exits import EXIT_DONE
 
@@ -21,6 +22,8 @@ _WHOLE = settings_in(
     {"parallel": "none", "launch": "none", "resume": "never", "reset": "none", "device": "cpu"}, "evenstep export"
 )
 """What makes one process of a run on a CPU, whatever it was trained on."""
+
+_SAID = {name: f"--{name}" for name in ("to", "average", "dtype", "tokenizer")}
 
 
 def run(
@@ -48,10 +51,12 @@ def run(
         "dtype": cast("Any", dtype),
         "max_file_bytes": None if max_file_gb is None else _bytes(max_file_gb),
     }
-    weights = path if average else _evaluated(path)
-    files = (
-        export_weights(weights, to, **options) if layout is None else _as_model(path, weights, to, tokenizer, options)
-    )
+    with said_with(_SAID):
+        weights = path if average else _evaluated(path)
+        if layout is None:
+            files = export_weights(weights, to, **options)
+        else:
+            files = _as_model(path, weights, to, tokenizer, options)
     for file in files:
         print(f"{spell_bytes(file.stat().st_size):>10}  {file}")
     return EXIT_DONE
