@@ -13,6 +13,7 @@ not known here.
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from evenstep.addresses import check_here
+from evenstep.arguments import said
 from evenstep.checkpoint.damage import BadFileError, json_object
 from evenstep.checkpoint.folders import (
     CHECKPOINTS,
@@ -32,7 +34,7 @@ from evenstep.checkpoint.folders import (
 from evenstep.checkpoint.reader import CheckpointReader
 from evenstep.checkpoint.table import TensorEntry
 from evenstep.checkpoint.tensorfile import bytes_of, read_header
-from evenstep.errors import CheckpointError, clause
+from evenstep.errors import ArgumentError, CheckpointError, clause
 from evenstep.names import LEARNED, TASK_PARAMETERS, by_plain_name
 
 SUFFIX, INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
@@ -84,10 +86,16 @@ def open_weights(path: Path | str | StoredWeights, *, average: bool = False) -> 
         average: whether those of a run's average are meant instead of its model's.
 
     Raises:
+        ArgumentError: it is no path, or an empty one, which would be the current folder.
         CheckpointError: there are none, or none that can be read.
     """
     if isinstance(path, StoredWeights):
         return path
+    if not isinstance(cast("object", path), str | PathLike) or not str(path):
+        raise ArgumentError(
+            f"`path` must be that of a run, a checkpoint, or a file of weights, but is {said(path)}; give it, such as "
+            f"`runs/first`, or `.` for the current folder."
+        )
     check_here(path)
     path = named_by(Path(path).expanduser())
     if is_complete(path) or (path.is_dir() and complete_checkpoints(checkpoints_folder(path))):

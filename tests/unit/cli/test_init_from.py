@@ -62,6 +62,11 @@ def test_what_was_frozen_stays_so_and_a_run_that_goes_on_needs_the_weights_no_mo
     ("arguments", "says"),
     [
         (["--init_from.path", "nowhere"], "`init_from.path`: `nowhere` does not exist; give a run, a checkpoint, or"),
+        (
+            ["--init_from.path="],
+            "`init_from.path` must be that of a run, a checkpoint, or a file of weights, but is ''",
+        ),
+        (["--init_from.path", "runs/first", "--init_from.only", "[]"], "`init_from.only` must be patterns of names"),
         (["--init_from.path", "runs/first", "--init_from.only", '["head.*"]'], "`init_from.only` has `head.*`, which"),
         (["--init_from.path", "parts.py", "--init_from.average", "true"], "no average; leave `init_from.average` out"),
         (

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -335,8 +335,11 @@ def test_what_can_not_be_read_is_refused_by_name(tmp_path: Path, capsys: pytest.
     assert same(model, Net(2))
     with pytest.raises(ArgumentError, match=r"`only` has `encodr\.\*`, which nothing of the model fits; did you mean"):
         load_weights(model, good, only="encodr.*")
-    with pytest.raises(ArgumentError, match="`only` must be patterns of names"):
+    with pytest.raises(ArgumentError, match=r"`only` must be patterns of names, .* but is \[\]; leave it out"):
         load_weights(model, good, only=())
+    for path in ("", None):
+        with pytest.raises(ArgumentError, match=r"`path` must be that of a run.* but is .*; give it"):
+            load_weights(model, cast("Any", path))
     torch.save({"a": torch.zeros(1)}, tmp_path / "foreign.pt")
     with pytest.raises(CheckpointError, match=r"nothing in .* fits the model: of a it has none"):
         load_weights(model, tmp_path / "foreign.pt", partial=True)

@@ -217,9 +217,10 @@ def _check_whole(model: nn.Module) -> None:
 def _patterns(only: object) -> tuple[str, ...]:
     patterns = (only,) if isinstance(only, str) else only
     if not isinstance(patterns, Sequence) or not patterns or not all(isinstance(one, str) and one for one in patterns):
+        given = repr([*only]) if isinstance(only, list | tuple) else said(only)
         raise ArgumentError(
-            f'`only` must be patterns of names, such as "encoder.*" or ("encoder.*", "embed.weight"), but is '
-            f"{said(only)}."
+            f'`only` must be patterns of names, such as ["encoder.*", "embed.weight"], but is {given}; leave it out '
+            f"where all is meant."
         )
     return tuple(cast("Sequence[str]", patterns))
 
