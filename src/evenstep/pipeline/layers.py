@@ -294,6 +294,8 @@ def unfit(model: nn.Module, inputs: Any) -> str:
     ''
     >>> unfit(nn.Bilinear(1, 1, 1), [3, 4])[-63:]
     '`def inputs(self, batch): return tuple(super().inputs(batch))`.'
+    >>> unfit(nn.Bilinear(1, 1, 1), ((3, 4), {}))[-61:]
+    "`def inputs(self, batch): return {'input1': …, 'input2': …}`."
     """
     try:
         forward = signature(model.forward)
@@ -319,6 +321,14 @@ def unfit(model: nn.Module, inputs: Any) -> str:
             f"({', '.join(forward.parameters)})` {clause(str(error))}. A dict is its keyword arguments, "
             f"a tuple its positional ones; say what {gives}, "
             f"`def inputs(self, batch): return {what}`."
+        )
+    if type(inputs) is tuple and [*map(type, cast("tuple[Any, ...]", inputs))] == [tuple, dict]:
+        given, more = cast("tuple[tuple[Any, ...], dict[str, Any]]", inputs)
+        items = [f"'{name}': …" for name in (*[*forward.parameters][: len(given)], *more)]
+        return (
+            f"the model fails with a tuple and a dict as its first two arguments, which the task's `inputs` gives. If "
+            f"they are meant as all positional and all keyword arguments, give these by name in one dict, "
+            f"`def inputs(self, batch): return {{{', '.join(items)}}}`."
         )
     return ""
 
