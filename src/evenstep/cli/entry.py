@@ -354,7 +354,13 @@ def _check_settings(name: str, settings: Sequence[str]) -> None:
             raise ConfigError([f"`{given}` can't be given to `evenstep {name}`, which takes no settings; {takes}"])
         table = given.removeprefix("--").partition(".")[0]
         is_flag = "=" not in setting and following.startswith("--") and command.options_of is None
-        if (close or is_flag) and table not in import_module("evenstep.config.schema").Config.model_fields:
+        may_be_option = command.options and given == f"--{table}"  # keys with one word are few
+        if close or is_flag or may_be_option:
+            known = import_module("evenstep.config.schema").Config.model_fields
+            if table in known:
+                continue
+            if may_be_option and not close and (key := import_module("evenstep.config.keys").meant_by((table,), ())):
+                meant = f"{meant.removesuffix('.')}, or, if a key is meant, `--{key}`."
             raise ConfigError([f"`{given}` is neither an option of `evenstep {name}` nor a key of a run file; {meant}"])
 
 

@@ -73,6 +73,10 @@ def test_it_tells_its_version(evenstep: Run) -> None:
         (["train", "--updates", "3", "run.toml"], "is an option of `evenstep prove`, not of `evenstep train`; did you"),
         (["train", "run.toml", "--ranks", "2"], "did you mean `--launch.ranks`?"),
         (["train", "run.toml", "--verify"], "not of `evenstep train`; see `evenstep train --help`."),
+        (
+            ["prove", "run.toml", "--only", "resume"],
+            "nor a key of a run file; see `evenstep prove --help`, or, if a key is meant, `--init_from.only`.",
+        ),
         (["train", "run.toml", "--quiet"], "`--quiet` is neither an option of `evenstep train` nor a key of a run"),
         (["report", "runs/tiny", "--seed", "1"], "takes no settings; its options are --to, --follow."),
         (
