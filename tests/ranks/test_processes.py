@@ -146,7 +146,8 @@ def test_ranks_that_save_after_different_updates_are_told_what_each_waits_for(tm
     for end in run("apart", tmp_path, [0, 1], 2):
         assert end.code == 1
         assert "rank 0 waits to gather values in update 2, in `after_update` of hook `Ask`" in end.err
-        assert "; rank 1 waits to gather values in update 2. What ranks do together" in end.err
+        assert "; rank 1 waits to gather values in update 2. What ranks do together (`train`, `evaluate`," in end.err
+        assert "`group.gather` and the like) each must do at the same place" in end.err
         assert "`request_save`" in end.err
 
 

@@ -429,7 +429,11 @@ class Processes(Group):
         elif apart := self._come_apart(what):
             cause = apart
         else:
-            cause = f"{str(error).splitlines()[0]} All ranks are there: the network between them may be broken."
+            cause = (
+                f"{str(error).splitlines()[0]} All ranks are there. Most often one has called what all must call "
+                f"together, such as `group.gather` or `sum_floats`, in a hook or task that asks for its rank; else the "
+                f"network between them may be broken."
+            )
         return self._could_not(what, cause, is_known=bool(failure))
 
     def _come_apart(self, what: str) -> str:
@@ -444,8 +448,8 @@ def _apart(awaited: Sequence[str]) -> str:
     """That ranks are in different places, by what each waits for."""
     said = "; ".join(f"rank {rank} waits to {one}" for rank, one in enumerate(awaited) if one)
     return (
-        f"{said}. What ranks do together (`train`, `evaluate`, `save`, `update` and the like) each must do at the same "
-        f"place; in a hook, `request_save` and `request_evaluate` of one rank are for all."
+        f"{said}. What ranks do together (`train`, `evaluate`, `save`, `update`, `group.gather` and the like) each "
+        f"must do at the same place; in a hook, `request_save` and `request_evaluate` of one rank are for all."
     )
 
 
