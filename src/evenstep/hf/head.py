@@ -67,10 +67,13 @@ def _head_of(model: nn.Module) -> nn.Linear:
     asked: Any = getattr(model, "get_output_embeddings", None)
     found: object = None if asked is None else asked()
     if type(found) is not nn.Linear:
-        what = "none" if found is None else f"a {type(found).__name__}"
+        what, instead = "none" if found is None else f"a {type(found).__name__}", ""
+        if type(found).__module__.startswith("peft."):
+            what = f"an adapter of peft on it ({type(found).__name__})"
+            instead = "leave the head out of `target_modules` and `modules_to_save`, or "
         raise ArgumentError(
             f"`chunked` needs a model whose scores are those of one `nn.Linear` (its `get_output_embeddings()`), but "
-            f"{type(model).__name__} has {what}; leave `chunked` out."
+            f"{type(model).__name__} has {what}; {instead}leave `chunked` out."
         )
     return found
 

@@ -146,6 +146,15 @@ def test_a_learned_prompt_predicts_the_first_token_as_in_transformers(made: Made
         assert task.predict(model(**task.inputs(batch)), batch).shape == (*batch["labels"].shape, VOCABULARY)
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_chunks_of_a_head_with_an_adapter_are_refused_with_where_to_leave_it_out(made: Made) -> None:
+    import peft
+
+    model: Any = peft.get_peft_model(made(LLAMA), peft.LoraConfig(target_modules=["lm_head"]))  # pyright: ignore
+    with pytest.raises(ArgumentError, match=r"has an adapter of peft on it .* leave the head out of `target_modules`"):
+        CausalLM(chunked=True).prepare(model)
+
+
 def test_predictions_are_scores(made: Made) -> None:
     model, task = made(LLAMA), CausalLM()
     batch = padded(DOCUMENTS[:2])
