@@ -688,6 +688,7 @@ def test_a_metric_that_is_no_pair_is_said(metric: Any, said: str) -> None:
         ("lr/head", "gives a metric called `lr/head`"),
         ("loss", "gives a metric called `loss`, which is what the trained loss is recorded as"),
         (1, "the names of the metrics of Wrong must be words, but one is 1"),
+        ("", "the names of the metrics of Wrong must be words, but one is ''"),
     ],
 )
 def test_a_metric_with_the_name_of_one_of_the_engines_own_is_not_mixed_into_it(name: Any, said: str) -> None:

@@ -106,7 +106,7 @@ def check_names(task: Task, loss: Loss) -> None:
             f"{said(loss.metrics)}; leave them out where there are none."
         )
     for name in loss.metrics:
-        if not isinstance(cast("object", name), str):
+        if not isinstance(cast("object", name), str) or not name:
             raise TaskError(f"the names of the metrics of {type(task).__name__} must be words, but one is {name!r}.")
         if name in task.derived:
             raise TaskError(
