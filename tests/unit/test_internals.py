@@ -3,6 +3,7 @@
 import ast
 import functools
 import inspect
+import warnings
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+from torch.nn import functional
 
 from evenstep import internals
 from evenstep.internals import compiler
@@ -262,12 +264,33 @@ def test_a_graph_is_compiled_by_torchs_compiler_with_the_options_that_are_asked_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[dict[str, Any]] = []
-    inductor = import_module("torch._inductor")
-    monkeypatch.setattr(inductor, "compile", lambda graph, inputs, options: asked.append(options))
+    with warnings.catch_warnings():  # torch's own
+        warnings.simplefilter("ignore")
+        inductor = import_module("torch._inductor.compile_fx")
+    monkeypatch.setattr(
+        inductor, "compile_fx", lambda graph, inputs, *, config_patches, **_: asked.append(config_patches)
+    )
     compiler.compile_graph(None, [], captured=True)
     known = cast("Any", import_module("torch._inductor.config")).get_config_copy()
     assert asked[0]["fallback_random"] is True and asked[0].keys() <= known.keys()
     assert asked[0]["triton.cudagraphs"] is True
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("number_format", [torch.float32, torch.float64])
+def test_the_exact_gelu_of_float32_stays_one_kernel_on_a_cpu(approximate: str, number_format: torch.dtype) -> None:
+    torch.compiler.reset()
+    x = torch.randn(64, 512, dtype=number_format, requires_grad=True)
+
+    def bent(x: Tensor) -> Tensor:
+        return functional.gelu(x, approximate=approximate)
+
+    compiled = torch.compile(bent, backend=cast("Any", compiler.compile_graph), dynamic=False)
+    weights = torch.randn(64, 512, dtype=number_format)
+    results = [(output, *torch.autograd.grad(output, x, weights)) for output in (compiled(x), bent(x))]
+    torch.testing.assert_close(*results)
+    if approximate == "none" and number_format is torch.float32:
+        assert all(map(torch.equal, *results))
 
 
 def test_what_the_users_own_values_are_is_compared_at_each_call_and_torchs_modules_are_not() -> None:
