@@ -11,7 +11,7 @@ from launched import Failed, on_ranks
 from surface_programs import SAMPLES, UPDATES, optimizer_of, plain, three_layers, trainer_of
 from torch import Tensor, nn
 
-from evenstep import Failures, Hook, Logging, MapData, Task, Training
+from evenstep import Ema, Failures, Hook, Logging, MapData, Task, Training
 from evenstep.errors import ArgumentError, CheckpointError, NonFiniteError, TaskError
 from evenstep.optim.schedules import Constant, Cosine, Linear
 from evenstep.precision import Bf16Mixed, Fp16Mixed, FullPrecision
@@ -485,6 +485,10 @@ def test_the_number_of_updates_is_not_set_where_it_would_have_no_effect() -> Non
     with pytest.raises(ArgumentError, match="warmup_updates"):
         scheduled.updates = 3
     assert scheduled.updates == UPDATES
+    averaged = trainer_of(three_layers(), "single", train=Training(ema=Ema(start_update=4)))
+    with pytest.raises(ArgumentError, match="start_update"):
+        averaged.updates = 3
+    assert averaged.updates == UPDATES
 
 
 @pytest.mark.parametrize("name", ["model", "optimizer", "evaluations", "folder", "device", "train", "lr_schedule"])

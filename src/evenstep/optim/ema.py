@@ -96,13 +96,15 @@ class Ema:
             return ("", True), ("parameters/", False)
         return (("", self.evaluated == "average"),)
 
-    def check(self, updates: int) -> None:
-        """Raise ArgumentError if the average would still be a copy at the end of a run of so many updates.
+    def check(self, updates: int | None) -> None:
+        """Raise ArgumentError if the average would still be a copy at the end of a run of so many updates, if known.
 
         >>> Ema(every_updates=10).check(9)
         Traceback (most recent call last):
         evenstep.errors.ArgumentError: `every_updates` is 10, so the average would not move after update 0 in the 9 ...
         """
+        if updates is None:
+            return
         if self._start_update >= updates:
             raise ArgumentError(
                 f"`start_update` must be below the {updates} updates of the run, but is {self._start_update}: the "

@@ -427,9 +427,11 @@ class Engine:
         """Let schedules stretch over a run of so many updates.
 
         Raises:
-            ArgumentError: one does not fit into it.
+            ArgumentError: one does not fit into it, or the average would not move in it.
         """
         self.parts.context.coefficients.check(updates)
+        if self._ema is not None:
+            self._ema.check(updates)
         self.core.learning_rates.updates = updates
 
     def prepare(self) -> None:

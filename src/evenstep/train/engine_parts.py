@@ -111,7 +111,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     context = _context(setup, strategy, norms, bus)
     bus.drawing = _drawing(context)
     context.coefficients.check(updates)
-    if train.ema is not None and updates is not None:
+    if train.ema is not None:
         train.ema.check(updates)
     learning_rates = LearningRates(optimizer, setup.lr_schedule, updates)
     unkeyed = "" if whole else key_layers(model, context.randomness)
