@@ -7,7 +7,7 @@ loads no torch.
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Real
 from operator import index
@@ -341,6 +341,16 @@ def shortened(text: str, most: int = 60) -> str:
     'ab...'
     """
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def first_of(names: Sequence[object], most: int = 8, separator: str = ", ") -> str:
+    """The first of some names, and how many more there are.
+
+    >>> first_of(["a", "b", "c"], 2), first_of(["it is 1", "it is 2", "it is 3"], 1, "; ")
+    ('a, b and 1 more', 'it is 1; and 2 more')
+    """
+    more = f"{separator.strip(' ,')} and {len(names) - most} more" if len(names) > most else ""
+    return f"{separator.join(map(str, names[:most]))}{more}"
 
 
 def format_name(dtype: object) -> str:

@@ -17,7 +17,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
-from evenstep.arguments import format_name
+from evenstep.arguments import first_of, format_name
 from evenstep.checkpoint.folders import (
     CHECKPOINTS,
     checkpoints_folder,
@@ -201,7 +201,7 @@ def _check_alike(reader: CheckpointReader, newest: CheckpointReader, part: str) 
     if faults:
         raise CheckpointError(
             f"the weights of `{reader.path}` are of another model than those of `{newest.path}`, so they have no mean: "
-            f"{'; '.join(faults[:5])}{f'; and {len(faults) - 5} more' if len(faults) > 5 else ''}. Give checkpoints of "
+            f"{first_of(faults, 5, '; ')}. Give checkpoints of "
             f"one model."
         )
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from evenstep.arguments import first_of
 from evenstep.internals import times_written
 
 _PLAIN = (
@@ -89,12 +90,11 @@ def contents(batch: Any) -> str:
     found = [f"`{path}` {shape}" if path else shape for path, shape, _ in lengths_in(batch)]
     if not found:
         return f"a {type(batch).__name__} " + ("that holds tensors" if _numbers_in(batch) else "without tensors")
-    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
     lengths = {length for _, _, length in lengths_in(batch)}
     if len(lengths) > 1 or not _ragged(batch):
-        return ", ".join(found[:4]) + more
+        return first_of(found, 4)
     unsure = f" (columns of {lengths.pop()} samples, or {len(found)} samples of unequal shapes?)"
-    return ", ".join(found[:4]) + more + unsure
+    return first_of(found, 4) + unsure
 
 
 def num_elements(batch: Any) -> int:

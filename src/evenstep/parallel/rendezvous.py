@@ -13,6 +13,7 @@ from time import monotonic, sleep
 
 import torch
 
+from evenstep.arguments import first_of
 from evenstep.errors import EvenstepError, ReplicaError
 from evenstep.internals import PrefixStore, Store, TCPStore
 from evenstep.parallel.rank_info import RankInfo, this_process
@@ -142,7 +143,8 @@ def _wait(store: Store, place: RankInfo, *, timeout_s: float, left_s: float) -> 
         return _say(
             store,
             f"{_ranks(missing)} of {place.ranks} did not come to {_at(place)} within {timeout_s:g} s; "
-            f"{_some(came)} came. Look at what the missing ones say, and whether WORLD_SIZE is what was started.",
+            f"{first_of(came, 16)} came. Look at what the missing ones say, and whether WORLD_SIZE is what was "
+            f"started.",
         )
     return store.get(_ALL).decode().strip()
 
@@ -188,11 +190,7 @@ def _at(place: RankInfo) -> str:
 
 
 def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {_some(list(map(str, ranks)))}"
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:16]) + (f" and {len(names) - 16} more" if len(names) > 16 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {first_of(ranks, 16)}"
 
 
 def _first_line(error: BaseException) -> str:

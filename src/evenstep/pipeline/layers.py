@@ -14,7 +14,7 @@ from typing import Any, Self, TypeAlias, cast, final
 import torch
 from torch import Tensor, nn
 
-from evenstep.arguments import require_names, require_object, require_several, said
+from evenstep.arguments import first_of, require_names, require_object, require_several, said
 from evenstep.errors import ArgumentError, clause
 from evenstep.internals import (
     buffers_of,
@@ -197,10 +197,9 @@ def check_covered(model: object, layers: Layers) -> None:
     own = named_parameters(model)
     left = [name for name, parameter in own.items() if id(parameter) not in held]
     if left and len(left) < len(own):
-        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
         raise ArgumentError(
             f"the layers of {type(model).__name__} must hold all its parameters, but `layers()` leaves out "
-            f"{', '.join(f'`{name}`' for name in left[:3])}{more}, so stages would train without; give each to the "
+            f"{first_of([f'`{name}`' for name in left], 3)}, so stages would train without; give each to the "
             f"layer that uses it, or take it out of the model."
         )
 

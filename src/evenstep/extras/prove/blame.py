@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, cast
 
+from evenstep.arguments import first_of
 from evenstep.data import GlobalBatch
 from evenstep.events import Hook
 from evenstep.extras.prove.alike import apart, equal, order_of, other_rows, padded_otherwise, worst
@@ -166,8 +167,7 @@ def listed(names: Sequence[str]) -> str:
         names = list(dict.fromkeys(f"{stem}[…]" if bracket else stem for stem, bracket, _ in parts))
     if len(names) > _MOST:
         names = list(dict.fromkeys(f"{name.rpartition('.')[0]}.…" if "." in name else name for name in names))
-    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    return f"{', '.join(f'`{name}`' for name in names[:_MOST])}{more}"
+    return first_of([f"`{name}`" for name in names], _MOST)
 
 
 def _about(subject: Subject) -> dict[str, str]:

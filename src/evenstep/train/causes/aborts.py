@@ -13,6 +13,7 @@ from typing import Any, final
 
 from torch import nn
 
+from evenstep.arguments import first_of
 from evenstep.data import Position
 from evenstep.errors import NonFiniteError, TaskError, clause
 from evenstep.events import Incident
@@ -113,8 +114,7 @@ class AbortCauses:
                 scale, lowest = precision.scale, precision.lowest_scale
                 message += f", at a loss scale of {scale:g} or any other down to the `floor` of {lowest:g}"
         if kind in ("task_error", "non_finite"):
-            more = f" and {len(causes) - 3} more" if len(causes) > 3 else ""
-            message += f"; {'; '.join(map(str, causes[:3]))}{more}." if causes else "."
+            message += f"; {first_of(causes, 3, '; ')}." if causes else "."
         return Incident(kind=kind, update=number, message=message, details=details)
 
     def own_incident(self, pending: PendingUpdate) -> Incident:

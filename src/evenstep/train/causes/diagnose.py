@@ -16,6 +16,7 @@ from typing import Any, Literal, cast, final
 import torch
 from torch import Tensor, nn
 
+from evenstep.arguments import first_of
 from evenstep.internals import local_tensor
 from evenstep.names import named_parameters
 from evenstep.optim.apply import norms
@@ -67,9 +68,8 @@ def diagnose(model: nn.Module, rerun: Callable[[], object], *, if_finite: str = 
             )
         different = "running the update again gave finite numbers: the model or its task computes differently each time"
         return if_finite or different
-    more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
     origin = gradients.first() or "look at the loss"
-    return f"all outputs are finite, but the gradients of {', '.join(bad[:3])}{more} are not: {origin}"
+    return f"all outputs are finite, but the gradients of {first_of(bad, 3)} are not: {origin}"
 
 
 def gradient_norms(model: nn.Module, group: Group) -> dict[str, float | str]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from evenstep.arguments import first_of
 from evenstep.internals import has_gradient_hooks
 from evenstep.parallel.buffers import is_batch_norm
 from evenstep.train.checks.additive import Kind, LossValue, equal
@@ -182,8 +183,7 @@ def _counted(parts: Sequence[LossValue]) -> str:
 
 
 def _first(names: Sequence[str]) -> str:
-    """The first of some names, and how many more there are."""
-    return f"`{names[0]}`" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+    return first_of([f"`{name}`" for name in names], 1)
 
 
 def _s(names: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from typing import cast, final
 import torch
 from torch import Tensor, nn
 
-from evenstep.arguments import advice, format_name, require_flag, require_object, said
+from evenstep.arguments import advice, first_of, format_name, require_flag, require_object, said
 from evenstep.checkpoint import on_all_ranks
 from evenstep.checkpoint.weights import StoredWeights, open_weights
 from evenstep.errors import ArgumentError, CheckpointError
@@ -25,8 +25,6 @@ from evenstep.internals import unwrapped
 from evenstep.keywords import answered
 from evenstep.names import named_parameters, plain
 from evenstep.pipeline import PipelineModel, pipeline_of
-
-_MOST_NAMES = 8
 
 
 @final
@@ -63,20 +61,20 @@ class LoadedWeights:
             f"weights     {len(self.loaded)} tensors from {self.source}"
             + (f", {len(self.other_format)} of them converted from {' and '.join(formats)}" if formats else "")
         ]
-        lines += [f"missing     {_some(self.missing)}: as initialised"] if self.missing else []
-        lines += [f"unexpected  {_some(self.unexpected)}: not taken"] if self.unexpected else []
-        lines += [f"other shape {_some(self._shapes())}: as initialised"] if self.other_shape else []
+        lines += [f"missing     {first_of(self.missing)}: as initialised"] if self.missing else []
+        lines += [f"unexpected  {first_of(self.unexpected)}: not taken"] if self.unexpected else []
+        lines += [f"other shape {first_of(self._shapes())}: as initialised"] if self.other_shape else []
         lines += [f"trained by  {self.trained_by}, which evaluates others"] if self.trained_by else []
-        lines += [f"not finite  {_some(self.not_finite)}: as in the file"] if self.not_finite else []
+        lines += [f"not finite  {first_of(self.not_finite)}: as in the file"] if self.not_finite else []
         lines += [f"frozen      {len(self.frozen)} of the loaded parameters"] if self.frozen else []
         return lines
 
     def faults(self) -> list[str]:
         """What does not fit, in half sentences."""
         return [
-            *([f"{_some(self.missing)} missing in the file"] if self.missing else []),
-            *([f"{_some(self.unexpected)} not known to the model"] if self.unexpected else []),
-            *([f"{_some(self._shapes())}"] if self.other_shape else []),
+            *([f"{first_of(self.missing)} missing in the file"] if self.missing else []),
+            *([f"{first_of(self.unexpected)} not known to the model"] if self.unexpected else []),
+            *([f"{first_of(self._shapes())}"] if self.other_shape else []),
         ]
 
     def _shapes(self) -> list[str]:
@@ -132,8 +130,8 @@ def load_weights(
     report.freeze(model)
     if report.not_finite:
         warnings.warn(
-            f"`{report.source}` holds NaN or inf in {_some(report.not_finite)}, and they were loaded as they are: "
-            f"updates can't be made with such parameters. Take an earlier checkpoint, or name others by `only`.",
+            f"`{report.source}` holds NaN or inf in {first_of(report.not_finite)}, and they were loaded as they "
+            f"are: updates can't be made with such parameters. Take an earlier checkpoint, or name others by `only`.",
             stacklevel=3,  # through the wrapper that answers calls which do not fit
         )
     return report
@@ -177,8 +175,8 @@ def put_weights(
     weights, report = on_all_ranks(ranks, compared)
     if not any(ranks.gather(len(report.loaded))):
         raise CheckpointError(
-            f"nothing in `{weights.source}` fits the model: of {_some(list(weights.outlines))} it has none in these "
-            f"shapes; rename what the file holds, or the parts of the model."
+            f"nothing in `{weights.source}` fits the model: of {first_of(list(weights.outlines))} it has none in "
+            f"these shapes; rename what the file holds, or the parts of the model."
         )
 
     def read() -> dict[str, Tensor]:
@@ -247,7 +245,7 @@ def _fitting(patterns: Sequence[str], names: Mapping[str, Sequence[str]], known:
     """
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):
-            meant = advice(pattern, sorted(known), f"it has {_some(sorted(known))}.")
+            meant = advice(pattern, sorted(known), f"it has {first_of(sorted(known))}.")
             raise ArgumentError(f"`only` has `{pattern}`, which nothing of the model fits; {meant}")
     fitting = {
         name: [one for one in own if any(fnmatchcase(one, pattern) for pattern in patterns)]
@@ -328,8 +326,3 @@ def _check_tied(
                     f"`{first}` and `{second}` are one parameter of the model (tied), but in `{weights.source}` they "
                     f"differ; load into a model that does not tie them, or name one of them by `only`."
                 )
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return f"{', '.join(names[:_MOST_NAMES])}{more}"

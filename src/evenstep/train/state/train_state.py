@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from evenstep.arguments import format_name
+from evenstep.arguments import first_of, format_name
 from evenstep.checkpoint import ALONE, RankGroup, Shard, on_all_ranks
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.internals import unwrapped
@@ -304,9 +304,8 @@ def check_fits(
         if name in saved and saved[name].dtype != formats.get(name, tensor.dtype)
     ]
     if faults:
-        more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
         raise CheckpointError(
-            f"the checkpoint's {what} does not fit this one: {'; '.join(faults[:5])}{more}. Build the model that the "
+            f"the checkpoint's {what} does not fit this one: {first_of(faults, 5, '; ')}. Build the model that the "
             f"checkpoint was saved from."
         )
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import final
 
+from evenstep.arguments import first_of
 from evenstep.errors import TaskError
 from evenstep.events import Incident
 from evenstep.names import LEARNED
@@ -132,8 +133,7 @@ class Dependence:
     def _listed(self, names: list[str]) -> str:
         kinds = {"frozen parameter" if name in self.buffers.frozen else "buffer": None for name in names}
         what = " and ".join(f"{kind}s" if len(names) > 1 else kind for kind in kinds)
-        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        return f"the {what} {', '.join(f'`{name}`' for name in names[:5])}{more}"
+        return f"the {what} {first_of([f'`{name}`' for name in names], 5)}"
 
 
 _OF_TASKS = (
