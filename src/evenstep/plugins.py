@@ -8,6 +8,8 @@ The core trains; what no run needs (the report page, planning, gradient methods 
 from importlib import import_module
 from typing import Any
 
+from evenstep.errors import MissingExtraError
+
 REPORT = "evenstep.extras.report:write_report"
 PER_TASK_GRADIENTS = "evenstep.extras.multitask.per_task:PerTaskGradients"
 COMBINES = "evenstep.extras.multitask:COMBINES"
@@ -21,3 +23,22 @@ def load(target: str) -> Any:
     """
     module, _, name = target.partition(":")
     return getattr(import_module(module), name)
+
+
+def load_optional(module: str, extra: str, library: str = "") -> Any:
+    """A module of a library that is installed with one of evenstep's extras, or that itself needs `library`.
+
+    Raises:
+        MissingExtraError: the library is not installed.
+
+    >>> load_optional("nowhere", "hf")
+    Traceback (most recent call last):
+    evenstep.errors.MissingExtraError: `nowhere` is needed for this but is not installed; install it with `pip ...
+    """
+    library = library or module.partition(".")[0]
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] != library:
+            raise
+        raise MissingExtraError(library, extra) from error

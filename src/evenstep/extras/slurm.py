@@ -16,9 +16,10 @@ from pathlib import Path
 from signal import SIGTERM
 from typing import Any, final
 
-from evenstep.errors import ArgumentError, EvenstepError, MissingExtraError
+from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.exits import EXIT_DONE, EXIT_REQUEUE
 from evenstep.parallel.rank_info import FIRST_PORT, NUM_PORTS
+from evenstep.plugins import load_optional
 
 
 @final
@@ -57,7 +58,7 @@ def submit(job: Job, arguments: list[str], *, name: str, folder: Path) -> str:
         MissingExtraError: submitit is not installed.
         ArgumentError: there is no SLURM here.
     """
-    submitit = _submitit()
+    submitit = load_optional("submitit", "slurm")
     if shutil.which("sbatch") is None or shutil.which("srun") is None:
         raise ArgumentError(
             "`launch.slurm` submits a job with `sbatch`, but this machine has no SLURM commands; call it on a login "
@@ -118,7 +119,7 @@ class Rank:
         Raises:
             EvenstepError: it ended with another code than done, or saved and to be run again.
         """
-        job = _submitit().JobEnvironment()
+        job = load_optional("submitit", "slurm").JobEnvironment()
         command = [sys.executable, "-m", "evenstep", *self.arguments]
         self._process = subprocess.Popen(command, env=os.environ | rank_variables(job))
         code = self._process.wait()
@@ -138,12 +139,4 @@ class Rank:
             process.send_signal(SIGTERM)
             # Not with `wait`, in whose lock this handler may have interrupted `__call__`; that one reaps the process.
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        return _submitit().helpers.DelayedSubmission(self)
-
-
-def _submitit() -> Any:
-    try:
-        import submitit  # pyright: ignore[reportMissingImports] - an extra that checks do without
-    except ImportError as error:
-        raise MissingExtraError("submitit", "slurm") from error
-    return submitit
+        return load_optional("submitit", "slurm").helpers.DelayedSubmission(self)

@@ -4,15 +4,15 @@ Nothing is fetched: a path is a folder of this machine. Beside the model itself,
 """
 
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from evenstep.arguments import advice, require_table, require_word
-from evenstep.errors import ArgumentError, MissingExtraError
+from evenstep.errors import ArgumentError
 from evenstep.keywords import answered
+from evenstep.plugins import load_optional
 
 if TYPE_CHECKING:
     from torch import nn
@@ -86,12 +86,7 @@ def _adapted(model: "nn.Module", lora: Mapping[str, Any] | None) -> "nn.Module":
 
 def library(name: str) -> Any:
     """A library of the extra `hf`, imported when it is needed."""
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        raise MissingExtraError(name, "hf") from error
+    return load_optional(name, "hf")
 
 
 def _class(transformers: Any, kind: str) -> Any:

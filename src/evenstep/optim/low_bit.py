@@ -7,13 +7,13 @@ nothing. (State in 8 bits: Dettmers et al., 2021, https://arxiv.org/abs/2110.028
 """
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from evenstep.errors import CheckpointError, MissingExtraError, clause
+from evenstep.errors import CheckpointError, clause
+from evenstep.plugins import load_optional
 
 _KIND, _TENSORS, _VALUES = "low_bit", "tensors", "values"
 
@@ -59,10 +59,7 @@ def from_plain(value: Any, device: torch.device) -> Any:
             f"the checkpoint's optimizer state holds a tensor of class {name!r}, but known are {', '.join(CLASSES)}; "
             f"resume with the version of evenstep that saved it."
         )
-    try:
-        kind: Any = getattr(import_module(CLASSES[name]), name)
-    except ImportError as error:
-        raise MissingExtraError("torchao", "quantization") from error
+    kind: Any = getattr(load_optional(CLASSES[name], "quantization"), name)
     tensors = {key: one.to(device, copy=True) for key, one in saved[_TENSORS].items()}
     try:
         return kind.__tensor_unflatten__(tensors, [_value(one) for one in saved[_VALUES]], None, None)

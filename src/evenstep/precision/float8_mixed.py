@@ -10,14 +10,14 @@ in which anything is kept, and what is not a linear layer is as in bf16-mixed.
 import logging
 from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
-from importlib import import_module
 from typing import Any, Literal, cast, final, get_args
 
 import torch
 from torch import nn
 
 from evenstep.arguments import format_name, require_flag, require_word
-from evenstep.errors import ArgumentError, MissingExtraError
+from evenstep.errors import ArgumentError
+from evenstep.plugins import load_optional
 from evenstep.precision.precision import Precision
 
 Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
@@ -115,12 +115,7 @@ def _check_capability(device: torch.device) -> None:
 def _products() -> Any:
     """What is made of torchao, which takes 2 s to load."""
     with _quiet("torchao", "torch.utils._pytree"):  # it says which of its kernels are for other devices
-        try:
-            return import_module("evenstep.precision.float8_linear")
-        except ImportError as error:
-            if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] != "torchao":
-                raise
-            raise MissingExtraError("torchao", "float8") from error
+        return load_optional("evenstep.precision.float8_linear", "float8", "torchao")
 
 
 @contextmanager

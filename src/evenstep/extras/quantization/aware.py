@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from importlib import import_module
 from typing import Any, cast, final
 
 import torch
@@ -18,11 +17,12 @@ from torch import Tensor, nn
 
 from evenstep.arguments import require_names, require_whole, said
 from evenstep.data.seeding import undisturbed
-from evenstep.errors import ArgumentError, MissingExtraError, clause
+from evenstep.errors import ArgumentError, clause
 from evenstep.events import Hook, TrainBegin, UpdateEnd
 from evenstep.events.hook import HookTrainer
 from evenstep.extras.quantization.layers import on_all_stages
 from evenstep.pipeline import PipelineModel
+from evenstep.plugins import load_optional
 
 _NOT_FOR: Mapping[str, str] = {
     "whole of stages": "which would not round in the whole model that is put together of stages; leave one of them out",
@@ -271,7 +271,4 @@ def _option(name: str, value: Any) -> Any:
 
 
 def _torchao(module: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise MissingExtraError("torchao", "quantization") from error
+    return load_optional(module, "quantization")
