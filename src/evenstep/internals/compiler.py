@@ -15,8 +15,8 @@ def compile_graph(graph: Any, inputs: Sequence[Any], *, captured: bool = False) 
     """Compile a graph that `torch.compile` has found, for whom a backend of one's own sees what is compiled.
 
     Random numbers are then drawn by the kernels that draw them without compiling, and on an accelerator kernels are
-    chosen by rules instead of by timing them, where this torch can. On a CPU the exact GELU of float32 stays a kernel
-    of oneDNN's, which takes 0.6 × the time of what torch's compiler writes for it.
+    chosen by rules instead of by timing them, where this torch can. On a CPU the exact GELU of large float32 tensors
+    stays a kernel of oneDNN's, which takes 0.6 × the time of what torch's compiler writes for it.
 
     Args:
         captured: whether CUDA launches all its kernels at once (a CUDA graph).
@@ -39,7 +39,7 @@ def compile_graph(graph: Any, inputs: Sequence[Any], *, captured: bool = False) 
 
 @cache
 def _decompositions() -> dict[Any, Callable[..., Any]]:
-    """How torch's compiler decomposes operations, but for the exact GELU of float32 and its backward."""
+    """How torch's compiler decomposes operations, but for the exact GELU of large float32 tensors and its backward."""
     lowering = cast("Any", import_module("torch._inductor.lowering"))
     table = dict(cast("Any", import_module("torch._inductor.decomposition")).decompositions)
     for gelu in (torch.ops.aten.gelu.default, torch.ops.aten.gelu_backward.default):
@@ -49,8 +49,8 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def _unless_exact(decompose: Callable[..., Any], *tensors: Tensor, approximate: str = "none") -> Any:
-    """Decompose a GELU, unless it is the exact one of float32."""
-    if approximate == "none" and all(one.dtype == torch.float32 for one in tensors):
+    """Decompose a GELU, unless it is the exact one of float32 and calling its kernel takes less than that saves."""
+    if approximate == "none" and all(one.dtype == torch.float32 and one.numel() >= 1 << 15 for one in tensors):
         return NotImplemented
     return decompose(*tensors, approximate=approximate)
 
