@@ -29,7 +29,7 @@ def load_optional(module: str, extra: str, library: str = "") -> Any:
     """A module of a library that is installed with one of evenstep's extras, or that itself needs `library`.
 
     Raises:
-        MissingExtraError: the library is not installed.
+        MissingExtraError: the library is not installed, or lacks what is imported of it, as an earlier one may.
 
     >>> load_optional("nowhere", "hf")
     Traceback (most recent call last):
@@ -38,7 +38,7 @@ def load_optional(module: str, extra: str, library: str = "") -> Any:
     library = library or module.partition(".")[0]
     try:
         return import_module(module)
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         if str(error.name).partition(".")[0] != library:
             raise
         raise MissingExtraError(library, extra) from error

@@ -6,7 +6,7 @@ It looks, and tries nothing: a disk that is full then is an error of its own. It
 import os
 from pathlib import Path
 
-from evenstep.errors import ConfigError
+from evenstep.errors import ArgumentError, ConfigError
 
 
 def nearest(path: Path) -> Path:
@@ -31,6 +31,12 @@ def why_not_written(path: Path, *, folder: bool = False) -> str:
         return f"`{there}` is no folder"
     may_be = os.access(there, os.W_OK if is_there else os.W_OK | os.X_OK)
     return "" if may_be else f"nothing may be written to `{there}`"
+
+
+def check_place(to: Path) -> None:
+    """Raise ArgumentError where nothing can be written at `to`, an argument of that name."""
+    if why := why_not_written(to.parent, folder=True):
+        raise ArgumentError(f"`to` is `{to}`, which can't be written: {why}; give another place.")
 
 
 def check_file(option: str, file: str) -> None:

@@ -24,7 +24,7 @@ from evenstep.checkpoint.weights import INDEX_SUFFIX, SUFFIX, StoredWeights, ind
 from evenstep.checkpoint.writer import write_file
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.keywords import answered
-from evenstep.writable import why_not_written
+from evenstep.writable import check_place
 
 ExportFormat = Literal["fp32", "bf16", "fp16"]
 FORMATS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -63,8 +63,7 @@ def export_weights(
     to = Path(to)
     require_flag("average", average)
     _check(to, dtype, max_file_bytes)
-    if why := why_not_written(to.parent, folder=True):
-        raise ArgumentError(f"`to` is `{to}`, which can't be written: {why}; give another place.")
+    check_place(to)
     weights = open_weights(path, average=average)
     weights.check_evaluated()
     names = _once(weights)

@@ -17,7 +17,7 @@ from evenstep.errors import ArgumentError, CheckpointError, clause
 from evenstep.hf.models import library
 from evenstep.keywords import answered
 from evenstep.train import load_weights
-from evenstep.writable import why_not_written
+from evenstep.writable import check_place
 
 _STAGED = ".saving-"
 
@@ -64,8 +64,7 @@ def save_pretrained(
     check_options(dtype, tokenizer)
     if to.exists():
         raise ArgumentError(f"`{to}` exists already, and nothing in it was touched; give another name.")
-    if why := why_not_written(to.parent, folder=True):
-        raise ArgumentError(f"`to` is `{to}`, which can't be written: {why}; give another place.")
+    check_place(to)
     open_weights(weights, average=average).check_evaluated()
     load_weights(model, weights, average=average)
     if dtype is not None:

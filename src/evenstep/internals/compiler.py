@@ -10,6 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+_LARGE = 1 << 15  # numbers; in a smaller tensor, to call a kernel of its own takes longer than that kernel saves
+
 
 def compile_graph(graph: Any, inputs: Sequence[Any], *, captured: bool = False) -> Callable[..., Any]:
     """Compile a graph that `torch.compile` has found, for whom a backend of one's own sees what is compiled.
@@ -33,13 +35,13 @@ def compile_graph(graph: Any, inputs: Sequence[Any], *, captured: bool = False) 
             return compile_fx(graph, inputs, config_patches=options)
         # torch's cache looks at all that it compiles by but at how operations are decomposed
         keys = cast("Any", import_module("torch.compiler.config"))
-        with keys.patch(cache_key_tag=f"{keys.cache_key_tag} evenstep: GELU of oneDNN"):
+        with keys.patch(cache_key_tag=f"{keys.cache_key_tag} GELU of {_LARGE} numbers by oneDNN"):
             return compile_fx(graph, inputs, config_patches=options, decompositions=_decompositions())
 
 
 @cache
 def _decompositions() -> dict[Any, Callable[..., Any]]:
-    """How torch's compiler decomposes operations, but for the exact GELU of large float32 tensors and its backward."""
+    """How torch's compiler decomposes operations, but for exact GELUs of large float32 tensors and their backwards."""
     lowering = cast("Any", import_module("torch._inductor.lowering"))
     table = dict(cast("Any", import_module("torch._inductor.decomposition")).decompositions)
     for gelu in (torch.ops.aten.gelu.default, torch.ops.aten.gelu_backward.default):
@@ -49,8 +51,8 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def _unless_exact(decompose: Callable[..., Any], *tensors: Tensor, approximate: str = "none") -> Any:
-    """Decompose a GELU, unless it is the exact one of float32 and calling its kernel takes less than that saves."""
-    if approximate == "none" and all(one.dtype == torch.float32 and one.numel() >= 1 << 15 for one in tensors):
+    """Decompose a GELU, unless it is an exact one of large float32 tensors."""
+    if approximate == "none" and all(one.dtype == torch.float32 and one.numel() >= _LARGE for one in tensors):
         return NotImplemented
     return decompose(*tensors, approximate=approximate)
 

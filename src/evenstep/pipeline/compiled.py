@@ -9,7 +9,7 @@ are drawn as without compiling. What is compiled, and where, is `evenstep.train.
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from threading import Lock, get_ident
+from threading import Lock
 from typing import Any, NamedTuple, cast, final
 
 import torch
@@ -154,22 +154,24 @@ def as_written() -> Generator[None]:
     if "torch._dynamo" not in sys.modules:  # then nothing is compiled
         yield
         return
+    global _inside
     with _LOCK:
-        if not _AS_WRITTEN:
+        if not _inside:
             _STANCE.enter_context(torch.compiler.set_stance("force_eager"))
-        _AS_WRITTEN.append(get_ident())
+        _inside += 1
     try:
         yield
     finally:
         with _LOCK:
-            _AS_WRITTEN.pop()
-            if not _AS_WRITTEN:
+            _inside -= 1
+            if not _inside:
                 _STANCE.close()
 
 
 # torch's stance is of the whole process, from when the first thread enters until the last one has left: each by itself
 # would put back the stance that it found, which may be another's
-_LOCK, _STANCE, _AS_WRITTEN = Lock(), ExitStack(), list[int]()  # the last: the threads that are inside
+_LOCK, _STANCE = Lock(), ExitStack()
+_inside = 0  # how many threads are
 
 
 def described(name: str, module: nn.Module) -> str:

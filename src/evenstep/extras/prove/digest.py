@@ -1,7 +1,6 @@
 """sha256 of trees of tensors and numbers, and of whatever else has a state."""
 
 import hashlib
-import random
 import sys
 import sysconfig
 from collections import deque
@@ -15,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from evenstep.data.seeding import generator_state, is_generator
 
 _States = Iterator[tuple[str, str]]
 _Inside = list[tuple[str, Any]]
@@ -93,8 +94,8 @@ def _walked(way: str, root: str, value: Any, depth: int, seen: set[int], *, ours
     if isinstance(value, Tensor | np.ndarray):
         if not ours:
             yield way, sha256_of(ends_of(value))
-    elif (state := generator_state(value)) is not None:
-        yield way, f"generator {sha256_of(state)}"
+    elif is_generator(type(value)):
+        yield way, f"generator {sha256_of(generator_state(value))}"
     else:
         home = value.__module__ if isinstance(value, FunctionType) else type(value).__module__
         still_ours = str(home).startswith(("evenstep.", "torch.utils.data.")) or (
@@ -114,17 +115,6 @@ def ends_of(value: Any) -> object:
         flat = value.detach().flatten() if large else value
         return (tuple(value.shape), flat[:4096], flat[-4096:]) if large else value
     return (value.shape, value.ravel()[:4096], value.ravel()[-4096:]) if value.size > _LARGE else value
-
-
-def generator_state(value: Any) -> object:
-    """The state of a generator of random numbers; None of anything else."""
-    if isinstance(value, torch.Generator):
-        return value.get_state()
-    if isinstance(value, np.random.Generator):
-        return value.bit_generator.state
-    if isinstance(value, np.random.RandomState):
-        return value.get_state()
-    return value.getstate() if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom) else None
 
 
 def _inside(value: Any) -> Iterable[tuple[str, Any]]:
