@@ -256,7 +256,9 @@ def test_containers_that_can_not_be_made_anew_move_as_well() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [10**400, 1e308, "three", -1, float("inf")], ids=["huge", "large", "text", "negative", "inf"]
+    "given",
+    [10**400, 1e308, "three", "3", -1, float("inf")],
+    ids=["huge", "large", "text", "a number as text", "negative", "inf"],
 )
 def test_a_weight_that_is_no_finite_number_of_at_least_0_is_refused_by_name(given: Any) -> None:
     class Weighs(Task):

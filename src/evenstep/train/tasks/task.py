@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, Self, final
+from typing import Any, Literal, Self, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -318,6 +318,8 @@ def weight_of(task: Task, data: object, what: str | int, num_samples: int | None
     by_default = getattr(task.weight, "__func__", None) is Task.weight
     given = default_weight(task, data, num_samples) if by_default else task.weight(data)
     try:
+        if isinstance(cast("object", given), str | bytes):
+            raise TypeError("it is text")  # which float() reads
         weight = float(given)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise TaskError(
