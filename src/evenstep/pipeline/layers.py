@@ -7,7 +7,7 @@ cut. It builds nothing: a layer may be a module, or a function that builds it on
 
 from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from inspect import Signature, ismethod, signature
 from typing import Any, Self, TypeAlias, cast, final
 
@@ -287,12 +287,15 @@ def arguments(outputs: Sequence[Any], inputs: Any, wanted: bool | tuple[str, ...
 def unfit(model: nn.Module, inputs: Any) -> str:
     """What to say if a model can't be called with a task's inputs, whatever is in them; else "".
 
+    >>> from dataclasses import make_dataclass
     >>> unfit(nn.Linear(1, 1), {"x": 1})[:85]
     "the model can't be called with what the task's `inputs` gives: `Linear.forward(input)"
     >>> unfit(nn.Linear(1, 1), 3)
     ''
     >>> unfit(nn.Bilinear(1, 1, 1), [3, 4])[-63:]
     '`def inputs(self, batch): return tuple(super().inputs(batch))`.'
+    >>> unfit(nn.Linear(1, 1), make_dataclass("Sample", ["x", "label"])(1, 2))[-46:]
+    'so, `def inputs(self, batch): return batch.x`.'
     >>> unfit(nn.Bilinear(1, 1, 1), ((3, 4), {}))[-61:]
     "`def inputs(self, batch): return {'input1': …, 'input2': …}`."
     """
@@ -328,6 +331,11 @@ def unfit(model: nn.Module, inputs: Any) -> str:
             f"the model fails with a tuple and a dict as its first two arguments, which the task's `inputs` gives. If "
             f"they are meant as all positional and all keyword arguments, give these by name in one dict, "
             f"`def inputs(self, batch): return {{{', '.join(items)}}}`."
+        )
+    if is_dataclass(inputs) and (names := [one.name for one in fields(inputs)]):
+        return (
+            f"the model fails with a {type(inputs).__name__} as its one argument, which the task's `inputs` gives. If "
+            f"it takes what is in that, say so, `def inputs(self, batch): return batch.{names[0]}`."
         )
     return ""
 
