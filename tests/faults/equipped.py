@@ -17,7 +17,7 @@ from kits import KITS, SET
 from processes import run
 from runs import UPDATES, Ended
 
-Checks = list[tuple[str, Callable[[], None], bool]]  # name, check, whether it starts processes
+Checks = list[tuple[str, Callable[[], None], bool]]  # name, check, whether it is slow, as what starts processes
 STAGES = "stages, zb_h1"
 ROUNDED = {torch.float64: 1e-12, torch.float32: 1e-5}  # a finer cut adds up in another order
 
@@ -91,30 +91,37 @@ def refused() -> None:
         assert all(end.code == 1 and "Muon" in end.err for end in ends), ends
 
 
+def others_show_it(kit: int, place: int) -> bool:
+    """Each kit meets one of three faults, and each fault two kits, also where the slow cases are left out."""
+    return (kit + place) % 3 > 0
+
+
 AROUND = (("before_update", SET), ("forward", SET + 1), ("after_update", SET + 1))
 CHECKS: Checks = [
     *(
         (
             f"{kit}: out of memory, {phase} of update {update}, rank {rank} of {ranks}, {strategy}",
             partial(memory, kit, phase, update, rank, strategy, ranks),
-            False,
+            others_show_it(number, place),
         )
-        for kit in KITS
-        for phase, update, rank, strategy, ranks in (
-            ("backward", SET, 0, "single", 1),
-            ("forward", SET + 1, 1, "ddp-buckets", 2),
-            ("armed", SET + 2, 0, "zero1-ordered", 2),
+        for number, kit in enumerate(KITS)
+        for place, (phase, update, rank, strategy, ranks) in enumerate(
+            (
+                ("backward", SET, 0, "single", 1),
+                ("forward", SET + 1, 1, "ddp-buckets", 2),
+                ("armed", SET + 2, 0, "zero1-ordered", 2),
+            )
         )
     ),
     *(
         (
             f"{kit}: an error on one rank, {phase} of update {update}, {strategy}",
             partial(left, kit, phase, update, strategy, ranks),
-            False,
+            others_show_it(number + 1, place),
         )
-        for kit in KITS
-        for (phase, update), (strategy, ranks) in zip(
-            AROUND, (("single", 1), ("zero1-ordered", 2), ("ordered", 2)), strict=True
+        for number, kit in enumerate(KITS)
+        for place, ((phase, update), (strategy, ranks)) in enumerate(
+            zip(AROUND, (("single", 1), ("zero1-ordered", 2), ("ordered", 2)), strict=True)
         )
     ),
     *(
