@@ -19,6 +19,7 @@ from evenstep import (
     Logging,
     MapData,
     Ordered,
+    Skip,
     Task,
     Trainer,
     Training,
@@ -161,6 +162,24 @@ def test_a_gradient_that_is_not_finite_on_one_rank_costs_that_rank_its_step(on_r
         assert [one.kind for one in heard] == ["non_finite"]
         assert "on rank 1, which steps alone" in heard[0].message and "its loss is" in heard[0].message
         assert heard[0].rank == 1 and heard[0].message.endswith("leaves its own step out, and goes on.")
+
+
+def test_a_rank_that_leaves_out_more_steps_in_a_row_than_the_policy_lets_it_stops_the_run(on_ranks: OnRanks) -> None:
+    class Spoils(Hook):
+        def before_update(self, event: Any) -> None:
+            is_bad = event.update in (2, 4, 5, 6) and not self.trainer.is_first_rank
+            self.trainer.model.act = (lambda x: x * torch.nan) if is_bad else None
+
+    def act(group: Group) -> Any:
+        one = trainer(group, hooks=[Spoils()], failures=Failures(non_finite=Skip(limit=2)))
+        try:
+            one.train()
+        except (NonFiniteError, LostRankError) as error:
+            if group.rank == 1:
+                group.abort(group.abort_reason() or str(error))
+            return type(error).__name__, one.progress.update
+
+    assert on_ranks(2, act)[1] == ("NonFiniteError", 6)
 
 
 def test_where_such_a_gradient_stops_the_run_that_rank_says_why_and_the_others_say_who(on_ranks: OnRanks) -> None:
