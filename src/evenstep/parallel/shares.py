@@ -3,7 +3,7 @@
 Settings are those of `Local`. It steps no parameter by itself between two shares, and it sums no gradient.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, final
 from zlib import crc32
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError, LostRankError, NonFiniteError, ReplicaError
-from evenstep.names import named_buffers, plain
+from evenstep.names import named_buffers, named_parameters, plain
 from evenstep.parallel.buffers import SharedBuffers
 from evenstep.parallel.group import Group
 from evenstep.parallel.means import MeanOverRanks, SinceShare
 from evenstep.parallel.outer import fragments_of
 from evenstep.parallel.reducer.local import Local
 from evenstep.parallel.reducer.ordered import Ordered
-from evenstep.parallel.replicas import compare_replicas
+from evenstep.parallel.replicas import bits, compare_replicas, first_numbers
 
 
 class Inner(Protocol):
@@ -110,6 +110,9 @@ class Shares:
         """
         self.module, self._parameters, self._inner, self._pipeline = module, dict(parameters), inner, pipeline
         self._buffers = SharedBuffers(module, self.group)
+        held = {id(one) for one in parameters.values()}
+        others = {name: one for name, one in named_parameters(module).items() if id(one) not in held}
+        self._unheld = {name: one for name, one in others.items() if type(one.data) is Tensor and one.numel()}
         if len(sizes) < self._settings.fragments:
             raise ArgumentError(
                 f"`fragments` must be at most the {len(sizes)} parameters that are trained, but is "
@@ -313,11 +316,23 @@ class Shares:
         """Raise, on all ranks alike, unless all parameters are finite and all ranks train the same."""
         group, rates = self.group, self._inner.rates(list(self._parameters.values()))
         flags = [one.requires_grad for one in self._parameters.values()]
-        stamp = float(crc32(repr((rates, flags)).encode()))
-        said = [0.0] * group.ranks + [stamp]
+        beside = [bits(first_numbers(one)) for one in self._unheld.values()]
+        numbers = torch.stack(beside).tolist() if beside else []
+        stamps = [float(crc32(repr(one).encode())) for one in ((rates, flags), numbers)]
+        said = [0.0] * group.ranks + stamps
         said[group.rank] = float(not all(bool(one.isfinite().all()) for one in own.values()))
-        heard = group.sum_floats(said)
-        *faults, differs = self._pipeline.sum_floats([*heard[:-1], float(heard[-1] != group.sum_of_same(stamp))])
+        *heard, trained, unheld = group.sum_floats(said)
+        found = [float(one != group.sum_of_same(stamp)) for one, stamp in zip((trained, unheld), stamps, strict=True)]
+        *faults, differs, moved = self._pipeline.sum_floats([*heard, *found])
+        if moved:
+            everybody = group.gather(numbers)
+            names = (name for name, *values in zip(self._unheld, *everybody, strict=True) if len({*values}) > 1)
+            raise ReplicaError(
+                f"after update {update} the ranks hold different values of parameters that the optimizer does not "
+                f"hold, which ranks that step alone don't share{_first(names)}: forwards or a hook have moved them by "
+                f"what each rank has seen or trained. Give the optimizer all of `model.parameters()`: it leaves those "
+                f"without a gradient as they are, and ranks share them. Or move a teacher by `ema` (`now.teacher`)."
+            )
         if differs:
             raise ReplicaError(
                 f"rank {group.rank} has trained other parameters, or at another learning rate, than another rank "
@@ -382,6 +397,11 @@ def _put(there: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, one in there.items():
             one.copy_(values[name])
+
+
+def _first(names: Iterator[str]) -> str:
+    """The first of them, for people; none where other stages have them."""
+    return next((f", first of `{name}`" for name in names), "")
 
 
 def _which(pipeline: Group) -> str:

@@ -342,6 +342,40 @@ def copied(tree: Any) -> Any:
     return mapped(tree, torch.clone)
 
 
+class Momentum(nn.Module):
+    """A line, and a frozen one that follows it in forwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.key = nn.Linear(2, 1).double(), nn.Linear(2, 1).double().requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.key.weight.lerp_(self.line.weight.detach() + x.mean(0), 0.1)
+        return self.line(x) - self.key(x)
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_frozen_parameters_that_forwards_move_are_shared_if_the_optimizer_holds_them_and_else_refused(
+    on_ranks: OnRanks, holds: bool
+) -> None:
+    def chosen(parameters: Any) -> torch.optim.Optimizer:
+        return adamw([one for one in parameters if holds or one.requires_grad])
+
+    def act(group: Group) -> Any:
+        one = engine(group, chosen, net=Momentum(), every_updates=3)
+        try:
+            return held(run(one, group.rank, updates=6))
+        except ReplicaError as error:
+            return one.progress.update, str(error)
+
+    first, second = on_ranks(2, act)
+    if holds:
+        assert far([first], [second]) == 0
+    else:
+        assert first == second and first[0] == 3 and "first of `key.weight`" in first[1]
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_replicas_in_stages_are_the_same_definition(on_ranks: OnRanks, name: str) -> None:
     settings, method = METHODS[name]
