@@ -220,7 +220,7 @@ class Ema:
         shared, values = self._shared(), list[Tensor]()
         for name in names:
             live = local_tensor(self._live[name])
-            value = shared[name].to(live.dtype) if name in shared else live
+            value = shared[name].to(live.dtype) if name in shared and shared[name].shape == live.shape else live
             values.append(value.to(self._formats[name]) if name in self._formats else value)
         return values
 

@@ -98,5 +98,5 @@ class SinceShare:
         return self._shared[id(buffer)]
 
     def moved(self, buffer: Tensor) -> bool:
-        """Whether something has written to `buffer` since."""
-        return not torch.equal(buffer, self._shared[id(buffer)])
+        """Whether something has written to `buffer` since; no where ranks don't share it."""
+        return id(buffer) in self._shared and not torch.equal(buffer, self._shared[id(buffer)])

@@ -173,7 +173,7 @@ class Shares:
     def restart(self) -> None:
         """Let what is shared be what the module holds, which is the same on all ranks, and the momentum 0."""
         self._shared = {name: self.value(name).clone() for name in self._parameters}
-        self._shared_buffers = {name: one.detach().clone() for name, one in self._live_buffers().items()}
+        self._shared_buffers = {name: one.detach().clone() for name, one in named_buffers(self.module).items()}
         kept = self._shared if self._settings.outer.has_momentum else {}
         self.momentum = {name: torch.zeros_like(one) for name, one in kept.items()}
         self._flight, self.is_current, self.is_torn = {}, True, False
@@ -225,7 +225,7 @@ class Shares:
                 if name in self._parameters:
                     self._write(name, value)
             for name, buffer in self._live_buffers().items():
-                if name in own:
+                if name in own and own[name].shape == buffer.shape:
                     buffer.copy_(own[name])
         self.is_current = not own
         for number, one in means.items():
@@ -268,8 +268,8 @@ class Shares:
             self.restart()
         with torch.no_grad():
             for part, held in self.last_share.items():
-                for name, value in held.items() if due or come else ():
-                    value.copy_(theirs[part][name])
+                for name in held.keys() & theirs[part].keys() if due or come else ():
+                    held[name].copy_(theirs[part][name])
             for name, buffer in self._live_buffers().items() if 0 in due else ():
                 buffer.copy_(self._shared_buffers[name])
         if since > 0:
@@ -386,10 +386,12 @@ class Shares:
         except LostRankError:  # those that are left share them anew, from where each was
             _put(live, before)
             raise
-        _put(self._shared_buffers, live)
+        _put({name: self._shared_buffers[name] for name in live}, live)
 
     def _live_buffers(self) -> dict[str, Tensor]:
-        return dict(named_buffers(self.module))
+        """This rank's own of those that ranks share; a table that forwards have made since, or enlarged, is none."""
+        shared, live = self._shared_buffers, named_buffers(self.module)
+        return {name: one for name, one in live.items() if name in shared and one.shape == shared[name].shape}
 
 
 def _put(there: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:

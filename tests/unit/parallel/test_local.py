@@ -376,6 +376,41 @@ def test_frozen_parameters_that_forwards_move_are_shared_if_the_optimizer_holds_
         assert first == second and first[0] == 3 and "first of `key.weight`" in first[1]
 
 
+class Tables(nn.Module):
+    """A line whose forwards make a table, or make it larger, once they see what it is for."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.line, self.kind = nn.Linear(2, 1).double(), kind
+        table = None if kind == "made" else torch.ones(1, dtype=torch.float64)
+        self.register_buffer("table", table, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None or self.table.shape != (2,):
+            self.table = torch.ones(2, dtype=torch.float64)
+        return self.line(x * self.table)
+
+
+@pytest.mark.parametrize("together", [0, 2])
+@pytest.mark.parametrize("kind", ["made", "enlarged"])
+def test_tables_that_forwards_make_or_enlarge_are_left_to_each_rank(
+    on_ranks: OnRanks, kind: str, together: int
+) -> None:
+    def act(group: Group) -> list[Parameters]:
+        found = list[Parameters]()
+        for build in (lambda: Tables(kind), lambda: nn.Linear(2, 1).double()):
+            nets = build(), build()
+            for net in nets:
+                nn.utils.vector_to_parameters(torch.full((3,), 0.1, dtype=torch.float64), net.parameters())
+            settings = {"every_updates": 3, "synchronous_updates": together}
+            one, again = (engine(group, net=net, average=Ema(decay=0.5), **settings) for net in nets)
+            again.load_state_dict(copied(run(one, group.rank, updates=4).state_dict()))
+            found.append([*held(one), *shown(one), *held(again)])
+        return found
+
+    assert all(far([first], [second]) == 0 for first, second in on_ranks(2, act))
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_replicas_in_stages_are_the_same_definition(on_ranks: OnRanks, name: str) -> None:
     settings, method = METHODS[name]
