@@ -533,6 +533,18 @@ def test_what_is_logged_twice_in_a_step_is_averaged_as_lightning_does() -> None:
     assert _by_lightning(theirs).callback_metrics["each"] == 2.0
 
 
+def test_a_number_of_a_small_format_is_logged_as_it_is() -> None:
+    numbers = {"float16": 30000.0, "bfloat16": 0.69921875, "uint8": 100.0, "int8": 100.0, "bool": 1.0}
+
+    def step(self: Any, batch: Any, batch_idx: int) -> Any:
+        for name, number in numbers.items():
+            self.log(name, torch.tensor(number, dtype=getattr(torch, name)))
+        return cross_entropy(self(batch[0]), batch[1])
+
+    metrics = _trainer(_with(training_step=step), micro=3, epochs=1).train().metrics
+    assert {name: metrics[f"train/{name}"] for name in numbers} == numbers
+
+
 def test_a_step_that_asks_the_number_of_its_set_is_refused_and_one_that_takes_it_is_not() -> None:
     def logs(self: Any, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
         return Classifier.validation_step(self, batch, batch_idx)

@@ -390,7 +390,16 @@ def _loss_in(given: Any) -> Any:
 def _pair(logged: _Logged, samples: float | Tensor) -> tuple[Tensor | float, Tensor | float]:
     """The sum and the weight of what a step has logged under one name."""
     sizes = [samples if size is None else size for _, size in logged]
-    return sum(value * size for (value, _), size in zip(logged, sizes, strict=True)), sum(sizes)
+    return sum(_wide(value) * size for (value, _), size in zip(logged, sizes, strict=True)), sum(sizes)
+
+
+def _wide(number: Tensor | float) -> Tensor | float:
+    """A number in a format that holds it times a number of samples: 30000 in float16 twice would be infinite."""
+    if not isinstance(number, Tensor):
+        return number
+    if number.is_floating_point():
+        return number.float() if number.itemsize < 4 else number
+    return number.long()
 
 
 def _check_loss(step: str, mean: Any, logged: _Logged) -> None:
