@@ -269,6 +269,11 @@ def _manual(self: Any) -> None:
     self.automatic_optimization = False
 
 
+def _manual_from_now_on(self: Any) -> Any:
+    self.automatic_optimization = False
+    return Classifier.configure_optimizers(self)
+
+
 def _two(self: Any) -> Any:
     return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
 
@@ -372,6 +377,7 @@ def _plateau(optimizer: Any) -> Any:
             {"setup": lambda self, stage: setattr(self, "automatic_optimization", False)},
             "`automatic_optimization = Fal",
         ),
+        ({"configure_optimizers": _manual_from_now_on}, "`automatic_optimization = False`: .* `evenstep.Engine`"),
         ({"configure_optimizers": _rates(_exponential, intervall="step")}, "gives `intervall`, .* mean `interval`"),
         ({"configure_optimizers": _misspelt}, "gives `lr_schedulers`, .* mean `lr_scheduler`"),
         ({"configure_optimizers": _side_by_side}, r"return `\[optimizer\], \[scheduler\]`"),
@@ -388,6 +394,13 @@ def _plateau(optimizer: Any) -> Any:
         ({"training_step": _asks(lambda self, index: 10 - index)}, "Own.training_step` asks the number of its batch"),
         ({"training_step": _asks(lambda self, index: {index: 1})}, "Own.training_step` asks the number of its batch"),
         ({"training_step": _asks(lambda self, index: self.log("n", index))}, "asks the number of its batch"),
+        ({"training_step": _asks(lambda self, index: index & 1)}, "Own.training_step` asks the number of its batch"),
+        ({"training_step": _asks(lambda self, index: torch.tensor(index))}, "asks the number of its batch"),
+        ({"training_step": _asks(lambda self, index: numpy.array(index))}, "asks the number of its batch"),
+        (
+            {"training_step": _asks(lambda self, index: self.log("n", 1.0, batch_size="4"))},
+            "with `batch_size='4'`, which must be the number of samples",
+        ),
         ({"training_step": _asks(lambda self, index: self.log("n", 1.0, on_stp=True))}, "did you mean `on_step`"),
         ({"training_step": _asks(lambda self, index: self.log("loss", 100.0))}, "another number .* under another name"),
         ({"training_step": _asks(lambda self, index: self.log("lr", 1.0))}, "Own gives a metric called `lr`"),

@@ -102,6 +102,7 @@ def parts(
     lightning.configure_model()
     _check_automatic(lightning)  # which either of the two may have changed
     optimizer, schedule = optimizer_and_schedule(lightning, trainer)
+    _check_automatic(lightning)
     steps = _Steps(lightning)
     task = type(name, (_StepTask,), {})(lightning, trainer, count)  # messages name a task by its class
     made = LightningParts(model=steps, task=task, optimizer=optimizer)
@@ -154,7 +155,7 @@ def _check_hooks(module: nn.Module, base: type, without: Collection[str]) -> Non
 
 
 def _refuse_number(name: str) -> Callable[..., Any]:
-    def refuse(self: "_Unasked", *_: object) -> Any:
+    def refuse(self: "_Unasked", *_: object, **__: object) -> Any:
         raise TaskError(self.why)
 
     refuse.__name__ = name
@@ -172,10 +173,11 @@ class _Unasked:
         self.why = why
 
 
-_SUMS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "divmod")
+_SUMS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "divmod", "and", "or", "xor", "lshift", "rshift")
 _COMPARED = ("eq", "ne", "lt", "le", "gt", "ge", "hash", "bool")
-_READ = ("int", "index", "float", "str", "format", "neg", "abs", "round")
-for _name in (*_SUMS, *(f"r{name}" for name in _SUMS), *_COMPARED, *_READ):
+_READ = ("int", "index", "float", "str", "format", "neg", "pos", "invert", "abs", "round")
+_TAKEN = ("array", "len", "getitem")  # what numpy and torch ask of what becomes an array or a tensor
+for _name in (*_SUMS, *(f"r{name}" for name in _SUMS), *_COMPARED, *_READ, *_TAKEN):
     setattr(_Unasked, f"__{_name}__", _refuse_number(_name))
 
 
@@ -232,6 +234,11 @@ class _Log:
             raise TaskError(value.why)
         if not isinstance(value, Tensor | Real) or (isinstance(value, Tensor) and value.numel() != 1):
             raise TaskError(f"`{self._name}` logs `{name}`, which must be a number, but is {_said_of(value)}.")
+        if batch_size is not None and not isinstance(batch_size, Tensor | Real):
+            raise TaskError(
+                f"`{self._name}` logs `{name}` with `batch_size={batch_size!r}`, which must be the number of samples "
+                f"that the value is a mean over; give a number, or leave it out."
+            )
         number = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
         self.logged.setdefault(name, []).append((number, batch_size))
 
