@@ -487,6 +487,21 @@ def test_a_step_gets_the_number_of_its_batch_however_it_takes_it(step: Any) -> N
     assert all(torch.equal(one, other) for one, other in zip(plain.parameters(), module.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("length", [{"epochs": EPOCHS}, {"updates": 9}])
+def test_a_scheduler_may_be_made_for_no_more_epochs_than_the_run_has(length: dict[str, int]) -> None:
+    rates = {0: 1.0, 1: 0.5, 2: 0.1, 3: 0.0}  # Lightning makes a step after the last epoch
+    members = {"configure_optimizers": _rates(lambda one: torch.optim.lr_scheduler.LambdaLR(one, rates.__getitem__))}
+    ours, theirs = _with(**members), _with(**members)
+    data = evenstep.MapData(
+        TensorDataset(INPUTS, CLASSES), global_batch_size=GLOBAL, micro_batch_size=MICRO, shuffle=False
+    )
+    clipped = evenstep.Training(clip_norm=0.5)
+    evenstep.Trainer(**evenstep.lightning.parts(ours), data=data, device="cpu", train=clipped, **length).train()
+    _by_lightning(theirs)
+    for name, value in theirs.named_parameters():
+        torch.testing.assert_close(ours.get_parameter(name), value)
+
+
 def test_a_group_whose_rate_is_0_keeps_it() -> None:
     def configure_optimizers(self: Any) -> Any:
         first, last = self.net[0].parameters(), self.net[2].parameters()

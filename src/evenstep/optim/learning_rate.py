@@ -89,10 +89,15 @@ class LearningRates:
         at = self.begun_at
         return schedule.in_epoch(update - at, epoch, None if self._updates is None else self._updates - at)
 
-    def factors(self, updates: list[int]) -> list[list[float]]:
+    @property
+    def counts_epochs(self) -> bool:
+        """Whether a group's rate depends on the epoch."""
+        return any("epochs" in one.needs for one in self._of_groups)
+
+    def factors(self, updates: list[int], epochs: list[int]) -> list[list[float]]:
         """What the rates of the groups are multiplied by, in some updates, were they of some epochs."""
         return [
-            [self._factor(one, self.begun_at + update, epoch) for update in updates for epoch in (0, 1, 10)]
+            [self._factor(one, self.begun_at + update, epoch) for update in updates for epoch in epochs]
             for one in self._of_groups
         ]
 

@@ -14,11 +14,24 @@ from evenstep.internals import unwrapped
 from evenstep.names import named_parameters, state_of
 from evenstep.options import Training
 from evenstep.parallel import Group
+from evenstep.train.checkpointing.run_state import updates_of
 from evenstep.train.checks.model import check_ties
 from evenstep.version import __version__
 
 if TYPE_CHECKING:
     from evenstep.train.loop import Loop
+
+
+def _epochs_of(loop: "Loop") -> list[int]:
+    """Some epochs that the run has: a schedule may be made for no more of them."""
+
+    def is_begun(epoch: int) -> bool:
+        if loop.epochs is not None or loop.updates is None:
+            return epoch < (loop.epochs or 1)
+        before = updates_of(loop.feed.data, epoch, loop.engine.seed)
+        return before is not None and before < loop.updates
+
+    return [epoch for epoch in (0, 1, 10) if is_begun(epoch)]
 
 
 def check_agreement(loop: "Loop", train: Training) -> None:
@@ -28,7 +41,7 @@ def check_agreement(loop: "Loop", train: Training) -> None:
         train: how its updates are made.
     """
     last, engine, ema = loop.updates or 1000, loop.engine, train.ema
-    optimizer, groups = engine.optimizer, engine.core.trained.names
+    optimizer, groups, rates = engine.optimizer, engine.core.trained.names, engine.core.learning_rates
     run: dict[str, object] = {
         "evenstep": __version__,
         "torch": torch.__version__,
@@ -42,7 +55,7 @@ def check_agreement(loop: "Loop", train: Training) -> None:
         "optimizer": type(optimizer).__name__,
         **{f"optimizer.param_groups[{n}]": options_of(group) for n, group in enumerate(optimizer.param_groups)},
         "the number of parameter groups": len(optimizer.param_groups),
-        "lr_schedule": engine.core.learning_rates.factors([1, max(last // 2, 1), last]),
+        "lr_schedule": rates.factors([1, max(last // 2, 1), last], _epochs_of(loop) if rates.counts_epochs else [0]),
         "tasks": [*engine.parts.context.tasks],
         "config": loop.checkpointer.state.config,
         "clip_norm": train.clip_norm,
