@@ -67,6 +67,13 @@ class Classification(Task):
         """How many labels are counted, or the sum of their weights."""
         self._columns.check(batch_of(self, batch))
         labels, weights = self._labels(batch)
+        if self._problem == "multi_label":
+            outside = (labels < 0) | (labels > 1)
+            if bool((outside if weights is None else outside & (weights != 0)).any()):
+                raise TaskError(
+                    f"`labels` of `multi_label` must be from 0 to 1, but one is {labels[outside][0].item():g}; correct "
+                    f"it, or give it the weight 0 in `weights` if it is not to be counted."
+                )
         counts = labels != IGNORED if self._problem == "single_label" else torch.ones_like(labels, dtype=torch.bool)
         return counts.sum() if weights is None else weights.double().mul(counts).sum()
 
@@ -80,6 +87,12 @@ class Classification(Task):
             raise TaskError(
                 f"the model gives scores of shape {list(logits.shape)} for `labels` of shape {list(labels.shape)}, but "
                 f"`{self._problem}` needs labels of shape {list(wanted)}; choose another `problem`, or another head."
+            )
+        if self._problem == "single_label" and logits.shape[-1] == 1:
+            raise TaskError(
+                "the model gives one score for each label, of which `single_label` learns nothing: the only class has "
+                "the probability 1. Choose `problem='regression'` for numbers, `'multi_label'` for yes or no, or give "
+                "the model more classes (`num_labels`)."
             )
         reduction = "sum" if weights is None else "none"
         if self._problem == "multi_label":

@@ -131,6 +131,13 @@ def test_labels_that_are_not_those_of_the_problem_are_refused() -> None:
         Classification().loss(scores, {**batch, "labels": MANY})
     with pytest.raises(TaskError, match="`multi_label` needs labels of shape"):
         Classification(problem="multi_label").loss(scores, {**batch, "labels": MANY[:, 0]})
+    with pytest.raises(TaskError, match=r"one score for each label, .* Choose `problem='regression'` for numbers"):
+        Classification().loss({"logits": torch.zeros(4, 1)}, {**batch, "labels": torch.zeros(4).long()})
+    many, ignored = Classification(problem="multi_label"), {**batch, "labels": MANY.clone()}
+    ignored["labels"][0, 0] = -100
+    with pytest.raises(TaskError, match=r"must be from 0 to 1, but one is -100; .* the weight 0 in `weights`"):
+        many.weight(ignored)
+    assert many.weight({**ignored, "weights": (ignored["labels"] >= 0).double()}) == MANY.numel() - 1
     with pytest.raises(ArgumentError, match="problem"):
         Classification(problem="labels")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TaskError, match="needs a model that gives `logits`, but got a NoneType"):
