@@ -11,7 +11,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor, nn
 
-from evenstep.errors import ArgumentError, TaskError
+from evenstep.errors import ArgumentError, TaskError, clause
 from evenstep.train import chunked_cross_entropy
 from evenstep.train.side_effects import evaluating, without_side_effects
 
@@ -91,7 +91,13 @@ def _check_scores(model: nn.Module, linear: nn.Linear) -> None:
 
     with without_side_effects([model]), evaluating(model, device):
         linear.forward = scores
-        output: Any = model(input_ids=tokens, use_cache=False, **decoder)
+        try:
+            output: Any = model(input_ids=tokens, use_cache=False, **decoder)
+        except Exception as error:
+            raise ArgumentError(
+                f"`chunked` needs a model that can be tried on tokens alone, but {type(model).__name__} raised "
+                f"{clause(error)}; leave `chunked` out."
+            ) from error
     logits = cast(Tensor, output["logits"])
     if len(given) != 1 or not torch.equal(logits.to(given[0].dtype), given[0]):
         raise ArgumentError(

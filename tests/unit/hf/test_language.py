@@ -194,6 +194,11 @@ def test_what_can_not_be_made_in_chunks_is_refused(made: Made) -> None:
         CausalLM(chunked=True).prepare(made(capped))
     with pytest.raises(ArgumentError, match=r"scores are those of one `nn.Linear` .* but Linear has none"):
         CausalLM(chunked=True).prepare(nn.Linear(2, 2))
+    sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "max_source_positions": 8, "num_mel_bins": 4}
+    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 8, "pad_token_id": 0}
+    hearing = made({"model_type": "whisper", **sizes}, kind="SpeechSeq2Seq")
+    with pytest.raises(ArgumentError, match=r"tried on tokens alone, but WhisperForCond.* raised .*; leave `chunked`"):
+        Seq2Seq(chunked=True).prepare(hearing)
 
 
 def test_a_head_that_another_task_has_taken_is_said(made: Made) -> None:
