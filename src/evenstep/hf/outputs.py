@@ -14,6 +14,10 @@ from evenstep.errors import ArgumentError, TaskError
 from evenstep.pipeline import PipelineModel
 
 _PROMPTS = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING")
+_ADDED_BY_ADAPTERS = {
+    "ADALORA": "what keeps their factors orthogonal (`orth_reg_weight`)",
+    "SHADOW": "the loss of the shadow itself (`auxiliary_loss_weight`)",
+}
 _OF_A_BATCH = ("aux_loss", "router_loss", "z_loss")  # how the names of such losses end
 
 
@@ -77,8 +81,8 @@ def logits_of(task: object, output: Any) -> Tensor:
             if name.endswith(_OF_A_BATCH) and given[name] is not None:
                 raise TaskError(
                     f"the model gives `{name}`, which it means to be trained, but which is no sum over tokens, so it "
-                    f"would depend on how a batch is cut; set `model.config.output_router_logits = False`, or write a "
-                    f"task that says what it is a sum over."
+                    f"would depend on how a batch is cut; set `output_router_logits = False` in the model's config, or "
+                    f"write a task that says what it is a sum over."
                 )
         output = given.get("logits")
     elif isinstance(output, tuple | list):
@@ -111,9 +115,30 @@ def check_whole(task: object, model: nn.Module) -> None:
             f"`{name}` is for models that each rank holds whole or in shards, but the model is in stages; train it "
             f'with `strategy="fsdp"`, or write a task for its layers.'
         )
-    if getattr(getattr(model, "config", None), "output_router_logits", False):
+    config = getattr(model, "config", None)
+    for place, one in (("config", config), ("config.text_config", getattr(config, "text_config", None))):
+        if getattr(one, "output_router_logits", False):
+            raise ArgumentError(
+                f"the model's `{place}.output_router_logits` is set, so it adds a loss that spreads tokens over "
+                f"experts. That is no sum over tokens, and would depend on how a batch is cut, so `{name}` does not "
+                f"train it; set it to False."
+            )
+    _check_own_loss(name, model, config)
+
+
+def _check_own_loss(name: str, model: nn.Module, config: object) -> None:
+    """Raise ArgumentError for what a model adds to its own loss alone, which is not used here: it would be left out."""
+    alone = "stands in the model's own loss alone, and would be left out"
+    adapters: Any = getattr(model, "peft_config", None) or {}
+    kinds = [getattr(getattr(one, "peft_type", None), "value", None) for one in adapters.values()]
+    if kind := next((one for one in kinds if one in _ADDED_BY_ADAPTERS), None):
         raise ArgumentError(
-            f"the model's `config.output_router_logits` is set, so it adds a loss that spreads tokens over experts. "
-            f"That is no sum over tokens, and would depend on how a batch is cut, so `{name}` does not train it; set "
-            f"it to False."
+            f"`{name}` does not train adapters of the kind {kind}: {_ADDED_BY_ADAPTERS[kind]} {alone}; use others, "
+            f"such as those of `LoraConfig`, or write a task that gives the model its labels and returns "
+            f"`Loss.of_mean(output.loss, count)`."
+        )
+    if factor := getattr(config, "z_loss_coefficient", 0.0):
+        raise ArgumentError(
+            f"the model's `config.z_loss_coefficient` is {factor}, but what it is a factor of {alone} by `{name}`; set "
+            f"it to 0, or write a task that adds its sum over the tokens."
         )

@@ -1,6 +1,7 @@
 """The losses of language models, beside those of each document by itself and those of transformers."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -182,8 +183,26 @@ def test_models_that_add_a_loss_over_a_whole_batch_are_refused(made: Made) -> No
         CausalLM().prepare(made(mixtral))
     with pytest.raises(TaskError, match=r"the model gives `aux_loss`, .* no sum over tokens"):
         CausalLM().loss({"logits": torch.zeros(1, 3, 5), "aux_loss": torch.zeros(())}, padded([[1, 2, 3]]))
+    within = nn.Linear(2, 2)
+    within.config = SimpleNamespace(text_config=SimpleNamespace(output_router_logits=True))  # pyright: ignore
+    with pytest.raises(ArgumentError, match=r"`config.text_config.output_router_logits` is set"):
+        CausalLM().prepare(within)
     with pytest.raises(ArgumentError, match="whole or in shards, but the model is in stages"):
         CausalLM().prepare(PipelineModel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))))
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers for it
+def test_what_stands_in_the_models_own_loss_alone_is_refused(made: Made) -> None:
+    from peft import AdaLoraConfig, get_peft_model
+
+    base: Any = made(LLAMA)
+    adapted = get_peft_model(base, AdaLoraConfig(target_modules=["q_proj"], total_step=20))
+    with pytest.raises(ArgumentError, match=r"of the kind ADALORA: .*`orth_reg_weight`.* use others, such as those of"):
+        CausalLM().prepare(adapted)
+    model: Any = made(LLAMA)
+    model.config.z_loss_coefficient = 0.1  # as Bamba has it
+    with pytest.raises(ArgumentError, match=r"`config.z_loss_coefficient` is 0.1, .* set it to 0, or write a task"):
+        CausalLM().prepare(model)
 
 
 def test_what_can_not_be_made_in_chunks_is_refused(made: Made) -> None:
