@@ -20,7 +20,13 @@ from evenstep.data.batch import DataFault
 from evenstep.data.dataset import MapDataset, draws_nothing, epoch_setters, fetches_many, rows_of
 from evenstep.data.pin import pin
 from evenstep.data.reading import Reading
-from evenstep.data.seeding import generator_state, own_generators, seed_generators, set_generator_state
+from evenstep.data.seeding import (
+    generator_state,
+    global_states,
+    own_generators,
+    seed_generators,
+    set_generator_state,
+)
 from evenstep.errors import DataError, clause
 from evenstep.keys import key, mix
 
@@ -124,10 +130,25 @@ class Fetcher(Dataset[Reply]):
         return reply._replace(faults=tuple(faults)) if faults else reply
 
     def _looked_at(self, request: Request, faults: list[DataFault]) -> Reply:
-        """Answer the first request, and say which generators of its own the dataset draws its samples from."""
+        """Answer the first request, and say which generators are drawn from that no sample's number decides."""
         own = own_generators(self._dataset, self._collate)
         before = {name: generator_state(one) for name, one in own.items()}
-        reply = self._tried(request)
+        collate, drawn = self._collate, list[bool]()
+
+        def watched(samples: list[Any]) -> object:
+            fresh = global_states()
+            batch = collate(samples)
+            drawn.append(global_states() != fresh)
+            return batch
+
+        self._collate = watched
+        try:
+            reply = self._tried(request)
+        finally:
+            self._collate = collate
+        if any(drawn) and request.microbatch == 0:
+            name = getattr(collate, "__name__", type(collate).__name__)
+            faults.append(DataFault(message=_DRAWN_AT_ONCE.format(name=name)))
         after = {name: generator_state(one) for name, one in own.items()}
         moved = [name for name in own if not alike(before[name], after[name])]
         if moved and reply.failure is None and request.microbatch == 0:  # one worker's word is enough
@@ -183,6 +204,11 @@ class Fetcher(Dataset[Reply]):
         self._epoch = request.epoch
 
 
+_DRAWN_AT_ONCE = (
+    "`collate` ({name}) draws random numbers for the samples of a micro-batch together, so they depend on how the "
+    "global batch is cut into micro-batches. Draw them where a sample is read, in the dataset: torch's, numpy's and "
+    "Python's global generators are seeded there for each sample."
+)
 _OWN_GENERATORS = (
     "the dataset or its `collate` draws from {names}, a generator of its own, whose state no checkpoint holds: a "
     "resumed run, or one with another number of workers or ranks, has other numbers. Draw from torch's, numpy's or "

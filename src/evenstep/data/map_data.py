@@ -48,9 +48,9 @@ class MapData(Data):
 
     torch's, numpy's and Python's global generators are seeded before each sample from (seed, epoch, sample), so
     augmentation does not depend on workers, ranks or the cut. Two exceptions: a dataset with `__getitems__` is
-    read, and seeded, a micro-batch at a time; randomness in `collate` also depends on the cut. Seeding costs about
-    10 µs a sample and, without workers, 0.1 ms a global batch for leaving this process's generators as they were;
-    nothing is seeded for plain containers (list, `TensorDataset`) with the default collate function.
+    read, and seeded, a micro-batch at a time; randomness in `collate` also depends on the cut, and is said. Seeding
+    costs about 10 µs a sample and, without workers, 0.1 ms a global batch for leaving this process's generators as
+    they were; nothing is seeded for plain containers (list, `TensorDataset`) with the default collate function.
 
     Args:
         dataset: has `len(dataset)` and `dataset[i]`. If it has `set_epoch(epoch)`, that is called whenever the epoch

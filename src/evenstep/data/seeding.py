@@ -53,6 +53,11 @@ def numpy_words() -> bytes:
     return string_at(cast("Any", np.random).get_bit_generator().ctypes.state_address, _NUMPY_BYTES)
 
 
+def global_states() -> tuple[object, ...]:
+    """Where the three global generators are: another place after any draw, but see `numpy_words`."""
+    return torch.default_generator.get_state().numpy().tobytes(), numpy_words(), random.getstate()
+
+
 _THREADS: list[int] = []  # those in which something draws from these generators, as often as it has begun to
 _CHANGING = threading.Lock()
 

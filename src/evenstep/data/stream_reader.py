@@ -4,14 +4,11 @@ One item ahead, because only that tells whether an epoch has ended; the state is
 items are made into, and how ranks agree on them, is not known here. An error of the stream leaves as it is.
 """
 
-import random
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from typing import Any, cast, final
 
-import torch
-
-from evenstep.data.seeding import numpy_words, seed_generators, undisturbed
+from evenstep.data.seeding import global_states, seed_generators, undisturbed
 from evenstep.data.stream import Stateful
 from evenstep.keys import key, mix
 from evenstep.nothing import NOTHING
@@ -116,13 +113,8 @@ class Reader:
         if self._draws:
             return next(iterator, END)
         self._watched += 1
-        before = _generators()
+        before = global_states()
         item = next(iterator, END)
-        self._draws = _generators() != before
+        self._draws = global_states() != before
         self._draws_nothing = self._watched >= _WATCHED and not self._draws
         return item
-
-
-def _generators() -> tuple[object, ...]:
-    """Where the three global generators are."""
-    return torch.default_generator.get_state().numpy().tobytes(), numpy_words(), random.getstate()

@@ -128,6 +128,17 @@ def test_nothing_is_said_of_a_generator_that_is_seeded_for_each_sample_or_not_dr
     assert said(seeds) == said(idle) == []
 
 
+def masked(samples: list[Any]) -> torch.Tensor:
+    return torch.stack([torch.as_tensor(sample) * torch.rand(()) for sample in samples])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_what_collate_draws_for_a_micro_batch_as_a_whole_is_said_once(num_workers: int) -> None:
+    (message,) = said([1.0, 2.0, 3.0, 4.0], num_workers, collate=masked)
+    assert message.startswith("`collate` (masked) draws random numbers for the samples of a micro-batch together")
+    assert said([1.0, 2.0, 3.0, 4.0], num_workers, collate=torch.tensor) == []
+
+
 def test_looking_for_generators_draws_nothing_from_them() -> None:
     rng = torch.Generator().manual_seed(5)
     data = MapData(Noisy(rng, of_torch), global_batch_size=2, shuffle=False, num_epochs=1)
