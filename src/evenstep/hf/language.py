@@ -8,6 +8,7 @@ so that an update divides once by all its tokens, however they came in batches. 
 own loss, which is a mean, is not used.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 from weakref import ref
@@ -18,7 +19,7 @@ from torch.nn import functional
 
 from evenstep.arguments import require_flag
 from evenstep.errors import ArgumentError, TaskError
-from evenstep.hf.causal import check_causal
+from evenstep.hf.causal import check_causal, counts_padding
 from evenstep.hf.columns import IGNORED, Columns
 from evenstep.hf.documents import check_documents, halves_of_row, restarts
 from evenstep.hf.head import ChunkedHead
@@ -31,6 +32,7 @@ from evenstep.hf.outputs import (
     tensor_of,
     weights_of,
 )
+from evenstep.internals import unwrapped
 from evenstep.train import Loss, Task
 
 _NOT_FOR_THE_MODEL = ("labels", "weights")
@@ -139,11 +141,13 @@ class CausalLM(_Tokens):
         require_flag("packed", packed)
         self._packed = packed
         self._prompt = 0
+        self._counts_padding = ""  # the name of a model that does, until it is said
 
     def prepare(self, model: nn.Module) -> None:
         self._prompt = prompt_tokens(model)
         super().prepare(model)
         check_causal(model)
+        self._counts_padding = type(unwrapped(model)).__name__ if counts_padding(model) else ""
         if self._packed:
             check_documents(model)
 
@@ -173,8 +177,14 @@ class CausalLM(_Tokens):
 
     def _check_row(self, batch: Mapping[str, Any]) -> None:
         """Raise TaskError for documents that nothing keeps apart; the batch is on the CPU."""
-        positions = batch.get("position_ids")
-        if positions is None or not bool(restarts(positions, _mask_of(batch)).any()):
+        positions, mask = batch.get("position_ids"), _mask_of(batch)
+        if self._counts_padding and positions is None and mask is not None and bool((mask[:, 0] == 0).any()):
+            logging.getLogger("evenstep").warning(
+                f"rows are padded on the left, for which {self._counts_padding} gives other scores, so a row's loss "
+                f"depends on the longest one of its micro-batch; pad on the right (`tokenizer.padding_side = 'right'`)."
+            )
+            self._counts_padding = ""
+        if positions is None or not bool(restarts(positions, mask).any()):
             return
         if not self._packed:
             raise TaskError(

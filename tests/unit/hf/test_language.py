@@ -267,6 +267,24 @@ def test_a_decoder_without_a_token_to_begin_with_asks_for_one(made: Made) -> Non
         task.inputs({"input_ids": torch.ones(1, 3).long(), "labels": torch.ones(1, 3).long()})
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_padding_on_the_left_is_said_once_where_places_are_counted_from_there(
+    made: Made, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    sizes = {"model_type": "gpt2", "vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 1, "n_head": 4}
+    task, left = CausalLM(), padded([[1, 2, 3], [4, 5]], left=True)
+    task.prepare(made(sizes if kind == "gpt2" else LLAMA))
+    caplog.clear()
+    task.weight(padded([[1, 2, 3], [4, 5]]))
+    task.weight(left | {"position_ids": torch.tensor([[0, 1, 2], [0, 0, 1]])})
+    assert not caplog.messages
+    for _ in range(2):
+        task.weight(left)
+    assert [one.startswith("rows are padded on the left, for which GPT2LMHead") for one in caplog.messages] == (
+        [True] if kind == "gpt2" else []
+    )
+
+
 def test_a_model_that_sees_the_tokens_that_it_is_to_tell_is_refused(made: Made) -> None:
     bert = {**LLAMA, "model_type": "bert"}
     CausalLM().prepare(made(bert, is_decoder=True))
