@@ -405,6 +405,8 @@ def _plateau(optimizer: Any) -> Any:
         ({"training_step": _asks(lambda self, index: self.log("loss", 100.0))}, "another number .* under another name"),
         ({"training_step": _asks(lambda self, index: self.log("lr", 1.0))}, "Own gives a metric called `lr`"),
         ({"validation_epoch_end": lambda self, outputs: None}, "overrides `validation_epoch_end`, which this engine"),
+        ({"on_epoch_end": lambda self: None}, r"overrides `on_epoch_end`, .*without=\['on_epoch_end'\]"),
+        ({"on_hpc_save": lambda self, checkpoint: None}, "overrides `on_hpc_save`, which this engine does not call"),
         ({"teardown": lambda self, stage: None}, "overrides `teardown`, which this engine does not call"),
         ({"get_extra_state": lambda self: 1}, r"overrides `get_extra_state`, .* do it in an `evenstep.Hook`, and say"),
         (

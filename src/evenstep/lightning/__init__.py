@@ -40,7 +40,11 @@ _HOOKS = (
     *("get_extra_state", "set_extra_state"),
 )
 _OF_A_BATCH = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-_OF_BEFORE = ("training_epoch_end", "validation_epoch_end", "training_step_end", "validation_step_end")  # Lightning 1
+_OF_BEFORE = (  # hooks of Lightning 1, which nobody calls any more
+    *("training_epoch_end", "validation_epoch_end", "training_step_end", "validation_step_end", "tbptt_split_batch"),
+    *("on_epoch_start", "on_epoch_end", "on_batch_start", "on_batch_end", "on_post_move_to_device"),
+    *("on_pretrain_routine_start", "on_pretrain_routine_end", "on_hpc_save", "on_hpc_load"),
+)
 
 
 class LightningParts(TypedDict):
