@@ -216,10 +216,7 @@ class Engine:
         self.group.at(update)
         batch = global_batch(microbatches, self.progress.position, self.reducers.group)
         self.storage.discard_from(0)  # what nobody has read of the update before
-        if not self.core.is_whole:
-            raise EvenstepError(
-                "an error has come while the state was changed, so it is that of no update; load another."
-            )
+        self.require_whole()
         undisturbed = context.randomness.undisturbed(context.device)
         told = around_update(self.bus, update, batch, is_committed=lambda: self.progress.update >= update)
         with told, self.together(), undisturbed, torch.enable_grad():
@@ -261,6 +258,14 @@ class Engine:
     def require_own_format(self, method: str) -> None:
         """Raise ArgumentError where `method` was called inside an autocast that would change what forwards compute."""
         training_mode.require_own_format(method, self.parts.context.device, self.precision.forward)
+
+    def require_whole(self) -> None:
+        """Raise EvenstepError where an error has left the state of no update: nothing may be made of it, nor saved."""
+        if not self.core.is_whole:
+            raise EvenstepError(
+                "an error has come while the state was changed, so it is that of no update; load another, by "
+                "`load_state_dict` or a trainer's `resume`, or build model, optimizer and engine anew."
+            )
 
     def taught(self, inputs: Any) -> Any:
         """What the average gives for `inputs`, for tasks that may ask it; see `Now.teacher`."""
@@ -401,6 +406,7 @@ class Engine:
 
     def begin(self) -> None:
         """Before a pass over the data: nothing is pending, and buffers are as they are now."""
+        self.require_whole()
         self._pending.clear()
         self.core.begin()
 
@@ -443,6 +449,7 @@ class Engine:
     @contextmanager
     def evaluating(self, *, average: bool | None = None) -> Generator[None]:
         """Inside, the parameters are the average's, where that is to be evaluated (first), or else the optimizer's."""
+        self.require_whole()
         self._end_update()
         ema = self._ema if (self._evaluated[0][1] if average is None else average) else None
         with self.parts.modes.evaluating(), self.reducers.shown() if ema is None else ema.swapped():
@@ -475,6 +482,7 @@ class Engine:
         Args:
             whole: False to leave tensors that are cut over ranks as they are, which costs no memory.
         """
+        self.require_whole()
         self._end_update()
         return self.parts.saved.state_dict(whole=whole)
 
@@ -502,16 +510,17 @@ class Engine:
         """Restore what `own_part` gave; says what begins afresh or is given up."""
         settings = [*self.changed_settings(state).values()]
         goes_back, self.progress = self.progress.update > 0, Progress.from_state_dict(state["progress"])
+        self.core.is_whole = False  # until all of it is loaded
         self.reducers.follow(self.progress.update)
         for name, theirs in state.get("tasks", {}).items():
             task = self.parts.context.tasks.get(name)
             if task is not None and (theirs or task.state_dict()):
                 load_task_state(task, name, theirs, goes_back=goes_back)
         changed = settings + self.parts.saved.load_state_dict(state)
-        self.core.is_whole = True
         changed += self.core.learning_rates.load_state_dict(state.get("lr_schedule", {}))
         self._begun = state["run"].get("begun") or {}
         self.core.learning_rates.reloaded(self._begun.get("lr_schedule", 0))
+        self.core.is_whole = True
         return changed
 
     @contextmanager

@@ -144,8 +144,10 @@ class Randomness:
         self._device = device
         self.begin_passage("step")
         self._seed(number)
-        yield
-        self.end_passage()
+        try:
+            yield
+        finally:
+            self.end_passage()
 
     @contextmanager
     def apart(self, device: torch.device, number: int, kind: str) -> Generator[None]:

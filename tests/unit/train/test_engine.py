@@ -539,6 +539,56 @@ def test_a_task_that_raises_leaves_the_engine_as_it_was() -> None:
     assert engine.progress.update == 0
 
 
+def test_a_state_in_the_midst_of_whose_change_an_error_came_is_neither_saved_nor_evaluated(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model, alone = net(), net()
+    engine, undisturbed = engine_of(model), engine_of(alone)
+    engine.update(points())
+    state = deepcopy(engine.state_dict())
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    hook = engine.optimizer.register_step_post_hook(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.update(points())
+    hook.remove()
+    for use in (engine.state_dict, lambda: engine.evaluate(points()), lambda: engine.update(points())):
+        with pytest.raises(EvenstepError, match="it is that of no update; load another"):
+            use()
+    engine.load_state_dict(state)
+    engine.update(points())
+    for _ in range(2):
+        undisturbed.update(points())
+    assert torch.equal(parameters(model), parameters(alone))
+    assert "draw from" not in caplog.text  # what the interrupted step had seeded was drawn by nobody
+
+
+def test_a_state_of_which_a_task_could_not_load_its_part_is_that_of_no_update() -> None:
+    class Refuses(Squares):
+        refuses = True
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"nothing": 0}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            if self.refuses:
+                raise ZeroDivisionError
+
+    task = Refuses()
+    engine = engine_of(net(), task)
+    state = deepcopy(engine.state_dict())
+    engine.update(points())
+    with pytest.raises(ZeroDivisionError):
+        engine.load_state_dict(state)
+    with pytest.raises(EvenstepError, match="it is that of no update; load another"):
+        engine.update(points())
+    task.refuses = False
+    engine.load_state_dict(state)
+    assert engine.update(points()).update == 1
+
+
 def test_what_cannot_be_is_said_when_the_engine_is_built() -> None:
     with pytest.raises(ArgumentError, match="`updates`"):
         engine_of(net(), updates=0)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from evenstep import Best, Checkpointing, Failures, Hook, Logging, MapData, Task, Trainer
 from evenstep.checkpoint import complete_checkpoints, locked, read_checkpoint, storage
-from evenstep.errors import ArgumentError, CheckpointError, NonFiniteError
+from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, NonFiniteError
 from evenstep.events import EvaluateEnd, Incident, SaveBegin, SaveEnd, TrainBegin, UpdateBegin, UpdateEnd
 from evenstep.events.hooks import Evaluate, Save
 from evenstep.extras.elastic.membership import Alone
@@ -276,10 +276,17 @@ def test_an_error_inside_the_optimizer_step_leaves_no_checkpoint_of_a_half_step(
                 raise RuntimeError("out of memory in the middle")
 
     optimizer = Half(model.parameters(), lr=0.1)
+    trainer = trainer_of(tmp_path, model, optimizer=optimizer, hooks=[Save(every_updates=2), log])
     with pytest.raises(RuntimeError, match="in the middle"):
-        trainer_of(tmp_path, model, optimizer=optimizer, hooks=[Save(every_updates=2), log]).train()
+        trainer.train()
     assert [state["progress"]["update"] for state in states(tmp_path)] == [2]
     assert any("the newest checkpoint stands" in incident.message for incident in log.incidents)
+    for use in (trainer.train, trainer.save, trainer.state_dict):
+        with pytest.raises(EvenstepError, match="it is that of no update; load another"):
+            use()
+    assert [state["progress"]["update"] for state in states(tmp_path)] == [2]
+    trainer.resume()
+    assert trainer.state_dict()["progress"]["update"] == 2
 
 
 def test_after_a_fault_of_a_kernel_nothing_is_read_from_the_device_and_the_failure_is_told_and_kept(
