@@ -125,6 +125,10 @@ class _Begin:
         self._randomness, self._places = randomness, places
         self._begun, self._calls = 0, dict[int, int]()
 
+    def __reduce__(self) -> Any:
+        """Of a copy of the model, which is no run's: made in the midst of a passage, it would seed for ever after."""
+        return _Begin, (Randomness(), self._places)
+
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         if not self._randomness.under_way:
             return
