@@ -200,10 +200,18 @@ class Engine:
 
         Raises:
             EvenstepError: what went wrong, for the person who must act. Nothing has changed then, unless the message
-                says so.
+                or a note of the error says so.
         """
         with self._alone("update"):
-            return self._update(microbatches)
+            before, was_whole = self.progress.update, self.core.is_whole
+            try:
+                return self._update(microbatches)
+            except BaseException as error:
+                if self.progress.update > before:
+                    error.add_note(f"Update {before + 1} has been applied by then; go on with the next batch.")
+                elif was_whole and not self.core.is_whole:
+                    error.add_note("It came while the state was changed, so it is that of no update; load another.")
+                raise
 
     def _alone(self, method: str) -> AbstractContextManager[None]:
         """Around what no other thread may do meanwhile; ranks may be threads, as in tests, which have agreed on it."""

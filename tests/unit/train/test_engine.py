@@ -551,8 +551,9 @@ def test_a_state_in_the_midst_of_whose_change_an_error_came_is_neither_saved_nor
         raise KeyboardInterrupt
 
     hook = engine.optimizer.register_step_post_hook(interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as raised:
         engine.update(points())
+    assert "it is that of no update; load another" in raised.value.__notes__[0]
     hook.remove()
     for use in (engine.state_dict, lambda: engine.evaluate(points()), lambda: engine.update(points())):
         with pytest.raises(EvenstepError, match="it is that of no update; load another"):
@@ -563,6 +564,23 @@ def test_a_state_in_the_midst_of_whose_change_an_error_came_is_neither_saved_nor
         undisturbed.update(points())
     assert torch.equal(parameters(model), parameters(alone))
     assert "draw from" not in caplog.text  # what the interrupted step had seeded was drawn by nobody
+
+
+def test_an_error_that_comes_when_an_update_has_been_applied_says_so() -> None:
+    class Fails(Squares):
+        def after_update(self, event: Any) -> None:
+            if event.update == 1:
+                raise ZeroDivisionError
+
+    model, alone = net(), net()
+    engine, undisturbed = engine_of(model, Fails()), engine_of(alone)
+    with pytest.raises(ZeroDivisionError) as raised:
+        engine.update(points())
+    assert raised.value.__notes__ == ["Update 1 has been applied by then; go on with the next batch."]
+    for number in range(2):
+        undisturbed.update(points(start=number))
+    engine.update(points(start=1))
+    assert torch.equal(parameters(model), parameters(alone))
 
 
 def test_a_state_of_which_a_task_could_not_load_its_part_is_that_of_no_update() -> None:
