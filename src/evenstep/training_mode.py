@@ -40,12 +40,12 @@ def train(model: nn.Module) -> None:
         part.training = False
 
 
-def require_gradients(method: str) -> None:
-    """Raise ArgumentError where `method` was called inside `torch.inference_mode()`, which `enable_grad` can't end."""
+def require_gradients(done: str) -> None:
+    """Raise ArgumentError where something is `done` in `torch.inference_mode()`, which `enable_grad` can't end."""
     if torch.is_inference_mode_enabled():
         raise ArgumentError(
-            f"`{method}` was called inside `torch.inference_mode()`, in which no gradient can be taken; call it "
-            f"outside of that."
+            f"{done} inside `torch.inference_mode()`, in which no gradient can be taken, nor a tensor made that an "
+            f"update may change; do it outside of that."
         )
 
 

@@ -60,6 +60,18 @@ def test_training_inside_inference_mode_is_refused() -> None:
     engine.update(batch)
 
 
+def test_building_and_loading_inside_inference_mode_are_refused() -> None:
+    one = trainer()
+    state = one.state_dict()
+    with torch.inference_mode():
+        with pytest.raises(ArgumentError, match="a trainer was built inside"):
+            trainer()
+        with pytest.raises(ArgumentError, match="a state was loaded inside"):
+            one.load_state_dict(state)
+    one.load_state_dict(state)
+    one.train()
+
+
 def test_training_in_two_threads_at_once_is_refused_as_they_would_share_random_numbers() -> None:
     refused: list[Exception] = []
 

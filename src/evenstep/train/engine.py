@@ -218,7 +218,7 @@ class Engine:
         return drawing_alone(method) if self.group.ranks == 1 else NOTHING
 
     def _update(self, microbatches: tuple[Any, ...]) -> Committed | Aborted:
-        training_mode.require_gradients("update")
+        training_mode.require_gradients("`update` was called")
         self.require_own_format("update")
         update, context = self.progress.update + 1, self.parts.context
         self.group.at(update)
@@ -509,6 +509,7 @@ class Engine:
         self, state: Tree, *, take: Callable[[Tensor, Tensor], Tensor] | None = None, ranks: RankGroup = ALONE
     ) -> Tree:
         """What of a whole state is this rank's, compared with what is here; see `TrainState.own_part`."""
+        training_mode.require_gradients("a state was loaded")
         on_all_ranks(ranks, lambda: check_unmoved(state, unwrapped(self.model), self.progress.update))
         own = self.parts.saved.own_part(state, take=take, ranks=ranks)
         on_all_ranks(ranks, lambda: check_task_states(own.get("tasks", {}), self.parts.context.tasks))

@@ -47,6 +47,7 @@ from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.parameters import parameters_attached
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import Tasks, named
+from evenstep.training_mode import require_gradients
 
 
 @final
@@ -127,6 +128,7 @@ def set_up(
         ArgumentError: an argument that cannot be, or that does not go with another.
         TaskError: a model that cannot be trained.
     """
+    require_gradients("an engine or a trainer was built")
     check_launched(strategy, model, os.environ)
     check_model(model)
     with parameters_attached(model, named(task), optimizer):

@@ -235,7 +235,7 @@ class Trainer(TrainerAttributes):
                 f"the run is in epoch {position.epoch + 1} of its data, but is to have {epochs}, which would have no "
                 f"effect; ask for as many `epochs` or more, or go on from an earlier checkpoint."
             )
-        require_gradients("train")
+        require_gradients("`train` was called")
         self._loop.engine.require_own_format("train")
         self._is_training, self._thread = True, get_ident()
         try:
