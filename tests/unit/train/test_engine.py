@@ -433,6 +433,17 @@ def test_a_backward_within_a_forward_is_refused_and_its_advice_works(checks: boo
     assert isinstance(engine.update(*cut(points(), 4)), Committed)
 
 
+def test_a_backward_in_the_loss_is_refused_also_where_the_check_of_sums_needed_a_graph_for_it() -> None:
+    class Backward(Squares):
+        def loss(self, output: Tensor, batch: Any) -> Tensor:
+            total = super().loss(output, batch)
+            total.backward(retain_graph=True)
+            return total
+
+    with pytest.raises(TaskError, match="a method of Backward, has called `backward`"):
+        engine_of(net(), Backward()).update(*cut(points(), 4))
+
+
 class Remembers(Squares):
     """Remembers of each sample what it gave last, in one of several ways, and learns from that."""
 

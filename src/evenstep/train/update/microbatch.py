@@ -215,7 +215,8 @@ class MicrobatchStep:
 
     def _looking(self, stage: Stage, one: Microbatch, piece: SubBatch, batch: Any) -> AbstractContextManager[None]:
         """Around a pass: the first ones of a kind are looked at for what they do beside what they give."""
-        kind = one.task, stage.gives_loss, torch.is_grad_enabled(), self._model is not None
+        is_check = self._update == 0  # of a loss: it may need a graph as well
+        kind = one.task, stage.gives_loss, torch.is_grad_enabled(), self._model is not None, is_check
         looks = self._context.lent.looks(kind, self._update)
         return self._looked_at(stage, one, piece, batch) if looks else NOTHING
 
