@@ -19,8 +19,9 @@ from torch.distributed import DistStoreError
 T = TypeVar("T")
 ANSWER_S = 3.0
 _FAILED, _MESSAGE, _QUERY, _BROKEN = "failed", "message", "query", "broken"
-# of each rank; alive: how often it has answered; done: it watches no more; left: its program has ended
-_BELL, _ALIVE, _WAITS, _DONE, _LEFT = "bell", "alive", "waits", "done", "left"
+# of each rank; alive: how often it has answered; done: it watches no more; left: its program has ended; raised: what it
+# raised is its own error, after which it may go on
+_BELL, _ALIVE, _WAITS, _DONE, _LEFT, _RAISED = "bell", "alive", "waits", "done", "left", "raised"
 _A_MOMENT = timedelta(seconds=0.2)
 _QUERY_EVERY_S = 1.0
 _A_DAY = timedelta(days=1)
@@ -76,11 +77,23 @@ class Notices:
         """Wait until this rank's thread has read of the failure that was posted; it then ends."""
         self._listener.join(ANSWER_S)
 
+    def raised(self) -> None:
+        """Say that this rank has raised an error of its own, and waits for nobody any more."""
+        self._briefly(lambda: self._store.set(_of(_RAISED, self._rank), "1"), None)
+
+    def have_all_raised(self) -> bool:
+        """Whether all ranks have, or will within seconds; one that has not may still wait in a collective."""
+        until = monotonic() + self._answer_s
+        while (lacking := self._lacking(_RAISED)) and monotonic() < until:
+            sleep(_LOOKED_EVERY_S)
+        return not lacking
+
     def forget_failure(self) -> None:
         """Delete the notice of a failure that all ranks have read of."""
 
         def act() -> None:
-            for key in (_FAILED, _MESSAGE, _QUERY, _of(_DONE, self._rank), _of(_WAITS, self._rank)):
+            own = (_of(key, self._rank) for key in (_DONE, _WAITS, _RAISED))
+            for key in (_FAILED, _MESSAGE, _QUERY, *own):
                 self._store.delete_key(key)
 
         self._briefly(act, None)

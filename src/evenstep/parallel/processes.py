@@ -305,10 +305,13 @@ class Processes(Group):
     def fail(self, message: str) -> None:
         self._has_failed = True
         self._notices.post(self._failed(message))
+        self._notices.raised()
 
     def go_on(self) -> None:
         if not self._has_failed:
             return
+        if not self._notices.have_all_raised():  # what is sent now would meet a collective that another is left in
+            raise self._could_not("go on", f"{clause(self._notices.failure())}.", is_known=True)
         for step in (self._notices.await_failure, self._notices.forget_failure, self._notices.listen):
             self.sum_floats([0.0])  # each step is done by all ranks before the next
             step()

@@ -222,9 +222,10 @@ class Engine:
         self.require_own_format("update")
         update, context = self.progress.update + 1, self.parts.context
         self.group.at(update)
-        batch = global_batch(microbatches, self.progress.position, self.reducers.group)
+        with self.together():  # also where a rank gives what no micro-batch is: the others wait for it
+            self.require_whole()
+            batch = global_batch(microbatches, self.progress.position, self.reducers.group)
         self.storage.discard_from(0)  # what nobody has read of the update before
-        self.require_whole()
         undisturbed = context.randomness.undisturbed(context.device)
         told = around_update(self.bus, update, batch, is_committed=lambda: self.progress.update >= update)
         with told, self.together(), undisturbed, torch.enable_grad():
@@ -254,7 +255,8 @@ class Engine:
             microbatches: as for `update`.
         """
         self.require_own_format("evaluate")
-        batch = OneBatch(replace(global_batch(microbatches, Position(), self.reducers.group), ends_epoch=True))
+        with self.together():
+            batch = OneBatch(replace(global_batch(microbatches, Position(), self.reducers.group), ends_epoch=True))
         context = self.parts.context
         apart = replace(context, storage=build_storage(context.tasks, context.device))
         values: dict[str, float] = {}

@@ -48,6 +48,21 @@ def test_all_hear_the_first_word_whatever_they_do(store: TCPStore) -> None:
         rank.leave()
 
 
+def test_who_goes_on_after_an_error_knows_whether_all_have_raised_one(store: TCPStore) -> None:
+    first, second = ranks_of(store, 2)
+    first.post("rank 0 failed")
+    first.raised()
+    assert not first.have_all_raised()
+    second.raised()
+    assert first.have_all_raised() and second.have_all_raised()
+    for rank in (first, second):
+        rank.await_failure()
+        rank.forget_failure()
+    assert not first.have_all_raised()
+    for rank in (first, second):
+        rank.leave()
+
+
 def test_a_rank_that_failed_stays_only_until_the_others_have_heard(
     store: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

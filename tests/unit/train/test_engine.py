@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pack_sequence
 from evenstep import Aborted, Batch, Committed, Ema, Engine, Loss, MapData, Task, Trainer, Training
 from evenstep.data import Position
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, NonFiniteError, TaskError
-from evenstep.parallel import Ddp, Ordered
+from evenstep.parallel import Ddp, Group, Ordered
 from evenstep.precision import Fp16Mixed
 
 PAGE = Path(__file__).parents[3] / "docs" / "engine.md"
@@ -635,6 +635,19 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
             layer.bias.fill_(0.1)
 
     monkeypatch.setattr(nn.Linear, "reset_parameters", fill)
+
+
+def test_other_ranks_are_told_where_one_gives_what_no_micro_batch_is() -> None:
+    class Told(Group):
+        def fail(self, message: str) -> None:
+            told.append(message)
+
+    told: list[str] = []
+    engine = engine_of(net(), strategy=Ddp(Told()))
+    for use in (engine.update, engine.evaluate):
+        with pytest.raises(ArgumentError, match="an engine takes batches"):
+            use(MapData([points()], global_batch_size=1))
+    assert len(told) == 2 and all("an engine takes batches" in one for one in told)
 
 
 @pytest.mark.usefixtures("undrawn")
