@@ -22,6 +22,7 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     RandomSampler,
+    SequentialSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -479,7 +480,14 @@ class Stream(IterableDataset):
         return iter(PAIRS)
 
 
+class Doubling(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return ((2 * x, y) for x, y in super().__iter__())
+
+
 LOADERS = {
+    "others": lambda: DataLoader(PAIRS, batch_size=4, sampler=SequentialSampler(PAIRS[:4])),
+    "own iteration": lambda: Doubling(PAIRS, batch_size=4),
     "stream": lambda: DataLoader(Stream(), batch_size=4),
     "weighted": lambda: DataLoader(PAIRS, batch_size=4, sampler=WeightedRandomSampler([1.0] * 8, 8)),
     "fewer": lambda: DataLoader(PAIRS, batch_size=4, sampler=RandomSampler(PAIRS, num_samples=4)),

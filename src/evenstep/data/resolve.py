@@ -14,6 +14,7 @@ from evenstep.data.map_data import MapData
 from evenstep.data.reading import Reading
 from evenstep.errors import ArgumentError
 
+_AS_TORCH = ("torch", "torchdata")  # whose loaders give a dataset's batches as they are
 _OWN_ORDER = "or keep the loader's own batches with `StreamData(loader, batched=True)`"
 
 
@@ -70,6 +71,10 @@ def _described(given: object, argument: str) -> tuple[str, str]:
 def _of_loader(loader: "DataLoader[Any]", argument: str) -> MapData:
     if isinstance(loader.dataset, IterableDataset):
         _refuse(argument, "reads a stream", "give its batches as they come, `StreamData(loader, batched=True)`")
+    iterates = next(one for one in type(loader).__mro__ if "__iter__" in vars(one))
+    if iterates.__module__.partition(".")[0] not in _AS_TORCH:
+        own = f"gives its batches by an `__iter__` of {iterates.__name__}"
+        _refuse(argument, own, f"give the dataset, `MapData(dataset, global_batch_size=…)`, {_OWN_ORDER}")
     if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
         own = f"makes its batches by a {type(loader.batch_sampler or loader.sampler).__name__} of its own"
         _refuse(argument, own, f"give the dataset, `MapData(dataset, global_batch_size=…)`, {_OWN_ORDER}")
@@ -102,7 +107,7 @@ def _shuffles(loader: "DataLoader[Any]", argument: str) -> bool:
     whole = isinstance(sampler, RandomSampler) and not sampler.replacement
     if type(sampler) is RandomSampler and whole and sampler.num_samples == len(cast("Any", loader.dataset)):
         return True
-    if type(sampler) is SequentialSampler:
+    if type(sampler) is SequentialSampler and len(sampler) == len(cast("Any", loader.dataset)):
         return False
     kind = type(sampler).__name__
     if kind == "DistributedSampler":
