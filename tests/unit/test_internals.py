@@ -88,7 +88,7 @@ OF_TORCH = {
     "_workers",
     "_world",
 }
-PYTHONS = {"_exit", "_fields", "_replace"}
+PYTHONS = {"_exit", "_fields", "_on_queue_feeder_error", "_replace"}
 METRICS = {"_computed", "_filter_kwargs", "_reductions", "_to_sync", "_update_count"}  # of torchmetrics
 FILES = sorted(SOURCE.rglob("*.py"))
 

@@ -89,6 +89,16 @@ class Reply(NamedTuple):
         return Reply(pin(self.data), self.failure, self.faults)
 
 
+def unsent(error: Exception) -> Reply:
+    """The reply in place of one that a data worker could not send."""
+    message = (
+        f"a batch could not be sent by the data worker that made it: pickling raised {clause(error)}; let the dataset "
+        "and `collate` give tensors, numbers, text and containers of them, without lambdas, open files or what is part "
+        "of an autograd graph, or set `num_workers` to 0."
+    )
+    return Reply(None, Failure(message, "".join(traceback.format_exception(error)).rstrip()))
+
+
 @final
 class Fetcher(Dataset[Reply]):
     """Answers requests. To a `DataLoader` it looks like a dataset whose samples are micro-batches.

@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from errno import EMFILE
 from itertools import chain, islice
+from multiprocessing import queues
 from pickle import PicklingError
 from traceback import clear_frames
 from types import FrameType
@@ -24,7 +25,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from evenstep.data.batch import DataFault
-from evenstep.data.fetch import Fetcher, Reply, Request, Seeding
+from evenstep.data.fetch import Fetcher, Reply, Request, Seeding, unsent
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import DataError, clause
 from evenstep.internals import end_workers, workers_of
@@ -132,7 +133,7 @@ class Workers:
             generator=torch.Generator(),
             prefetch_factor=self._prefetch,
             persistent_workers=True,
-            worker_init_fn=_outlive_signals,
+            worker_init_fn=_begin,
         )
 
     def start(self, requests: Iterator[Request]) -> None:
@@ -233,8 +234,8 @@ class Workers:
         return DataError(
             f"{what}. A worker "
             "that is killed has mostly run out of memory: use fewer workers or smaller micro-batches. One that hangs "
-            "waits for a file, a lock or the network, or made a batch that cannot be pickled: look at the dataset with "
-            f"`num_workers=0`. If fetching may take longer than {self._timeout_s:g} s, raise `timeout_s` "
+            "waits for a file, a lock or the network: look at the dataset with `num_workers=0`. "
+            f"If fetching may take longer than {self._timeout_s:g} s, raise `timeout_s` "
             "(of a DataLoader its `timeout`)."
         )
 
@@ -283,11 +284,34 @@ def _signals_wait() -> Generator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _outlive_signals(_worker: int) -> None:
+def _begin(_worker: int) -> None:
+    """What each worker does first."""
+    _outlive_signals()
+    _answer_for_unsent()
+
+
+def _outlive_signals() -> None:
     """Let a signal for all processes of a run end only the run: it may need data before it can stop."""
     for number in _OUTLIVED:
         signal.signal(number, _stay)  # not SIG_IGN, which programs that a dataset starts would inherit
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _OUTLIVED)
+
+
+def _answer_for_unsent() -> None:
+    """Let an error be the reply to a request whose batch can't be pickled: Python's queues print it and send nothing,
+    and it would be waited for until the timeout.
+    """
+    queue: Any = queues.Queue
+    by_default = queue._on_queue_feeder_error
+
+    def told(queue: Any, error: Exception, item: Any) -> None:
+        match item:
+            case (number, Reply()):
+                queue.put((number, unsent(error)))
+            case _:
+                by_default(error, item)
+
+    queue._on_queue_feeder_error = told
 
 
 def _stay(_number: int, _frame: FrameType | None) -> None: ...

@@ -160,6 +160,25 @@ def test_a_hanging_worker_is_an_error_after_the_timeout() -> None:
     data.close()
 
 
+class Unsendable(Dataset[Any]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.ones(1, requires_grad=True) * 2 if index == 2 else torch.zeros(1)
+
+
+def test_a_batch_that_cannot_be_pickled_is_an_error_at_once_that_says_why() -> None:
+    data = MapData(Unsendable(), global_batch_size=1, shuffle=False, collate=list, num_workers=1)
+    batches = data.batches(Position(), seed=1)
+    assert len(list(islice(batches, 2))) == 2
+    started = time.monotonic()
+    with pytest.raises(DataError, match=r"could not be sent .* raised RuntimeError: .*requires_grad.*num_workers"):
+        next(batches)
+    assert time.monotonic() - started < 60
+    data.close()
+
+
 def test_signals_for_the_whole_run_do_not_end_the_workers_before_it() -> None:
     data = MapData(range(40), global_batch_size=2, collate=list, num_workers=2)
     batches = data.batches(Position(), seed=1)
