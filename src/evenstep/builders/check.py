@@ -25,7 +25,7 @@ from evenstep.config.schema import Config
 from evenstep.config.schema_lr import AnySchedule
 from evenstep.config.tasks import data_tables, evaluations_of, schedules_of
 from evenstep.config.translate import faults_of, keys_in
-from evenstep.data.batch_sizes import batch_sizes
+from evenstep.data.batch_sizes import batch_sizes, check_micro_batch
 from evenstep.data.mixture import check_windows
 from evenstep.data.sampling import check_curriculum, check_only_for_tokens, check_packed, check_unit
 from evenstep.events import Profile
@@ -155,6 +155,8 @@ def _data(config: Config) -> Iterator[Fault]:
         for name, given in (("global_batch_size", size), ("global_batch_tokens", tokens)):
             if isinstance(given, tuple):
                 yield from faults_of(partial(batch_sizes, name, given, data.batch_size_unit), keys)
+            micro = name.replace("global", "micro")
+            yield from faults_of(partial(check_micro_batch, micro, getattr(data, micro), given), keys)
         sizes, by_tokens = isinstance(size, tuple) or isinstance(tokens, tuple), isinstance(tokens, tuple)
         yield from faults_of(partial(check_unit, data.batch_size_unit, changes=sizes, by_tokens=by_tokens), keys)
         cut_by_tokens = tokens is not None or data.micro_batch_tokens is not None

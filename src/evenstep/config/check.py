@@ -14,7 +14,7 @@ from evenstep.addresses import from_copies
 from evenstep.config.faults import Fault, one_of, quoted, told
 from evenstep.config.schema import CoefficientsTable, CombineTable, Config, MixtureTable
 from evenstep.config.schema_lr import TABLES
-from evenstep.config.tasks import data_tables, evaluations_of, largest
+from evenstep.config.tasks import data_tables, evaluations_of
 
 ONLY_FOR: dict[str, dict[Sequence[object], tuple[str, ...]]] = {
     "parallel.strategy": {
@@ -115,13 +115,6 @@ def _tasks(config: Config) -> Iterator[str]:
 def _data(config: Config) -> Iterator[str]:
     for key, data in data_tables(config).items():
         size, tokens = f"`{key}.micro_batch_size`", f"`{key}.micro_batch_tokens`"
-        for part, given, whole in (
-            (size, data.micro_batch_size, largest(data.global_batch_size)),
-            (tokens, data.micro_batch_tokens, largest(data.global_batch_tokens)),
-        ):
-            if whole is not None and isinstance(given, int) and given > whole:
-                other = part.replace("micro", "global")
-                yield f"{part} must be at most the {other} of {whole}, but is {given}; lower it."
         if data.micro_batch_size == "auto":
             if config.tasks:
                 yield (

@@ -118,3 +118,20 @@ def batch_sizes(name: str, given: object, unit: Unit) -> BatchSizes:
             raise ArgumentError(f"`{name}` must be at least 1, but is {size} from {begin} on; raise it.")
         before = begin
     return BatchSizes(begins=tuple(begin - 1 for begin, _ in pairs), sizes=tuple(size for _, size in pairs), unit=unit)
+
+
+def check_micro_batch(name: str, given: object, whole: int | Sequence[tuple[int, int]] | None) -> None:
+    """Raise ArgumentError for micro-batches that are larger than every global batch: one of the two is wrong.
+
+    Args:
+        name: `micro_batch_size` or `micro_batch_tokens`.
+        given: the limit of that name; what is no number sets none.
+        whole: the global batches are limited so, all alike or by pairs (n, size); None where they are not.
+    """
+    largest = max(size for _, size in whole) if isinstance(whole, Sequence) else whole
+    if isinstance(given, int) and largest is not None and given > largest:
+        other, unit = name.replace("micro", "global"), "tokens" if "tokens" in name else "samples"
+        raise ArgumentError(
+            f"`{name}` must be at most the `{other}` of {largest}, but is {given}; lower it, or raise `{other}`, which "
+            f"is the {unit} of one update over all ranks."
+        )

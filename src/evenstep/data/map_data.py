@@ -60,7 +60,7 @@ class MapData(Data):
             Give this or `global_batch_tokens`.
         global_batch_tokens: the token budget of one update, longest sample × count; or pairs (n, tokens), with n the
             number of an epoch.
-        micro_batch_size: the most samples of a micro-batch; None for no limit.
+        micro_batch_size: the most samples of a micro-batch, not more than of a global batch; None for no limit.
         micro_batch_tokens: the token budget of a micro-batch, longest sample × count; None for no limit.
         lengths: the length of each sample, in tokens, or a function of its index; needed for token budgets.
         batch_size_multiple: batches cut by tokens are rounded down to a multiple of this size, if they are not smaller.

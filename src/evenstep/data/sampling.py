@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenstep.arguments import check_one_of_two, require_count, require_flag, require_word
-from evenstep.data.batch_sizes import BatchSizes, Unit, batch_sizes
+from evenstep.data.batch_sizes import BatchSizes, Unit, batch_sizes, check_micro_batch
 from evenstep.data.batching import cut_by_count, cut_by_sum, cut_by_tokens, group_by_length, pack, shuffle_batches
 from evenstep.data.lengths import Lengths, Oversized, fitting, measure
 from evenstep.data.order import Order, order_of
@@ -106,6 +106,8 @@ class Sampling:
         self.shuffle, self.packed = shuffle, packed
         self.batch_size_multiple = require_count("batch_size_multiple", batch_size_multiple)
         check_one_of_two("global_batch_size", "global_batch_tokens", self.global_batch_size, self.global_batch_tokens)
+        check_micro_batch("micro_batch_size", self.micro_batch_size, self.global_batch_size)
+        check_micro_batch("micro_batch_tokens", self.micro_batch_tokens, self.global_batch_tokens)
         self.sizes: BatchSizes | None = next(iter(pairs.values()), None)
         check_unit(batch_size_unit, changes=bool(pairs), by_tokens="global_batch_tokens" in pairs)
         tokens = self.sizes.sizes if "global_batch_tokens" in pairs and self.sizes else (self.global_batch_tokens,)

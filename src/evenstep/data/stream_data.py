@@ -9,6 +9,7 @@ from typing import Any, cast, final
 
 from evenstep.arguments import require_callable, require_count, require_flag, require_rank
 from evenstep.data.batch import JSON, Microbatch, Position
+from evenstep.data.batch_sizes import check_micro_batch
 from evenstep.data.batching import cut_by_count, share
 from evenstep.data.dataset import fingerprint_of
 from evenstep.data.fetch import DEFAULT_COLLATE, Collate
@@ -42,7 +43,7 @@ class StreamData(IteratedData):
     Args:
         stream: gives samples; or, if `batched`, ready-made batches, each of them a micro-batch.
         global_batch_size: samples of one update, over all ranks; the last of an epoch may be fewer.
-        micro_batch_size: the most samples of a micro-batch; None for no limit.
+        micro_batch_size: the most samples of a micro-batch, not more than of a global batch; None for no limit.
         collate: makes the batch of a list of samples.
         batched: whether the stream gives ready-made batches.
         num_microbatches: ready-made batches of one update, over all ranks; the last of an epoch may be fewer.
@@ -95,7 +96,9 @@ class StreamData(IteratedData):
             )
             require_count("global_batch_size", global_batch_size)
         if micro_batch_size is not None:
-            require_count("micro_batch_size", micro_batch_size)
+            check_micro_batch(
+                "micro_batch_size", require_count("micro_batch_size", micro_batch_size), global_batch_size
+            )
         super().__init__(stream, exact_resume=exact_resume)
         self._global_batch_size = global_batch_size
         self._micro_batch_size = micro_batch_size

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset
 
@@ -83,11 +83,6 @@ def test_a_global_batch_is_one_micro_batch_unless_a_size_says_otherwise() -> Non
     assert batch.microbatches[0].num_samples == 4
 
 
-def test_a_micro_batch_larger_than_the_global_batch_is_the_whole_of_it() -> None:
-    data = MapData(range(10), global_batch_size=4, micro_batch_size=100)
-    assert next(data.batches(Position(), seed=1)).num_microbatches == 1
-
-
 def test_micro_batches_are_numbered_over_all_ranks() -> None:
     data = MapData(range(10), global_batch_size=10, micro_batch_size=2)
     of_ranks = [next(data.batches(Position(), seed=1, rank=rank, ranks=2)) for rank in range(2)]
@@ -106,6 +101,7 @@ def test_micro_batches_are_numbered_over_all_ranks() -> None:
 def test_ranks_together_see_what_one_rank_sees(
     num_samples: int, global_batch_size: int, micro_batch_size: int | None, ranks: int, seed: int
 ) -> None:
+    assume(not micro_batch_size or micro_batch_size <= global_batch_size)
     data = MapData(
         range(num_samples),
         global_batch_size=global_batch_size,
@@ -128,6 +124,8 @@ def test_ranks_together_see_what_one_rank_sees(
 def test_every_cut_sees_every_sample_of_an_epoch_once_and_the_same_ones_per_update(
     num_samples: int, global_batch_size: int, micro_batch_size: int | None, shuffle: bool
 ) -> None:
+    assume(not micro_batch_size or micro_batch_size <= global_batch_size)
+
     def updates(micro: int | None) -> list[list[int]]:
         data = MapData(
             range(num_samples),
@@ -387,6 +385,12 @@ def test_reading_can_go_on_after_a_failure() -> None:
         ({"global_batch_size": 2.5}, "`global_batch_size` must be a whole number, but is 2.5"),
         ({"global_batch_size": True}, "`global_batch_size` must be a whole number, but is True"),
         ({"global_batch_size": 4, "micro_batch_size": -1}, "`micro_batch_size` must be at least 1"),
+        ({"global_batch_size": 4, "micro_batch_size": 5}, "`micro_batch_size` must be at most the `global_batch_size`"),
+        ({"global_batch_size": [(1, 2), (9, 4)], "micro_batch_size": 5}, "`global_batch_size` of 4, but is 5; lower"),
+        (
+            {"global_batch_tokens": 8, "micro_batch_tokens": 9, "lengths": [1, 1, 1]},
+            "`global_batch_tokens` of 8, but is 9; .* the tokens of one update over all ranks",
+        ),
         ({"global_batch_tokens": 4}, "`lengths` must be given with a token budget"),
         ({"global_batch_size": 4, "lengths": [1] * 10}, "`lengths` is for batches by tokens"),
         ({"global_batch_size": 4, "batch_size_multiple": 8}, "`batch_size_multiple` is for"),

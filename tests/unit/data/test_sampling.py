@@ -3,7 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from evenstep.data.order import order
@@ -81,6 +81,7 @@ def test_micro_batches_of_an_epoch_hold_every_sample_once_within_every_budget(
     multiple: int,
     epoch: int,
 ) -> None:
+    assume(micro_batch_tokens <= global_batch_tokens)
     sampling = Sampling(
         num_samples=len(lengths),
         global_batch_tokens=global_batch_tokens,
@@ -111,6 +112,7 @@ def test_micro_batches_of_an_epoch_hold_every_sample_once_within_every_budget(
 def test_packed_batches_take_the_samples_in_their_order_while_the_sum_of_their_tokens_is_within_the_budget(
     lengths: list[int], global_batch_tokens: int, micro_batch_tokens: int, micro_batch_size: int | None
 ) -> None:
+    assume(micro_batch_tokens <= global_batch_tokens)
     sampling = Sampling(
         num_samples=len(lengths),
         global_batch_tokens=global_batch_tokens,

@@ -4,7 +4,7 @@ from itertools import count, islice
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -177,6 +177,8 @@ def test_the_stream_is_told_of_each_epoch() -> None:
 def test_a_stream_with_state_resumes_at_every_position_without_replay(
     length: int, global_batch_size: int, micro_batch_size: int | None, skip: int, stream_type: type[Counting]
 ) -> None:
+    assume(not micro_batch_size or micro_batch_size <= global_batch_size)
+
     def data(stream: Counting) -> StreamData:
         return by_samples(stream, global_batch_size, micro_batch_size=micro_batch_size)
 
@@ -305,6 +307,7 @@ def test_a_rank_that_would_get_nothing_is_refused() -> None:
         ({}, "`global_batch_size` must be a whole number, but is None"),
         ({"global_batch_size": 0}, "`global_batch_size` must be at least 1"),
         ({"global_batch_size": 4, "micro_batch_size": 0}, "`micro_batch_size` must be at least 1"),
+        ({"global_batch_size": 4, "micro_batch_size": 5}, "`micro_batch_size` must be at most the `global_batch_size`"),
         ({"global_batch_size": 4, "num_microbatches": 2}, "`num_microbatches` does nothing for a stream of samples"),
         ({"batched": True, "global_batch_size": 4}, "`global_batch_size` does nothing with ready-made batches"),
         ({"batched": True, "micro_batch_size": 4}, "`micro_batch_size` does nothing with ready-made batches"),

@@ -32,7 +32,7 @@ REDUCTIONS = {"a": "weight", "b": "mean", "c": "sum"}
 
 def mixture(several: Any, micro: int = 2, **more: Any) -> Mixture:
     sets = {
-        name: MapData(several.samples(24, seed), global_batch_size=size, micro_batch_size=micro)
+        name: MapData(several.samples(24, seed), global_batch_size=size, micro_batch_size=min(micro, size))
         for seed, (name, size) in enumerate(SIZES.items())
     }
     return Mixture(sets, **more)

@@ -62,7 +62,9 @@ def seen(output: Tensor, batch: Any) -> dict[str, Any]:
 def mixture(several: Any, count: int, *, micro: int = 2, **more: Any) -> Mixture:
     return Mixture(
         {
-            name: MapData(several.samples(count, seed), global_batch_size=size, micro_batch_size=micro, shuffle=False)
+            name: MapData(
+                several.samples(count, seed), global_batch_size=size, micro_batch_size=min(micro, size), shuffle=False
+            )
             for seed, (name, size) in enumerate(SIZES.items())
         },
         **more,

@@ -43,7 +43,9 @@ BATCHES = {"a": 6, "b": 4}
 def mixture(several: Any, *, micro: int = 2, repeats: dict[str, int] | None = None, count: int = 24) -> Mixture:
     return Mixture(
         {
-            name: MapData(several.samples(count, seed), global_batch_size=size, micro_batch_size=micro, shuffle=False)
+            name: MapData(
+                several.samples(count, seed), global_batch_size=size, micro_batch_size=min(micro, size), shuffle=False
+            )
             for seed, (name, size) in enumerate(BATCHES.items())
         },
         mixing=AllTasks(repeats=repeats),

@@ -58,7 +58,7 @@ def trainer_of(model: nn.Module, data: Any, *, micro: int, late: bool = False, l
         model=model,
         task=more.pop("task", None) or Weighted(late),
         optimizer=torch.optim.SGD(model.parameters(), lr=lr, momentum=0.5, fused=fused),
-        data=MapData(data, global_batch_size=size, micro_batch_size=micro, shuffle=False),
+        data=MapData(data, global_batch_size=size, micro_batch_size=min(micro, size), shuffle=False),
         device="cpu",
         **more,
     )
