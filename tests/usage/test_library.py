@@ -245,6 +245,14 @@ def test_without_folder_and_watcher_python_s_logger_tells_incidents_unless_write
     assert not train(Logging(writers=()))
 
 
+def test_data_that_were_given_a_number_of_epochs_are_not_taken_for_a_generator(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    trainer_of(data=MapData(PAIRS, global_batch_size=4, num_epochs=1), updates=3).train()
+    [said] = [record.getMessage() for record in caplog.records if "the data ended after 2 updates" in record.message]
+    assert "as a `MapData` with `num_epochs` does. Leave that out" in said
+
+
 def test_what_a_clock_has_measured_is_no_part_of_the_state(tmp_path: Path) -> None:
     states = []
     for folder in (tmp_path / "a", None):

@@ -216,9 +216,12 @@ class Loop:
         self.feed.ended = True
         if self.updates is not None or progress.position.epoch < cast("int", self.epochs):
             wanted = f"{self.epochs} epochs" if self.updates is None else f"{self.updates} updates"
+            why = "can be iterated only once, as a generator. Give an object whose `__iter__` begins anew, or"
+            if self.feed.data.knows_length:
+                why = "end there, as a `MapData` with `num_epochs` does. Leave that out, or"
             message = (
-                f"the data ended after {progress.update} updates, before the {wanted} that were asked for: they can be "
-                f"iterated only once, as a generator. Give an object whose `__iter__` begins anew, or ask for fewer."
+                f"the data ended after {progress.update} updates, before the {wanted} that were asked for: they {why} "
+                f"ask for fewer."
             )
             self.reporter.report(Incident(kind="data_ended", update=progress.update, message=message))
 
