@@ -278,7 +278,7 @@ def _check_task(name: str, data: Data) -> None:
 
 
 def check_windows(windows: Windows, tasks: Sequence[str]) -> None:
-    """Raise ArgumentError for updates between which no task of `tasks` can take part."""
+    """Raise ArgumentError for updates between which a task, or any of `tasks`, can't take part."""
     check_known("windows", windows, tasks)
     for name, window in windows.items():
         several = isinstance(cast("object", window), tuple | list) and len(window) == 2
@@ -292,3 +292,23 @@ def check_windows(windows: Windows, tasks: Sequence[str]) -> None:
             raise ArgumentError(
                 f"`windows` of task `{name}` must end at its first update, {first}, or later, but ends at {last}."
             )
+    end, last_of = 0, ""  # until where no update is without a task, and the task that ends there
+    for name, (first, last) in sorted(((name, windows.get(name, (1, None))) for name in tasks), key=_first):
+        if first > end + 1 and not end:
+            raise ArgumentError(
+                f"no task takes part in the first update: task `{name}` is the first to begin, at update {first}; let "
+                f"one begin at update 1."
+            )
+        if first > end + 1:
+            raise ArgumentError(
+                f"`windows` of task `{last_of}` must end at update {first - 1} or later, since no other task begins "
+                f"before update {first}, but ends at {end}; else no task takes part in between."
+            )
+        if last is None:
+            break
+        if last > end:
+            end, last_of = last, name
+
+
+def _first(named: tuple[str, tuple[int, int | None]]) -> int:
+    return named[1][0]

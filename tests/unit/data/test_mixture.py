@@ -187,6 +187,11 @@ def test_the_fingerprint_tells_mixtures_apart() -> None:
         (lambda: Mixture(tasks(), end="stop"), "`end` must be"),
         (lambda: Mixture(tasks(), windows={"d": (1, 2)}), "`windows` names task `d`, but the mixture has a, b, c"),
         (lambda: Mixture(tasks(), windows={"a": (3, 2)}), "`windows` of task `a` must end at its first update, 3"),
+        (
+            lambda: Mixture(tasks(), windows={"a": (1, 2), "b": [5, None], "c": (1, 1)}),
+            "`windows` of task `a` must end at update 4 or later, .* but ends at 2",
+        ),
+        (lambda: Mixture(tasks(a=4), windows={"a": (3, None)}), "task `a` is the first to begin, at update 3"),
         (lambda: Mixture(tasks(), mixing=AllTasks(repeats={"d": 2})), "`repeats` names task `d`"),
         (lambda: AllTasks(repeats={"a": 0}), "`repeats` of task `a` must be a whole number"),
         (lambda: Mixture(tasks(), mixing=Sampled(weights={"a": 1.0})), "`weights` of task `b` must be given"),
