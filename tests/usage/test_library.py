@@ -35,6 +35,7 @@ from evenstep import (
     Logging,
     Loss,
     MapData,
+    Reading,
     Skip,
     Stop,
     StreamData,
@@ -251,6 +252,21 @@ def test_data_that_were_given_a_number_of_epochs_are_not_taken_for_a_generator(
     trainer_of(data=MapData(PAIRS, global_batch_size=4, num_epochs=1), updates=3).train()
     [said] = [record.getMessage() for record in caplog.records if "the data ended after 2 updates" in record.message]
     assert "as a `MapData` with `num_epochs` does. Leave that out" in said
+
+
+class Unreadable(Dataset[Any]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return PAIRS[index if index != 3 else 99]
+
+
+def test_samples_that_an_evaluation_leaves_out_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    data = MapData(Unreadable(), global_batch_size=4, shuffle=False, reading=Reading(skip_failing=True))
+    trainer_of(evaluations=data).train()
+    [said] = [record.getMessage() for record in caplog.records if record.name == "evenstep"]
+    assert said.startswith("left out: sample 3 of the dataset raised IndexError")
 
 
 def test_what_a_clock_has_measured_is_no_part_of_the_state(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from evenstep.data import Data, Microbatch, Position
 from evenstep.errors import DataError, LostRankError, TaskError
 from evenstep.events import Incident, Record
 from evenstep.train.checks.loss import Guard
+from evenstep.train.reporter import data_incidents
 from evenstep.train.side_effects import evaluating
 from evenstep.train.tasks.task import evaluates_itself
 from evenstep.train.update.context import TrainContext
@@ -33,6 +34,7 @@ class Evaluation:
         name: of the set, the prefix of its metrics: "valid" gives "valid/loss".
         below: what stands between that and the metrics' own names: "parameters/" gives "valid/parameters/loss".
         data: evaluated for one epoch, whole, in its own order.
+        report: told of incidents, such as samples that could not be read.
         guard: looks whether losses are sums, of tasks that were not trained before.
     """
 
@@ -53,6 +55,7 @@ class Evaluation:
         self._model = model
         self._context = context
         self._execution = execution
+        self._report = report
         self._recovery = Recovery(execution=execution, context=context, report=report, evaluation=name)
         self._guard = guard
         self._own = [task for task, one in context.tasks.items() if evaluates_itself(one)]
@@ -100,6 +103,8 @@ class Evaluation:
                         f"the evaluation '{self._name}' found the model in training mode; something has called "
                         f"`train()` on it meanwhile."
                     )
+                for incident in data_incidents(batch, update, self._execution.group.rank):
+                    self._report(incident)
                 self._guard(batch, besides=self._own)
                 weights = weigh(context.tasks, batch, reducers.group)
                 for name in weights.totals:  # one task after the other, on all ranks

@@ -56,16 +56,7 @@ class Reporter:
 
     def data_faults(self, batch: GlobalBatch, update: int) -> None:
         """Report what went wrong on this rank while `batch` was fetched for `update`."""
-        for fault in batch.faults:
-            incident = Incident(
-                kind="loader",
-                update=update,
-                message=fault.message,
-                details={"skipped_samples": fault.num_skipped},
-                rank=self._group.rank,
-                samples=tuple(fault.samples),
-                traceback=fault.details,
-            )
+        for incident in data_incidents(batch, update, self._group.rank):
             self.report(incident)
 
     def changed(self, said: Sequence[str], update: int) -> None:
@@ -107,6 +98,22 @@ class Reporter:
         for incident in self._stragglers.found([busy for _, _, busy, _ in everybody], update):
             self.report(incident)
         return only_extremes([theirs for theirs, _, _, _ in everybody])
+
+
+def data_incidents(batch: GlobalBatch, update: int, rank: int) -> list[Incident]:
+    """What went wrong on this `rank` while `batch` was fetched."""
+    return [
+        Incident(
+            kind="loader",
+            update=update,
+            message=fault.message,
+            details={"skipped_samples": fault.num_skipped},
+            rank=rank,
+            samples=tuple(fault.samples),
+            traceback=fault.details,
+        )
+        for fault in batch.faults
+    ]
 
 
 def failed(error: BaseException, group: Group, update: int) -> Incident:
