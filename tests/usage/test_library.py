@@ -44,6 +44,7 @@ from evenstep import (
 )
 from evenstep.checkpoint import complete_checkpoints, read_checkpoint
 from evenstep.cli.training import _train
+from evenstep.data import FirstBatches
 from evenstep.errors import ArgumentError, EvenstepError, HookError, TaskError
 from evenstep.events import ConsoleWriter, CsvWriter, JsonlWriter, Save
 from evenstep.exits import EXIT_DONE
@@ -252,6 +253,17 @@ def test_data_that_were_given_a_number_of_epochs_are_not_taken_for_a_generator(
     trainer_of(data=MapData(PAIRS, global_batch_size=4, num_epochs=1), updates=3).train()
     [said] = [record.getMessage() for record in caplog.records if "the data ended after 2 updates" in record.message]
     assert "as a `MapData` with `num_epochs` does. Leave that out" in said
+
+
+def test_a_stream_that_is_trained_and_evaluated_on_at_once_is_refused() -> None:
+    stream = iter(PAIRS)
+    with pytest.raises(ArgumentError, match=r"'valid' reads the stream that `data` reads, .* of its own"):
+        trainer_of(
+            data=StreamData(stream, global_batch_size=4),
+            evaluations=FirstBatches(StreamData(stream, global_batch_size=4), 1),
+        )
+    sets = {"valid": StreamData(PAIRS, global_batch_size=4)}  # which begins anew for each
+    assert trainer_of(data=StreamData(PAIRS, global_batch_size=4), evaluations=sets).train().update == 4
 
 
 class Unreadable(Dataset[Any]):

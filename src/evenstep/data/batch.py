@@ -190,6 +190,11 @@ class Data(ABC):
         """Whether `state_dict` is of this rank alone, and each rank must go on with its own."""
         return False
 
+    @property
+    def has_one_reader(self) -> object:
+        """What it reads, if that knows its own place and so must not be read by others meanwhile; else None."""
+        return None
+
     def to_cut_finer(self, samples: int) -> str:
         """What to write so that its micro-batches are of at most so many samples, for messages."""
         return f"make micro-batches of at most {samples} samples each"

@@ -121,6 +121,10 @@ class IteratedData(Data):
         """Whether the stream has `state_dict` and `load_state_dict`."""
         return self._stateful is not None
 
+    @property
+    def has_one_reader(self) -> object:
+        return self._stream if self._stateful is not None or isinstance(self._stream, Iterator) else None
+
     def try_resume(self) -> str:
         """Save, read on, go back and read again: whether the stream's state says all, on its first items.
 

@@ -68,6 +68,10 @@ class WrappedData(Data):
     def state_is_of_rank(self) -> bool:
         return self.data.state_is_of_rank
 
+    @property
+    def has_one_reader(self) -> object:
+        return self.data.has_one_reader
+
     def to_cut_finer(self, samples: int) -> str:
         return self.data.to_cut_finer(samples)
 

@@ -40,6 +40,11 @@ def check_tasks(
         _check_names("`data`", data.tasks, by_name)
     for name, one in evaluations.items():
         _check_names(f"the evaluation '{name}'", one.tasks, by_name)
+        if data is not None and one.has_one_reader is not None and one.has_one_reader is data.has_one_reader:
+            raise ArgumentError(
+                f"the evaluation '{name}' reads the stream that `data` reads, a {type(one.has_one_reader).__name__}, "
+                f"and each would go on where the other has stopped; give it a stream of its own."
+            )
     for name, task in by_name.items():
         _check_methods(type(task))
         _check_members(task)
