@@ -16,9 +16,10 @@ SAMPLES = [(torch.randn(6, generator=torch.Generator().manual_seed(n)), torch.te
 
 class Classify(evenstep.Task):
     def __init__(self, reduction: str) -> None:
-        self.how = reduction
+        self.how, self.calls = reduction, 0
 
     def loss(self, output: Any, batch: Any) -> Any:
+        self.calls += 1  # which is looked at
         return F.cross_entropy(output, batch[1], reduction=self.how)
 
 
@@ -27,7 +28,7 @@ def layers() -> list[nn.Module]:
     return [nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2)), nn.Sequential(nn.Tanh(), nn.Linear(8, 3))]
 
 
-def train(name: str, reduction: str, check_loss: bool) -> tuple[str, float]:
+def train(name: str, reduction: str, check_loss: bool, size: int = 12) -> tuple[str, float]:
     """The digest of the parameters after two updates, and the last loss."""
     group = group_of_ranks()
     if name == "stages":
@@ -40,7 +41,7 @@ def train(name: str, reduction: str, check_loss: bool) -> tuple[str, float]:
         model=model,
         task=Classify(reduction),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        data=evenstep.MapData(SAMPLES, global_batch_size=12, micro_batch_size=4),
+        data=evenstep.MapData(SAMPLES, global_batch_size=size, micro_batch_size=4),
         updates=2,
         device="cpu",
         strategy=strategy,

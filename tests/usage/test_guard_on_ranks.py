@@ -19,3 +19,9 @@ def test_a_run_that_passes_has_the_bits_of_one_without_the_guard(strategy: str) 
     looked = on_ranks(2, programs.train, strategy, "sum", True)
     assert not any(isinstance(one, Failed) for one in looked), looked
     assert looked == on_ranks(2, programs.train, strategy, "sum", False)
+
+
+def test_a_shard_without_a_micro_batch_takes_part_when_attributes_are_looked_at() -> None:
+    ended = on_ranks(2, programs.train, "fsdp", "sum", True, 4)
+    assert not any(isinstance(one, Failed) for one in ended), ended
+    assert ended == on_ranks(2, programs.train, "fsdp", "sum", False, 4)

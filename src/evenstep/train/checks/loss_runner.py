@@ -110,7 +110,8 @@ class LossRunner:
         execution = self.execution
         weights = Weights.of_forwards(name, work, num_microbatches=len(work))
         dummy = partial(MicrobatchStep.dummy, self._silent(name, _LossRecorder(self.context.tasks[name])))
-        execution.pad_passes(work, dummy, backward=False, kind=f"check {name}")
+        with torch.set_grad_enabled(derives):  # as what others run meanwhile
+            execution.pad_passes(work, dummy, backward=False, kind=f"check {name}")
         context, values = self._silent(name, recorder), LossValues()
         try:
             with torch.set_grad_enabled(derives), MicrobatchStep(context, weights, path=(path,)) as step:
