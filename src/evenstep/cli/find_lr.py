@@ -13,13 +13,15 @@ from evenstep.cli.check import staying
 from evenstep.cli.starting import start_ranks
 from evenstep.config.check import given_for
 from evenstep.config.sources import settings_of
+from evenstep.config.translate import said_with
 from evenstep.errors import ConfigError
 from evenstep.exits import EXIT_DONE
 from evenstep.train import FoundLr, find_lr
+from evenstep.train.tryouts.lr_finder import check_range
 
 _WIDTH = 40  # of the bars
 _ROWS = 25
-_FEWEST = 3
+_SAID = {"lowest": "--lowest", "highest": "--highest", "updates": "--tries"}
 
 
 def run(
@@ -56,9 +58,9 @@ def _numbers(options: dict[str, str | None]) -> dict[str, Any]:
     """The arguments of `find_lr`.
 
     Raises:
-        ConfigError: an option that is no number.
+        ConfigError: an option that is no number, or out of its range.
     """
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = {"lowest": 1e-7, "highest": 1.0, "updates": 100}
     for name, text in options.items():
         if text is not None:
             kind, what = (int, "a whole number") if name == "tries" else (float, "a number")
@@ -66,8 +68,8 @@ def _numbers(options: dict[str, str | None]) -> dict[str, Any]:
                 given["updates" if name == "tries" else name] = kind(text)
             except ValueError:
                 raise ConfigError([f"`--{name}` must be {what}, but is {text!r}; write it so."]) from None
-    if given.get("updates", _FEWEST) < _FEWEST:
-        raise ConfigError([f"`--tries` must be at least {_FEWEST}, but is {given['updates']}; 100 is usual."])
+    with said_with(_SAID):
+        check_range(**given)
     return given
 
 

@@ -208,11 +208,17 @@ class LearningRates:
     def _refuse(self, number: int, update: int) -> None:
         now = float(self._optimizer.param_groups[number]["lr"])
         was = self._bases[number] * self._factor(one := self._of_groups[number], max(update - 1, self.begun_at + 1))
+        if isinstance(one, _Swept):
+            sets, do = "`find_lr`", "Let tasks leave rates alone while rates are tried."
+        else:
+            sets = f"the `lr_schedule` {type(one).__name__}"
+            do = (
+                "Leave `lr_schedule` out to set rates in hooks or by torch's schedulers, or write the change as an "
+                "`LrSchedule`."
+            )
         raise ArgumentError(
-            f"the learning rate of group {number} of the optimizer is {now:g} before update {update}, but the "
-            f"`lr_schedule` {type(one).__name__} sets it in every update (it was about {was:g}), so that "
-            f"value would have no effect. Leave `lr_schedule` out to set rates in hooks or by torch's schedulers, or "
-            f"write the change as an `LrSchedule`."
+            f"the learning rate of group {number} of the optimizer is {now:g} before update {update}, but {sets} sets "
+            f"it in every update (it was about {was:g}), so that value would have no effect. {do}"
         )
 
 

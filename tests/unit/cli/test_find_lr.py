@@ -24,15 +24,17 @@ def test_rates_are_tried_and_one_is_suggested_and_nothing_is_written(evenstep: R
     ("arguments", "says"),
     [
         (["--tries", "many"], "`--tries` must be a whole number, but is 'many'"),
-        (["--tries", "2"], "`--tries` must be at least 3, but is 2"),
+        (["--tries", "2"], "`--tries` must be a whole number of at least 3, but is 2; 100 is usual"),
         (["--lowest", "tiny"], "`--lowest` must be a number, but is 'tiny'"),
-        (["--lowest", "2"], "`lowest` and `highest` must be learning rates above 0"),
+        (["--lowest", "2"], "`--highest` must be a learning rate above the `--lowest` of 2.0, but is 1.0 (1.0 where"),
+        (["--lowest", "nan"], "`--lowest` must be a learning rate above 0, but is nan"),
+        (["--highest=-1"], "`--highest` must be a learning rate above the `--lowest` of 1e-07, but is -1.0"),
         (["--parallel.pipeline", "2"], "add `--parallel.pipeline 1`"),
     ],
 )
 def test_what_cannot_be_is_refused(evenstep: Run, recipe: Path, arguments: list[str], says: str) -> None:
     done = evenstep("find-lr", "run.toml", *arguments)
-    assert done.code != 0 and says in done.err
+    assert done.code == 2 and says in done.err
 
 
 def test_the_advice_of_a_run_in_stages_takes_all_of_them_away(evenstep: Run, recipe: Path) -> None:

@@ -142,7 +142,7 @@ def test_hooks_hear_nothing_of_it() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"lowest": 1.0, "highest": 0.1}, "`lowest` and `highest` must be learning rates"),
+        ({"lowest": 1.0, "highest": 0.1}, "`highest` must be a learning rate above the `lowest` of 1"),
         ({"lowest": 0.0}, "above 0"),
         ({"updates": 2}, "`updates` must be a whole number of at least 3"),
         ({"divergence": 1.0}, "`divergence` must be above 1"),
@@ -162,6 +162,19 @@ def test_a_stream_that_cannot_go_back_is_refused() -> None:
 def test_too_few_updates_before_it_diverges_are_refused() -> None:
     with pytest.raises(ArgumentError, match="from three updates at least, but only"):
         find_lr(line(), lowest=1e6, highest=1e9)
+
+
+def test_a_task_that_sets_the_rate_meanwhile_is_told_who_else_sets_it() -> None:
+    trainer = line()
+
+    class Warm(Square):
+        def loss(self, output: Tensor, batch: Any) -> Tensor:
+            trainer.optimizer.param_groups[0]["lr"] = 3.0
+            return super().loss(output, batch)
+
+    trainer = trainer_of(task=Warm())
+    with pytest.raises(ArgumentError, match=r"but `find_lr` sets it in every update .* Let tasks leave rates alone"):
+        find_lr(trainer)
 
 
 def test_nothing_is_suggested_where_losses_only_differ_by_chance() -> None:

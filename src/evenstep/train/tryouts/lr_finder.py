@@ -54,7 +54,8 @@ class FoundLr:
 
 def search(loop: "Loop", *, lowest: float, highest: float, updates: int, divergence: float) -> FoundLr:
     """The same for the loop of a trainer that does not train."""
-    _check(loop, lowest, highest, updates, divergence)
+    check_range(lowest=lowest, highest=highest, updates=updates, divergence=divergence)
+    _check(loop)
     engine = loop.engine
     loop.settle_between_updates()
     begin, ratio = engine.progress.update, highest / lowest
@@ -76,7 +77,8 @@ def search(loop: "Loop", *, lowest: float, highest: float, updates: int, diverge
     if len(losses) < 3:
         raise ArgumentError(
             f"the learning rate is found from three updates at least, but only {len(losses)} could be made before the "
-            f"loss was above {divergence:g} times its smallest or the data ended; lower `lowest`, or raise `updates`."
+            f"loss was above {divergence:g} times its smallest or the data ended; begin at a lower rate, or try "
+            f"more updates."
         )
     rates = tuple(rate_of(begin + 1 + number) for number in range(len(losses)))
     return FoundLr(rates=rates, losses=tuple(losses), suggestion=_steepest(rates, losses))
@@ -138,17 +140,23 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().clone()
 
 
-def _check(loop: "Loop", lowest: float, highest: float, updates: int, divergence: float) -> None:
+def check_range(*, lowest: float, highest: float, updates: int, divergence: float = 4.0) -> None:
+    """Raise ArgumentError for numbers that `find_lr` can't try rates by."""
     for name, value in (("lowest", lowest), ("highest", highest), ("divergence", divergence)):
         require_number(name, value)
-    if not 0 < lowest < highest < math.inf:
+    if not 0 < lowest < math.inf:
+        raise ArgumentError(f"`lowest` must be a learning rate above 0, but is {lowest}; 1e-7 is usual.")
+    if not lowest < highest < math.inf:
         raise ArgumentError(
-            f"`lowest` and `highest` must be learning rates above 0, the one below the other, but are {lowest} and "
-            f"{highest}; 1e-7 and 1 are usual."
+            f"`highest` must be a learning rate above the `lowest` of {lowest}, but is {highest} (1.0 where it is not "
+            f"given); raise it, or give a lower `lowest`."
         )
     require_whole("updates", updates, at_least=3, advice="100 is usual")
     if not 1 < divergence < math.inf:
         raise ArgumentError(f"`divergence` must be above 1, but is {divergence}; 4 is usual.")
+
+
+def _check(loop: "Loop") -> None:
     if isinstance(loop.engine.model, PipelineModel):
         raise ArgumentError(
             "`find_lr` puts back a state that each rank can hold whole, but the model is in stages; try it without "
