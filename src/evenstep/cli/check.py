@@ -27,6 +27,7 @@ from evenstep.builders import (
     open_run,
     ranks_of,
 )
+from evenstep.builders.check import refused
 from evenstep.checkpoint import Mirror, UnreadableError, complete_checkpoints, pack, patiently, step_update
 from evenstep.checkpoint.folders import without_manifest
 from evenstep.cli.folder import OWN, folder_of, has_saved, where_to_begin
@@ -106,9 +107,9 @@ def _beside(refusal: EvenstepError | None) -> Generator[None]:
 
 
 def _of_folder(path: Path, settings: Sequence[Setting]) -> list[str]:
-    """The same beside faults of the configuration, where these leave it open which folder is meant."""
-    config, faults = read(path, settings)
-    if any(key in OWN for fault in faults for key in fault.about):
+    """The same beside faults of the configuration, unless these are of where the folder and its copies are."""
+    config, invalid = read(path, settings)
+    if any(key in (*OWN, "checkpoint.mirror") for fault in (*invalid, *refused(config)) for key in fault.about):
         return []
     refusal = _refusal(config, folder_of(config))
     return [] if refusal is None else [str(refusal)]

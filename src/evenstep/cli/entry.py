@@ -299,15 +299,20 @@ def _dispatch(arguments: list[str], *, leaves: bool) -> int:
     if twice:
         raise ConfigError([f"`{name}` is given twice; leave one out." for name in twice])
     _check_settings(options.command, settings)
-    paths: str | list[str] = getattr(options, "path", "")
-    for path in [paths] if isinstance(paths, str) else paths:
+    paths: str | list[str] | None = getattr(options, "path", None)
+    for path in [paths] if isinstance(paths, str) else paths or []:
+        if not path and command.path is not None:
+            raise ConfigError([_empty(f"evenstep {options.command}", command.path[0])])
         check_here(path)
+    for option in command.options:
+        if getattr(options, option.name.replace("-", "_")) == "":
+            raise ConfigError([_empty(f"--{option.name}", option.value)])
     with ending(leaves=leaves) if command.trains else nullcontext():
         with not_swallowed():
             run = cast("Callable[..., int]", import_module(f"evenstep.cli.{command.module}").run)
         names = [option.name.replace("-", "_") for option in command.options]
         own_options = {name: getattr(options, name) for name in names}
-        return run(paths, settings, **own_options)
+        return run(paths or "", settings, **own_options)
 
 
 def _no_command(given: str) -> str:
@@ -317,6 +322,11 @@ def _no_command(given: str) -> str:
     close = [f"train {given}"] if given.endswith(".toml") else get_close_matches(given, COMMANDS, n=1)
     advice = f"did you mean `evenstep {close[0]}`?" if close else f"there are {', '.join(COMMANDS)}."
     return f"`{given}` is not a command; {advice}"
+
+
+def _empty(asks: str, value: str | None) -> str:
+    """What to say of an empty text, which as a path would be the folder that one is in."""
+    return f"`{asks}` is given an empty text for {value}, as where a variable of the shell is not set; give its value."
 
 
 def _not_taken(name: str, given: Sequence[str]) -> str:
@@ -408,7 +418,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         if command.path is not None:
             nargs = "?" if command.path_may_lack else "+" if command.several_paths else None
-            sub.add_argument("path", metavar=command.path[0], help=command.path[1], nargs=nargs, default="")
+            sub.add_argument("path", metavar=command.path[0], help=command.path[1], nargs=nargs)
         if command.settings is not None:
             path = command.path[0] if command.path else ""
             given = [f"[{path}]" if command.path_may_lack else path] if path else []

@@ -94,6 +94,12 @@ _LEFT_OUT = {
 }
 
 
+def _folders(config: Config) -> Iterator[str]:
+    for key, value, here in (("runs", config.runs, "the current one"), ("recipe", config.recipe, "that of this file")):
+        if not value:
+            yield f'`{key}` must be a folder, but is ""; name it, `.` for {here}.'
+
+
 def _tasks(config: Config) -> Iterator[str]:
     for key, given, what in (("task", config.task, "what a batch means"), ("data", config.data, "what is trained on")):
         if config.tasks and given is not None:
@@ -207,6 +213,7 @@ def _resume(config: Config) -> Iterator[str]:
 
 
 _RULES: Sequence[Callable[[Config], Iterator[str]]] = (
+    _folders,
     _resume,
     _reset,
     _init_from,

@@ -172,4 +172,4 @@ def test_a_mirror_is_tried_and_a_copy_that_would_be_fetched_is_gone_on_from(even
     unknown = evenstep("check", "run.toml", "--checkpoint.mirror", "nowhere://copies")
     assert "`mirror` must be an address that fsspec knows" in unknown.err
     fault = evenstep("check", "run.toml", "--checkpoint.mirror", "copies")
-    assert (fault.code, "`checkpoint.mirror` must be an address such as" in fault.err) == (2, True)
+    assert (fault.code, "evenstep: `checkpoint.mirror` must be an address such as" in fault.err) == (2, True)

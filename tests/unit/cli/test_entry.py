@@ -94,6 +94,13 @@ def test_it_tells_its_version(evenstep: Run) -> None:
         (["train", "rnu.toml"], "there is no file rnu.toml; did you mean run.toml?"),
         (["train", "run.toml", "--seed", "1", "--seed", "2"], "`--seed` is given twice, 1 and 2; leave one out."),
         (["plan", "--ranks", "4", "--ranks=8"], "`--ranks` is given twice, 4 and 8; leave one out."),
+        (
+            ["resume", ""],
+            "`evenstep resume` is given an empty text for RUN_FOLDER, as where a variable of the shell is",
+        ),
+        (["report", "runs/a", ""], "`evenstep report` is given an empty text for RUN_FOLDER"),
+        (["plan", ""], "`evenstep plan` is given an empty text for RUN.toml"),
+        (["export", "runs/a", "--to="], "`--to` is given an empty text for FILE"),
         (["inspect", "a", "--diff", "b", "--diff", "c"], "`--diff` is given twice; leave one out."),
     ],
 )

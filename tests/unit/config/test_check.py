@@ -34,6 +34,8 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
             "",
             "`data.micro_batch_size` must be at most the `data.global_batch_size` of 8, but is 9",
         ),
+        (["--runs", ""], "", '`runs` must be a folder, but is ""; name it, `.` for the current one.'),
+        (["--recipe", ""], "", '`recipe` must be a folder, but is ""; name it, `.` for that of this file.'),
         (["--data.oversized", "skip"], "", "`data.oversized` is for batches by tokens"),
         (["--data.curriculum_epochs", "1", "--data.shuffle", "false"], "", "`data.curriculum_epochs` is how many"),
         (
