@@ -37,7 +37,7 @@ OURS = {
     "writers": "logger loggers report_to log_with writer tensorboard wandb enable_progress_bar disable_tqdm "
     "progress_bar visualizer vis_backends",
     "every_updates": f"{LOGS} {SAVES} {EVALUATES} every_n_steps every_steps "
-    "global_sync_iter localsgd_frequency sync_every update_every_n_steps",
+    "global_sync_iter localsgd_frequency sync_every update_every_n_steps interval period freq frequency every",
     "every_epochs": f"every_n_epochs {EVALUATES_BY_EPOCH} save_every_n_epochs save_interval validate_interval "
     f"save_period",
     "every_minutes": "train_time_interval",
@@ -45,7 +45,8 @@ OURS = {
     "keep_last": "save_total_limit total_limit keep_last_epochs keep_interval_updates keep_last_n_checkpoints n_saved "
     "save_num_checkpoints_to_keep max_keep_ckpts max_to_keep checkpoint_hist",
     "folder": "default_root_dir output_dir project_dir save_dir run_dir logging_dir log_dir root_dir checkpoint_dir "
-    "dirpath out_dir path run_name save_folder work_dir project exp_name experiment_name out_folder",
+    "dirpath out_dir path run_name save_folder work_dir project exp_name experiment_name out_folder dump_folder "
+    "logdir dir",
     "lr_schedule": "scheduler schedulers lr_scheduler lr_schedulers lr_scheduler_type warmup warmup_steps "
     "warmup_ratio num_warmup_steps schedule lr_scheduler_kwargs scale_schedule_ratio step_schedulers_every_batch "
     "step_scheduler_with_optimizer param_scheduler sched sched_kwargs sched_on_updates lr_config cos_lr lrf "
@@ -366,6 +367,131 @@ _WRITE = (
 """Names, ours or another trainer's, and what to do where the constructor has nothing of the kind."""
 
 WRITE = {word: write for words, write in _WRITE for word in words.split()}
+
+_EITHER = "set `{0}.every_updates` or `{0}.every_epochs`"
+_OF_THE_MODEL = "give it to the model, in `model.args`"
+KEYS: dict[str, str] = {
+    word: answer
+    for answer, words in {
+        "seed": "seed_everything",
+        "optimizer.lr": "learning_rate base_lr max_lr peak_lr lr0",
+        "optimizer.name": "optim optimizer_name",
+        "optimizer.args": "optim_args opt_kwargs optim_kwargs",
+        "optimizer.args.betas": "adam_beta1 adam_beta2 adam_betas beta1 beta2",
+        "optimizer.args.eps": "adam_epsilon adam_eps epsilon",
+        "optimizer.groups": "optim_target_modules paramwise_cfg no_decay",
+        "lr_schedule.kind": "lr_scheduler_type decay_type scheduler_name",
+        "lr_schedule.warmup_updates": "warmup_steps num_warmup_steps warmup_iters t_warmup num_warmup_updates warmup",
+        "set `lr_schedule.warmup_updates`, a number of updates": "warmup_ratio warmup_epochs",
+        "lr_schedule.end_factor": "alpha_f min_lr_factor min_lr_rate lrf",
+        "set `lr_schedule.end_factor`, a share of `optimizer.lr`": "min_lr lr_end eta_min",
+        "lr_schedule.decay_updates": "decay_ratio",
+        "lr_schedule.factor": "gamma",
+        "lr_schedule.every": "step_size",
+        "leave it out: schedules stretch over `train.updates`": "t_max total_iters lr_decay_iters scale_schedule_ratio",
+        "leave it out: a warmup begins near 0": "warmup_init_lr warmup_lr warmup_lr_init warmup_factor",
+        "log.every_updates": f"{LOGS} log_freq logging_freq console_log_interval logging_strategy logging_first_step",
+        "log.writers": "enable_tensorboard enable_wandb tensorboard_logdir log_format no_progress_bar use_wandb "
+        "wandb_project",
+        "checkpoint.every_updates": f"{SAVES} save_freq checkpoint_interval checkpoint_every checkpoint_freq",
+        _EITHER.format("checkpoint"): "save_strategy save_interval",
+        "checkpoint.every_epochs": "save_every_n_epochs save_period",
+        "leave it out: checkpoints at epochs' ends are for `checkpoint.every_epochs` alone": "no_epoch_checkpoints",
+        "checkpoint.keep_last": "keep_latest_k keep_checkpoints save_total_limit keep",
+        "checkpoint.keep_every_updates": "keep_period",
+        "checkpoint.best": "load_best_model_at_end",
+        "checkpoint.best.keep": "keep_best_checkpoints save_top_k",
+        "checkpoint.best.metric": "metric_for_best_model best_checkpoint_metric",
+        "checkpoint.best.mode": "greater_is_better maximize_best_checkpoint_metric",
+        "checkpoint.asynchronous": "async_mode async_save async_checkpointing",
+        "leave it out: checkpoints are kept of any run; `checkpoint.keep_last = 0` keeps none": "enable_checkpoint "
+        "enable_checkpointing no_save",
+        "evaluate.every_updates": f"{EVALUATES} val_every val_freq validate_every eval_freq validation_freq",
+        "evaluate.every_epochs": f"{EVALUATES_BY_EPOCH} validate_interval",
+        "evaluate.from_update": "eval_delay val_begin",
+        _EITHER.format("evaluate"): "eval_strategy evaluation_strategy do_eval",
+        "leave it out; `evenstep check RUN.toml` evaluates a batch of each set": "num_sanity_val_steps eval_on_start",
+        "leave it out; `evenstep check RUN.toml` tries one update": "fast_dev_run",
+        "leave it out: `evenstep train RUN.toml` trains": "do_train",
+        "early_stop.patience_evaluations": "patience early_stopping_patience",
+        "launch.ranks": "devices gpus num_gpus n_gpus num_processes nproc_per_node world_size distributed_world_size "
+        "data_parallel_replicate_degree",
+        "set `launch.slurm.nodes`, or start one rank for each device by torchrun": "num_nodes nnodes",
+        "leave it out: whatever starts the ranks numbers them": "local_rank rank node_rank",
+        "parallel.shard_ranks": "data_parallel_shard_degree",
+        "parallel.pipeline": "pipeline_parallel_degree pipeline_parallel_size pipeline_model_parallel_size pp_size",
+        "parallel.pipeline_schedule": "pipeline_parallel_schedule",
+        "parallel.timeout_s": "ddp_timeout dist_timeout init_timeout_seconds train_timeout_seconds nccl_timeout",
+        "leave it out: layers are not cut; `parallel.strategy` and `parallel.pipeline` divide a model": ""
+        "tensor_parallel_degree context_parallel_degree tp_size cp_size tensor_model_parallel_size",
+        "leave it out; `parallel.strategy` says how ranks share a model": "fsdp_reshard_after_forward",
+        "data.train": "dataset_path train_subset dataset train_dataset train_data train_set trainset",
+        "data.evaluations": "valid_subset val valid validation test eval val_set test_set eval_set",
+        "data.global_batch_size": "global_train_batch_size",
+        "data.micro_batch_size": "device_train_microbatch_size local_batch_size max_sentences "
+        "pipeline_parallel_microbatch_size",
+        "data.evaluations.NAME.micro_batch_size": "per_device_eval_batch_size eval_batch_size val_batch_size "
+        "device_eval_batch_size test_batch_size valid_batch_size",
+        "data.evaluations.NAME.first_batches": "limit_val_batches limit_test_batches eval_subset_num_batches",
+        "set `data.global_batch_tokens`, with which batches are of similar lengths": "group_by_length",
+        "tokenize in the dataset, or in a function of the recipe, `data.collate`": "tokenizer processing_class",
+        "data.prefetch_batches": "dataloader_prefetch_factor prefetch_factor",
+        "limit.batches": "limit_train_batches train_subset_num_batches steps_per_epoch max_steps_per_epoch",
+        "set `train.updates` or `train.epochs`": "max_duration",
+        "leave it out: a run ends after `train.updates` or `train.epochs`, unless a hook ends it": "min_steps "
+        "min_epochs",
+        "train.max_total_minutes": "stop_time_hours",
+        "train.stop_below_lr": "stop_min_lr",
+        "train.precision": "fp16_opt_level bf16_full_eval memory_efficient_fp16 mixed_precision_param "
+        "mixed_precision_reduce",
+        "call `torch.set_float32_matmul_precision('high')` in a file of the recipe": "tf32 allow_tf32",
+        "call `torch.use_deterministic_algorithms(True)` in a file of the recipe": "deterministic",
+        "set `torch.backends.cudnn.benchmark` in a file of the recipe": "benchmark cudnn_benchmark",
+        "leave it out: what is not finite is never applied; `failures.non_finite` says what then": ""
+        "logging_nan_inf_filter detect_anomaly",
+        "leave it out: gradients are clipped by the norm of the whole update, `train.clip_norm`": ""
+        "gradient_clip_algorithm clip_grad_value clip_value gradient_clip_value clip_mode norm_type clip_grad_type",
+        'leave it out: a run has the same bits again; on several ranks too with `parallel.reduction = "ordered"`': ""
+        "full_determinism deterministic_mode rng_types use_seedable_sampler ignore_data_skip",
+        "loss_scale.initial": "fp16_init_scale init_scale initial_scale",
+        "loss_scale.growth_updates": "fp16_scale_window loss_scale_window",
+        "loss_scale.tolerance": "fp16_scale_tolerance hysteresis",
+        "loss_scale.floor": "min_loss_scale",
+        "ema.decay": "ema_decay model_ema_decay",
+        "failures.non_finite": "nan on_nan skip_nan terminate_on_nan",
+        "failures.out_of_memory": "oom",
+        "memory.checkpoint": "gradient_checkpointing gradient_checkpointing_kwargs activation_checkpointing "
+        "activation_checkpoint activation_checkpoint_params selective_ac_option",
+        "memory.empty_cache_every_updates": "torch_empty_cache_steps empty_cache_freq",
+        "train.compile": "torch_compile_backend torch_compile_mode",
+        "profile": "profiler enable_profiling profile_freq",
+        "resume": "resume_from_checkpoint ckpt_path autoresume load_path restore_file",
+        "reset": "reset_optimizer reset_lr_scheduler",
+        "init_from.path": "finetune_from_model pretrained init_checkpoint load_weights_from load_weights_only",
+        "leave it out; another run has another `name`": "overwrite_output_dir exist_ok save_overwrite",
+        "leave it out: `evenstep export RUN_FOLDER --to FILE` writes weights as safetensors": "save_safetensors",
+        "leave it out: each rank writes its part into the one folder of the run": "save_on_each_node",
+        "call `logging.getLogger('evenstep').setLevel(…)` in a file of the recipe": "log_level python_log_level",
+        "leave it out: the losses of a task are divided by the weights that it gives": "sentence_avg",
+        "recipe": "user_dir",
+        "model.target": "arch flavor",
+        _OF_THE_MODEL: "dropout attention_dropout max_seq_len seq_len hidden_size n_layers num_layers n_heads d_model "
+        "vocab_size",
+        "task.args": "label_smoothing label_smoothing_factor",
+        "write a forward hook of the embedding into the recipe": "neftune_noise_alpha noise_alpha",
+        'write `[[hooks]]` with `target = "evenstep.hf:SavePretrained"`, and push the folder that it leaves': ""
+        "push_to_hub",
+        "write them as a task's `transform`, as `hooks`, or as `ema`": "algorithms",
+    }.items()
+    for word in words.split()
+}
+"""What other trainers' words, at the top of a run file or in a table where they are not known, are here: a key, or a
+sentence that says what to do. Words that mean the same as an argument and as a key are in `OURS`."""
+
+FOR_ALL = tuple(
+    write for _, write in _WRITE if write.startswith(("leave it out", "do it in", "let the task", "give the dataset"))
+)
+"""What of `WRITE` is right for run files too, as it speaks of no arguments."""
 
 BY_NAME = {
     "precision": '`precision="bf16-mixed"`, `"16-mixed"` or `"float8-mixed"`',

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin
 from evenstep.config.schema import Config
 from evenstep.config.section import NAME_OR_TABLE, Section
 from evenstep.keywords import ours
-from evenstep.other_trainers import EVALUATES, EVALUATES_BY_EPOCH, LOGS, SAVES
+from evenstep.other_trainers import FOR_ALL, KEYS, WRITE
 
 
 def tables(annotation: Any) -> tuple[type[Section], ...]:
@@ -81,28 +81,11 @@ _OF_OPTIMIZERS = (
     *("alpha", "amsgrad", "betas", "dampening", "eps", "foreach", "fused", "maximize", "momentum", "nesterov"),
     "weight_decay",
 )
-
-# what other trainers have at the top of a run file, or in `train`, where a guess by spelling would be wrong
-_OF_OTHERS = {
-    word: key
-    for key, words in {
-        "seed": "seed_everything",
-        "optimizer.lr": "learning_rate base_lr max_lr peak_lr",
-        "lr_schedule.warmup_updates": "warmup_steps num_warmup_steps warmup_iters warmup_ratio",
-        "log.every_updates": f"{LOGS} log_freq",
-        "checkpoint.every_updates": f"{SAVES} save_interval save_freq checkpoint_interval",
-        "checkpoint.best": "load_best_model_at_end",
-        "evaluate.every_updates": EVALUATES,
-        "evaluate.every_epochs": EVALUATES_BY_EPOCH,
-        "early_stop.patience_evaluations": "patience early_stopping_patience",
-        "launch.ranks": "devices gpus num_gpus n_gpus num_processes nproc_per_node world_size",
-    }.items()
-    for word in words.split()
-}
+_OF_KINDS = ("name", "type", "kind", "class_path", "_target_")
 
 
 def meant_by(path: Sequence[str], siblings: Sequence[str]) -> str | None:
-    """The key that somebody may have meant who wrote the unknown key `path` where `siblings` are known.
+    """The key that somebody most likely meant who wrote the unknown key `path` where `siblings` are known.
 
     >>> meant_by(("train", "update"), ["updates", "epochs"]), meant_by(("clip_norm",), ["name", "train"])
     ('train.updates', 'train.clip_norm')
@@ -117,31 +100,48 @@ def meant_by(path: Sequence[str], siblings: Sequence[str]) -> str | None:
     >>> meant_by(("print_freq",), ["log"]), meant_by(("train", "eval_period"), ["updates", "epochs"])
     ('log.every_updates', 'evaluate.every_updates')
     """
+    return next(iter(_meant_by(path, siblings)), None)
+
+
+def _meant_by(path: Sequence[str], siblings: Sequence[str]) -> list[str]:
+    """All keys that may have been meant: several where tables have one of the same name, and none is likelier."""
     *outer, last = path
+    at_top, inside = outer in ([], ["train"]), ".".join([*outer, ""])
     if "args" in siblings and last in _OF_OPTIMIZERS:
-        return ".".join([*outer, "args", last])
-    if outer in ([], ["train"]):
-        if last in _OF_OTHERS:
-            return _OF_OTHERS[last]
-        if last in _OF_OPTIMIZERS:
-            return f"optimizer.args.{last}"
+        return [f"{inside}args.{last}"]
+    if outer and last in _OF_KINDS:
+        return [inside + name for name in ("kind", "name", "target") if name in siblings][:1]
+    if answer := KEYS.get(last.lower()):
+        if " " in answer:
+            return []
+        name = answer.rpartition(".")[2]  # intervals are of several tables: theirs say by themselves of which
+        is_here = outer and answer.startswith(inside)
+        if at_top or is_here or name not in siblings or name.startswith("every_"):
+            return [answer]
+        return [inside + name]
+    if at_top and last in _OF_OPTIMIZERS:
+        return [f"optimizer.args.{last}"]
     written = ".".join(path)
     elsewhere = [key for key in dict.fromkeys(all_keys()) if not f"{written}.".startswith(f"{key}.")]
-    by_name: dict[str, str] = {}
-    for key in sorted(elsewhere, key=lambda key: key.count(".")):
-        by_name.setdefault(key.rpartition(".")[2], key)
+    by_name: dict[str, list[str]] = {}
+    for key in sorted(elsewhere, key=lambda key: ("NAME" in key, key.count("."))):
+        same = by_name.setdefault(key.rpartition(".")[2], [])
+        if "NAME" not in key or not same:
+            same.append(key)
     if not outer and last in by_name:  # `--lr`: a key whose tables were left out
         return by_name[last]
-    close = [name for name in ours(last) if name in siblings] or get_close_matches(last, siblings, n=1)
-    if close:
-        return ".".join([*outer, close[0]])
-    for name in (last, *ours(last)):
+    meant = ours(last)
+    if here := [name for name in meant if name in siblings]:
+        return [inside + here[0]]
+    for name in (last, *meant):
         if name in by_name:
-            return by_name[name]
-    if whole := get_close_matches(written, elsewhere, n=1):
-        return whole[0]
+            return [key for key in by_name[name] if outer and key.startswith(inside)] or by_name[name]
+    if close := get_close_matches(last, siblings, n=1):
+        return [inside + close[0]]
+    if (whole := get_close_matches(written, elsewhere, n=1)) and whole[0].count(".") >= len(outer):
+        return whole
     names = get_close_matches(last, by_name, n=1, cutoff=0.8)  # else "folder" is "loader", of something else
-    return by_name[names[0]] if names else None
+    return by_name[names[0]] if names else []
 
 
 def advice_for(path: Sequence[str], siblings: Sequence[str]) -> str:
@@ -149,6 +149,10 @@ def advice_for(path: Sequence[str], siblings: Sequence[str]) -> str:
 
     >>> advice_for(("log", "x7"), ["every_updates", "writers"])
     '`log` has every_updates, writers.'
+    >>> advice_for(("every_n_epochs",), ["name", "runs"])
+    'did you mean `evaluate.every_epochs` or `checkpoint.every_epochs`?'
+    >>> advice_for(("train", "fast_dev_run"), ["updates", "epochs"])
+    'leave it out; `evenstep check RUN.toml` tries one update.'
     >>> advice_for(("output_dir",), ["name", "runs"])
     'the folder of a run is `runs` and, in it, `name`; set these.'
     >>> advice_for(("ema", "momentum"), ["decay"])
@@ -156,10 +160,16 @@ def advice_for(path: Sequence[str], siblings: Sequence[str]) -> str:
     """
     if path[-1] == "momentum" and "decay" in siblings:  # of an average
         return f"set `{'.'.join([*path[:-1], 'decay'])}`, which is 1 - momentum."
-    if len(path) == 1 and "folder" in (path[0], *ours(path[0])) and path[0] != "path":
+    if "folder" in (path[-1], *ours(path[-1])) and path[-1] != "path":
         return "the folder of a run is `runs` and, in it, `name`; set these."
-    meant = meant_by(path, siblings)
-    if meant is not None:
-        return f"did you mean `{meant}`?"
+    word = path[-1].lower()
+    meant = _meant_by(path, siblings)
+    if not meant and word in KEYS:
+        return f"{KEYS[word]}."
+    if WRITE.get(word) in FOR_ALL and word not in KEYS and path[-1] not in _OF_OPTIMIZERS:
+        return f"{WRITE[word]}."
+    if meant:
+        *others, last = [f"`{key}`" for key in meant[:4]]
+        return f"did you mean {' or '.join([', '.join(others), last] if others else [last])}?"
     where = f"`{'.'.join(path[:-1])}` has" if len(path) > 1 else "there are"
     return f"{where} {', '.join(siblings)}." if siblings else "leave it out."
