@@ -796,8 +796,9 @@ def test_an_error_of_ones_own_comes_with_ones_own_lines_and_says_the_update() ->
     lines = shown(trainer_of(task=Labels()))
     assert functions(lines) == ["shown", "train", "loss"]
     assert lines[-3] == "KeyError: 'labels'"
-    assert (
-        lines[-2] == "`Task.loss` was called with the output ([4, 1]) and the whole batch (`[0]` [4, 1], `[1]` [4, 1])."
+    assert lines[-2] == (
+        "`Task.loss` was called with the output (float32 [4, 1]) and the whole batch (`[0]` float32 [4, 1], `[1]` "
+        "float32 [4, 1])."
     )
     assert re.fullmatch(r"In update 1, at .*test_library\.py:\d+ in loss\. \(EVENSTEP_FULL_TRACEBACK=1 .*\)", lines[-1])
 
@@ -822,8 +823,60 @@ def test_an_error_inside_torch_still_ends_with_ones_own_line() -> None:
     model = Cut()
     lines = shown(trainer_of(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)))
     assert functions(lines) == ["shown", "train", "forward", "forward", "forward"]
-    assert re.match("RuntimeError: (addmm: )?mat1 and mat2 shapes cannot be multiplied", lines[-2])
+    assert re.match("RuntimeError: (addmm: )?mat1 and mat2 shapes cannot be multiplied", lines[-3])
+    assert lines[-2].startswith("The model was called with what `Line.inputs` gives, float32 [4, 1] on cpu; its param")
     assert re.search(r"In update 1, at .*test_library\.py:\d+ in forward", lines[-1])
+
+
+@pytest.mark.parametrize(
+    ("layer", "samples", "says"),
+    [
+        (
+            nn.LayerNorm(4),
+            torch.ones(2, 4).double(),
+            "gives, float64 [2, 4] on cpu; its parameters are float32 on cpu.",
+        ),
+        (nn.LayerNorm(4), torch.ones(2, 4).double(), "give float32: `torch.as_tensor(x, dtype=torch.float32)` in the"),
+        (nn.Linear(4, 1).double(), torch.ones(2, 4), "or `x.to(torch.float64)` in `Plain.inputs`"),
+        (
+            nn.Conv1d(1, 1, 1),
+            torch.ones(2, 1, 4).byte(),
+            "If whole numbers are to be computed with, not looked up, give",
+        ),
+        (nn.Embedding(9, 1), torch.ones(2, 4), "looks up must be whole numbers: `x.long()` in `Plain.inputs`"),
+        (nn.Linear(4, 1), torch.ones(2, 4, device="meta"), "[2, 4] on meta; its parameters are float32 on cpu. Leave"),
+    ],
+)
+def test_inputs_of_a_format_or_place_that_a_layer_does_not_take_are_said_with_what_to_give(
+    layer: nn.Module, samples: torch.Tensor, says: str
+) -> None:
+    class Plain(Line):
+        def inputs(self, batch: Any) -> Any:
+            return samples
+
+    with pytest.raises(RuntimeError) as raised:
+        trainer_of(task=Plain(), model=layer, optimizer=torch.optim.SGD(layer.parameters(), lr=0.1)).train()
+    assert says in raised.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        (torch.zeros(4), "and the whole batch (`[0]` float32 [4, 1], `[1]` float32 [4, 1]). `cross_entropy` of an"),
+        (torch.zeros(4, 1).long(), "takes class numbers from 0 to C - 1, int64 [N] (`labels.long()`, `labels.squeeze"),
+        (torch.full((4,), 7), "takes class numbers from 0 to C - 1"),
+    ],
+)
+def test_labels_that_cross_entropy_does_not_take_are_said_with_those_that_it_does(
+    labels: torch.Tensor, says: str
+) -> None:
+    class Classes(Line):
+        def loss(self, output: Any, batch: Any) -> Any:
+            return nn.functional.cross_entropy(torch.cat([output, output], 1), labels, reduction="sum")
+
+    with pytest.raises((RuntimeError, IndexError)) as raised:
+        trainer_of(task=Classes()).train()
+    assert says in raised.value.__notes__[0]
 
 
 def test_all_frames_are_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from evenstep.arguments import first_of
+from evenstep.arguments import first_of, format_name
 from evenstep.internals import times_written
 
 _PLAIN = (
@@ -78,16 +78,21 @@ def samples_in(parts: Sequence[Any], whole: Any, count: int) -> list[int | None]
     return list(found.pop()) if len(found) == 1 else [None] * len(parts)
 
 
-def contents(batch: Any) -> str:
+def contents(batch: Any, *, formats: bool = False) -> str:
     """What the tensors of `batch` are, for messages.
+
+    Args:
+        formats: whether to say in which number formats as well.
 
     >>> import torch
     >>> contents({"x": torch.zeros(6, 8), "y": torch.zeros(8)})
     '`x` [6, 8], `y` [8]'
+    >>> contents(torch.zeros(2, 3), formats=True)
+    'float32 [2, 3]'
     >>> contents((torch.zeros(4, 1, 8), torch.zeros(4, 1, 9)))
     '`[0]` [4, 1, 8], `[1]` [4, 1, 9] (columns of 4 samples, or 2 samples of unequal shapes?)'
     """
-    found = [f"`{path}` {shape}" if path else shape for path, shape, _ in lengths_in(batch)]
+    found = [f"`{path}` {_shape(one, formats)}" if path else _shape(one, formats) for path, one, _ in lengths_in(batch)]
     if not found:
         return f"a {type(batch).__name__} " + ("that holds tensors" if _numbers_in(batch) else "without tensors")
     lengths = {length for _, _, length in lengths_in(batch)}
@@ -249,11 +254,11 @@ def _mapping_like(mapping: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
         return twin
 
 
-def lengths_in(item: Any, path: str = "") -> Iterator[tuple[str, str, int]]:
-    """Path, shape and number of rows of all that has rows in a batch."""
+def lengths_in(item: Any, path: str = "") -> Iterator[tuple[str, Any, int]]:
+    """Path, value and number of rows of all that has rows in a batch."""
     length = _rows(item)
     if length is not None:
-        yield path, _shape(item), length
+        yield path, item, length
     elif _is_container(item) and not isinstance(item, PackedSequence):
         for name, part in _named_parts(item, path):
             yield from lengths_in(part, name)
@@ -273,12 +278,12 @@ def _rows(item: Any) -> int | None:
     return int(item.batch_sizes[0]) if isinstance(item, PackedSequence) else None
 
 
-def _shape(item: Any) -> str:
+def _shape(item: Any, formats: bool = False) -> str:
     if isinstance(item, PackedSequence):
         return f"of {_rows(item)} packed sequences"
     if isinstance(item, Tensor) and item.is_nested:
         return f"of {item.size(0)} nested tensors"
-    return str(list(item.shape))
+    return f"{format_name(item.dtype)} {list(item.shape)}" if formats else str(list(item.shape))
 
 
 def _count(batch: Any, known: int | None) -> int | None:

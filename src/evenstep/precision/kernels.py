@@ -1,7 +1,5 @@
 """What to do where torch has no kernel for what a precision asks of it."""
 
-import re
-
 import torch
 
 from evenstep.arguments import format_name
@@ -10,15 +8,9 @@ from evenstep.precision.precision import Precision
 _NARROW: dict[torch.dtype | None, str] = {torch.bfloat16: "BFloat16", torch.float16: "Half"}  # as torch says it
 _INSTEAD = {"bf16-mixed": "bf16-true", "16-mixed": "16-true", "float8-mixed": "bf16-true"}
 
-_OF_INPUTS = re.compile(
-    r"mat1 and mat2 must have the same dtype, but got (\w+) and Float|Input type \(([\w ]+)\) and bias type \(float\)"
-)
-
 
 def explain_kernels(error: Exception, precision: Precision) -> None:
-    """Add what to do to torch's errors for an LSTM that oneDNN has no kernel of, and for two formats in one operation.
-
-    Most often the first layer gets what numpy has made, which is float64, or whole numbers.
+    """Add what to do to torch's errors for an LSTM that oneDNN has no kernel of, and for float32 in 16 bits.
 
     Under autocast on a CPU torch gives an LSTM to oneDNN, whether or not that has a kernel of it for the processor. A
     model of 16 bits meets float32 where a tensor comes to it that nobody has cast.
@@ -31,9 +23,6 @@ def explain_kernels(error: Exception, precision: Precision) -> None:
     >>> error = RuntimeError("expected scalar type Float but found Double - in a layer of the user's")
     >>> explain_kernels(error, FullPrecision()); hasattr(error, "__notes__")
     False
-    >>> error = RuntimeError("mat1 and mat2 must have the same dtype, but got Double and Float")
-    >>> explain_kernels(error, FullPrecision()); error.__notes__[0][:46]
-    'The parameters are float32, and Double meets t'
     """
     if precision.name in _INSTEAD and "could not create a primitive descriptor for the LSTM" in str(error):
         error.add_note(
@@ -42,11 +31,6 @@ def explain_kernels(error: Exception, precision: Precision) -> None:
             f"computes all by itself, or use precision '{_INSTEAD[precision.name]}'."
         )
     narrow, text = _NARROW.get(precision.format), str(error)
-    if narrow is None and isinstance(error, RuntimeError) and (found := _OF_INPUTS.search(text)):
-        error.add_note(
-            f"The parameters are float32, and {found[1] or found[2]} meets them. If the batch holds it, let dataset or "
-            f"`collate` give float32, `torch.as_tensor(x, dtype=torch.float32)`, or `Task.inputs`: `x.float()`."
-        )
     if narrow is None or not isinstance(error, RuntimeError):
         return
     if narrow in text and "type" in text and "loat" in text.replace(narrow, ""):

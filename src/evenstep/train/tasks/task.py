@@ -4,6 +4,7 @@ A task turns a batch into the model's inputs, says how many units the batch's lo
 them. It does not divide: the update divides by the weight of all its micro-batches, over all ranks, once.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,15 +15,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from evenstep.data.split import contents, halves, num_samples
+from evenstep.arguments import format_name
+from evenstep.data.split import contents, halves, num_samples, tensors_in
 from evenstep.devices import scalar_on
-from evenstep.errors import TaskError
+from evenstep.errors import EvenstepError, TaskError
 from evenstep.events.shown import Value
 from evenstep.memory import is_out_of_memory
 from evenstep.pipeline.layers import arguments
 from evenstep.renamed import warn
 from evenstep.train.tasks.now import NOW, Now, asked_too_early
 
+# what torch says of tensors that do not fit, and of the formats of whole numbers
+_OF_INPUTS = re.compile(r"type|device|shape|size|dimension|index|expect|must", re.IGNORECASE)
+_WHOLE = re.compile(r"Long|Int\b|Short|Byte|Char|Bool|\blong\b|\bint\b|\bshort\b|\bchar\b|\bbool\b")
 _LARGEST = 1e300  # the sum over an update is finite too
 IN_MODEL = "_in_model"  # where a task that is a module says that the model holds its parameters and buffers
 
@@ -272,16 +277,66 @@ def loss_of(task: Task, output: Any, batch: Any) -> "Loss | Tensor | None":
     >>> Line = type("Line", (Task,), {"loss": lambda self, output, target: (output - target).square().sum()})
     >>> try: loss_of(Line(), torch.ones(4, 1), (torch.ones(4, 8), torch.ones(4, 1)))
     ... except TypeError as error: print(error.__notes__[0])
-    `Task.loss` was called with the output ([4, 1]) and the whole batch (`[0]` [4, 8], `[1]` [4, 1]).
+    `Task.loss` was called with the output (float32 [4, 1]) and the whole batch (`[0]` float32 [4, 8], ...).
     """
     try:
         return task.loss(output, batch)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if not is_out_of_memory(error):
             error.add_note(
-                f"`Task.loss` was called with the output ({contents(output)}) and the whole batch ({contents(batch)})."
+                f"`Task.loss` was called with the output ({contents(output, formats=True)}) and the whole batch "
+                f"({contents(batch, formats=True)}).{_of_labels(str(error))}"
             )
         raise
+
+
+def _of_labels(text: str) -> str:
+    """What torch's losses take, to be said after an error about their target."""
+    if re.search(r"\btarget\b", text, re.IGNORECASE):
+        return (
+            " `cross_entropy` of an output [N, C] takes class numbers from 0 to C - 1, int64 [N] (`labels.long()`, "
+            "`labels.squeeze(-1)`), or probabilities, of the output's shape and format."
+        )
+    if "cast to the desired output type" in text:
+        return " A loss that is no `cross_entropy` takes numbers of the output's shape and format: `labels.float()`."
+    return ""
+
+
+def explain_inputs(error: Exception, task: Task, inputs: Any, module: nn.Module) -> None:
+    """Add to an error of a model's forward what it was called with, and what to give where that does not fit.
+
+    Most often the first layer gets what numpy has made, which is float64, or whole numbers.
+
+    >>> Line = type("Line", (Task,), {"loss": lambda self, output, batch: output.sum()})
+    >>> error = RuntimeError("mixed dtype (CPU): all inputs must share same datatype.")
+    >>> explain_inputs(error, Line(), torch.ones(4, 2).double(), nn.LayerNorm(2)); print(error.__notes__[0])
+    The model was called with what `Line.inputs` gives, float64 [4, 2] on cpu; its parameters are float32 on cpu. ...
+    """
+    text, kind = str(error), type(task).__name__
+    if isinstance(error, EvenstepError) or is_out_of_memory(error) or not _OF_INPUTS.search(text):
+        return
+    given, own = tensors_in(inputs), next((one for one in module.parameters() if one.is_floating_point()), None)
+    places = " and ".join(sorted({str(one.device) for one in given}))
+    note = f"The model was called with what `{kind}.inputs` gives, {contents(inputs, formats=True)}"
+    note += f" on {places}" if places else ""
+    if own is None:
+        error.add_note(f"{note}.")
+        return
+    held = format_name(own.dtype)
+    note += f"; its parameters are {held} on {own.device}."
+    give = (
+        f"give {held}: `torch.as_tensor(x, dtype={own.dtype})` in the dataset or `collate`, or `x.to({own.dtype})` in"
+    )
+    if "device" in text and any(one.device != own.device for one in given):
+        note += f" Leave the batch on the device that `transform` and `inputs` get it on, or `x.to('{own.device}')`."
+    elif "type" in text and any(one.is_floating_point() and one.dtype != own.dtype for one in given):
+        note += f" If the formats are what does not fit, {give} `{kind}.inputs`."
+    elif "type" in text and _WHOLE.search(text) and given:
+        if any(not one.is_floating_point() for one in given):
+            note += f" If whole numbers are to be computed with, not looked up, {give} `{kind}.inputs`."
+        else:
+            note += f" What an embedding looks up must be whole numbers: `x.long()` in `{kind}.inputs`."
+    error.add_note(note)
 
 
 def default_weight(task: Task, batch: Any, known: int | None = None) -> int:

@@ -32,7 +32,7 @@ from evenstep.train.memory.sub_batch import SubBatch, part_of, whole_of
 from evenstep.train.randomness import LOSS, branch_of
 from evenstep.train.tasks.derivatives import explain_derivatives
 from evenstep.train.tasks.norm_statistics import explain
-from evenstep.train.tasks.task import evaluates_itself, loss_of
+from evenstep.train.tasks.task import evaluates_itself, explain_inputs, loss_of
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.microbatch_events import MicrobatchEvents
 from evenstep.train.update.recording import Recording
@@ -194,7 +194,12 @@ class MicrobatchStep:
                 inputs = task.inputs(batch) if stage.takes_inputs else None
                 if context.cast_inputs is not None and stage.takes_inputs:
                     inputs = context.cast_inputs(inputs)
-                outputs = stage.apply(received, inputs, randomness.place)
+                try:
+                    outputs = stage.apply(received, inputs, randomness.place)
+                except (LookupError, RuntimeError, TypeError, ValueError) as error:
+                    if stage.takes_inputs:
+                        explain_inputs(error, task, inputs, stage.module)
+                    raise
                 if not stage.gives_loss:
                     return outputs, None
                 if randomness.by_layer:
