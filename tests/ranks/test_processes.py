@@ -40,6 +40,10 @@ class Square(evenstep.Task):
         self.center = state["center"]
 
 class Ask(evenstep.Hook):
+    def before_update(self, event):
+        if case == "sums" and event.update == 2 and group.rank == 0:
+            print(group.sum_floats([1.0, 2.0]))
+
     def after_update(self, event):
         if case == "stop" and group.rank == 1 and event.update == 3:
             self.trainer.request_stop("rank 1 has had enough")
@@ -163,6 +167,15 @@ def test_ranks_that_save_after_different_updates_are_told_what_each_waits_for(tm
         assert "; rank 1 waits to gather values in update 2. What ranks do together (`train`, `evaluate`," in end.err
         assert "`group.gather` and the like) each must do at the same place" in end.err
         assert "`request_save`" in end.err
+
+
+def test_a_sum_that_one_rank_asks_for_in_a_hook_is_refused_and_never_one_with_numbers_of_something_else(
+    tmp_path: Path,
+) -> None:
+    for end in run("sums", tmp_path, [0, 1], 2):
+        assert (end.code, end.out) == (1, "")
+        assert "rank 0 waits to sum numbers in update 2, in `before_update` of hook `Ask`" in end.err
+        assert "; rank 1 waits to sum numbers in update 2. What ranks do together (`train`, `evaluate`," in end.err
 
 
 def test_a_rank_that_never_comes_is_an_error_within_the_timeout(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ _A_WHILE = timedelta(seconds=1)
 _LETTING_GO_S = 0.05
 _CONNECTING_S = 10.0  # for ranks that have just met
 _HEAD_BYTES = 16  # before a value that is gathered: its length, and a checksum of the hook that it is gathered in
+_FEW_NUMBERS = 8  # to whose multiple sums are filled up, with a checksum of the hook at the end
 _SHORT_BYTES = 240  # of such a value; what is longer goes by itself
 
 
@@ -164,9 +165,15 @@ class Processes(Group):
         return update + where_inside()
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
-        total = torch.tensor(values, dtype=torch.float64)
+        hook = crc32(where_inside().encode())
+        # few numbers go in messages of one size, as gloo ends a process that gets a longer one than it waits for
+        room = -(len(values) + 1) % _FEW_NUMBERS
+        total = torch.tensor([*values, *[0.0] * room, hook], dtype=torch.float64)
         self._begin("sum numbers", total, partial(dist.all_reduce, total, group=self._hosts, async_op=True))()
-        return cast("list[float]", total.tolist())
+        *sums, hooks = cast("list[float]", total.tolist())
+        if hooks != self.ranks * hook:
+            self._refuse_apart("sum numbers")
+        return sums[: len(values)]
 
     def gather(self, value: T) -> list[T]:
         mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
@@ -178,7 +185,7 @@ class Processes(Group):
         every = self._gather(first)
         heads = [cast("list[int]", one[:_HEAD_BYTES].view(torch.int64).tolist()) for one in every]
         if len({hook for _, hook in heads}) > 1:
-            self._refuse_apart()
+            self._refuse_apart("gather values")
         sizes = [size for size, _ in heads]
         every = [one[_HEAD_BYTES:] for one in every]
         room = max(sizes)
@@ -186,12 +193,12 @@ class Processes(Group):
             every = self._gather(torch.cat([mine, mine.new_zeros(room - mine.numel())]))
         return [pickle.loads(one[:size].numpy().tobytes()) for one, size in zip(every, sizes, strict=True)]
 
-    def _refuse_apart(self) -> NoReturn:
-        """Raise LostRankError on all ranks, which gather what is not the same: some are in a hook, others are not."""
-        mine = torch.frombuffer(bytearray(f"gather values{self.where()}".encode()), dtype=torch.uint8)[:_SHORT_BYTES]
+    def _refuse_apart(self, what: str) -> NoReturn:
+        """Raise LostRankError on all ranks, whose values are not of the same: some are in a hook, others are not."""
+        mine = torch.frombuffer(bytearray(f"{what}{self.where()}".encode()), dtype=torch.uint8)[:_SHORT_BYTES]
         every = self._gather(torch.cat([mine, mine.new_zeros(_SHORT_BYTES - mine.numel())]))
         cause = _apart([one.numpy().tobytes().rstrip(b"\0").decode(errors="ignore") for one in every])
-        raise self._could_not("gather values", cause)
+        raise self._could_not(what, cause)
 
     def _gather(self, mine: Tensor) -> list[Tensor]:
         every = [torch.empty_like(mine) for _ in range(self.ranks)]
