@@ -170,6 +170,10 @@ def test_lazy_names_come_from_where_type_checkers_are_told(package: str) -> None
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
+    files = {file.name.removesuffix(".py") for file in Path(str(module.__file__)).parent.iterdir()}
+    assert not {name for name, home in told.items() if home != module.__name__} & files, (
+        "importing such a file puts the module in the place of the name"
+    )
     for name, home in told.items():
         found, wanted = getattr(module, name), import_module(str(home))
         assert found is getattr(wanted, name), f"{name} is not that of {home}"

@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from evenstep.train.engine import Engine
     from evenstep.train.failures import Answer, DropTask, FailurePolicy, Retry, Rewind, Skip, Stop
     from evenstep.train.failures.spikes import LossSpikes
-    from evenstep.train.find_lr import find_lr
     from evenstep.train.grouped import described_groups, grouped_optimizer
+    from evenstep.train.lr_search import find_lr
     from evenstep.train.progress import Progress
     from evenstep.train.result import Prediction, Result
     from evenstep.train.state.loading import LoadedWeights, load_weights
@@ -59,7 +59,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         ".grouped": "described_groups grouped_optimizer",
-        ".find_lr": "find_lr",
+        ".lr_search": "find_lr",
         ".tryouts.lr_finder": "FoundLr",
         ".tasks.cross_entropy": "chunked_cross_entropy",
         ".tasks.coefficients": "Coefficients Fixed",
