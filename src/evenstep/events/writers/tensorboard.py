@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, final
 
 from evenstep.arguments import require_whole
-from evenstep.errors import MissingExtraError
 from evenstep.events.event import Event, TrainBegin, TrainEnd
 from evenstep.events.series import Record
 from evenstep.events.shown import Image, Shown, Text
 from evenstep.events.writers.writer import Writer, flat, run_file
+from evenstep.plugins import load_optional
 
 
 @final
@@ -42,12 +42,9 @@ class TensorBoardWriter(Writer):
 
     def open(self, folder: Path | None, update: int) -> None:
         self.close()
-        try:
-            from torch.utils.tensorboard.writer import SummaryWriter
-        except ImportError as error:
-            raise MissingExtraError("tensorboard", "tensorboard") from error
+        writer = load_optional("torch.utils.tensorboard.writer", "tensorboard", "tensorboard")
         self._path = run_file(self, folder, "events")
-        self._writer = SummaryWriter(str(self._path), purge_step=update + 1, flush_secs=self._flush_s)
+        self._writer = writer.SummaryWriter(str(self._path), purge_step=update + 1, flush_secs=self._flush_s)
 
     def write(self, records: Sequence[Record]) -> None:
         for update, name, value, _ in records:

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from evenstep.arguments import advice, said
-from evenstep.errors import ArgumentError, MissingExtraError, TaskError
+from evenstep.errors import ArgumentError, TaskError
 from evenstep.events import Storage
 from evenstep.events.derived import DerivedMetrics
 from evenstep.events.meters import Meters
 from evenstep.events.throughput import Throughput
 from evenstep.internals import pytree
+from evenstep.plugins import load_optional
 from evenstep.train.tasks.task import Loss, Task, evaluates_itself
 
 # what stands beside a task's metrics of training, and would be averaged with theirs
@@ -85,14 +86,11 @@ def build_meters(tasks: Mapping[str, Task], device: torch.device) -> Meters:
 
 
 def _check(task: Task, name: str, metric: Any) -> None:
-    try:
-        from torchmetrics import Metric, MetricCollection
-    except ImportError as error:
-        raise MissingExtraError("torchmetrics", "torchmetrics") from error
+    torchmetrics = load_optional("torchmetrics", "torchmetrics")
     where = f"the metric `{name}` of {type(task).__name__}"
-    if isinstance(metric, MetricCollection):
+    if isinstance(metric, torchmetrics.MetricCollection):
         raise ArgumentError(f"{where} is a collection; give its metrics by name, `metrics = {{**collection}}`.")
-    if not isinstance(metric, Metric):
+    if not isinstance(metric, torchmetrics.Metric):
         raise ArgumentError(f"{where} must be a `torchmetrics.Metric`, but is a {type(metric).__name__}.")
     if _is_taken(name):
         raise ArgumentError(f"{where} must have a printable name that is none of {', '.join(_TAKEN)}; rename it.")
