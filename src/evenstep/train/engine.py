@@ -375,9 +375,7 @@ class Engine:
         After an abort the counters are those before it, and updates that were dispatched since were not applied. Where
         ranks step alone, the counters go on (`Aborted.is_own`).
         """
-        updates = self._pending.copy()
-        self._pending.clear()
-        index = first_aborted(updates)
+        updates, index = self._undispatched()
         self.core.settle(None if index is None else updates[index].number)
         if index is None:
             return None
@@ -385,8 +383,7 @@ class Engine:
         if self.reducers.is_alone:  # the others know nothing of it: this rank leaves its own step out
             return Aborted(incident=self._causes.own_incident(first), pending=first, is_own=True)
         self.storage.discard_from(first.number)
-        self.progress, self.precision.state = first.before, first.precision
-        self.core.learning_rates.put_back(first.rates)
+        self._go_back_before(first)
         self.core.resume()
         since = tuple(one.batch for one in updates[index + 1 :])
         return Aborted(incident=self._causes.incident(first), pending=first, since=since)
@@ -422,14 +419,22 @@ class Engine:
 
     def abandon(self) -> None:
         """Forget what was not committed, after something has raised in the middle of it."""
-        updates = self._pending.copy()
-        self._pending.clear()
-        index = first_aborted(updates)
+        updates, index = self._undispatched()
         if index is not None:
-            self.progress, self.precision.state = updates[index].before, updates[index].precision
-            self.core.learning_rates.put_back(updates[index].rates)
+            self._go_back_before(updates[index])
         self.core.abandon(None if index is None else updates[index].number)
         self.storage.discard_from(self.progress.update + 1)
+
+    def _undispatched(self) -> tuple[list[PendingUpdate], int | None]:
+        """The dispatched updates, which are no longer pending, and the place of the first that was aborted."""
+        updates = self._pending.copy()
+        self._pending.clear()
+        return updates, first_aborted(updates)
+
+    def _go_back_before(self, update: PendingUpdate) -> None:
+        """Let what counts updates be as it was before this one, which was not applied."""
+        self.progress, self.precision.state = update.before, update.precision
+        self.core.learning_rates.put_back(update.rates)
 
     # --- for whoever evaluates and saves
 
