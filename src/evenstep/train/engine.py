@@ -397,9 +397,12 @@ class Engine:
             ReplicaError: the ranks' parameters have become different.
         """
         if self.progress.update >= number and not self.reducers.is_ended(number):
+            meet = self.reducers.owes_share(number)
             self.reducers.after_update(number)
             if self.reducers.alone is not None:
                 self.core.begin()  # statistics that ranks have shared by now stay, whatever breaks off next
+            if meet:
+                self.core.look_at_tasks(number)
             if self._empty_cache is not None:
                 self._empty_cache(number)
 

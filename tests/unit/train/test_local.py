@@ -65,7 +65,7 @@ def trainer(group: Group, net: nn.Module | None = None, *, updates: int = 10, **
     settings = {"every_updates": EVERY, **more.pop("settings", {})}
     return Trainer(
         model=net,
-        task=Square(),
+        task=more.pop("task", Square()),
         optimizer=torch.optim.SGD(net.parameters(), lr=RATE),
         data=MapData(points(), global_batch_size=8, micro_batch_size=2, shuffle=False),
         updates=updates,
@@ -261,6 +261,28 @@ def test_parameters_that_are_not_finite_stop_all_ranks_alike_and_nothing_is_shar
     found = on_ranks(2, act)
     assert found[0][0] == found[1][0] and "after update 4 rank 1 holds parameters that are inf or NaN" in found[0][0]
     assert [finite for _, finite in found] == [True, False]
+
+
+def test_what_a_task_remembers_of_its_rank_alone_is_told_in_the_next_share_once(on_ranks: OnRanks) -> None:
+    class Remembers(Square):
+        seen = 0.0
+
+        def loss(self, output: Any, batch: Any) -> Tensor:
+            self.seen += float(batch[1].sum())
+            return super().loss(output, batch)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"seen": self.seen}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            self.seen = state_dict["seen"]
+
+    def act(group: Group) -> list[tuple[str, int]]:
+        hears = Listens()
+        trainer(group, hooks=[hears], task=Remembers()).train()
+        return [(one.kind, one.update) for one in hears.heard if "Remembers['seen']" in one.message]
+
+    assert on_ranks(2, act)[0] == [("dependence", EVERY)]
 
 
 def test_a_rate_that_was_changed_on_one_rank_only_is_found_in_the_next_share(on_ranks: OnRanks) -> None:

@@ -41,6 +41,7 @@ class Dependence:
     tasks: Mapping[str, Task]
     writes: TrainedWrites
     _looked: bool = False
+    _has_told: bool = False
 
     def begin(self, update: int) -> None:
         """An update's passes begin."""
@@ -56,8 +57,8 @@ class Dependence:
         """After an update's passes, while its buffers have not been shared or judged; all ranks call it together."""
         if self._compares(update):
             self._refuse_writes()
-        if self.tasks and self.execution.reducers.together.ranks > 1 and is_compared(update):
-            self._look_at_tasks(update)
+        if self.execution.reducers.together.ranks > 1 and is_compared(update):
+            self.look_at_tasks(update)
         if self._looked and not self.randomness.found and not self.buffers.found:
             return
         if self.randomness.found:
@@ -88,12 +89,16 @@ class Dependence:
                     f"once per update in `before_update` of the task or of a hook, alike on all ranks."
                 )
 
-    def _look_at_tasks(self, update: int) -> None:
-        """Say which of the things that tasks remember are not the same on all ranks; then nobody looks any more."""
-        everybody = self.execution.reducers.together.gather(values_by_place(self.tasks))
-        first = everybody[0]
-        if names := [name for name in first if any(theirs.get(name) != first[name] for theirs in everybody)]:
-            self.tasks = {}
+    def look_at_tasks(self, update: int) -> None:
+        """Say which of the things that tasks remember are not the same on all ranks, once."""
+        if not self.tasks:
+            return
+        mine = {} if self._has_told else values_by_place(self.tasks)
+        everybody = self.execution.reducers.group.gather((self._has_told, mine))
+        self._has_told = any(has_told for has_told, _ in everybody)  # also where this rank has come since
+        first = {} if self._has_told else everybody[0][1]
+        if names := [name for name in first if any(theirs.get(name) != first[name] for _, theirs in everybody)]:
+            self._has_told = True
             if self.execution.reducers.rank == 0:
                 self._say(update, _OF_TASKS.format(names=", ".join(f"`{name}`" for name in names[:5])))
 

@@ -263,6 +263,10 @@ class Update:
         for look in self._looks:
             look(update)
 
+    def look_at_tasks(self, update: int) -> None:
+        """Say what of the things that tasks remember is not the same on ranks that step alone, where these meet."""
+        self._dependence.look_at_tasks(update)
+
     def begin(self) -> None:
         """Take the buffers as they are: whatever the user did to them since the last update stays."""
         self.effects.follow()
