@@ -285,6 +285,25 @@ def test_what_a_task_remembers_of_its_rank_alone_is_told_in_the_next_share_once(
     assert on_ranks(2, act)[0] == [("dependence", EVERY)]
 
 
+def test_of_buffers_that_forwards_move_it_is_said_that_ranks_take_them_when_they_synchronise(on_ranks: OnRanks) -> None:
+    class Counts(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen += x.sum()
+            return super().forward(x)
+
+    def act(group: Group) -> list[str]:
+        hears = Listens()
+        trainer(group, Counts(), hooks=[hears], updates=2).train()
+        return [one.message for one in hears.heard if "the buffer `seen`" in one.message]
+
+    (said,) = on_ranks(2, act)[0]
+    assert "All ranks take them, when they synchronise, from the first rank" in said
+
+
 def test_a_rate_that_was_changed_on_one_rank_only_is_found_in_the_next_share(on_ranks: OnRanks) -> None:
     class Changes(Hook):
         def after_update(self, event: Any) -> None:

@@ -114,9 +114,10 @@ class Dependence:
     def _of_buffers(self, names: list[str]) -> str:
         if not names:
             return ""
+        when = "in each update" if self.execution.reducers.alone is None else "when they synchronise"
         shared = (
-            " All ranks take them, in each update, from the first rank that has moved them, so they depend on the "
-            "number of ranks as well."
+            f" All ranks take them, {when}, from the first rank that has moved them, so they depend on the number of "
+            f"ranks as well."
             if self.execution.reducers.ranks > 1
             else " On several ranks each micro-batch would see those of its rank."
         )
