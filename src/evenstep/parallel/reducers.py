@@ -66,6 +66,11 @@ class Reducers:
         self._replaced: dict[int, nn.Parameter] = {}  # what has taken the place of a parameter
         self.follow(0)
 
+    def say_last_mean(self, updates: int | None) -> None:
+        """Say what ranks that step alone would not share in a run of so many updates, if known."""
+        if isinstance(self._strategy, Local):
+            self._strategy.say_last_mean(updates)
+
     @property
     def rank(self) -> int:
         """This process's number among the data-parallel ranks."""

@@ -120,6 +120,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     compiled = compile_model(model, report, setup.group.rank) if train.compile == "model" else None
     convert_linear_layers(model, precision, setup.linear_layers.here)
     execution = build_execution(model, strategy, optimizer, device)
+    execution.reducers.say_last_mean(updates)
     teacher = build_teacher(tasks.by_name, model, train.ema, execution)
     context = context if teacher is None else replace(context, teaching=teacher.held)
     recompute(model, setup.recomputed.here, context.randomness)

@@ -304,6 +304,28 @@ def test_of_buffers_that_forwards_move_it_is_said_that_ranks_take_them_when_they
     assert "All ranks take them, when they synchronise, from the first rank" in said
 
 
+@pytest.mark.parametrize(
+    ("updates", "more", "said"),
+    [
+        (8, {}, ""),
+        (10, {}, "last mean after update 8, so what they learn in the last 2 of the run's 10 updates"),
+        (12, {"overlap_updates": 2}, "last mean after update 10, so what they learn in the last 2 of"),
+        (3, {}, "no mean of what they learn after update 0 in the run's 3 updates"),
+        (10, {"synchronous_updates": 8}, "no mean of what they learn after update 8 in the run's 10"),
+        (8, {"synchronous_updates": 8}, ""),
+    ],
+)
+def test_what_no_mean_takes_is_said_when_the_run_is_built(
+    on_ranks: OnRanks, caplog: pytest.LogCaptureFixture, updates: int, more: dict[str, Any], said: str
+) -> None:
+    def act(group: Group) -> None:
+        trainer(group, updates=updates, settings=more)
+
+    on_ranks(2, act)
+    assert caplog.text.count("in the run's" if "no mean" in said else "last mean") == (said != "")
+    assert said in caplog.text
+
+
 def test_a_rate_that_was_changed_on_one_rank_only_is_found_in_the_next_share(on_ranks: OnRanks) -> None:
     class Changes(Hook):
         def after_update(self, event: Any) -> None:

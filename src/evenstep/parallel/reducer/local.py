@@ -6,6 +6,7 @@ gives one step of `parallel.outer`, the same on all. Post-local SGD, BMUF, SlowM
 settings of this; there is no branch for any of them. It does not evaluate or save: those ask for what is `shown`.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Literal, final
 
@@ -147,6 +148,24 @@ class Local(Strategy):
         }
         own = ("every_updates", "synchronous_updates", "inner_state", "fragments", "overlap_updates", "own_share")
         return {"parallel.local": {**outer, **{name: getattr(self, name) for name in own}}}
+
+    def say_last_mean(self, updates: int | None) -> None:
+        """Say which updates of a run of so many, if known, come after the last mean: its model has nothing of them."""
+        begin, period = self.synchronous_updates, self.every_updates
+        if updates is None or updates <= begin or self.group.rank:
+            return
+        alone = max(updates - begin - self.overlap_updates, 0)  # of which a mean comes in time
+        over, logger = alone % period, logging.getLogger("evenstep")
+        if alone < period:
+            logger.warning(
+                f"ranks take no mean of what they learn after update {begin} in the run's {updates} updates, so it is "
+                f"not in its model; lower `every_updates`, which is {period}, or let the run be longer."
+            )
+        elif over and self.fragments == 1:  # several take theirs one after the other
+            logger.warning(
+                f"ranks take their last mean after update {updates - over}, so what they learn in the last {over} of "
+                f"the run's {updates} updates is not in its model; {updates - over + period} updates end with a mean."
+            )
 
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
         return LocalReducer(module, self)
