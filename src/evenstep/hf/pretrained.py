@@ -17,12 +17,13 @@ from torch import nn
 
 from evenstep.arguments import require_flag, require_word
 from evenstep.checkpoint.export import ExportFormat
-from evenstep.errors import ArgumentError, HookError
+from evenstep.errors import ArgumentError, HookError, clause
 from evenstep.events import Best, Hook, TrainBegin, TrainEnd
 from evenstep.hf.models import library
 from evenstep.hf.saving import check_options, is_of_transformers, save_pretrained
 from evenstep.internals import unwrapped
 from evenstep.internals.fsdp import class_before_sharding
+from evenstep.names import state_of
 from evenstep.optim.modes import has_modes
 from evenstep.optim.multi import inner
 
@@ -83,11 +84,34 @@ class SavePretrained(Hook):
             )
         if self._checkpoint == "best" and not any(isinstance(hook, Best) for hook in self.trainer.hooks):
             raise HookError(f"hook `{self.name}` is to write the best checkpoint, but nothing keeps it; {_SET_BEST}.")
-
+        self._check_built_again(model)
         if not self._average and any(has_modes(one) for one in inner(self.trainer.optimizer)):
             raise ArgumentError(
                 f"hook `{self.name}` writes what a checkpoint holds, but the optimizer evaluates other parameters than "
                 f"those that it trains and saves; leave the hook out, and save the model after `optimizer.eval()`."
+            )
+
+    def _check_built_again(self, model: nn.Module) -> None:
+        """Raise ArgumentError unless the model's class and config give such a model again, here without memory."""
+        live: Any = model
+        is_adapted = hasattr(live, "get_base_model")
+        base: nn.Module = live.get_base_model() if is_adapted else model
+        why = ""
+        try:
+            with torch.random.fork_rng(devices=[]), torch.device("meta"):
+                again = _like(base)
+        except Exception as error:  # noqa: BLE001 - whatever its constructor raises
+            why = f"this raised {clause(error)}"
+        else:
+            other = sorted({*state_of(base)} ^ {*state_of(again)})
+            if other and not is_adapted:  # adapters stand in the base, under names of their own
+                why = f"this has another `{other[0]}`"
+        if why:
+            kind = class_before_sharding(base).__name__
+            raise ArgumentError(
+                f"hook `{self.name}` builds the model again when training ends, by `{kind}(model.config)`, but {why}; "
+                f"leave the hook out, and write the folder by `evenstep.hf.save_pretrained(model, …, weights=run)`, to "
+                f"which you give a model built as this one was."
             )
 
     def after_train(self, event: TrainEnd) -> None:
@@ -122,7 +146,11 @@ def _like(model: nn.Module) -> nn.Module:
     live: Any = model
     if hasattr(live, "get_base_model"):  # a model of peft
         base = _like(live.get_base_model())
-        return library("peft").get_peft_model(base, deepcopy(live.peft_config["default"]))
+        (first, chosen), *others = live.peft_config.items()
+        adapted = library("peft").get_peft_model(base, deepcopy(chosen), adapter_name=first)
+        for name, chosen in others:
+            adapted.add_adapter(name, deepcopy(chosen))
+        return adapted
     made = class_before_sharding(model)(deepcopy(live.config))
     if getattr(live, "generation_config", None) is not None:
         made.generation_config = deepcopy(live.generation_config)

@@ -102,6 +102,18 @@ def test_of_adapters_the_adapters_are_left(made: Made, tmp_path: Path) -> None:
     assert not (tmp_path / "pretrained/model.safetensors").exists()
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers for it
+def test_of_adapters_with_names_each_is_left_under_its_own(made: Made, tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    base: Any = made(LLAMA)
+    adapted = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"]), adapter_name="one")
+    adapted.add_adapter("other", LoraConfig(r=2, target_modules=["k_proj"]))
+    train(adapted, tmp_path, SavePretrained())
+    for name in ("one", "other"):
+        assert (tmp_path / f"pretrained/{name}/adapter_model.safetensors").is_file()
+
+
 class Squares(Task):
     def loss(self, output: Tensor, batch: Any) -> Tensor:
         return output.square().sum()
@@ -137,6 +149,24 @@ def test_what_will_not_be_there_at_the_end_is_refused_before_the_first_update(ma
     ):
         with pytest.raises(HookError, match=said):
             train(made(LLAMA), tmp_path / "run", hook)
+    assert not [*tmp_path.glob("run/checkpoints/step-*")]
+
+
+def test_a_model_that_its_config_does_not_give_again_is_refused_before_the_first_update(
+    made: Made, transformers: Any, tmp_path: Path
+) -> None:
+    class Mine(transformers.LlamaForCausalLM):
+        def __init__(self, config: Any, more: int) -> None:
+            super().__init__(config)
+
+    changed: Any = made(LLAMA)
+    changed.lm_head = nn.Linear(32, 50)
+    for model, said in (
+        (Mine(changed.config, 1), r"by `Mine\(model.config\)`, but this raised TypeError: .* 'more'"),
+        (changed.float(), r"but this has another `lm_head.bias`; leave the hook out, and write the folder by"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            train(model, tmp_path / "run", SavePretrained())
     assert not [*tmp_path.glob("run/checkpoints/step-*")]
 
 
