@@ -8,7 +8,7 @@ import torch
 from launched import group_of_ranks, strategy_named
 from torch import Tensor, nn
 
-from evenstep import Evaluate, Hook, Logging, MapData, Task, Trainer
+from evenstep import Engine, Evaluate, Hook, Logging, MapData, Task, Trainer
 from evenstep.errors import EvenstepError
 from evenstep.events import UpdateEnd
 
@@ -98,3 +98,27 @@ def outcome(case: str) -> tuple[Any, bool, int]:
     except EvenstepError as error:
         ended = f"{type(error).__name__}: {error}"
     return ended, time.monotonic() - began < TIMEOUT_S / 2, len(written)
+
+
+USES: dict[str, Callable[[Engine, Any, Any], object]] = {
+    "state_dict": lambda engine, outcome, batch: engine.state_dict(),
+    "evaluate": lambda engine, outcome, batch: engine.evaluate(batch),
+    "metrics": lambda engine, outcome, batch: outcome.metrics(),
+}
+
+
+def of_engine(kind: str, use: str) -> str:
+    """What the loop of one's own is told in which the first rank alone does something between two updates."""
+    group, batch = group_of_ranks(TIMEOUT_S), (torch.ones(2, 4), torch.ones(2, 1))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    engine = Engine(model, Square(), optimizer, strategy=strategy_named(kind, group), device="cpu")
+    outcome = engine.update(batch)
+    try:
+        if group.rank == 0:
+            USES[use](engine, outcome, batch)
+        engine.update(batch)
+    except EvenstepError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""

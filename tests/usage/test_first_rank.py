@@ -25,3 +25,12 @@ def test_ranks_that_wait_for_a_hook_of_the_first_in_vain_are_told_which_one_it_i
     """Nobody can know before that only the first rank comes to it."""
     (first, *_), (second, *_) = on_ranks(2, programs.outcome, "an evaluation if this is the first")
     assert "in update 2, in `after_update` of hook `AtSecond`" in first, (first, second)
+
+
+@pytest.mark.parametrize(
+    "kind, use", [("fsdp", "state_dict"), ("zero1", "state_dict"), ("ddp", "evaluate"), ("ddp", "metrics")]
+)
+def test_what_the_first_rank_alone_asks_of_an_engine_is_named_on_both(kind: str, use: str) -> None:
+    where = f"rank 0 waits to gather values in update 1, in `{use}`; rank 1 waits to gather values in update 2. What"
+    for told in on_ranks(2, programs.of_engine, kind, use):
+        assert told.startswith("LostRankError") and where in told, told

@@ -34,6 +34,7 @@ from evenstep.optim.schedules import LrSchedule
 from evenstep.optim.step import let_begin_late
 from evenstep.options import Training, check_length
 from evenstep.parallel import Strategy
+from evenstep.parallel.inside import inside
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used, not_copied
 from evenstep.train.engine_events import EVALUATION, around_evaluation, around_update
@@ -255,7 +256,7 @@ class Engine:
             microbatches: as for `update`.
         """
         self.require_own_format("evaluate")
-        with self.together():
+        with self.together(), inside("`evaluate`", alone=False):
             batch = OneBatch(replace(global_batch(microbatches, Position(), self.reducers.group), ends_epoch=True))
         context = self.parts.context
         apart = replace(context, storage=build_storage(context.tasks, context.device))
@@ -302,7 +303,10 @@ class Engine:
         schedule = self.core.learning_rates.state_dict()
         tasks = states_of(self.parts.context.tasks)
         own = {"progress": self.progress.state_dict(), "tasks": tasks, "lr_schedule": schedule}
-        return {**self.tensors(whole=True), **own, "run": self.described()}
+        with inside("`state_dict`", alone=False):
+            if self.parts.execution.part_held[1] > 1:
+                self.reducers.group.gather(None)  # what gathers shards would not notice that a rank is elsewhere
+            return {**self.tensors(whole=True), **own, "run": self.described()}
 
     def described(self) -> Tree:
         """What the run is, as a state has it: its seed, its precision, and the settings of its updates.
@@ -565,5 +569,6 @@ class Engine:
             self.after_update(self.progress.update)
 
     def _metrics(self, update: int) -> Mapping[str, float]:
-        records = self.storage.settle(self.group.gather)
+        with inside("`metrics`", alone=False):
+            records = self.storage.settle(self.group.gather)
         return {record.name.removeprefix("train/"): record.value for record in records if record.update == update}
