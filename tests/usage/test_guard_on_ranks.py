@@ -25,3 +25,7 @@ def test_a_shard_without_a_micro_batch_takes_part_when_attributes_are_looked_at(
     ended = on_ranks(2, programs.train, "fsdp", "sum", True, 4)
     assert not any(isinstance(one, Failed) for one in ended), ended
     assert ended == on_ranks(2, programs.train, "fsdp", "sum", False, 4)
+
+
+def test_attributes_are_looked_at_where_no_shard_has_anything_to_run_of_a_task() -> None:
+    assert on_ranks(2, programs.train_beside_weight_0, "fsdp") == [3, 3]

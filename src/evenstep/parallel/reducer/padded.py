@@ -71,6 +71,8 @@ class PaddedReducer(ShardedReducer):
         told = self.group.sum_floats(here)
         counts, have = told[: self.group.ranks], told[self.group.ranks :]
         self._order.reset(kind)
+        if not any(counts):
+            return
         if not all(have):
             giver = have.index(1.0)
             given = self.group.gather(example if self.group.rank == giver else None)[giver]
