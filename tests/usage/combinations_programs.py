@@ -107,7 +107,7 @@ class Plan(evenstep.Hook):
             self.trainer.request_stop("enough")
 
 
-def data_of(what: dict[str, Any], sizes: Any, seed: int) -> Mixture:
+def data_of(what: dict[str, Any], sizes: Any, seed: int, end: Any = "cycle") -> Mixture:
     dtype = torch.float64 if what["precision"] == "32-true" else torch.float32
     draw = torch.Generator().manual_seed(seed)
     made: dict[str, Any] = {}
@@ -115,7 +115,7 @@ def data_of(what: dict[str, Any], sizes: Any, seed: int) -> Mixture:
         inputs = torch.randn(17 - 4 * number, 4, generator=draw, dtype=torch.float64).to(dtype)
         points = [(one, one.sum().sin(), torch.tensor(float(k % 3), dtype=dtype)) for k, one in enumerate(inputs)]
         made[name] = MapData(points, global_batch_size=sizes, micro_batch_size=what["micro"])
-    return Mixture(made)
+    return Mixture(made, end=end)
 
 
 def went(seed: int, go: int, folder: str, group: Any) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def went(seed: int, go: int, folder: str, group: Any) -> dict[str, Any]:
         strategy=strategy_named(strategy, group) if group is None or group.ranks > 1 else Ordered(group),
         precision=what["precision"],
         lr_schedule=what["lr"],
-        evaluations=data_of(what, 4, 2),
+        evaluations=data_of(what, 4, 2, "max"),
         hooks=[
             Plan(what["fault"] if is_hit else "", what["at"][1], what["stop"] if go == 0 else None),
             evenstep.Evaluate(every_updates=2),

@@ -502,6 +502,17 @@ def test_a_run_that_is_stopped_within_the_mixtures_epoch_goes_on_with_the_same_b
     assert all(torch.equal(value, stopped[name]) for name, value in straight.items())
 
 
+def test_an_evaluation_that_repeats_or_leaves_out_samples_of_a_task_is_refused(several: Any) -> None:
+    data = {
+        name: MapData(several.samples(n, 9), global_batch_size=2, shuffle=False) for name, n in (("a", 5), ("b", 3))
+    }
+    for end, task in (("cycle", "b"), ("min", "a")):
+        with pytest.raises(ArgumentError, match=rf"'valid' is a mixture .* of task `{task}` once, .* end=\"max\""):
+            trainer_of(several, several.model_of("a", "b"), evaluations={"valid": Mixture(data, end=end)})
+    alike = Mixture({"a": data["a"], "b": data["a"]})
+    assert trainer_of(several, several.model_of("a", "b"), evaluations=alike).evaluate()
+
+
 def test_the_model_must_be_in_the_mode_that_the_call_needs(several: Any) -> None:
     class Evals(Hook):
         def after_update(self, event: Any) -> None:
@@ -518,7 +529,8 @@ def test_the_model_must_be_in_the_mode_that_the_call_needs(several: Any) -> None
         trainer_of(several, model, hooks=[Evals()]).train()
     model = several.model_of("a", "b")
     with pytest.raises(TaskError, match="found the model in training mode"):
-        trainer_of(several, model, evaluations={"valid": mixture(several)}, hooks=[Trains()]).evaluate()
+        valid = Mixture(mixture(several).data, end="max")
+        trainer_of(several, model, evaluations={"valid": valid}, hooks=[Trains()]).evaluate()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import nn
 
 from evenstep.arguments import advice, require_flag, said
-from evenstep.data import Data
+from evenstep.data import Data, Mixture
 from evenstep.errors import ArgumentError
 from evenstep.options import Training
 from evenstep.pipeline import PipelineModel
@@ -44,6 +44,11 @@ def check_tasks(
             raise ArgumentError(
                 f"the evaluation '{name}' reads the stream that `data` reads, a {type(one.has_one_reader).__name__}, "
                 f"and each would go on where the other has stopped; give it a stream of its own."
+            )
+        if isinstance(one, Mixture) and (task := one.not_taken_once(seed=0)):
+            raise ArgumentError(
+                f"the evaluation '{name}' is a mixture whose epoch does not take each sample of task `{task}` once, so "
+                f'its metrics would not be those of the set; write `Mixture(…, end="max")`.'
             )
     for name, task in by_name.items():
         _check_methods(type(task))
