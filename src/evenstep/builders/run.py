@@ -4,7 +4,7 @@ What is wrong in one place does not hide what is wrong in another, but what only
 the recipe is called.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,6 +28,7 @@ def open_run(path: Path, settings: Sequence[Setting] = ()) -> Generator[OpenRun]
     Raises:
         ConfigError: with everything that is wrong.
     """
+    _check_utf8([str(path.resolve()), *(setting.text for setting in settings)])
     config, invalid = read(path, settings)
     found = [*broken_rules(config), *refused(config)]
     folder = path.resolve().parent
@@ -45,6 +46,19 @@ def open_run(path: Path, settings: Sequence[Setting] = ()) -> Generator[OpenRun]
         if faults:
             raise ConfigError(faults) from next(iter(causes), None)
         yield OpenRun(config=with_paths(config, calls), calls=calls, recipe=recipe.resolve())
+
+
+def _check_utf8(texts: Iterable[str]) -> None:
+    """Raise ConfigError for a path that the files of a run could not hold, so that nothing could go on from them."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            fault = (
+                f"{text!a} has bytes that are no UTF-8, which the files of a run can't hold; rename it, or set "
+                f"`LC_ALL=C.UTF-8` if only the locale is another."
+            )
+            raise ConfigError([fault]) from None
 
 
 def _said(invalid: Sequence[Fault], found: Sequence[Fault]) -> list[str]:

@@ -1,3 +1,4 @@
+import os
 import re
 import sys
 import tomllib
@@ -177,6 +178,17 @@ def test_every_key_that_others_are_answered_with_is_one() -> None:
     said = {key for text in (*answers, *other_trainers.FOR_ALL) for key in re.findall(r"`([a-z_]+\.[a-z_.]+)", text)}
     others = ("torch.", "evenstep.", "logging.", "self.", "report.html")
     assert [key for key in said if key not in known and not key.startswith(others)] == []
+
+
+@pytest.mark.parametrize(("path", "runs"), [(b"caf\xe9/run.toml", b"runs"), (b"run.toml", b"caf\xe9")])
+def test_a_path_that_no_file_of_a_run_could_hold_is_refused(recipe: Path, path: bytes, runs: bytes) -> None:
+    with (
+        pytest.raises(
+            ConfigError, match=r"caf\\udce9.* has bytes that are no UTF-8, which the files of a run can't hold"
+        ),
+        open_run(recipe / os.fsdecode(path), from_arguments(["--runs", os.fsdecode(runs)])),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("given", ["--folder", "--output_dir", "--train.output_dir", "--checkpoint.dirpath"])
