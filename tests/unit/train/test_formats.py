@@ -247,7 +247,7 @@ def test_an_object_of_ones_own_whose_tensors_nobody_casts_is_explained_and_what_
 
     with pytest.raises(RuntimeError, match="dtype") as raised:
         engine_of(Own(3, 1), name, task=Wrapping(), train=Training(check_loss=False)).update(points())
-    [note] = raised.value.__notes__
+    *_, note = raised.value.__notes__
     assert note.startswith(f"With precision '{name}' the parameters are") and "`x.to(self.weight.dtype)`" in note
     assert_trains(Own(3, 1), name)
 

@@ -313,12 +313,12 @@ def explain_inputs(error: Exception, task: Task, inputs: Any, module: nn.Module)
     The model was called with what `Line.inputs` gives, float64 [4, 2] on cpu; its parameters are float32 on cpu. ...
     """
     text, kind = str(error), type(task).__name__
-    if isinstance(error, EvenstepError) or is_out_of_memory(error) or not _OF_INPUTS.search(text):
+    given = tensors_in(inputs)
+    if not given or isinstance(error, EvenstepError) or is_out_of_memory(error) or not _OF_INPUTS.search(text):
         return
-    given, own = tensors_in(inputs), next((one for one in module.parameters() if one.is_floating_point()), None)
+    own = next((one for one in module.parameters() if one.is_floating_point()), None)
     places = " and ".join(sorted({str(one.device) for one in given}))
-    note = f"The model was called with what `{kind}.inputs` gives, {contents(inputs, formats=True)}"
-    note += f" on {places}" if places else ""
+    note = f"The model was called with what `{kind}.inputs` gives, {contents(inputs, formats=True)} on {places}"
     if own is None:
         error.add_note(f"{note}.")
         return
@@ -331,7 +331,7 @@ def explain_inputs(error: Exception, task: Task, inputs: Any, module: nn.Module)
         note += f" Leave the batch on the device that `transform` and `inputs` get it on, or `x.to('{own.device}')`."
     elif "type" in text and any(one.is_floating_point() and one.dtype != own.dtype for one in given):
         note += f" If the formats are what does not fit, {give} `{kind}.inputs`."
-    elif "type" in text and _WHOLE.search(text) and given:
+    elif "type" in text and _WHOLE.search(text):
         if any(not one.is_floating_point() for one in given):
             note += f" If whole numbers are to be computed with, not looked up, {give} `{kind}.inputs`."
         else:
