@@ -530,6 +530,7 @@ LOADERS = {
     "batch sampler": lambda: DataLoader(PAIRS, batch_sampler=[[0, 1, 2, 3], [4, 5, 6, 7]]),
     "drop_last": lambda: DataLoader(PAIRS, batch_size=3, drop_last=True),
     "worker_init_fn": lambda: DataLoader(PAIRS, batch_size=4, worker_init_fn=print),
+    "start of workers": lambda: DataLoader(PAIRS, batch_size=4, num_workers=1, multiprocessing_context="spawn"),
 }
 
 
