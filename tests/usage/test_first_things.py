@@ -206,7 +206,7 @@ def test_an_error_of_the_loss_says_what_the_loss_was_called_with() -> None:
     trainer = _with(loss=lambda self, output, target: (output - target).square().sum())
     with pytest.raises(TypeError) as raised:
         trainer.train()
-    assert "and the whole batch (`[0]` [4, 2], `[1]` [4, 1])." in raised.value.__notes__[0]
+    assert "and the whole batch (`[0]` float32 [4, 2], `[1]` float32 [4, 1])." in raised.value.__notes__[0]
 
 
 def _loss(**given: Any) -> Any:
