@@ -151,7 +151,7 @@ def rows_of(dataset: object) -> Callable[[list[int]], list[Tensor]] | None:
     """Takes many rows of a `TensorDataset`, or of a `Subset` of one, at once: what `default_collate` makes of them,
     without the copying; None for any other dataset.
 
-    >>> rows_of(TensorDataset(torch.arange(5)))([4, 0])
+    >>> rows_of(Subset(TensorDataset(torch.arange(5)), [-1, 0]))([0, 1])
     [tensor([4, 0])]
     """
     choices: list[Sequence[int]] = []
@@ -166,5 +166,7 @@ def rows_of(dataset: object) -> Callable[[list[int]], list[Tensor]] | None:
 def _rows(tensors: Sequence[Tensor], choices: list[Sequence[int]], rows: list[int]) -> list[Tensor]:
     for choice in choices:
         rows = [choice[row] for row in rows]
-    index = torch.as_tensor(np.array(rows))  # a third of the time of torch.tensor(rows)
+    places = np.array(rows)
+    places[places < 0] += len(tensors[0])  # which count from the end
+    index = torch.as_tensor(places)  # a third of the time of torch.tensor(rows)
     return [tensor.index_select(0, index) for tensor in tensors]

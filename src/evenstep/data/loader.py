@@ -228,7 +228,8 @@ class Workers:
 
     def _loss(self, error: Exception, waiting_for: str) -> DataError:
         self.lost = True
-        what = f"the {self._num_workers} data workers did not deliver {waiting_for}: {clause(str(error))}"
+        why = clause(str(error) or type(error).__name__)
+        what = f"the {self._num_workers} data workers did not deliver {waiting_for}: {why}"
         if isinstance(error, OSError) and error.errno == EMFILE:
             return DataError(f"{what}. Raise the limit, `ulimit -n 65536`, or use fewer workers.")
         return DataError(

@@ -178,10 +178,12 @@ class Mixture(Data):
         >>> Mixture(data).not_taken_once(seed=1), Mixture(data, end="max").not_taken_once(seed=1)
         ('box', '')
         """
-        walk = self._walk(seed)
+        walk, once = self._walk(seed), Position(1, 0)
         while self._end != "max" and not walk.position.epoch:
             walk.step()
-        return next((name for name, place in walk.places.items() if walk.number and place != Position(1, 0)), "")
+            if again := next((name for name, place in walk.places.items() if place > once), ""):
+                return again  # not only then: an epoch of tasks that are drawn seldom is long
+        return next((name for name, place in walk.places.items() if walk.number and place != once), "")
 
     @property
     def knows_length(self) -> bool:
