@@ -180,7 +180,7 @@ def _tasks(config: Config) -> Iterator[Fault]:
         "weights": "tasks.NAME.sampling_weight",
         "repeats": "tasks.NAME.repeats",
     }
-    yield from faults_of(partial(check_windows, windows_of(config), names), keys)
+    yield from faults_of(partial(check_windows, windows_of(config), names, config.train.updates), keys)
     yield from faults_of(lambda: build_mixing(config).check(names), keys)
     if names:
         keys = {"coefficients": "coefficients.regression", "schedules": "tasks.NAME.coefficient_schedule"}

@@ -170,6 +170,10 @@ class Mixture(Data):
         walk = self._walk(seed)
         return [walk.step() for _ in range(count)]
 
+    def check(self, updates: int | None) -> None:
+        """Raise ArgumentError if no task takes part in the last of so many updates, if known."""
+        check_windows(self._windows, self.tasks, updates)
+
     def not_taken_once(self, *, seed: int) -> str:
         """The first task whose samples are not in exactly one batch each of the first epoch; "" if there is none.
 
@@ -292,8 +296,14 @@ def _check_task(name: str, data: Data) -> None:
         )
 
 
-def check_windows(windows: Windows, tasks: Sequence[str]) -> None:
-    """Raise ArgumentError for updates between which a task, or any of `tasks`, can't take part."""
+def check_windows(windows: Windows, tasks: Sequence[str], updates: int | None = None) -> None:
+    """Raise ArgumentError for updates between which a task, or any of `tasks`, can't take part.
+
+    Args:
+        windows: of the tasks that do not take part in all updates.
+        tasks: all.
+        updates: of the run; None if that is not known.
+    """
     check_known("windows", windows, tasks)
     for name, window in windows.items():
         several = isinstance(cast("object", window), tuple | list) and len(window) == 2
@@ -320,9 +330,14 @@ def check_windows(windows: Windows, tasks: Sequence[str]) -> None:
                 f"before update {first}, but ends at {end}; else no task takes part in between."
             )
         if last is None:
-            break
+            return
         if last > end:
             end, last_of = last, name
+    if last_of and updates is not None and updates > end:
+        raise ArgumentError(
+            f"`windows` of task `{last_of}` must end with update {updates}, the last of the run, or later, as no other "
+            f"task takes part after it, but ends at {end}; write None for no end, or train for fewer updates."
+        )
 
 
 def _first(named: tuple[str, tuple[int, int | None]]) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from evenstep.checkpoint import Mirror
-from evenstep.data import Data, GlobalBatch
+from evenstep.data import Data, GlobalBatch, Mixture
 from evenstep.events import HookTrainer
 from evenstep.optim.schedules import plateaus_of
 from evenstep.options import Checkpointing, Failures, Logging
@@ -51,6 +51,8 @@ def build_loop(
         trainer, setup.group, hooks, followers, log=log, checkpoint=checkpoint, on_hook_error=failures.hook
     )
     planned = updates if epochs is None else updates_of(data, epochs, setup.seed)
+    if isinstance(data, Mixture):
+        data.check(planned)
     engine = Engine.of(setup, updates=planned, bus=reporter.bus, report=reporter.report)
     folder, config, train = trainer.folder, dict(checkpoint.config or {}), setup.train
     tryouts: list[Callable[[GlobalBatch], None]] = []

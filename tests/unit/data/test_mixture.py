@@ -192,6 +192,10 @@ def test_the_fingerprint_tells_mixtures_apart() -> None:
             "`windows` of task `a` must end at update 4 or later, .* but ends at 2",
         ),
         (lambda: Mixture(tasks(a=4), windows={"a": (3, None)}), "task `a` is the first to begin, at update 3"),
+        (
+            lambda: Mixture(tasks(a=4, b=2), windows={"a": (1, 8), "b": (1, 5)}).check(9),
+            "`windows` of task `a` must end with update 9, the last of the run, or later, .* but ends at 8",
+        ),
         (lambda: Mixture(tasks(), mixing=AllTasks(repeats={"d": 2})), "`repeats` names task `d`"),
         (lambda: AllTasks(repeats={"a": 0}), "`repeats` of task `a` must be a whole number"),
         (lambda: Mixture(tasks(), mixing=Sampled(weights={"a": 1.0})), "`weights` of task `b` must be given"),
