@@ -336,7 +336,7 @@ def check_windows(windows: Windows, tasks: Sequence[str], updates: int | None = 
     if last_of and updates is not None and updates > end:
         raise ArgumentError(
             f"`windows` of task `{last_of}` must end with update {updates}, the last of the run, or later, as no other "
-            f"task takes part after it, but ends at {end}; write None for no end, or train for fewer updates."
+            f"task takes part after it, but ends at {end}; give it no end, or train for fewer updates."
         )
 
 
