@@ -78,6 +78,7 @@ CASES: dict[str, tuple[str, Callable[..., Hook], Callable[[Any], object]]] = {
 def outcome(case: str) -> tuple[Any, bool, int]:
     """How a run ends, by its updates or its error; whether before ranks give each other up; how much is written."""
     kind, make, act = CASES[case]
+    group = group_of_ranks(5.0 if act is if_first else TIMEOUT_S)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     trainer = Trainer(
@@ -88,7 +89,7 @@ def outcome(case: str) -> tuple[Any, bool, int]:
         evaluations={"valid": MapData(POINTS, global_batch_size=4)},
         updates=4,
         device="cpu",
-        strategy=strategy_named(kind, group_of_ranks(5.0 if act is if_first else TIMEOUT_S)),
+        strategy=strategy_named(kind, group),
         hooks=[make(act), Evaluate(every_updates=4)],
         log=Logging(writers=()),
     )
@@ -97,7 +98,9 @@ def outcome(case: str) -> tuple[Any, bool, int]:
         ended: Any = trainer.train().update
     except EvenstepError as error:
         ended = f"{type(error).__name__}: {error}"
-    return ended, time.monotonic() - began < TIMEOUT_S / 2, len(written)
+    at_once = time.monotonic() - began < TIMEOUT_S / 2
+    group.close()  # as at a script's end: who holds the others' store leaves when they know why it fails
+    return ended, at_once, len(written)
 
 
 USES: dict[str, Callable[[Engine, Any, Any], object]] = {
@@ -121,4 +124,6 @@ def of_engine(kind: str, use: str) -> str:
         engine.update(batch)
     except EvenstepError as error:
         return f"{type(error).__name__}: {error}"
+    finally:
+        group.close()
     return ""
