@@ -15,8 +15,8 @@ from evenstep.config.arguments import Call
 from evenstep.config.schema import FailuresTable
 from evenstep.config.schema_data import DataTable, EvaluationTable
 from evenstep.config.section import Section
-from evenstep.config.tasks import largest
 from evenstep.data import Data, FirstBatches, MapData, Reading, StreamData
+from evenstep.data.batch_sizes import largest
 from evenstep.errors import ConfigError, DataError, EvenstepError
 
 

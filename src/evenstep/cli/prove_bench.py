@@ -26,8 +26,9 @@ from evenstep.config.schema import Config
 from evenstep.config.schema_data import DataTable
 from evenstep.config.sources import Setting, settings_in
 from evenstep.config.target import loaded_from
-from evenstep.config.tasks import data_tables, largest, schedules_of
+from evenstep.config.tasks import data_tables, schedules_of
 from evenstep.data import Data, FirstBatches
+from evenstep.data.batch_sizes import largest
 from evenstep.errors import DataError, EvenstepError
 from evenstep.events import Hook
 from evenstep.extras.prove.subject import Cut, Subject, Variant

@@ -22,12 +22,3 @@ def schedules_of(config: Config) -> dict[str, AnySchedule]:
         f"optimizer.groups.{name}.lr_schedule": group.lr_schedule for name, group in config.optimizer.groups.items()
     }
     return {"lr_schedule": config.lr_schedule, **{key: one for key, one in keys.items() if one is not None}}
-
-
-def largest(size: int | tuple[tuple[int, int], ...] | None) -> int | None:
-    """The largest of the sizes of global batches over a run.
-
-    >>> largest(8), largest(((1, 8), (100, 32), (200, 16)))
-    (8, 32)
-    """
-    return max(one for _, one in size) if isinstance(size, tuple) else size

@@ -120,6 +120,15 @@ def batch_sizes(name: str, given: object, unit: Unit) -> BatchSizes:
     return BatchSizes(begins=tuple(begin - 1 for begin, _ in pairs), sizes=tuple(size for _, size in pairs), unit=unit)
 
 
+def largest(size: int | Sequence[tuple[int, int]] | None) -> int | None:
+    """The largest of the sizes of global batches over a run.
+
+    >>> largest(8), largest(((1, 8), (100, 32), (200, 16)))
+    (8, 32)
+    """
+    return max(one for _, one in size) if isinstance(size, Sequence) else size
+
+
 def check_micro_batch(name: str, given: object, whole: int | Sequence[tuple[int, int]] | None) -> None:
     """Raise ArgumentError for micro-batches that are larger than every global batch: one of the two is wrong.
 
@@ -128,10 +137,10 @@ def check_micro_batch(name: str, given: object, whole: int | Sequence[tuple[int,
         given: the limit of that name; what is no number sets none.
         whole: the global batches are limited so, all alike or by pairs (n, size); None where they are not.
     """
-    largest = max(size for _, size in whole) if isinstance(whole, Sequence) else whole
-    if isinstance(given, int) and largest is not None and given > largest:
+    most = largest(whole)
+    if isinstance(given, int) and most is not None and given > most:
         other, unit = name.replace("micro", "global"), "tokens" if "tokens" in name else "samples"
         raise ArgumentError(
-            f"`{name}` must be at most the `{other}` of {largest}, but is {given}; lower it, or raise `{other}`, which "
+            f"`{name}` must be at most the `{other}` of {most}, but is {given}; lower it, or raise `{other}`, which "
             f"is the {unit} of one update over all ranks."
         )
