@@ -191,8 +191,8 @@ class Data(ABC):
         return False
 
     @property
-    def has_one_reader(self) -> object:
-        """What it reads, if that knows its own place and so must not be read by others meanwhile; else None."""
+    def unshared_stream(self) -> object:
+        """The stream that it reads, if that keeps its own place, so that no other data may read it; else None."""
         return None
 
     def to_cut_finer(self, samples: int) -> str:

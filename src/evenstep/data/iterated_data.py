@@ -122,7 +122,7 @@ class IteratedData(Data):
         return self._stateful is not None
 
     @property
-    def has_one_reader(self) -> object:
+    def unshared_stream(self) -> object:
         return self._stream if self._stateful is not None or isinstance(self._stream, Iterator) else None
 
     def try_resume(self) -> str:

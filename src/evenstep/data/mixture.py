@@ -318,7 +318,9 @@ def check_windows(windows: Windows, tasks: Sequence[str], updates: int | None = 
                 f"`windows` of task `{name}` must end at its first update, {first}, or later, but ends at {last}."
             )
     end, last_of = 0, ""  # until where no update is without a task, and the task that ends there
-    for name, (first, last) in sorted(((name, windows.get(name, (1, None))) for name in tasks), key=_first):
+    for name, (first, last) in sorted(
+        ((name, windows.get(name, (1, None))) for name in tasks), key=lambda one: one[1][0]
+    ):
         if first > end + 1 and not end:
             raise ArgumentError(
                 f"no task takes part in the first update: task `{name}` is the first to begin, at update {first}; let "
@@ -338,7 +340,3 @@ def check_windows(windows: Windows, tasks: Sequence[str], updates: int | None = 
             f"`windows` of task `{last_of}` must end with update {updates}, the last of the run, or later, as no other "
             f"task takes part after it, but ends at {end}; give it no end, or train for fewer updates."
         )
-
-
-def _first(named: tuple[str, tuple[int, int | None]]) -> int:
-    return named[1][0]

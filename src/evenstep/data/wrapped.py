@@ -69,8 +69,8 @@ class WrappedData(Data):
         return self.data.state_is_of_rank
 
     @property
-    def has_one_reader(self) -> object:
-        return self.data.has_one_reader
+    def unshared_stream(self) -> object:
+        return self.data.unshared_stream
 
     def to_cut_finer(self, samples: int) -> str:
         return self.data.to_cut_finer(samples)

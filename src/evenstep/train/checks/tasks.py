@@ -40,9 +40,10 @@ def check_tasks(
         _check_names("`data`", data.tasks, by_name)
     for name, one in evaluations.items():
         _check_names(f"the evaluation '{name}'", one.tasks, by_name)
-        if data is not None and one.has_one_reader is not None and one.has_one_reader is data.has_one_reader:
+        stream = one.unshared_stream
+        if data is not None and stream is not None and stream is data.unshared_stream:
             raise ArgumentError(
-                f"the evaluation '{name}' reads the stream that `data` reads, a {type(one.has_one_reader).__name__}, "
+                f"the evaluation '{name}' reads the stream that `data` reads, a {type(stream).__name__}, "
                 f"and each would go on where the other has stopped; give it a stream of its own."
             )
         if isinstance(one, Mixture) and (task := one.not_taken_once(seed=0)):
