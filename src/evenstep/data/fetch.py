@@ -143,30 +143,34 @@ class Fetcher(Dataset[Reply]):
         """Answer the first request, and say which generators are drawn from that no sample's number decides."""
         own = own_generators(self._dataset, self._collate)
         before = {name: generator_state(one) for name, one in own.items()}
-        collate, drawn = self._collate, list[bool]()
+        collate, passes = self._collate, list[tuple[object, object]]()
 
         def watched(samples: list[Any]) -> object:
             fresh = global_states()
             batch = collate(samples)
-            drawn.append(global_states() != fresh)
+            passes.append((fresh, global_states()))
             return batch
 
-        self._collate = watched
+        self._collate = collate if collate is DEFAULT_COLLATE else watched  # the default draws nothing
         try:
             reply = self._tried(request)
+            after = {name: generator_state(one) for name, one in own.items()}
+            moved = [name for name in own if not alike(before[name], after[name])]
+            draws = any(fresh != left for fresh, left in passes)
+            if not (moved or draws) or reply.failure is not None or request.microbatch > 0:
+                return reply  # one worker's word is enough
+            first = passes.copy()
+            passes.clear()
+            again = self._tried(request)
         finally:
             self._collate = collate
-        if any(drawn) and request.microbatch == 0:
+        for name, one in own.items():
+            set_generator_state(one, after[name])
+        if draws and passes == first:  # else another thread has drawn meanwhile
             name = getattr(collate, "__name__", type(collate).__name__)
             faults.append(DataFault(message=_DRAWN_AT_ONCE.format(name=name)))
-        after = {name: generator_state(one) for name, one in own.items()}
-        moved = [name for name in own if not alike(before[name], after[name])]
-        if moved and reply.failure is None and request.microbatch == 0:  # one worker's word is enough
-            again = self._tried(request)  # some seed their own for each sample
-            for name, one in own.items():
-                set_generator_state(one, after[name])
-            if not alike(reply.data, again.data):
-                faults.append(DataFault(message=_OWN_GENERATORS.format(names=", ".join(f"`{name}`" for name in moved))))
+        if moved and not alike(reply.data, again.data):  # some seed their own for each sample
+            faults.append(DataFault(message=_OWN_GENERATORS.format(names=", ".join(f"`{name}`" for name in moved))))
         return reply
 
     def _tried(self, request: Request) -> Reply:

@@ -139,6 +139,30 @@ def test_what_collate_draws_for_a_micro_batch_as_a_whole_is_said_once(num_worker
     assert said([1.0, 2.0, 3.0, 4.0], num_workers, collate=torch.tensor) == []
 
 
+def test_nothing_is_said_of_what_another_thread_draws_meanwhile() -> None:
+    meanwhile = [1]
+
+    def collate(samples: list[Any]) -> torch.Tensor:
+        if meanwhile:
+            torch.rand(meanwhile.pop())
+        return torch.tensor(samples)
+
+    assert said([1.0, 2.0, 3.0, 4.0], collate=collate) == [] and not meanwhile
+
+
+def test_looking_at_a_collate_that_draws_draws_nothing_from_generators_of_the_datasets_own() -> None:
+    rng = torch.Generator().manual_seed(5)
+    data = MapData(
+        Noisy(rng, of_torch),
+        global_batch_size=2,
+        shuffle=False,
+        num_epochs=1,
+        collate=lambda samples: (torch.stack(samples), torch.rand(())),
+    )
+    seen = torch.cat([batch.microbatches[0].data[0] for batch in data.batches(Position(), seed=1)])
+    assert torch.equal(seen, torch.stack([of_torch(rng.manual_seed(5))] + [of_torch(rng) for _ in range(7)]))
+
+
 def test_looking_for_generators_draws_nothing_from_them() -> None:
     rng = torch.Generator().manual_seed(5)
     data = MapData(Noisy(rng, of_torch), global_batch_size=2, shuffle=False, num_epochs=1)
