@@ -15,7 +15,7 @@ from evenstep.train.side_effects import evaluating, without_side_effects
 _TOKENS = 8
 
 
-def _tokens_for(model: nn.Module) -> tuple[Tensor, Tensor] | None:
+def tokens_for(model: nn.Module) -> tuple[Tensor, Tensor] | None:
     """Some tokens `[length]` to try a model on, and its embeddings of them; None where it has no such embeddings."""
     embeddings: Any = getattr(model, "get_input_embeddings", None)
     found: object = None if embeddings is None else embeddings()
@@ -29,7 +29,7 @@ def counts_padding(model: nn.Module) -> bool:
 
     So it is where places are counted from the left, as those of GPT-2 are unless `position_ids` are given.
     """
-    if (given := _tokens_for(model)) is None:
+    if (given := tokens_for(model)) is None:
         return False
     tokens, weight = given
     padded = torch.cat([tokens[:2], tokens])
@@ -51,7 +51,7 @@ def counts_padding(model: nn.Module) -> bool:
 
 def check_causal(model: nn.Module) -> None:
     """Raise ArgumentError if another last token moves the scores of those before it."""
-    if (given := _tokens_for(model)) is None:
+    if (given := tokens_for(model)) is None:
         return
     tokens, weight = given
     other = tokens.clone()

@@ -32,6 +32,7 @@ from evenstep.hf.outputs import (
     tensor_of,
     weights_of,
 )
+from evenstep.hf.own_loss import compare_own_loss
 from evenstep.internals import unwrapped
 from evenstep.train import Loss, Task
 
@@ -57,6 +58,7 @@ class _Tokens(Task):
 
     def prepare(self, model: nn.Module) -> None:
         check_whole(self, model)
+        compare_own_loss(type(self).__name__, model, lambda batch: self._counted(batch)[0])
         self._columns.look_at(model)
         if self._head is not None:
             self._head.attach(model)
