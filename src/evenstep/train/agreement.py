@@ -40,7 +40,8 @@ def check_agreement(loop: "Loop", train: Training) -> None:
     Args:
         train: how its updates are made.
     """
-    last, engine, ema = loop.updates or 1000, loop.engine, train.ema
+    engine, ema = loop.engine, train.ema
+    last = loop.updates or 1  # where nobody knows how many there are, a schedule may be for a few
     optimizer, groups, rates = engine.optimizer, engine.core.trained.names, engine.core.learning_rates
     run: dict[str, object] = {
         "evenstep": __version__,

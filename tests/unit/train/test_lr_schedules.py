@@ -372,3 +372,16 @@ def test_batch_sizes_that_change_are_resumed_at_their_border(unit: Any, stop: in
 def _epoch_of(epoch: int) -> list[Any]:
     data = MapData(POINTS, global_batch_size=1, num_epochs=epoch + 1)
     return [*data.batches(Position(epoch=epoch), seed=42)]
+
+
+def test_of_a_stream_of_unknown_length_a_schedule_is_asked_only_for_updates_that_it_makes() -> None:
+    class Given(LrSchedule):
+        def check(self, updates: int | None) -> None: ...
+
+        def __call__(self, update: int, updates: int | None) -> float:
+            return [1.0, 0.5, 0.25, 0.125, 0.1][update - 1]
+
+    rates = Rates()
+    data = StreamData([*POINTS], global_batch_size=4, exact_resume=False)
+    trainer_of(rates, Given(), data=data, epochs=1, updates=None).train()
+    assert [one[0] for one in rates.by_update.values()] == [0.5, 0.25, 0.125, 0.0625, 0.05]
