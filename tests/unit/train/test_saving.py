@@ -690,3 +690,27 @@ def test_another_thread_than_the_one_that_trains_can_ask_for_a_save_but_not_make
     trainer_of(tmp_path, hooks=[aside], updates=2).train()
     assert "`save` was called while another thread trains" in aside.said and "call `request_save`" in aside.said
     assert (tmp_path / "checkpoints" / "step-00000001").is_dir()
+
+
+def test_after_a_hook_that_could_not_load_its_state_nothing_is_trained_before_another_is_loaded(tmp_path: Path) -> None:
+    class Refuses(Hook):
+        refuses = True
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"seen": 1}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            if self.refuses:
+                raise ValueError("not that")
+
+    whole = trainer_of(tmp_path, hooks=[Refuses()])
+    whole.train()
+    state, hook = whole.state_dict(), Refuses()
+    trainer = trainer_of(tmp_path / "other", hooks=[hook], updates=12)
+    with pytest.raises(ValueError, match="not that"):
+        trainer.load_state_dict(state)
+    with pytest.raises(EvenstepError, match="it is that of no update; load another"):
+        trainer.train()
+    hook.refuses = False
+    trainer.load_state_dict(state)
+    assert trainer.train().update == 12
