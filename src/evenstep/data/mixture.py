@@ -183,7 +183,7 @@ class Mixture(Data):
         ('box', '')
         """
         walk, once = self._walk(seed), Position(1, 0)
-        while self._end != "max" and not walk.position.epoch:
+        while (self._end != "max" or self._windows) and not walk.position.epoch:
             walk.step()
             if again := next((name for name, place in walk.places.items() if place > once), ""):
                 return again  # not only then: an epoch of tasks that are drawn seldom is long

@@ -217,3 +217,9 @@ def test_a_position_that_does_not_exist_is_refused() -> None:
 def test_whether_samples_are_taken_once_is_known_without_waiting_for_a_task_that_is_hardly_ever_drawn() -> None:
     data = {name: MapData(range(8), global_batch_size=4) for name in ("a", "b")}
     assert Mixture(data, mixing=Sampled(weights={"a": 1.0, "b": 1e-12})).not_taken_once(seed=1) == "a"
+
+
+@pytest.mark.parametrize(("window", "left_out"), [((1, 1), "b"), ((50, 60), "b"), ((2, None), "")])
+def test_windows_that_leave_samples_out_of_an_epoch_are_seen(window: tuple[int, int | None], left_out: str) -> None:
+    data = {name: MapData(range(8), global_batch_size=4) for name in ("a", "b")}
+    assert Mixture(data, end="max", windows={"b": window}).not_taken_once(seed=1) == left_out

@@ -49,7 +49,7 @@ def check_tasks(
         if isinstance(one, Mixture) and (task := one.not_taken_once(seed=0)):
             raise ArgumentError(
                 f"the evaluation '{name}' is a mixture whose epoch does not take each sample of task `{task}` once, so "
-                f'its metrics would not be those of the set; write `Mixture(…, end="max")`.'
+                f'its metrics would not be those of the set; write `Mixture(…, end="max")`, without `windows`.'
             )
     for name, task in by_name.items():
         _check_methods(type(task))
