@@ -276,9 +276,16 @@ def test_a_graph_is_compiled_by_torchs_compiler_with_the_options_that_are_asked_
     assert asked[0]["triton.cudagraphs"] is True
 
 
-@pytest.mark.parametrize("approximate", ["none", "tanh"])
-def test_the_exact_gelu_of_float32_stays_one_kernel_on_a_cpu(approximate: str) -> None:
+@pytest.mark.parametrize(("approximate", "vectors"), [("none", "AVX2"), ("tanh", "AVX2"), ("none", "AVX512")])
+def test_the_exact_gelu_of_float32_stays_one_kernel_on_a_cpu_with_avx2(
+    approximate: str, vectors: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.compiler.reset()
+    kept: list[bool] = []
+    own = compiler._unless_exact
+    monkeypatch.setattr(compiler, "_unless_exact", lambda *given, **more: kept.append(True) or own(*given, **more))
+    compiler._decompositions.cache_clear()
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: vectors)
     x, weights = torch.randn(64, 512, requires_grad=True), torch.randn(64, 512)
 
     def bent(x: Tensor) -> Tensor:
@@ -287,8 +294,10 @@ def test_the_exact_gelu_of_float32_stays_one_kernel_on_a_cpu(approximate: str) -
     compiled = torch.compile(bent, backend=cast("Any", compiler.compile_graph), dynamic=False)
     results = [(output, *torch.autograd.grad(output, x, weights)) for output in (compiled(x), bent(x))]
     torch.testing.assert_close(*results)
-    if approximate == "none":
+    assert bool(kept) == (vectors == "AVX2")
+    if (approximate, vectors) == ("none", "AVX2"):
         assert all(map(torch.equal, *results))
+    compiler._decompositions.cache_clear()
 
 
 def test_what_the_users_own_values_are_is_compared_at_each_call_and_torchs_modules_are_not() -> None:
