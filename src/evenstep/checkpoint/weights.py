@@ -32,7 +32,7 @@ from evenstep.checkpoint.folders import (
     said_of_unsaved,
 )
 from evenstep.checkpoint.reader import CheckpointReader
-from evenstep.checkpoint.table import TensorEntry
+from evenstep.checkpoint.table import Table, TensorEntry
 from evenstep.checkpoint.tensorfile import bytes_of, read_header
 from evenstep.errors import ArgumentError, CheckpointError, clause
 from evenstep.names import LEARNED, TASK_PARAMETERS, by_plain_name
@@ -109,7 +109,7 @@ def open_weights(path: Path | str | StoredWeights, *, average: bool = False) -> 
             raise CheckpointError(f"`{path}` does not exist; give a run, a checkpoint, or a file of weights.")
         if path.name.endswith(INDEX_SUFFIX):
             return _of_index(path)
-        return _of_files(path, {path.name}) if path.suffix == SUFFIX else _of_torch(path)
+        return _of_file(path) if path.suffix == SUFFIX else _of_torch(path)
     except OSError as error:
         raise CheckpointError(f"`{error.filename or path}` cannot be read: {error.strerror}.") from error
 
@@ -156,7 +156,7 @@ def _of_folder(folder: Path) -> StoredWeights:
     if len(cut) == 1:
         return _of_index(cut[0])
     if len(whole) == 1 and not cut:
-        return _of_files(whole[0], {whole[0].name})
+        return _of_file(whole[0])
     there = ", ".join(f"`{path.name}`" for path in (*whole, *cut)) or "none"
     raise CheckpointError(
         said_of_unsaved(folder)
@@ -176,27 +176,37 @@ def _of_index(path: Path) -> StoredWeights:
         for name, file in cast("dict[object, object]", places).items()
     ):
         raise CheckpointError(f'`{path}` has no "weight_map" from names to files beside it; it is no index of weights.')
-    files = cast("dict[str, str]", places)
-    found = _of_files(path, set(files.values()))
-    lacking = [name for name in files if name not in found.outlines]
-    if lacking:
-        raise CheckpointError(
-            f"`{path}` names `{lacking[0]}`, which is not in `{files[lacking[0]]}`; fetch both again."
-        )
-    return found
+    return _of_files(path, cast("dict[str, str]", places))
 
 
-def _of_files(path: Path, names: set[str]) -> StoredWeights:
-    """The weights in safetensors files beside `path`."""
-    table: dict[str, tuple[Path, TensorEntry]] = {}
-    for name in sorted(names):
-        file = path.with_name(name)
-        try:
-            table |= {tensor: (file, entry) for tensor, entry in read_header(file).items()}
-        except FileNotFoundError as error:
-            raise CheckpointError(f"`{path}` names `{name}`, which is not there; fetch it as well.") from error
-        except BadFileError as error:
-            raise CheckpointError(f"`{file}` {clause(str(error))}; give a whole safetensors file.") from error
+def _of_file(path: Path) -> StoredWeights:
+    return _of_headers(path, {name: (path, entry) for name, entry in _header(path, path.name).items()})
+
+
+def _of_files(path: Path, places: Mapping[str, str]) -> StoredWeights:
+    """The weights in safetensors files beside the index `path`; each from the one that it names."""
+    headers = {file: _header(path, file) for file in sorted({*places.values()})}
+    for name, file in places.items():
+        if name not in headers[file]:
+            raise CheckpointError(f"`{path}` names `{name}`, which is not in `{file}`; fetch both again.")
+    there = {name: file for file, header in headers.items() for name in header}
+    return _of_headers(
+        path, {name: (path.with_name(at), headers[at][name]) for name, at in {**there, **places}.items()}
+    )
+
+
+def _header(path: Path, name: str) -> Table:
+    """What lies where in the safetensors file `name` beside `path`."""
+    file = path.with_name(name)
+    try:
+        return read_header(file)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"`{path}` names `{name}`, which is not there; fetch it as well.") from error
+    except BadFileError as error:
+        raise CheckpointError(f"`{file}` {clause(str(error))}; give a whole safetensors file.") from error
+
+
+def _of_headers(path: Path, table: Mapping[str, tuple[Path, TensorEntry]]) -> StoredWeights:
     plain = by_plain_name(table)
     outlines = {name: torch.empty(one.shape, dtype=one.dtype, device="meta") for name, (_, one) in plain.items()}
     return StoredWeights(

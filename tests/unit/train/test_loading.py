@@ -294,6 +294,37 @@ def test_stages_load_what_they_have_and_refuse_together(tmp_path: Path, on_ranks
     assert all(torch.equal(value, first.state_dict()[name]) for name, value in found)
 
 
+def test_an_index_says_which_of_several_files_a_tensor_is_taken_from(tmp_path: Path) -> None:
+    first, second = Net(1), Net(2)
+    hub = as_shards(first, tmp_path)
+    other = {name: torch.zeros_like(value) for name, value in first.state_dict().items()}
+    places: dict[str, str] = json.loads((hub / "model.safetensors.index.json").read_text())["weight_map"]
+    files = sorted(set(places.values()))
+    for file in files:
+        own = {name: value for name, value in first.state_dict().items() if places[name] == file}
+        save_file({**other, **own}, hub / file)
+    load_weights(second, hub)
+    assert same(first, second)
+
+    save_file(other, hub / "rest.safetensors")
+    places["head.bias"] = "rest.safetensors"
+    places["head.weight"] = files[0]
+    save_file({"head.bias": other["head.bias"]}, hub / files[0])
+    (hub / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    with pytest.raises(CheckpointError, match=rf"names `.*`, which is not in `{files[0]}`; fetch both again"):
+        load_weights(Net(2), hub)
+
+
+def test_an_index_may_have_the_names_of_a_compiled_model(tmp_path: Path) -> None:
+    first, second = Net(1), Net(2)
+    held = {f"_orig_mod.{name}": value for name, value in first.state_dict().items()}
+    save_file(held, tmp_path / "a.safetensors")
+    places = dict.fromkeys(held, "a.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    load_weights(second, tmp_path)
+    assert same(first, second)
+
+
 class Evil:
     """Would run something when unpickled."""
 
@@ -340,6 +371,10 @@ def test_what_can_not_be_read_is_refused_by_name(tmp_path: Path, capsys: pytest.
     for path in ("", None):
         with pytest.raises(ArgumentError, match=r"`path` must be that of a run.* but is .*; give it"):
             load_weights(model, cast("Any", path))
+    sparse = {**Net(1).state_dict(), "head.weight": Net(1).head.weight.detach().to_sparse()}
+    torch.save(sparse, tmp_path / "sparse.pt")
+    with pytest.raises(CheckpointError, match=r"`head.weight` in .* is sparse .*; save it as `to_dense\(\)`"):
+        load_weights(model, tmp_path / "sparse.pt")
     torch.save({"a": torch.zeros(1)}, tmp_path / "foreign.pt")
     with pytest.raises(CheckpointError, match=r"nothing in .* fits the model: of a it has none"):
         load_weights(model, tmp_path / "foreign.pt", partial=True)

@@ -274,7 +274,7 @@ def _compare(
     places = {name: _place(weights, name, names[name]) for name in wanted}
     found = {name: there[place] for name, place in places.items() if place in there}
     loaded = [name for name in found if found[name].shape == wanted[name].shape]
-    _check_formats(weights.source, {name: (found[name].dtype, wanted[name].dtype) for name in loaded})
+    _check_formats(weights.source, {name: (found[name], wanted[name]) for name in loaded})
     tied = {id(wanted[name]) for name in loaded}  # a file may hold tied weights under one of their names
     parameters = {id(one): name for name, one in named_parameters(unwrapped(model)).items()}
     return LoadedWeights(
@@ -293,9 +293,15 @@ def _compare(
     )
 
 
-def _check_formats(source: str, formats: Mapping[str, tuple[torch.dtype, torch.dtype]]) -> None:
+def _check_formats(source: str, tensors: Mapping[str, tuple[Tensor, Tensor]]) -> None:
     """Raise CheckpointError for values that mean something else in the model's format: (theirs, ours) by name."""
-    for name, (theirs, ours) in formats.items():
+    for name, (there, own) in tensors.items():
+        if there.layout != torch.strided:
+            raise CheckpointError(
+                f"`{name}` in `{source}` is sparse ({there.layout}), but the model's is not; save it as `to_dense()`, "
+                f"or name what else is meant by `only`."
+            )
+        theirs, ours = there.dtype, own.dtype
         if theirs.is_complex > ours.is_complex or (ours.is_floating_point and not theirs.is_floating_point):
             what = "their imaginary parts would be lost" if theirs.is_complex else "they may be quantised, with a scale"
             raise CheckpointError(
