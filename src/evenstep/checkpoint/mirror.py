@@ -54,9 +54,10 @@ class Mirror:
 
         self.address = f"{address.rstrip('/')}/{name}"
         protocol = address.partition("://")[0]
+        # of the kinds of store that are known here, only disks have folders, which must be made and removed
+        self._has_folders = protocol in ("file", "local")
         try:
-            # of the kinds of store that are known here, only disks have folders that must be made
-            found: tuple[Any, str] = url_to_fs(self.address, **({"auto_mkdir": True} if protocol == "file" else {}))
+            found: tuple[Any, str] = url_to_fs(self.address, **({"auto_mkdir": True} if self._has_folders else {}))
         except ImportError as error:
             if protocol in _EXTRAS:
                 raise MissingExtraError(*_EXTRAS[protocol]) from error
@@ -183,6 +184,9 @@ class Mirror:
             for file in files:
                 with suppress(FileNotFoundError):
                     self._store.rm_file(f"{self._root}/{name}/{file}")
+            if files and self._has_folders:
+                with suppress(OSError):  # a file that is open elsewhere keeps a name on NFS
+                    self._store.rmdir(f"{self._root}/{name}")
 
     def clean(self) -> list[str]:
         """Remove what killed processes have left half copied, or half removed; gives a sentence for each thing done."""

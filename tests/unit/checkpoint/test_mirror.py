@@ -169,6 +169,18 @@ def test_saves_are_copied_and_old_copies_removed_by_the_rule_of_the_folder(
     assert mirror.steps() == here == [f"step-{update:08d}" for update in (3, 4, 7, 8)]
 
 
+@pytest.mark.parametrize("protocol", ["file", "local"])
+def test_of_a_copy_that_is_removed_from_a_disk_no_empty_folder_is_left(
+    protocol: str, tmp_path: Path, folder: Path, state: State
+) -> None:
+    mirror = Mirror(f"{protocol}://{tmp_path}/copies", "run")
+    mirror.check()
+    for update in (1, 2):
+        mirror.copy(write_checkpoint(folder, update, state(update)))
+    mirror.remove("step-00000001")
+    assert [path.name for path in (tmp_path / "copies" / "run").iterdir()] == mirror.steps() == ["step-00000002"]
+
+
 def test_a_store_that_fails_leaves_the_checkpoint_here_and_is_said(
     mirror: Mirror, store: Store, folder: Path, state: State
 ) -> None:
