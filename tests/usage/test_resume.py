@@ -382,6 +382,12 @@ def test_a_folder_below_a_file_is_refused_when_it_is_built(tmp_path: Path) -> No
         trainer_of(tmp_path / "file" / "run", Heard())
 
 
+def test_a_folder_that_is_a_link_to_nothing_is_refused_when_it_is_built(tmp_path: Path) -> None:
+    (tmp_path / "runs").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(ArgumentError, match=r"because .*/runs is a link to .*/unmounted, which is not there"):
+        trainer_of(tmp_path / "runs" / "first", Heard())
+
+
 def test_a_checkpoint_without_its_manifest_is_passed_over_and_it_is_said(tmp_path: Path) -> None:
     used(tmp_path)
     newest = tmp_path / "checkpoints" / "step-00000004"

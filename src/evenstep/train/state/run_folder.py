@@ -66,6 +66,11 @@ def check_folder(folder: Path, *, folders: Sequence[str] = FOLDERS, files: Seque
     >>> check_folder(Path("runs/none"))
     """
     existing = nearest(folder)
+    if not existing.is_dir():
+        what = f"a link to {existing.readlink()}, which is not there" if existing.is_symlink() else "no folder"
+        raise ArgumentError(
+            f"the run folder {folder} can't be made, because {existing} is {what}; put the run elsewhere."
+        )
     most = os.pathconf(existing, "PC_NAME_MAX")
     longest = max(len(os.fsencode(part)) for part in folder.absolute().parts)
     if longest > most:  # which the system only says once the folder around it is there
@@ -79,10 +84,6 @@ def check_folder(folder: Path, *, folders: Sequence[str] = FOLDERS, files: Seque
         pass
     except OSError as error:  # a path that is too long, a folder that may not be looked into
         raise ArgumentError(f"the run folder {folder} can't be: {error.strerror}; put the run elsewhere.") from error
-    if not existing.is_dir():
-        raise ArgumentError(
-            f"the run folder {folder} can't be made, because {existing} is no folder; put the run elsewhere."
-        )
     wrong = [path for path in (*(folder / name for name in folders), *_steps_in(folder)) if not _is_folder(path)]
     said = [f"`{path}` must be a folder" for path in wrong]
     said += [f"`{folder / name}` must be a file" for name in files if (folder / name).is_dir()]
