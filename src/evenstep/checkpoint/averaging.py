@@ -83,7 +83,8 @@ def average_checkpoints(
     ...     read_checkpoint(average_checkpoints(of, run).path).state["model"]
     {'bias': tensor([2.5000, 2.5000])}
     """
-    _check_place(Path(folder) / name)
+    folder = Path(folder).expanduser()
+    _check_place(folder / name)
     if len({Path(path).resolve() for path in paths}) < 2:
         raise ArgumentError(f"`paths` must be two or more checkpoints, but is {[str(path) for path in paths]}.")
     readers = sorted((CheckpointReader(path) for path in paths), key=lambda reader: reader.update)
@@ -102,7 +103,7 @@ def average_checkpoints(
         reader.verify()
     state["averaged"] = {"of": [str(reader.path) for reader in readers], "newest": sorted(set(mean.newest))}
     state["run"] = newest.state.get("run", {})
-    path = CheckpointWrite(Path(folder), newest.update, state, name=name).run()
+    path = CheckpointWrite(folder, newest.update, state, name=name).run()
     return AveragedCheckpoint(
         path=path,
         of=tuple(reader.path for reader in readers),

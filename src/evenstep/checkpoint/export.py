@@ -60,7 +60,7 @@ def export_weights(
     ...     [file.name for file in export_weights(run, Path(run) / "model.safetensors")]
     ['model.safetensors']
     """
-    to = Path(to)
+    to = Path(to).expanduser()
     require_flag("average", average)
     _check(to, dtype, max_file_bytes)
     check_place(to)

@@ -139,7 +139,7 @@ def locate(path: Path) -> Path:
     """
     check_here(path)
     try:
-        path = named_by(path)
+        path = named_by(path.expanduser())
         if is_complete(path):
             return path
         if path.is_dir() and step_update(path.name) is None:

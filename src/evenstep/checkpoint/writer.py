@@ -273,7 +273,7 @@ def write_checkpoint(
     ...     path.name, sorted(file.name for file in path.iterdir()), (Path(run) / "latest").read_text()
     ('step-00000010', ['manifest.json', 'model.safetensors', 'state.json'], 'step-00000010\\n')
     """
-    return CheckpointWrite(Path(folder), update, state, group=group, resumed_from=resumed_from).run()
+    return CheckpointWrite(Path(folder).expanduser(), update, state, group=group, resumed_from=resumed_from).run()
 
 
 def _placed(name: str, entry: TensorEntry, places: Mapping[str, tuple[str, int, int]]) -> TensorEntry:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, load_model
 from torch import nn
 
 from evenstep import MapData, Task, Trainer, load_weights
-from evenstep.checkpoint import export_weights, write_checkpoint
+from evenstep.checkpoint import average_checkpoints, export_weights, read_checkpoint, write_checkpoint
 from evenstep.errors import ArgumentError, CheckpointError
 
 
@@ -52,6 +52,18 @@ def test_the_library_reads_what_is_exported(tmp_path: Path) -> None:
     assert torch.equal(other.head.weight, model.embed.weight)
     with safe_open(file, framework="pt") as opened:
         assert opened.metadata() == {"format": "pt"}
+
+
+def test_a_path_may_begin_with_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    write_checkpoint("~/run/checkpoints", 2, {"model": {"bias": torch.zeros(2)}})
+    write_checkpoint("~/run/checkpoints", 3, {"model": {"bias": torch.ones(2)}})
+    assert read_checkpoint("~/run").path == tmp_path / "run" / "checkpoints" / "step-00000003"
+    steps = [f"~/run/checkpoints/step-0000000{update}" for update in (2, 3)]
+    assert average_checkpoints(steps, "~/run").path == tmp_path / "run" / "average"
+    assert export_weights("~/run", "~/out/net.safetensors") == [tmp_path / "out" / "net.safetensors"]
+    assert not (tmp_path / "~").exists()
 
 
 @pytest.mark.parametrize("limit", [1, 40, 120, 10_000])
