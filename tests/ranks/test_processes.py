@@ -210,6 +210,7 @@ group = Processes("cpu", timeout_s=30)
 formats = "float8_e4m3fn float8_e5m2 int16 uint16 uint32 uint64 bool complex64 complex128 bfloat16 int32".split()
 held = [torch.full((2, 3), 1 - group.rank).to(getattr(torch, name)) for name in formats]
 held += [held[2][:, 0].clone().t(), held[0][0, 0].clone(), torch.full((2, 3), 1 - group.rank, dtype=torch.int16).t()]
+held += [torch.full((3,), 1.0 - group.rank, dtype=torch.complex64).conj()]
 group.broadcast(held)
 print(all(bool((one.to(torch.complex64) == 1).all()) for one in held))
 group.close()

@@ -465,6 +465,8 @@ def _apart(awaited: Sequence[str]) -> str:
 
 def _as_sent(tensor: Tensor) -> Tensor:
     """The same memory, in a format that backends know, of one that they don't, such as float8 and int16."""
-    if tensor.dtype in _SENT or tensor.is_complex():
+    if tensor.is_complex():
+        return tensor.conj() if tensor.is_conj() else tensor
+    if tensor.dtype in _SENT:
         return tensor
     return tensor.detach().view(_BITS[tensor.itemsize])
