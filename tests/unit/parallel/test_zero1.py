@@ -53,6 +53,39 @@ def trained(
     return trainer
 
 
+class WithEmpty(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 1)
+        self.empty = nn.Parameter(torch.zeros(0, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.empty.sum()
+
+
+def test_a_parameter_without_elements_is_saved_and_resumed(on_ranks: OnRanks, tmp_path: Path) -> None:
+    points = [(torch.ones(2), torch.tensor(float(n))) for n in range(4)]
+
+    def act(group: Group) -> Any:
+        for updates in (2, 3):
+            net = WithEmpty()
+            trainer = Trainer(
+                model=net,
+                task=Square(),
+                optimizer=torch.optim.AdamW(net.parameters(), lr=0.01),
+                data=MapData(points, global_batch_size=4),
+                updates=updates,
+                device="cpu",
+                strategy=Zero1(Ordered(group)),
+                folder=tmp_path,
+            )
+            trainer.resume()
+            trainer.train()
+        return trainer.state_dict()["optimizer"]["state"]["empty"]
+
+    for state in on_ranks(2, act):
+        assert (state["exp_avg"].shape, float(state["step"])) == ((0, 3), 3.0)
+
+
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.Adafactor, torch.optim.RMSprop])
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_state_and_parameters_have_the_bits_of_one_process(on_ranks: OnRanks, optimizer: Any, ranks: int) -> None:

@@ -276,7 +276,9 @@ def _as_shard(tensor: Tensor | ShardedTensorRef) -> Tensor | Shard:
     """What this rank holds of a tensor, as a checkpoint takes it."""
     if isinstance(tensor, Tensor):
         return tensor
-    return Shard(local=tensor.local, shape=tensor.shape, offsets=(0,) * len(tensor.shape))
+    # of a tensor without elements, whoever holds it holds all
+    local = tensor.local.new_empty(tensor.shape) if 0 in tensor.shape else tensor.local
+    return Shard(local=local, shape=tensor.shape, offsets=(0,) * len(tensor.shape))
 
 
 def check_fits(
