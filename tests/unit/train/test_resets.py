@@ -286,3 +286,17 @@ def test_ranks_that_stepped_alone_begin_at_what_they_share(tmp_path: Path, on_ra
     shared = read_checkpoint(tmp_path / "first").state["model"]
     assert all(torch.equal(one, shared[name]) for name, one in trainer.model.state_dict().items())
     assert trainer.train().update == 8
+
+
+def test_two_values_of_what_is_one_parameter_by_now_are_refused(tmp_path: Path) -> None:
+    def made(*, tied: bool) -> nn.Module:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Linear(3, 1)).double()
+        if tied:
+            model[2].weight = model[0].weight
+        return model
+
+    trainer_of(tmp_path / "first", made(tied=False), updates=2).train()
+    second = trainer_of(tmp_path / "second", made(tied=True))
+    with pytest.raises(CheckpointError, match=r"`0\.weight` and `2\.weight` are one parameter .* but two in the ch"):
+        second.resume(tmp_path / "first", reset="optimizer")

@@ -162,6 +162,7 @@ class TrainState:
         self.local.check(state)
         masters = _under_all_names(self.model, dict.fromkeys(self.steps.rounded, torch.float32))
         check_fits(state["model"], state_of(self.model), "model", formats=masters)
+        _check_tied(state["model"], self.model)
         if state["optimizer"] is not None:
             check_optimizer(state["optimizer"], self.optimizer, self.names)
         if self.ema is not None and state["ema"]:
@@ -309,6 +310,21 @@ def check_fits(
         raise CheckpointError(
             f"the checkpoint's {what} does not fit this one: {first_of(faults, 5, '; ')}. Build the model that the "
             f"checkpoint was saved from."
+        )
+
+
+def _check_tied(saved: Mapping[str, Tensor], model: nn.Module) -> None:
+    """Raise CheckpointError for two values, as far as they have been read, of what is one parameter of the model."""
+    firsts: dict[int, str] = {}
+    for full, parameter in model.named_parameters(remove_duplicate=False):
+        name = plain(full)
+        first = firsts.setdefault(id(parameter), name)
+        one, other = saved.get(first), saved.get(name)
+        if one is None or other is None or one is other or one.is_meta or other.is_meta or torch.equal(one, other):
+            continue
+        raise CheckpointError(
+            f"`{first}` and `{name}` are one parameter of the model (tied), but two in the checkpoint, which differ. "
+            f"Build the model that the checkpoint was saved from."
         )
 
 
