@@ -326,8 +326,9 @@ class Engine:
             state: as `own_part` gave it.
         """
         told = changed_settings(state["run"].get("settings", {}), self.parts.settings)
-        options = self.parts.saved.changed_options(state)
-        return {**({"optimizer": "; ".join(options)} if options else {}), **told}
+        options = "; ".join(self.parts.saved.changed_options(state))
+        frozen = self.parts.saved.trained.changed(state.get("trained", {}))
+        return {name: said for name, said in {"optimizer": options, "frozen": frozen, **told}.items() if said}
 
     def load_state_dict(self, state: Tree) -> list[str]:
         """Restore what `state_dict` gave; says in half sentences what begins afresh or is another, such as a rate.

@@ -16,6 +16,7 @@ from zlib import crc32
 from torch import nn
 from torch.optim import Optimizer
 
+from evenstep.arguments import first_of
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import children_of, parameters_of
 from evenstep.names import named_parameters
@@ -97,12 +98,23 @@ class TrainedParameters:
             self._changed()
 
     def state_dict(self) -> dict[str, dict[str, bool]]:
-        """Which parameters are trained now, and when the trainer was built, where that is not the same."""
+        """Which parameters are trained now and when the trainer was built: the optimizer's, and what has changed."""
         return {
             name: {"now": one.requires_grad, "built": built}
             for (name, one), built in zip(self._by_name.items(), self._built, strict=True)
-            if one.requires_grad != built
+            if name in self._held or one.requires_grad != built
         }
+
+    def changed(self, state: Mapping[str, Mapping[str, bool]]) -> str:
+        """What is said of the optimizer's parameters that were frozen, or not, when the saved run was built; or ""."""
+        now = dict(zip(self._by_name, self._built, strict=True))
+        names = [name for name in state if name in self._held and state[name]["built"] != now.get(name)]
+        told = {was: [name for name in names if state[name]["built"] == was] for was in (True, False)}
+        return "; ".join(
+            f"`requires_grad` of {first_of(those)} was {was} and is now {not was}"
+            for was, those in told.items()
+            if those
+        )
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, bool]]) -> None:
         """Freeze and unfreeze as the saved run had; what the user has changed since that was built stays changed."""

@@ -1,12 +1,15 @@
 """Which parameters are trained is followed: what of it a checkpoint keeps, and in stages of a pipeline."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from evenstep import Hook, MapData, Task, Trainer, Training
+from evenstep.errors import CheckpointError
 from evenstep.parallel import Mesh, Ordered
 from evenstep.pipeline import Layers, PipelineModel
 from evenstep.train.trained import TrainedParameters
@@ -66,10 +69,10 @@ def test_stages_unfreeze_as_one_process_does_and_keep_what_is_frozen(on_ranks: O
     one.train()
     alone, together = one.state_dict(), on_ranks(2, act)[0]
     assert all(torch.equal(value, together["model"][name]) for name, value in alone["model"].items())
-    changed = {"now": True, "built": False}
     assert together["trained"] == alone["trained"]
-    assert set(alone["trained"]) == {"1.weight", "1.bias", "3.weight", "3.bias"}
-    assert all(one == changed for one in alone["trained"].values())
+    assert set(alone["trained"]) == set(alone["model"])
+    for name, one in alone["trained"].items():
+        assert one == {"now": True, "built": name[0] not in "13"}
 
 
 def test_a_checkpoint_of_stages_unfreezes_one_process(on_ranks: OnRanks) -> None:
@@ -119,11 +122,38 @@ def test_ranks_that_train_the_same_have_a_number_in_common() -> None:
     assert followed(first).stamp == followed(second).stamp != followed(third).stamp
 
 
-def test_a_checkpoint_says_only_what_was_frozen_or_unfrozen_since() -> None:
+def test_a_checkpoint_says_what_is_trained_and_one_that_says_nothing_changes_nothing() -> None:
     model = nn.Linear(2, 2)
     trained = followed(model)
-    assert trained.state_dict() == {}
-    model.bias.requires_grad_(False)
-    assert trained.state_dict() == {"bias": {"now": False, "built": True}}
-    trained.load_state_dict({})  # of before that
-    assert model.bias.requires_grad
+    begun = trained.state_dict()
+    assert begun == {name: {"now": True, "built": True} for name in ("weight", "bias")}
+    for before in (begun, {}):  # earlier versions noted only what had changed
+        model.bias.requires_grad_(False)
+        assert trained.state_dict() == {**begun, "bias": {"now": False, "built": True}}
+        assert trained.changed(before) == ""
+        trained.load_state_dict(before)
+        assert model.bias.requires_grad
+
+
+@pytest.mark.parametrize("stages", [False, True])
+def test_to_go_on_with_others_frozen_is_refused_unless_it_is_meant_and_then_said(
+    on_ranks: OnRanks, tmp_path: Path, stages: bool
+) -> None:
+    def made(group: Any, *thawed: str, updates: int = 4, hooks: Sequence[Hook] = ()) -> Trainer:
+        mesh = Mesh.of(group, pipeline=2 if stages else 1)
+        model = PipelineModel(layers(), mesh=mesh)
+        for name, parameter in model.named_parameters():
+            if name in thawed:
+                parameter.requires_grad_(True)
+        return built(model, Ordered(mesh.data), folder=tmp_path, updates=updates, hooks=hooks)
+
+    def act(group: Any) -> Any:
+        made(group, updates=2).train()
+        with pytest.raises(CheckpointError, match=r"`requires_grad` of 3\.weight was False and is now True\. Keep"):
+            made(group, "3.weight").resume()
+        meant = made(group, "3.weight")
+        meant.resume(new_settings=True)
+        names = dict(meant.model.named_parameters())
+        return "3.weight" in names and [names[name].requires_grad for name in ("3.weight", "3.bias")]
+
+    assert [True, False] in on_ranks(2, act)
