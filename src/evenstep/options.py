@@ -374,7 +374,7 @@ def _check_positive(name: str, value: object, advice: str = ".", *, may_be_none:
 
 
 def _check_address(name: str, value: object) -> None:
-    if value is not None and not (isinstance(value, str) and re.fullmatch(r"[a-z][a-z0-9+.-]*://\S+", value)):
+    if value is not None and not (isinstance(value, str) and re.fullmatch(r"[a-z][a-z0-9+.-]*://\S(.*\S)?", value)):
         raise ArgumentError(f"`{name}` must be an address such as 's3://BUCKET/FOLDER', but is {value!r}; write it so.")
 
 
