@@ -23,7 +23,8 @@ from evenstep.checkpoint.ranks import ALONE, TALK_EVERY_S, RankGroup, in_backgro
 from evenstep.checkpoint.retention import retain
 from evenstep.checkpoint.staging import Staging
 from evenstep.checkpoint.writer import CheckpointWrite, Written
-from evenstep.errors import CheckpointError
+from evenstep.errors import CheckpointError, clause
+from evenstep.memory import is_out_of_memory
 
 T = TypeVar("T")
 
@@ -127,12 +128,15 @@ class AsyncWriter:
         *,
         protect: Collection[str] = (),
         resumed_from: str | None = None,
-    ) -> None:
+    ) -> str:
         """Begin to save; nothing may be in flight.
+
+        Returns:
+            Where it is asynchronous, why there is no copy of the state on some rank, so that all must `wait`; else "".
 
         Args:
             update: number of committed updates in the state.
-            state: as for `write_checkpoint`; may change as soon as this has returned.
+            state: as for `write_checkpoint`; where it is copied, it may change as soon as this has returned.
             protect: names of checkpoints that must not be deleted to make room.
             resumed_from: as for `write_checkpoint`.
 
@@ -142,7 +146,7 @@ class AsyncWriter:
         assert self._pending is None, "wait for the save before"
         began = perf_counter()
         save = CheckpointWrite(self.folder, update, state, group=self._group, resumed_from=resumed_from)
-        ready = None if self._staging is None else self._staging.copy(save.files())
+        ready, no_memory = self._copied(save)
 
         def write() -> Written:
             if ready is not None:
@@ -156,6 +160,20 @@ class AsyncWriter:
         alone = self._group.ranks == 1
         pending = self._pending = _PendingSave(write=save, began=began, protect=protect, then=[] if alone else after)
         pending.job = in_background((lambda: _chained(write(), after)) if alone else write)
+        return next((f"{why}, on rank {rank}" for rank, why in enumerate(no_memory) if why), "")
+
+    def _copied(self, save: CheckpointWrite) -> tuple[Callable[[], None] | None, list[str]]:
+        """What to call before the copy is written, or None without one; and of each rank why it has none, or ""."""
+        if self._staging is None:
+            return None, []
+        ready, why = None, ""
+        try:
+            ready = self._staging.copy(save.files())
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            why = clause(error)
+        return ready, self._group.gather(why)
 
     def poll(self) -> SaveResult | None:
         """Go on with what is in flight, without waiting; gives how it ended, once it has."""

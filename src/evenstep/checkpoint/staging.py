@@ -6,12 +6,13 @@ pinned and the copies are only enqueued; whoever writes waits for them, training
 """
 
 from collections.abc import Callable, Sequence
-from threading import Thread
+from concurrent.futures import Future, wait
 from typing import final
 
 import torch
 from torch import Tensor
 
+from evenstep.checkpoint.ranks import in_background
 from evenstep.checkpoint.storage import BLOCK_BYTES
 from evenstep.checkpoint.tensorfile import TensorFile
 
@@ -35,22 +36,28 @@ class Staging:
         self._heads: list[bytes] = []
         self._images: list[Tensor] = []
         self._views: list[Tensor] = []
-        self._preparing: Thread | None = None
+        self._preparing: Future[None] | None = None
 
     def prepare(self, tensors: Sequence[Tensor]) -> None:
-        """Take memory for copies of such tensors, in the background, so that the first `copy` is as short as others."""
+        """Take memory for copies of such tensors, in the background, so that the first `copy` is as short as others.
+
+        If there is none, `copy` asks again.
+        """
         size = sum(tensor.numel() * tensor.element_size() + _HEADER_BYTES for tensor in tensors)
-        self._preparing = Thread(target=self._reserve, args=(size + (1 << 20), _device(tensors)), daemon=True)
-        self._preparing.start()
+        device = _device(tensors)
+        self._preparing = in_background(lambda: self._reserve(size + (1 << 20), device))
 
     def copy(self, files: Sequence[TensorFile]) -> Callable[[], None]:
         """Let the files be written from copies of their tensors; gives what to call before they are.
 
         Args:
             files: with tensors on the CPU and at most one accelerator. Their bytes hold until the next call.
+
+        Raises:
+            Exception: what an allocator raises that has no memory; the files are then written from the tensors.
         """
         if self._preparing is not None:
-            self._preparing.join()
+            wait([self._preparing])
             self._preparing = None
         tensors = [tensor for file in files for tensor in file.tensors]
         device = _device(tensors)

@@ -127,12 +127,30 @@ def test_old_ones_go_and_every_nth_stays(folder: Path, state: State) -> None:
     assert [int(path.name[-8:]) for path in complete_checkpoints(folder)] == [3, 4, 8, 9, 10]
 
 
+def test_memory_for_a_copy_that_is_not_there_is_asked_for_again_at_each_save(
+    folder: Path, state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reserve(*_: object) -> None:
+        raise MemoryError("no memory")
+
+    saver = AsyncWriter(folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(Staging, "_reserve", reserve)
+        saver.prepare(state(1))
+        assert saver.begin(1, state(1)) == "MemoryError: no memory, on rank 0"
+        saver.wait()
+    assert saver.begin(2, state(2)) == ""
+    saver.wait()
+    assert [path.name for path in complete_checkpoints(folder)] == ["step-00000001", "step-00000002"]
+    read_checkpoint(folder)
+
+
 def test_a_save_in_flight_is_brought_to_an_end_without_the_others(folder: Path, state: State) -> None:
     class Gone:
         rank, ranks = 0, 2
 
         def __init__(self) -> None:
-            self.left = 2
+            self.left = 3  # for the names, the plans, and who has a copy
 
         def gather(self, value: Any) -> list[Any]:
             if not self.left:

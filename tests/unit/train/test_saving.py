@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -14,12 +15,13 @@ from torch import Tensor, nn
 
 from evenstep import Best, Checkpointing, Failures, Hook, Logging, MapData, Task, Trainer
 from evenstep.checkpoint import complete_checkpoints, locked, read_checkpoint, storage
+from evenstep.checkpoint.staging import Staging
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, NonFiniteError
 from evenstep.events import EvaluateEnd, Incident, SaveBegin, SaveEnd, TrainBegin, UpdateBegin, UpdateEnd
 from evenstep.events.hooks import Evaluate, Save
 from evenstep.extras.elastic.membership import Alone
 from evenstep.optim.schedules.plateau import Plateau
-from evenstep.parallel import Ordered
+from evenstep.parallel import Ordered, Zero1
 
 
 class Square(Task):
@@ -127,6 +129,70 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypa
     assert log.heard.index("save 4") > ended
     progress: Any = read_checkpoint(tmp_path / "checkpoints" / "step-00000002").state["progress"]
     assert progress["update"] == 2
+
+
+def no_memory_on(monkeypatch: pytest.MonkeyPatch, *ranks: int) -> None:
+    """There is no memory for a copy of a state on these ranks, whose threads say which they are."""
+
+    copy = Staging.copy
+
+    def copied(staging: Staging, files: Any) -> Any:
+        if getattr(RANK, "number", 0) in ranks:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.")
+        return copy(staging, files)
+
+    monkeypatch.setattr(Staging, "copy", copied)
+
+
+RANK = threading.local()
+
+
+def test_where_there_is_no_memory_for_a_copy_training_waits_for_the_save_and_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer_of(tmp_path / "copied", hooks=[Save(every_updates=2)], updates=4).train()
+    no_memory_on(monkeypatch, 0)
+    log = Log()
+    trainer_of(tmp_path / "not", hooks=[Save(every_updates=2), log], updates=4).train()
+    begun = log.heard.index("save 2")
+    assert log.heard[begun : begun + 3] == ["save 2", "saved 2", "update 3"]
+    told = [incident for incident in log.incidents if incident.kind == "slow_save"]
+    assert [incident.update for incident in told] == [2, 4]
+    assert "there is no memory for a copy of the state (RuntimeError: DefaultCPUAlloc" in told[0].message
+    assert "on rank 0); make room in the host's memory, or set `checkpoint.asynchronous` to false." in told[0].message
+    for one, other in zip(states(tmp_path / "copied"), states(tmp_path / "not"), strict=True):
+        assert all(torch.equal(value, other["model"][name]) for name, value in one["model"].items())
+
+
+def test_a_save_without_a_copy_that_fails_is_told_and_the_last_one_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_memory_on(monkeypatch, 0)
+    broken(monkeypatch, errno.EIO, names="step-00000002 step-00000006")
+    log = Log()
+    with pytest.raises(CheckpointError, match="checkpoint of update 6 could not be written"):
+        trainer_of(tmp_path, hooks=[Save(every_updates=2), log], updates=6).train()
+    assert [incident.update for incident in log.incidents if incident.kind == "save_failed"] == [2, 6]
+    assert [path.name for path in complete_checkpoints(tmp_path / "checkpoints")] == ["step-00000004"]
+
+
+def test_all_ranks_wait_if_one_has_no_memory_for_a_copy(
+    on_ranks: Callable[..., list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_memory_on(monkeypatch, 1)
+
+    def act(group: Any) -> tuple[list[str], list[str]]:
+        RANK.number, log = group.rank, Log()
+        hooks = [Save(every_updates=2), log]
+        trainer_of(tmp_path, hooks=hooks, updates=4, strategy=Zero1(Ordered(group))).train()
+        begun = log.heard.index("save 2")
+        return log.heard[begun : begun + 3], [one.message for one in log.incidents if one.kind == "slow_save"]
+
+    for heard, told in on_ranks(2, act):
+        assert heard == ["save 2", "saved 2", "update 3"]
+        assert len(told) == 2
+        assert "on rank 1)" in told[0]
+    assert len(states(tmp_path)) == 2
 
 
 def test_a_wait_for_the_save_before_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,7 @@ class Checkpointer:
         with self._telling():
             self._span.__enter__()
         try:
-            writer.begin(update, self._held(), protect=bus.kept_checkpoints(), resumed_from=self.resumed_from)
+            no_copy = writer.begin(update, self._held(), protect=bus.kept_checkpoints(), resumed_from=self.resumed_from)
         except BaseException as error:
             tolerated = self.options.asynchronous and not must
             if isinstance(error, CheckpointError) and self._is_of_a_disk(error) and tolerated:
@@ -111,6 +111,13 @@ class Checkpointer:
             raise
         if not self.options.asynchronous:
             self._finish()
+        elif no_copy:
+            message = (
+                f"training waits until update {update} is saved, because there is no memory for a copy of the state "
+                f"({no_copy}); make room in the host's memory, or set `checkpoint.asynchronous` to false."
+            )
+            self.reporter.report(Incident(kind="slow_save", update=update, message=message, details={}))
+            self._ended(writer.wait(), raises=must)
 
     def poll(self) -> None:
         """Take note of a save that has ended; at the first update, take the memory that copies will need."""
