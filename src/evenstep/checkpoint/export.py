@@ -16,9 +16,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from evenstep.arguments import require_flag, require_whole, require_word
+from evenstep.arguments import format_name, require_flag, require_whole, require_word
 from evenstep.checkpoint import storage
 from evenstep.checkpoint.folders import SAVING
+from evenstep.checkpoint.state import DTYPE_NAMES
 from evenstep.checkpoint.tensorfile import TensorFile
 from evenstep.checkpoint.weights import INDEX_SUFFIX, SUFFIX, StoredWeights, index_of, open_weights
 from evenstep.checkpoint.writer import write_file
@@ -168,10 +169,16 @@ def converted(value: Tensor, name: str, dtype: str | None) -> Tensor:
     """A tensor of this name in another format, if it is floating.
 
     Raises:
-        CheckpointError: the format can't hold it.
+        CheckpointError: the format, or a safetensors file, can't hold it.
     """
     if dtype is None or not value.is_floating_point():
+        if value.dtype not in DTYPE_NAMES:
+            advice = "give `dtype`" if value.is_floating_point() else "keep it in another, or out of the `state_dict`"
+            raise CheckpointError(
+                f"`{name}` is {format_name(value.dtype)}, for which safetensors files have no name; {advice}."
+            )
         return value
+    value = value if value.itemsize > 1 else value.float()  # kernels know little of formats of 8 bits
     narrow = value.to(FORMATS[dtype])
     if bool((narrow.isfinite() != value.isfinite()).any()):
         raise CheckpointError(

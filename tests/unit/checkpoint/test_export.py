@@ -108,6 +108,17 @@ def test_what_is_floating_is_converted_and_nothing_else(dtype: Any, kind: torch.
     assert read["mask"].tolist() == [0.0, -torch.inf]
 
 
+def test_what_safetensors_have_no_name_for_is_refused_by_name_and_the_advice_works(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "8", scale=torch.ones(2).to(torch.float8_e5m2fnuz))
+    with pytest.raises(CheckpointError, match=r"`scale` is float8_e5m2fnuz, for which safetensors .* give `dtype`"):
+        export_weights(run, tmp_path / "a.safetensors")
+    assert not list(tmp_path.glob("*.safetensors"))
+    assert load_file(export_weights(run, tmp_path / "a.safetensors", dtype="fp32")[0])["scale"].tolist() == [1, 1]
+    run = run_of(tmp_path / "128", phase=torch.ones(2, dtype=torch.complex128))
+    with pytest.raises(CheckpointError, match=r"`phase` is complex128, for which .*; keep it in another, or out of"):
+        export_weights(run, tmp_path / "b.safetensors", dtype="fp32")
+
+
 def test_what_a_format_can_not_hold_is_refused_by_name_and_leaves_nothing(tmp_path: Path) -> None:
     run = run_of(tmp_path, big=torch.tensor([1.0, 1e5]))
     with pytest.raises(
