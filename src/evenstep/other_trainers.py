@@ -91,6 +91,7 @@ OURS = {
     "floor": "min_loss_scale min_scale",
     "overlap_updates": "fragment_sync_delay",
     "own_share": "fragment_update_alpha",
+    "partial": "strict",
 }
 """The names of other trainers, by ours."""
 
@@ -501,6 +502,7 @@ BY_NAME = {
     "task": "`task=…`, an object of a class of `evenstep.Task`, whose `loss` gives the loss and its metrics",
     "optimizer": "`optimizer=torch.optim.AdamW(model.parameters(), lr=…)`",
     "end_factor": "`end_factor=…`, a share of the full rate",
+    "partial": "`partial=True`, which is `strict=False`; without it all must fit",
 }
 """How some of ours are written, where a name and dots say too little."""
 
