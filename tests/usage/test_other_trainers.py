@@ -12,6 +12,7 @@ import evenstep
 from evenstep import Best, Checkpointing, EarlyStop, Evaluate, Hook, Logging, MapData, Plateau, Training
 from evenstep.data import FirstBatches
 from evenstep.errors import ArgumentError, EvenstepError, HookError
+from evenstep.events import Save
 from evenstep.other_trainers import ATTRIBUTES
 
 DRAWN = torch.Generator().manual_seed(0)
@@ -63,6 +64,29 @@ def test_two_hooks_that_keep_the_best_need_two_links(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"two hooks `Best` have the link `best`, .*link='best-accuracy'"):
         trainer_of(hooks=[Best("valid/loss", "max")], checkpoint=Checkpointing(best=Best("valid/loss")), **given)
     trainer_of(hooks=[Best("valid/loss"), Best("valid/loss", "max", link="worst")], **given)
+
+
+@pytest.mark.parametrize("link", ["latest", "status.json", "checkpoints"])
+def test_the_link_of_the_best_is_no_other_file_of_the_run(link: str, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"evaluations": DataLoader(PAIRS, 4), "folder": tmp_path}
+    with pytest.raises(ArgumentError, match=rf"has the link `{link}`, which is the name of something else that a run"):
+        trainer_of(hooks=[Best("valid/loss", link=link)], **given)
+    with pytest.raises(ArgumentError, match=r"`link` must be the name of a file in the run folder, but is '\.\.'"):
+        Best("valid/loss", link="..")
+
+
+@pytest.mark.parametrize("asked", [{"every_updates": 3}, {"every_epochs": 1}])
+def test_periods_of_saves_that_a_hook_would_take_the_place_of_are_refused(asked: Any, tmp_path: Path) -> None:
+    (name,) = asked
+    with pytest.raises(ArgumentError, match=rf"`checkpoint` has `{name}={asked[name]}`, which would have no effect"):
+        trainer_of(hooks=[Save(every_updates=2)], checkpoint=Checkpointing(**asked), folder=tmp_path)
+    trainer_of(hooks=[Save(every_updates=2)], checkpoint=Checkpointing(), folder=tmp_path)
+
+
+def test_that_not_all_must_fit_is_written_as_partial(tmp_path: Path) -> None:
+    torch.save({}, tmp_path / "a.pt")
+    with pytest.raises(ArgumentError, match=r"has no argument `strict`; write `partial=True`, which is `strict=False`"):
+        evenstep.load_weights(nn.Linear(3, 1), tmp_path / "a.pt", strict=False)  # type: ignore[call-arg]
 
 
 def test_the_best_checkpoint_is_taken_by_the_file_that_names_it(tmp_path: Path) -> None:

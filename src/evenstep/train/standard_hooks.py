@@ -46,6 +46,7 @@ from evenstep.parallel import Group
 from evenstep.parallel.inside import inside
 from evenstep.plugins import REPORT, load
 from evenstep.train.reporter import Reporter
+from evenstep.train.state.run_folder import FILES, FOLDERS
 
 
 def build_reporter(
@@ -118,6 +119,7 @@ def hooks_of(
     best = [] if folder is None or checkpoint.best is None else [checkpoint.best]
     own: list[Any] = [*best, *_several("hooks", given, (Hook,), "`hooks=[MyHook()]`")]
     _check_links([one.link for one in own if isinstance(one, Best)])
+    _check_saves(own, checkpoint)
     screen = next((writer for writer in writers if isinstance(writer, ConsoleWriter)), None)
     before: list[Hook] = []
     after: list[Hook] = []
@@ -130,11 +132,27 @@ def hooks_of(
     return [hook for hook in (*before, *own, *after) if hook is None or hook in own or type(hook) not in kinds]
 
 
+def _check_saves(hooks: Sequence[object], checkpoint: Checkpointing) -> None:
+    """Raise ArgumentError where a hook `Save` takes the place of the one that has been asked for beside it."""
+    asked = [name for name in ("every_updates", "every_epochs") if getattr(checkpoint, name) is not None]
+    if asked and any(type(one) is Save for one in hooks):
+        raise ArgumentError(
+            f"`checkpoint` has `{asked[0]}={getattr(checkpoint, asked[0])}`, which would have no effect, since the "
+            f"hook `Save` that was given takes the place of the standard one; give all periods to `Checkpointing`, or "
+            f"to `Save`."
+        )
+
+
 def _check_links(links: list[str]) -> None:
     if twice := [link for link in links if links.count(link) > 1]:
         raise ArgumentError(
             f"two hooks `Best` have the link `{twice[0]}`, and each would write over the other's; give one of them "
             f"another, such as `Best(…, link='best-accuracy')`."
+        )
+    if taken := [link for link in links if link in {*FILES, *FOLDERS} - {Best().link}]:
+        raise ArgumentError(
+            f"a hook `Best` has the link `{taken[0]}`, which is the name of something else that a run keeps in its "
+            f"folder; give it another, such as `Best(…, link='best-accuracy')`."
         )
 
 

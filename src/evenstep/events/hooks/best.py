@@ -47,7 +47,7 @@ class Best(Hook):
         link: str = "best",
     ) -> None:
         require_whole("keep", keep)
-        if not isinstance(cast("object", link), str) or not link or Path(link).name != link:
+        if not isinstance(cast("object", link), str) or Path(link).name != link or link in ("", ".."):
             raise ArgumentError(f"`link` must be the name of a file in the run folder, but is {link!r}; write 'best'.")
         self._target = MetricTarget(metric=metric, mode=mode, min_delta=min_delta)
         self._keep = keep
