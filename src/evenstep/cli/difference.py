@@ -15,17 +15,37 @@ from evenstep.checkpoint import CheckpointReader
 
 def differences(one: CheckpointReader, other: CheckpointReader) -> Iterator[str]:
     """A line for each tensor and each other value that is not the same in both."""
+    kinds = {id(reader): _kept_as_bytes(reader.values, "") for reader in (one, other)}
     for name in dict.fromkeys((*one.tensors, *other.tensors)):
         if name not in one.tensors or name not in other.tensors:
             yield f"{name}: only in {'a' if name in one.tensors else 'b'}"
             continue
-        a, b = one.tensor(name), other.tensor(name)
+        a, b = (_of_kind(reader.tensor(name), kinds[id(reader)].get(name)) for reader in (one, other))
         if (a.dtype, a.shape) != (b.dtype, b.shape):
             yield f"{name}: {_kind(a)} in a, {_kind(b)} in b"
         elif line := _distance(a, b):
             yield f"{name}: {line}"
     for path, a, b in _values(one.values, other.values, ""):
         yield f"{path}: {shortened(str(a))} in a, {shortened(str(b))} in b"
+
+
+def _kept_as_bytes(values: Any, part: str) -> dict[str, str]:
+    """The formats of the tensors of which the files have only bytes, by `PART/TENSOR`."""
+    if isinstance(values, list):
+        inner: list[tuple[str, Any]] = [(part, value) for value in cast("list[Any]", values)]
+    elif isinstance(values, dict):
+        known = cast("dict[str, Any]", values)
+        if known.keys() == {"$tensor", "dtype"}:
+            return {f"{part}/{known['$tensor']}": known["dtype"]}
+        inner = [(part or key, value) for key, value in known.items()]
+    else:
+        return {}
+    return {name: kind for where, value in inner for name, kind in _kept_as_bytes(value, where).items()}
+
+
+def _of_kind(tensor: Tensor, kind: str | None) -> Tensor:
+    dtype: torch.dtype | None = getattr(torch, kind or "", None)  # None too for one that only a newer torch has
+    return tensor if dtype is None else tensor.reshape(-1).view(dtype).reshape(tensor.shape[:-1])
 
 
 def _distance(a: Tensor, b: Tensor) -> str:
