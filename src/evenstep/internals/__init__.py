@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from importlib import import_module
+from inspect import unwrap
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
@@ -279,8 +280,30 @@ TAKES_SCALE = "_step_supports_amp_scaling"
 
 
 def takes_scale(optimizer: Optimizer) -> bool:
-    """Whether the optimizer's kernel takes `grad_scale` and `found_inf`, as torch's fused ones do."""
-    return bool(getattr(optimizer, TAKES_SCALE, False))
+    """Whether the optimizer's kernels take `grad_scale` and `found_inf`, as torch's fused ones do.
+
+    Torch asks its constructor's `fused` alone, but steps groups that have another by code that takes neither.
+    """
+    groups: list[dict[str, Any]] = optimizer.param_groups
+    return bool(getattr(optimizer, TAKES_SCALE, False)) and all(group.get("fused", True) for group in groups)
+
+
+def looks_at_gradients(optimizer: Optimizer) -> bool:
+    """Whether code of somebody's own gets the gradients before the optimizer's kernel does.
+
+    Such code knows nothing of the kernel's `grad_scale`, unless its class says itself that it takes it.
+    """
+    one, replaced = cast("Any", optimizer), vars(optimizer).get("step")
+    if replaced is not None and not hasattr(replaced, "_wrapped_by_lr_sched"):
+        return True
+    if _foreign(one._optimizer_step_pre_hooks) or _foreign(_optimizers._global_optimizer_pre_hooks):
+        return True
+    return not (getattr(type(optimizer), TAKES_SCALE, False) or _is_packaged(type(optimizer).step))
+
+
+@lru_cache(maxsize=64)
+def _is_packaged(step: Any) -> bool:
+    return unwrap(step).__module__.startswith(("torch.optim.", "evenstep."))
 
 
 def unwrapped_step(optimizer: Any) -> Callable[[Any], object] | None:

@@ -16,9 +16,17 @@ from typing import Any, NamedTuple, cast, final
 import torch
 from torch import Tensor
 
-from evenstep.internals import foreach_divide, foreach_multiply, foreach_norms, local_tensor, takes_scale
+from evenstep.internals import (
+    foreach_divide,
+    foreach_multiply,
+    foreach_norms,
+    local_tensor,
+    looks_at_gradients,
+    takes_scale,
+)
 from evenstep.names import parameters_in
 from evenstep.optim.fused import may_draw
+from evenstep.optim.multi import inner
 from evenstep.optim.stepping import Steps
 
 CLIP_EPSILON = 1e-6
@@ -108,7 +116,7 @@ class Apply:
             divisor *= max(1.0, (norm + CLIP_EPSILON) / self._clip_norm)
         if divisor == 1.0:
             self._step(self._optimizer, update)
-        elif self._in_kernel:
+        elif self._divides_in_kernel():
             self._optimizer.grad_scale = torch.full((), divisor, device=squared.device)
             self._step(self._optimizer, update)
             del self._optimizer.grad_scale
@@ -116,6 +124,13 @@ class Apply:
             foreach_multiply([local_tensor(grad) for grad in grads], 1 / divisor)
             self._step(self._optimizer, update)
         return Applied(norm=norm, aborted=0.0)
+
+    def _divides_in_kernel(self) -> bool:
+        """Whether the kernel divides: not where code of somebody's own, which takes no scale, looks at gradients first.
+
+        Asked for each step, as such code may come at any time.
+        """
+        return self._in_kernel and not any(map(looks_at_gradients, (self._optimizer, *inner(self._optimizer))))
 
     @property
     def may_draw(self) -> bool:
@@ -151,14 +166,15 @@ class DeviceApply(Apply):
         scale = torch.ones_like(norm) * divisor
         if self._clip_norm is not None:
             scale = scale * ((norm + CLIP_EPSILON) / self._clip_norm).clamp(min=1.0)
-        if self._in_kernel:
+        in_kernel = self._divides_in_kernel()
+        if in_kernel:
             self._optimizer.grad_scale = scale.float()
         else:
             foreach_divide([local_tensor(grad) for grad in grads], scale)
         self._optimizer.found_inf = aborted
         self._step(self._optimizer, update)
         del self._optimizer.found_inf
-        if self._in_kernel:
+        if in_kernel:
             del self._optimizer.grad_scale
         return Applied(norm=norm, aborted=aborted)
 

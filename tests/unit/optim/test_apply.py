@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from evenstep.optim.apply import build_apply, gradients, norms
+from evenstep.optim.multi import MultiOptimizer
 
 
 def squared_norm(grads: list[torch.Tensor]) -> torch.Tensor:
@@ -111,6 +112,52 @@ def test_a_first_step_has_the_bits_of_a_later_one_so_that_a_resumed_run_has_thos
 
     for stops_after in (1, 2, 3):
         assert torch.equal(trained(stops_after), trained(4))
+
+
+class OwnStep(torch.optim.SGD):
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        look(self)
+        super().step()
+
+
+def look(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for parameter in optimizer.param_groups[0]["params"]:
+        assert parameter.grad is not None
+        parameter.grad.clamp_(-0.01, 0.01)
+
+
+@pytest.mark.parametrize("defer", [False, True])
+@pytest.mark.parametrize("by", ["step", "hook", "hook of one of several"])
+def test_code_that_looks_at_gradients_before_the_kernel_gets_what_is_to_be_stepped(by: str, defer: bool) -> None:
+    """By value, say: 0.01 in gradients that are still multiplied by a loss scale is not 0.01."""
+
+    def stepped(fused: bool) -> list[Tensor]:
+        parameters = made()
+        kind = OwnStep if by == "step" else torch.optim.SGD
+        optimizer: torch.optim.Optimizer = kind(parameters, lr=1.0, fused=fused)
+        if by != "step":
+            optimizer.register_step_pre_hook(look)
+        if by == "hook of one of several":
+            optimizer = MultiOptimizer(optimizer)
+        grads = gradients(parameters)
+        build_apply(optimizer, clip_norm=1.0, device=CPU, defer=defer)(grads, squared_norm(grads), 1024.0)
+        return [parameter.detach() for parameter in parameters]
+
+    for mine, wanted in zip(stepped(fused=True), stepped(fused=False), strict=True):
+        torch.testing.assert_close(mine, wanted)
+
+
+def test_groups_of_a_fused_optimizer_that_are_not_fused_are_scaled_before_the_step() -> None:
+    def stepped(**second: bool) -> list[Tensor]:
+        parameters = made()
+        groups = [{"params": parameters[:1]}, {"params": parameters[1:], **second}]
+        optimizer = torch.optim.SGD(groups, lr=1.0, fused=True)
+        grads = gradients(parameters)
+        build_apply(optimizer, clip_norm=0.5, device=CPU)(grads, squared_norm(grads), 3.0)
+        return [parameter.detach() for parameter in parameters]
+
+    for mine, wanted in zip(stepped(fused=False), stepped(fused=True), strict=True):
+        torch.testing.assert_close(mine, wanted)
 
 
 def test_a_divisor_of_zero_is_not_finite() -> None:
