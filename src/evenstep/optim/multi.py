@@ -27,7 +27,8 @@ class MultiOptimizer(Optimizer):
 
     Args:
         optimizers: each of other parameters; they keep their state per parameter, as those of `torch.optim` do. What is
-            added later (coefficients of tasks that are learned, say) is the last one's.
+            added later (coefficients of tasks that are learned, say) is the last one's. Of a `MultiOptimizer` among
+            them, those that it is made of are taken.
 
     Raises:
         ArgumentError: none, two of the same parameter, or one that keeps its state in a way of its own.
@@ -41,6 +42,7 @@ class MultiOptimizer(Optimizer):
     _inner: tuple[Optimizer, ...]
 
     def __init__(self, *optimizers: Optimizer) -> None:
+        optimizers = tuple(one for given in optimizers for one in inner(given))
         _check(optimizers)
         scales = all(takes_scale(one) for one in optimizers)
         # Torch's own constructor would make groups and state beside those that there are.

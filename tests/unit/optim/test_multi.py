@@ -91,6 +91,12 @@ def test_scaling_is_done_in_the_kernels_where_all_of_them_can() -> None:
     assert not any(hasattr(one, "found_inf") for one in optimizer.optimizers)
 
 
+def test_one_among_several_stands_for_those_that_it_is_made_of() -> None:
+    model = net()
+    first, second = both(model)
+    assert MultiOptimizer(MultiOptimizer(first), second).optimizers == (first, second)
+
+
 def test_schedulers_see_the_groups_of_all_and_copies_are_whole() -> None:
     model = net()
     optimizer = MultiOptimizer(*both(model))
