@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf, nan
+from numbers import Real
 from typing import Any, final
 
 from torch import Tensor
@@ -60,6 +62,7 @@ class LearningRates:
                     f"optimizer has no `lr`, or None; leave `lr_schedule` out, or give the group a rate."
                 )
             self._of_groups = _schedules_of(schedule, groups)
+            _make_own(groups)
         self._bases = [float(group["lr"]) for group in groups] if schedule is not None else []
         self._schedule = schedule
         self._is_plain = schedule is None or not {"epochs", "groups"}.intersection(schedule.needs)
@@ -87,7 +90,8 @@ class LearningRates:
 
     def _factor(self, schedule: LrSchedule, update: int, epoch: int = 0) -> float:
         at = self.begun_at
-        return schedule.in_epoch(update - at, epoch, None if self._updates is None else self._updates - at)
+        factor = schedule.in_epoch(update - at, epoch, None if self._updates is None else self._updates - at)
+        return _as_multiplier(factor, schedule, update)
 
     @property
     def counts_epochs(self) -> bool:
@@ -146,13 +150,16 @@ class LearningRates:
         rates: list[float]
         if self._is_plain and not self.begun_at:
             factor = self._schedule(update, self._updates)
+            if type(factor) is not float or not 0.0 <= factor < inf:
+                factor = _as_multiplier(factor, self._schedule, update)
             rates = [base * factor for base in self._bases]
         else:
             pairs = zip(self._bases, self._of_groups, strict=True)
             rates = [base * self._factor(one, update, epoch) for base, one in pairs]
-        for number, (group, rate) in enumerate(zip(groups, rates, strict=True)):
-            if self._set and self._set[number] != _as_set(group["lr"]):
+        for number, group in enumerate(groups if self._set else ()):
+            if self._set[number] != _as_set(group["lr"]):
                 self._refuse(number, update)
+        for group, rate in zip(groups, rates, strict=True):
             _set_rate(group, rate)
         self._set, self.last = [_as_set(group["lr"]) for group in groups], rates
         return rates
@@ -239,6 +246,30 @@ class _Swept(LrSchedule):
         return self.rate_of(update) / self.base
 
     def check(self, updates: int | None) -> None: ...
+
+
+def _as_multiplier(factor: object, schedule: LrSchedule, update: int) -> float:
+    """What a schedule has given, as a float.
+
+    Raises:
+        ArgumentError: it is no number that rates can be multiplied by.
+    """
+    value = float(factor) if isinstance(factor, Real | Tensor) else nan
+    if not 0.0 <= value < inf:
+        raise ArgumentError(
+            f"an LR schedule must give a finite multiplier, 0 or above, but {type(schedule).__name__} gives "
+            f"{factor!r} for update {update}; let it give one for every update up to the end of the run."
+        )
+    return value
+
+
+def _make_own(groups: list[dict[str, Any]]) -> None:
+    """Give each group a rate of its own: of a tensor that was given for all of them, torch lets groups share one."""
+    seen: set[int] = set()
+    for group in groups:
+        if isinstance(rate := group["lr"], Tensor):
+            group["lr"] = rate.clone() if id(rate) in seen else rate
+            seen.add(id(rate))
 
 
 def _set_rate(group: dict[str, Any], rate: float) -> None:

@@ -1,12 +1,15 @@
 """Who sets learning rates: the schedule, or somebody else, never both."""
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from torch.optim import SGD
 
 from evenstep.errors import ArgumentError
 from evenstep.optim.learning_rate import LearningRates
-from evenstep.optim.schedules import Constant, Linear
+from evenstep.optim.schedules import Constant, Linear, LrSchedule, PerGroup
 
 
 def sgd(*rates: float, **more: object) -> SGD:
@@ -45,6 +48,36 @@ def test_a_rate_in_a_tensor_is_watched_without_being_read() -> None:
     optimizer.param_groups[0]["lr"].mul_(0.5)
     with pytest.raises(ArgumentError, match="group 0"):
         rates(3)
+
+
+def test_groups_that_share_the_tensor_of_their_rate_follow_schedules_of_their_own() -> None:
+    """As torch lets them where `lr` is given as one tensor for all."""
+    groups = [{"params": [torch.zeros(1, requires_grad=True)], "name": name} for name in ("body", "head")]
+    shared = torch.tensor(0.5)
+    optimizer = SGD(groups, lr=shared)
+    rates = LearningRates(optimizer, PerGroup({"head": Linear(warmup_updates=2)}, Constant()), 4)
+    for update, head in ((1, 0.25), (2, 0.5)):
+        assert rates(update) == [0.5, head] == [float(group["lr"]) for group in optimizer.param_groups]
+    shared.mul_(0.5)  # the first group's, still
+    with pytest.raises(ArgumentError, match="group 0"):
+        rates(3)
+
+
+@pytest.mark.parametrize("given", [math.nan, math.inf, -0.5, 1j, "half", None])
+@pytest.mark.parametrize("per_group", [False, True])
+def test_what_is_no_multiplier_is_refused_before_a_rate_is_set(given: Any, per_group: bool) -> None:
+    class Own(LrSchedule):
+        def __call__(self, update: int, updates: int | None) -> float:
+            return given if update == 2 else 1  # a whole number is one, too
+
+        def check(self, updates: int | None) -> None: ...
+
+    optimizer = sgd(0.5)
+    rates = LearningRates(optimizer, PerGroup({"0": Own()}, Constant()) if per_group else Own(), 4)
+    assert rates(1) == [0.5]
+    with pytest.raises(ArgumentError, match=f"finite multiplier, 0 or above, but Own gives {given!r} for update 2"):
+        rates(2)
+    assert optimizer.param_groups[0]["lr"] == 0.5
 
 
 def test_a_rate_that_comes_from_a_checkpoint_is_nobodys_change() -> None:
