@@ -164,7 +164,8 @@ class StepBegin(Event):
     """The gradients of update `update` are complete, and the optimizer is about to apply them.
 
     What is then in `.grad` is `divisor` times the gradient, and not clipped: by the loss scale, and by a weight that
-    was late.
+    was late. What is changed there, or put there, is what the optimizer gets, divided and clipped; the norm that clips,
+    and that must be finite, is still that of the gradient as it came.
     """
 
     divisor: float | Tensor = 1.0

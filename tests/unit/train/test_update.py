@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from evenstep import Ema, Failures, Fp16Mixed, Loss, MapData, Skip, Task, Trainer, Training
+from evenstep import Ema, Failures, Fp16Mixed, Hook, Loss, MapData, Skip, Task, Trainer, Training
 from evenstep.errors import NonFiniteError, TaskError
 
 CPU = torch.device("cpu")
@@ -248,6 +248,23 @@ def test_the_loss_scale_cancels_exactly_once_in_plain_sgd() -> None:
         trainer.train()
         results.append(flat(model) - before)
     assert float((results[0] - results[1]).norm() / results[0].norm()) < 2e-3  # float16 keeps 11 bits
+
+
+@pytest.mark.parametrize("more", [{"late": True}, {"train": Training(clip_norm=0.1)}])
+def test_a_gradient_that_a_hook_puts_in_the_place_of_another_is_divided_and_clipped_as_that(more: Any) -> None:
+    class Halves(Hook):
+        def __init__(self, *, in_place: bool) -> None:
+            self.in_place = in_place
+
+        def before_step(self, event: Any) -> None:
+            for parameter in self.trainer.model.parameters():
+                assert parameter.grad is not None
+                parameter.grad = parameter.grad.mul_(0.5) if self.in_place else parameter.grad * 0.5
+
+    ended = [network(), network()]
+    for model, in_place in zip(ended, (True, False), strict=True):
+        trainer_of(model, dataset([3.0] * 24), micro=4, hooks=[Halves(in_place=in_place)], **more).train()
+    assert torch.equal(*map(flat, ended)) and not torch.equal(flat(ended[0]), flat(network()))
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run_and_names_the_module() -> None:

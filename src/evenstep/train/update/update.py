@@ -209,9 +209,11 @@ class Update:
             return pending
         pending.total, divisor = self._total_and_divisor(weights, pending.gathered)
         self.is_whole = False  # until all that follows has been applied
-        begin = partial(StepBegin, update=update, divisor=divisor)
+        begin, bus = partial(StepBegin, update=update, divisor=divisor), self._context.bus
         named = record_function("apply") if profiler_runs() else NOTHING
-        with named, self._context.bus.span("step", begin, lambda error: StepEnd(update=update)):
+        with named, bus.span("step", begin, lambda error: StepEnd(update=update)):
+            if "before_step" in bus.heard:  # which may have put other tensors there
+                grads = gradients(self._parameters, sparse=self._sparse)
             with self._keyed(update) if self._apply.may_draw else NOTHING:
                 applied = self._apply(grads, squared, divisor, update)
             reducers.after_step()
