@@ -10,7 +10,7 @@ from typing import Any, cast, final
 import torch
 from torch.optim import Optimizer
 
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.internals import TAKES_SCALE, takes_scale
 from evenstep.names import parameters_in
 from evenstep.optim.fused import take_step
@@ -93,14 +93,18 @@ class MultiOptimizer(Optimizer):
 
         Raises:
             ValueError: it has another number of groups, or of parameters in them.
+            CheckpointError: it has state beside that of parameters, and not of which optimizer it is.
         """
         groups = cast("list[ParameterGroup]", state_dict["param_groups"])
         if len(groups) != len(self.param_groups):
             raise ValueError(f"the state has {len(groups)} parameter groups, but there are {len(self.param_groups)}.")
-        for one in self._inner:
+        kept = cast("dict[Any, Any]", state_dict["state"])
+        beside = {_place_and_name(key, len(self._inner)): value for key, value in kept.items() if isinstance(key, str)}
+        for place, one in enumerate(self._inner):
             own, groups = groups[: len(one.param_groups)], groups[len(one.param_groups) :]
             numbers = {number for group in own for number in group["params"]}
-            state = {key: value for key, value in state_dict["state"].items() if key in numbers}
+            state = {key: value for key, value in kept.items() if key in numbers}
+            state |= {name: value for (owner, name), value in beside.items() if owner == place}
             one.load_state_dict({"state": state, "param_groups": own})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -117,34 +121,60 @@ def inner(optimizer: Optimizer) -> tuple[Optimizer, ...]:
 
 
 class _JoinedState(MutableMapping[Any, Any]):
-    """The states of several optimizers as one."""
+    """The states of several optimizers as one.
+
+    What belongs to no parameter has a name, which several may use: here the optimizer's place is put before it.
+    """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = optimizers
 
     def __getitem__(self, key: Any) -> Any:
-        return self._of(key)[key]
+        state, own = self._of(key)
+        return state[own]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._of(key)[key] = value
+        state, own = self._of(key)
+        state[own] = value
 
     def __delitem__(self, key: Any) -> None:
-        del self._of(key)[key]
+        state, own = self._of(key)
+        del state[own]
 
     def __contains__(self, key: object) -> bool:
-        return any(key in one.state for one in self._optimizers)
+        return key in [*self] if isinstance(key, str) else any(key in one.state for one in self._optimizers)
 
     def __iter__(self) -> Iterator[Any]:
-        return (key for one in self._optimizers for key in one.state)
+        return (
+            f"{place}.{key}" if isinstance(key, str) else key
+            for place, one in enumerate(self._optimizers)
+            for key in one.state
+        )
 
     def __len__(self) -> int:
         return sum(len(one.state) for one in self._optimizers)
 
-    def _of(self, key: Any) -> MutableMapping[Any, Any]:
+    def _of(self, key: Any) -> tuple[MutableMapping[Any, Any], Any]:
+        """The state that has the key, or that is to have it, and the key in there."""
+        if isinstance(key, str):
+            place, name = _place_and_name(key, len(self._optimizers))
+            return self._optimizers[place].state, name
         for one in self._optimizers:
             if key in one.state or any(key is parameter for parameter in parameters_in(one)):
-                return one.state
+                return one.state, key
         raise KeyError(key)
+
+
+def _place_and_name(key: str, count: int) -> tuple[int, str]:
+    """Which of so many optimizers has what is joined under this key, and under which name."""
+    place, _, name = key.partition(".")
+    if not place.isdecimal() or int(place) >= count:
+        raise CheckpointError(
+            f"the state of a MultiOptimizer has {key!r}, but what belongs to no parameter is called by the place of "
+            f"its optimizer and a name, such as '0.{key}' (earlier versions lost it); resume with the optimizer "
+            f'afresh, `trainer.resume(PATH, reset="optimizer")`.'
+        )
+    return int(place), name
 
 
 def _check(optimizers: Sequence[Optimizer]) -> None:

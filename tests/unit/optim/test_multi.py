@@ -2,14 +2,15 @@
 
 import copy
 import pickle
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from evenstep import MapData, Mixture, Task, Trainer, Training, Uncertainty
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.internals import takes_scale
 from evenstep.optim import MultiOptimizer
 from evenstep.optim.schedules import InverseSqrt
@@ -122,6 +123,39 @@ def test_its_state_dict_is_torchs_and_comes_back() -> None:
         assert all(torch.equal(value, kept["state"][key][name]) for name, value in values.items())
     with pytest.raises(ValueError, match="has 1 parameter groups, but there are 2"):
         other.load_state_dict({"state": {}, "param_groups": kept["param_groups"][:1]})
+
+
+class Counts(torch.optim.SGD):
+    """Keeps in its state what belongs to no parameter."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.state["all"]["steps"] = self.state["all"].get("steps", 0) + 1
+        self.param_groups[0]["lr"] = 0.1 / self.state["all"]["steps"]
+        return super().step(closure)
+
+
+def test_what_belongs_to_no_parameter_is_each_optimizers_own_and_is_resumed(tmp_path: Path) -> None:
+    def trainer_of(updates: int, folder: Path | None = None) -> Trainer:
+        model = net()
+        parts = [[one for one in model.parameters() if (one.ndim == 2) == first] for first in (True, False)]
+        optimizer = MultiOptimizer(*(Counts(part, momentum=0.5) for part in parts))
+        optimizer.state["1.all"] = {"steps": 3}  # the second is ahead
+        data = MapData(points(), global_batch_size=8)
+        return Trainer(
+            model=model, task=Square(), optimizer=optimizer, data=data, updates=updates, folder=folder, device="cpu"
+        )
+
+    through = trainer_of(4)
+    through.train()
+    assert [one.state["all"]["steps"] for one in cast("Any", through.optimizer).optimizers] == [4, 7]
+    trainer_of(2, tmp_path).train()
+    resumed = trainer_of(4, tmp_path)
+    resumed.resume()
+    resumed.train()
+    assert resumed.optimizer.state["1.all"] == {"steps": 7} and "2.all" not in resumed.optimizer.state
+    assert all(map(torch.equal, resumed.model.parameters(), through.model.parameters()))
+    with pytest.raises(CheckpointError, match="has 'all', but what belongs to no parameter"):
+        through.optimizer.load_state_dict({**through.optimizer.state_dict(), "state": {"all": {}}})
 
 
 class Telling(torch.optim.SGD):
