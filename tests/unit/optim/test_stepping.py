@@ -188,6 +188,37 @@ def test_state_that_was_made_in_16_bits_becomes_float32() -> None:
     assert adagrad.state[weight]["sum"].dtype == torch.float32
 
 
+class NewState(torch.optim.SGD):
+    """Makes its state anew in each step, of a parameter and beside, and gives up that of the last parameter."""
+
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.state["steps"] = self.state.get("steps", 0) + 1
+        for one in self.param_groups[0]["params"]:
+            self.state[one] = {"count": self.state[one].get("count", 0) + 1}
+        del self.state[one]
+
+
+@pytest.mark.parametrize("masters", [True, False])
+def test_state_that_a_step_puts_in_the_place_of_another_or_gives_up_is_what_is_saved(masters: bool) -> None:
+    parameters = weights()
+    optimizer = NewState(parameters)
+    optimizer.state["steps"] = 3
+    if masters:
+        steps: Any = MasterSteps(optimizer, named(parameters), torch.bfloat16)
+    else:
+        names = {id(one): name for name, one in named(parameters).items()}
+        for one in parameters:
+            one.data = one.data.bfloat16()
+        steps = RoundedSteps(optimizer, names, seed=1, first_element=lambda tensor: 0)
+    for update in (1, 2):
+        for one in parameters:
+            one.grad_dtype = torch.float32
+            one.grad = torch.zeros(one.shape)
+        steps(optimizer, update)
+    last = len(parameters) - 1
+    assert optimizer.state_dict()["state"] == {**{number: {"count": 2} for number in range(last)}, "steps": 5}
+
+
 # --- stochastic rounding
 
 

@@ -140,14 +140,16 @@ class _States:
     def of_masters(self) -> Generator[None]:
         """Inside, the optimizer finds states by its masters."""
         own = self._optimizer.state
-        if list(map(id, own.values())) != self._known or len(own) != len(self._of_masters):
+        known = list(map(id, own.values()))
+        if known != self._known or len(own) != len(self._of_masters):
             self._of_masters.clear()
             self._of_masters.update((self._master.get(id(key), key), state) for key, state in own.items())
         self._optimizer.state = self._of_masters
         try:
             yield
         finally:
-            self._optimizer.state = own
-            if len(own) != len(self._of_masters):
+            self._of_masters, self._optimizer.state = self._optimizer.state, own
+            self._known = list(map(id, self._of_masters.values()))
+            if self._known != known:  # a step may make states, put others in their place, or give them up
+                own.clear()
                 own.update((self._parameter.get(id(key), key), state) for key, state in self._of_masters.items())
-            self._known = list(map(id, own.values()))

@@ -5,9 +5,9 @@ for the time of the step, with its gradient and its state. Outside of steps the 
 so names, groups, checkpoints and ranks need not know of stand-ins.
 """
 
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -67,8 +67,8 @@ def standing_in(
 def widen_state(optimizer: Optimizer) -> None:
     """Make float32 what an optimizer has made of 16-bit parameters when it was built: it steps in float32."""
     for one in inner(optimizer):
-        for state in one.state.values():
-            for name, value in state.items():
+        for state in cast("Iterable[Any]", one.state.values()):  # of no parameter, it may be anything
+            for name, value in state.items() if isinstance(state, dict) else ():
                 if isinstance(value, Tensor) and value.is_floating_point() and value.itemsize == 2:
                     state[name] = value.float()
 
