@@ -14,6 +14,8 @@ from torch.optim import Optimizer
 
 from evenstep.optim.sharing import TORCH, is_of_torchao
 
+_NARROW = (torch.bfloat16, torch.float16)
+
 
 class Refusal(NamedTuple):
     """A parameter that an optimizer can't step.
@@ -73,6 +75,21 @@ def why_not_added(optimizer: Optimizer, parameters: Iterable[Tensor]) -> str:
     return next(filter(None, faults), "")
 
 
+def why_not_by_float32(optimizer: Optimizer) -> str:
+    """What the step of `optimizer` would say to float32 gradients of its 16-bit parameters; "" where it takes them.
+
+    >>> narrow = nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
+    >>> why_not_by_float32(torch.optim.Adam([narrow])).split(" for")[0]
+    'expected dtype c10::BFloat16'
+    """
+    if type(optimizer) not in TORCH:
+        return ""
+    narrow = ((group, one) for group in optimizer.param_groups for one in group["params"] if one.requires_grad)
+    kinds = {(id(group), one.dtype): (group, one) for group, one in narrow if one.dtype in _NARROW}
+    faults = (_fault(optimizer, group, one, sparse=False, grad=torch.float32) for group, one in kinds.values())
+    return next(filter(None, faults), "")
+
+
 def _gradients(model: nn.Module) -> Iterator[tuple[str, Tensor, tuple[bool, ...]]]:
     """Each parameter with whether its gradient is sparse; both where only its module's own code can know."""
     for place, module in model.named_modules():
@@ -89,15 +106,24 @@ def _tiny(parameter: Tensor) -> list[int]:
     return [min(size, 2) for size in parameter.shape]
 
 
-def _fault(optimizer: Optimizer, group: dict[str, Any], like: Tensor, *, sparse: bool, keeps: bool = False) -> str:
-    """What the optimizer says to a parameter like this one; "" if it steps it."""
+def _fault(
+    optimizer: Optimizer,
+    group: dict[str, Any],
+    like: Tensor,
+    *,
+    sparse: bool,
+    keeps: bool = False,
+    grad: torch.dtype | None = None,
+) -> str:
+    """What the optimizer says to a parameter like this one, with a gradient in this format; "" if it steps it."""
     if sparse and (like.ndim == 0 or like.numel() == 0):
         return "it can have no sparse gradient"
     tiny = nn.Parameter(torch.zeros(_tiny(like), dtype=like.dtype, device=like.device))
     options = {name: value.clone() if isinstance(value, Tensor) else value for name, value in group.items()}
     try:
         trial = cast("Any", type(optimizer))([{**options, "params": [tiny]}])
-        tiny.grad = torch.ones_like(tiny)
+        tiny.grad_dtype = grad or tiny.dtype
+        tiny.grad = torch.ones_like(tiny, dtype=grad)
         if sparse:
             tiny.grad = tiny.grad.to_sparse(1).coalesce()
         trial.step()

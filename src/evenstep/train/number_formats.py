@@ -12,11 +12,13 @@ from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
 from evenstep.internals import is_orthogonal, local_tensor
-from evenstep.names import named_parameters
+from evenstep.names import named_parameters, parameters_in
 from evenstep.optim.hidden_state import holds_parameters
 from evenstep.optim.modes import has_modes
 from evenstep.optim.multi import inner
 from evenstep.optim.stepping import MasterSteps, RoundedSteps, Steps
+from evenstep.optim.stepping.stepping import is_narrow
+from evenstep.optim.trial_step import why_not_by_float32
 from evenstep.parallel import ParameterLayout, Strategy
 from evenstep.parallel.shardable import cuttable
 from evenstep.pipeline import PipelineModel
@@ -27,6 +29,8 @@ from evenstep.precision.sixteen_bits import stays_float32
 def check_formats(precision: Precision, *, model: nn.Module, optimizer: Optimizer, strategy: Strategy) -> None:
     """Raise ArgumentError for what can't be together with a model of 16 bits; nothing is changed."""
     if precision.format is None:
+        if strategy.layout.divides == "elements":
+            _check_narrow_shards(optimizer, exact=strategy.layout.exact)
         return
     mixed = "bf16-mixed" if precision.format is torch.bfloat16 else "16-mixed"
     _check_orthogonal(precision, model, mixed)
@@ -54,6 +58,25 @@ def check_formats(precision: Precision, *, model: nn.Module, optimizer: Optimize
                 f"float32 beside its statistics, but `fsdp` gathers all parameters in one format; use `ddp` or "
                 f"`zero1`, a layer without running statistics, or precision '{mixed}'."
             )
+
+
+def _check_narrow_shards(optimizer: Optimizer, *, exact: bool) -> None:
+    """Raise ArgumentError for 16-bit parameters that are stepped as they are and can't be so in shards.
+
+    Args:
+        exact: whether shards must have the bits of the whole.
+    """
+    if not any(one.requires_grad and is_narrow(one) for one in parameters_in(optimizer)):
+        return
+    summed = "with `fsdp` gradients of 16-bit parameters are summed in float32"
+    instead = "use `zero1`, or precision 'bf16-true', with which shards are float32"
+    if exact:
+        raise ArgumentError(
+            f"{summed}, elsewhere in 16 bits, so `ordered` sums would not have the bits of one process; {instead}."
+        )
+    for one in inner(optimizer):
+        if why := why_not_by_float32(one):
+            raise ArgumentError(f"{summed}, by which {type(one).__name__} can't step them ({why}); {instead}.")
 
 
 def _check_orthogonal(precision: Precision, model: nn.Module, mixed: str) -> None:

@@ -7,7 +7,6 @@ from torch.torch_version import TorchVersion
 
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Fsdp, Group
-from evenstep.parallel.reducer.ordered_fsdp import check_exact
 from evenstep.parallel.reducer.per_plan import layers
 from evenstep.parallel.reducer.sharded import units
 
@@ -69,16 +68,3 @@ def test_shard_ranks_that_do_not_divide_the_ranks_are_refused() -> None:
 def test_offload_without_an_accelerator_is_refused() -> None:
     with pytest.raises(ArgumentError, match="where they are already"):
         Fsdp(Ranks(2), offload=True)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_model_in_16_bits_is_refused_where_shards_must_have_the_bits_of_the_whole(dtype: torch.dtype) -> None:
-    model = nn.Linear(3, 3).to(dtype)
-    with pytest.raises(ArgumentError, match=f"parameters in {str(dtype)[6:]}: .* use `zero1`"):
-        check_exact(Ranks(2), torch.optim.SGD(model.parameters(), lr=0.1))
-
-
-def test_frozen_parameters_in_16_bits_may_stand_beside_what_is_trained() -> None:
-    model = nn.Linear(3, 3)
-    model.weight = nn.Parameter(model.weight.detach().bfloat16(), requires_grad=False)
-    check_exact(Ranks(2), torch.optim.SGD(model.parameters(), lr=0.1))

@@ -3,7 +3,7 @@
 import gc
 import math
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from evenstep import Aborted, Committed, Ema, Engine, Failures, Logging, Loss, MapData, Task, Trainer, Training
 from evenstep.errors import ArgumentError, CheckpointError, NonFiniteError
 from evenstep.parallel import Fsdp, OrderedFsdp
-from evenstep.precision import PRECISIONS, Bf16NoMaster, Bf16True, Fp16NoMaster, Fp16True, SixteenBits
+from evenstep.precision import PRECISIONS, Bf16NoMaster, Bf16True, Fp16NoMaster, Fp16True, FullPrecision, SixteenBits
+from evenstep.train.number_formats import check_formats
 from evenstep.train.tryouts.fit import state_allocated
 
 FORMATS = ("bf16-true", "16-true", "bf16-true-no-master", "16-true-no-master")
@@ -509,6 +510,25 @@ def test_another_format_to_gather_in_and_layers_with_statistics_in_shards_are_re
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     with pytest.raises(ArgumentError, match="the parameters of `1`, a BatchNorm1d, stay float32"):
         engine_of(model, "bf16-true", strategy=kind(group))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "optimizer", "says"),
+    [
+        (OrderedFsdp, torch.optim.SGD, "`ordered` sums would not have the bits of one process; use `zero1`"),
+        (Fsdp, torch.optim.AdamW, r"by which AdamW can't step them \(expected dtype .*\); use `zero1`"),
+        (Fsdp, torch.optim.SGD, ""),
+    ],
+)
+def test_shards_of_parameters_that_are_meant_to_be_of_16_bits_are_refused_where_they_can_not_be_stepped(
+    strategy: Any, optimizer: Any, says: str
+) -> None:
+    precision, group = FullPrecision(bfloat16_parameters=True), Fake(0, 2)
+    model = net().bfloat16()
+    refused = pytest.raises(ArgumentError, match=says) if says else nullcontext()
+    with refused:
+        check_formats(precision, model=model, optimizer=optimizer(model.parameters(), lr=0.1), strategy=strategy(group))
+    check_formats(precision, model=net(), optimizer=optimizer(net().parameters()), strategy=strategy(group))
 
 
 def test_casting_somewhere_else_is_refused() -> None:

@@ -12,10 +12,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from evenstep.arguments import format_name
 from evenstep.errors import ArgumentError
 from evenstep.internals.fsdp import leave_inputs_alone
-from evenstep.names import parameters_in
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import ParameterLayout
 from evenstep.parallel.reducer.padded import PaddedReducer
@@ -146,15 +144,4 @@ def check_exact(group: Group, optimizer: torch.optim.Optimizer) -> None:
             "on the CPU, torch's fused optimizers round the ends of a tensor differently from its middle, so a "
             "step of shards does not have the bits of a step of the whole; build the optimizer with "
             "`foreach=True` instead of `fused=True`, or reduce as `fast`."
-        )
-    trained = [p for p in parameters_in(optimizer) if p.requires_grad]
-    # those whose gradients are float32 are stepped in float32
-    narrow = {one.dtype for one in trained if one.grad_dtype == one.dtype} & {torch.float16, torch.bfloat16}
-    if narrow:
-        names = " and ".join(sorted(format_name(dtype) for dtype in narrow))
-        raise ArgumentError(
-            f"the model has parameters in {names}: on the CPU, torch rounds the ends of such a tensor differently from "
-            f"its middle, so a step of shards does not have the bits of a step of the whole. Keep the parameters in "
-            f"float32 (with `bf16-mixed` the model computes in 16 bits), use `zero1`, which steps whole tensors, or "
-            f"reduce as `fast`."
         )
