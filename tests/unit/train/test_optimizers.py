@@ -2,16 +2,18 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Checkpointing, Hook, MapData, Statistics, StopBelowLr, Task, Trainer
+from evenstep import Checkpointing, Ema, Fp16Mixed, Hook, MapData, Statistics, StopBelowLr, Task, Trainer, Training
 from evenstep.errors import ArgumentError, CheckpointError, HookError, TaskError
 from evenstep.internals import unwrapped_step
 from evenstep.optim import MultiOptimizer
+from evenstep.optim.schedules import CosineRestarts
 from evenstep.optim.sharing import TORCH, Granularity, known, why_not_by
 from evenstep.parallel import Fsdp, Group, Ordered, Single, Strategy, Zero1
 from evenstep.train.checks.optimizer import check_optimizer
@@ -162,6 +164,45 @@ def test_an_optimizer_whose_inner_state_would_be_lost_on_resume_is_refused_by_na
     alone.train()
     with pytest.raises(CheckpointError, match="`slow`"):
         alone.state_dict()
+
+
+def test_an_option_that_no_checkpoint_holds_is_refused_when_a_run_that_saves_is_built(tmp_path: Path) -> None:
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD([{"params": [*model.parameters()], "rule": len}])
+
+    with pytest.raises(ArgumentError, match=r"`param_groups\[0\]\.rule` is a `builtins\.builtin_.*cannot be saved"):
+        trainer(make, folder=tmp_path)
+    trainer(make)
+
+
+def test_numbers_of_numpy_are_pythons_from_the_first_step_on_and_the_run_is_saved_and_resumed(tmp_path: Path) -> None:
+    """A rate is one where it is from `logspace`, or a search draws it."""
+
+    class Sets(Hook):
+        def before_update(self, event: Any) -> None:
+            self.trainer.optimizer.param_groups[0]["eps"] = np.float64(1e-8 * event.update)
+
+    def built(updates: int, folder: Path | None = None) -> Trainer:
+        return trainer(
+            lambda model: torch.optim.AdamW(
+                model.parameters(), lr=cast("Any", np.float32(0.01)), betas=tuple(np.array([0.5, 0.75]))
+            ),
+            updates=updates,
+            folder=folder,
+            precision=Fp16Mixed(initial=np.float64(1024), tolerance=cast("Any", np.float32(0.25))),
+            lr_schedule=CosineRestarts(period_updates=2, period_factor=np.float64(2.0)),
+            train=Training(ema=Ema(decay=np.float64(0.5))),
+            hooks=[Sets()],
+        )
+
+    through = built(4)
+    assert {type(one) for one in (*through.optimizer.param_groups[0]["betas"],)} == {float}
+    through.train()
+    built(2, tmp_path).train()
+    resumed = built(4)
+    resumed.resume(tmp_path)
+    resumed.train()
+    assert all(map(torch.equal, resumed.model.parameters(), through.model.parameters()))
 
 
 class Changing(Group):

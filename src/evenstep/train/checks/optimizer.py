@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from evenstep.errors import ArgumentError
+from evenstep.checkpoint.state import pack
+from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.names import parameters_in
 from evenstep.optim.hidden_state import HiddenState, holds_parameters, tells_itself
 from evenstep.optim.multi import inner
@@ -21,6 +22,7 @@ from evenstep.optim.sharing import TORCH, TORCHAO, Granularity, is_of_torchao, w
 from evenstep.optim.trial_step import refusals
 from evenstep.parallel import ParameterLayout, Strategy
 from evenstep.pipeline.pipeline_model import in_stages
+from evenstep.train.state.optimizer_state import plain_numbers
 from evenstep.train.state.train_state import is_shared
 
 
@@ -158,7 +160,13 @@ def _check_shared(optimizer: Optimizer, layout: ParameterLayout, *, stages: bool
 
 
 def _check_saved(optimizer: Optimizer, layout: ParameterLayout, *, keeps: bool) -> None:
-    """Raise ArgumentError for state in parts that no file has a format for."""
+    """Raise ArgumentError for options, and for state in parts, that no file has a format for."""
+    for number, group in enumerate(optimizer.param_groups if keeps else ()):
+        options = {name: plain_numbers(value) for name, value in group.items() if name != "params"}
+        try:
+            pack(options, f"param_groups[{number}]")
+        except CheckpointError as error:
+            raise ArgumentError(f"a run with a `folder` saves checkpoints, but of the optimizer {error}") from error
     wide = any(one.dtype == torch.complex128 for one in parameters_in(optimizer))
     if keeps and wide and layout.divides == "parameters":
         raise ArgumentError(

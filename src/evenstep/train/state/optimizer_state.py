@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -29,6 +30,21 @@ _CAST = (Optimizer.load_state_dict, MultiOptimizer.load_state_dict)
 def options_of(optimizer: Optimizer) -> list[Tree]:
     """Each group's options, as they are now."""
     return [{k: _copied(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+
+
+def plain_numbers(value: Any) -> Any:
+    """An option with Python's numbers in the place of numpy's, which no checkpoint holds."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) is list or type(value) is tuple:
+        return type(value)(map(plain_numbers, cast("list[Any]", value)))
+    return value
+
+
+def make_plain(optimizer: Optimizer) -> None:
+    """Let the optimizer's options be Python's numbers from the first step on, as they are in a run that is resumed."""
+    for group in optimizer.param_groups:
+        group.update({name: plain_numbers(value) for name, value in group.items() if name != "params"})
 
 
 def optimizer_state(
@@ -60,7 +76,7 @@ def optimizer_state(
         beside["whole"] = saved
     if any(attributes or ()):
         beside["attributes"] = attributes
-    groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    groups = [{k: _saved(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     described = [
         {"parameters": list(group), "options": now, "built": then}
         for group, now, then in zip(names, groups, built, strict=True)
@@ -256,6 +272,11 @@ def _equal(one: Any, other: Any) -> bool:
 
 def _told(value: Any) -> str:
     return f"{float(value):g}" if isinstance(value, Tensor) and value.numel() == 1 else str(value)
+
+
+def _saved(value: Any) -> Any:
+    """An option as it is saved: float32 of numpy, which steps would not compute with as with Python's, is refused."""
+    return value if isinstance(value, np.inexact) and not isinstance(value, float) else plain_numbers(value)
 
 
 def _copied(value: Any) -> Any:

@@ -10,6 +10,7 @@ from dataclasses import fields
 from inspect import signature
 from typing import Any, cast
 
+import numpy as np
 from torch import Tensor, nn
 
 from evenstep.errors import CheckpointError
@@ -39,10 +40,10 @@ def settings_of(
         del own[f"train.{name}"]
     return {
         **own,
-        "train.ema": train.ema and train.ema.settings,
+        "train.ema": train.ema and _plain(train.ema.settings),
         "train.coefficients": _plain(coefficients),
         "train.combine": _plain(combine),
-        "precision": precision.settings,
+        "precision": _plain(precision.settings),
         "lr_schedule": _schedule(lr_schedule),
     }
 
@@ -80,6 +81,8 @@ def _plain(value: object, depth: int = 2) -> Any:
     >>> _plain({"a": (1, Linear(warmup_updates=2))})
     {'a': [1, {'kind': 'Linear', 'warmup_updates': 2, 'end_factor': 0.1}]}
     """
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, bool | int | float | str | None):
         return value
     if isinstance(value, Tensor):

@@ -32,6 +32,7 @@ from evenstep.train.state.optimizer_state import (
     changed_options,
     check_optimizer,
     load_optimizer,
+    make_plain,
     optimizer_state,
     options_of,
 )
@@ -97,6 +98,7 @@ class TrainState:
 
     def __post_init__(self) -> None:
         self._own = parameter_names(self.model, self.optimizer)
+        make_plain(self.optimizer)
         self._built = options_of(self.optimizer)
         self._outlines = _outlines_of(self.model)
         self.hidden_state = HiddenState(self.optimizer, shared=is_shared(self.model, self.layout))
