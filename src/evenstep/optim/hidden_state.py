@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any, cast, final
 from weakref import ref
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -219,10 +220,15 @@ def _changed(optimizer: Optimizer, before: dict[str, object]) -> list[str]:
 
 
 def _plain(value: object, depth: int = _DEPTH) -> object:
-    """A copy of what is made of numbers and strings, to compare with; `_OTHER` for anything else."""
+    """A copy of what is made of numbers and strings, to compare with; `_OTHER` for anything else.
+
+    Also of what files hold no such thing of, numbers of numpy and deques: what has changed is refused then.
+    """
     if value is None or type(value) in (bool, int, float, str):
         return type(value).__name__, value
-    if not depth or type(value) not in (list, tuple, dict):
+    if isinstance(value, np.generic):
+        return type(value).__name__, value.item()
+    if not depth or type(value) not in (list, tuple, dict, deque):
         return _OTHER
     parts = list(cast("dict[Any, Any]", value).items()) if isinstance(value, dict) else cast("list[object]", value)
     plain = [_plain(part, depth - 1) for part in parts]

@@ -126,7 +126,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     recompute(model, setup.recomputed.here, context.randomness)
     # After the strategy has made replicas equal: the average begins as a copy of the parameters.
     saved = _saved(setup, execution, names, rounded)
-    first = FirstStep(saved.steps, model, saved.layout, report, saved.fault if setup.keeps else None)
+    first = FirstStep(saved.steps, model, saved.layout, report, saved.fault_of_files if setup.keeps else None)
     apply = _apply(setup, execution, first)
     guard = _guard(setup, context, execution, report)
     core = Update(

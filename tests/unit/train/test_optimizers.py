@@ -205,6 +205,41 @@ def test_numbers_of_numpy_are_pythons_from_the_first_step_on_and_the_run_is_save
     assert all(map(torch.equal, resumed.model.parameters(), through.model.parameters()))
 
 
+class Keeps(torch.optim.SGD):
+    """Keeps in its steps what no checkpoint holds."""
+
+    def __init__(self, parameters: Any, where: str) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.where, self.count = where, np.int64(0)
+
+    def step(self, closure: Any = None) -> Any:
+        if self.where == "attribute":
+            self.count = self.count + np.int64(1)
+        else:
+            first = self.param_groups[0]["params"][0]
+            self.state["all" if self.where == "beside" else first]["seen"] = {1, 2}
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("parameter", r"`optimizer\.state\.0\.weight\.seen` is a `builtins\.set`"),
+        ("beside", r"`optimizer\.beside\.state\.all\.seen` is a `builtins\.set`"),
+        ("attribute", r"`optimizer\.beside\.attributes\.0\.count` is a `numpy\.int64`"),
+    ],
+)
+def test_what_a_step_keeps_and_no_checkpoint_holds_is_refused_after_the_first(
+    where: str, said: str, tmp_path: Path
+) -> None:
+    """Not at the first checkpoint, when all until then would be lost, nor never."""
+    run = trainer(lambda model: Keeps(model.parameters(), where), folder=tmp_path)
+    with pytest.raises(ArgumentError, match=f"the checkpoints of this run could not be resumed: {said}"):
+        run.train()
+    assert run.progress.update == 0
+    assert trainer(lambda model: Keeps(model.parameters(), where)).train().update == 4
+
+
 class Changing(Group):
     can_change = True
 

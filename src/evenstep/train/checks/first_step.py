@@ -84,7 +84,7 @@ class FirstStep(Steps):
                 ) from error
             raise
         self._is_first = False
-        if self._fault is not None and (fault := self._fault() or _of_no_format(optimizer)):
+        if self._fault is not None and (fault := _of_no_format(optimizer) or self._fault()):
             raise ArgumentError(f"the checkpoints of this run could not be resumed: {fault}.")
         if self._layout.divides == "elements":
             self._check_places(optimizer, moving, [place for place, _ in before])
