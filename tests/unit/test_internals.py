@@ -85,6 +85,7 @@ OF_TORCH = {
     "_timeout",
     "_use_grad_for_differentiable",
     "_version",
+    "_will_engine_execute_node",
     "_workers",
     "_world",
     "_wrapped_by_lr_sched",

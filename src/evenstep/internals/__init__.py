@@ -126,6 +126,18 @@ def _foreign(hooks: Any) -> list[str]:
     return [place for place in places if not place.startswith("evenstep.")]
 
 
+def adds_to_gradients(nodes: Sequence[object]) -> bool:
+    """Whether the backward that runs now adds to the `.grad` of leaves, by the nodes that do so; nothing public tells.
+
+    A backward may be one within another: `torch.autograd.grad` adds nothing, also where it is asked for these leaves,
+    which torch raises at.
+    """
+    try:
+        return all(map(_torch._C._will_engine_execute_node, nodes))
+    except RuntimeError:
+        return False
+
+
 def times_written(tensor: Tensor) -> int:
     """How often the tensor was written to in place: nothing public tells without reading its values."""
     return tensor._version

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evenstep.internals import base_of, compiled_in_place, has_gradient_hooks, unwrapped
+from evenstep.internals import adds_to_gradients, base_of, compiled_in_place, has_gradient_hooks, unwrapped
 from evenstep.pipeline.compiled import is_compiled
 from evenstep.strides import gradient_format
 
@@ -115,7 +115,9 @@ class _Product(torch.autograd.Function):
         if needs[0]:
             of_input = rows.mm(weight.to(rows.dtype).conj()).view(x.shape).to(ctx.dtype)
         product = weight, bias, x.reshape(-1, x.shape[-1]), rows
-        if deferral.waiting is not None:
+        # a hook or a backward of one's own may go back through this layer by itself, and then adds to no `.grad`
+        adds = [node for node, needed in zip(ctx.next_functions[1:], needs[1:], strict=False) if needed]
+        if deferral.waiting is not None and adds_to_gradients([node for node, _ in adds]):
             deferral.waiting.append(partial(_add, *product))
             return of_input, None, None, None
         now = dict(_weight_gradients(*product))

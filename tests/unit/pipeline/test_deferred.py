@@ -188,3 +188,36 @@ def test_the_first_half_leaves_the_weights_alone() -> None:
     accumulate(deferral.end())
     assert model.weight.grad is not None
     assert list(model.state_dict()) == ["weight", "bias"]
+
+
+class Inner(nn.Module):
+    """Goes back through its linear layer within its own backward, as fixed points and adjoint methods do."""
+
+    def __init__(self, asks: str) -> None:
+        super().__init__()
+        self.linear, self.asks = nn.Linear(8, 8), asks
+
+    def forward(self, x: Tensor) -> Tensor:
+        apart = x.detach().requires_grad_()
+        again, output = self.linear(apart).tanh(), self.linear(x).tanh()
+        wanted = {"input": [apart], "weight": [apart, self.linear.weight]}[self.asks]
+
+        def solved(gradient: Tensor) -> Tensor:
+            for _ in range(3):
+                found = torch.autograd.grad(again, wanted, gradient, retain_graph=True)
+                gradient = gradient + 0.1 * found[0] + sum(one.mean() for one in found[1:])
+            return gradient
+
+        output.register_hook(solved)
+        return output
+
+
+@pytest.mark.parametrize("asks", ["input", "weight"])
+def test_a_backward_within_the_backward_adds_to_no_gradient_and_gets_those_it_asks_for(asks: str) -> None:
+    def model() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 8), Inner(asks), nn.Linear(8, 8))
+
+    x, deferral, deferred = torch.randn(5, 8), Deferral(), model()
+    prepare(deferred, deferral)
+    assert all_equal(gradients(deferred, x, deferral), gradients(model(), x, None))
