@@ -6,12 +6,13 @@ It draws no randomness of its own: before each layer it says which one begins, s
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
-from typing import Any, cast, final
+from typing import Any, NoReturn, cast, final
 
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError, TaskError, clause
-from evenstep.internals import children_of, unwrapped
+from evenstep.internals import children_of, times_written, unwrapped
+from evenstep.pipeline.boundary import tensors
 from evenstep.pipeline.layers import Layers, arguments
 
 
@@ -40,6 +41,8 @@ class StageModule(nn.Module):
             [source for source, last in last_use.items() if last == place and source not in self._leaving]
             for place in places
         ]
+        later = {source for place in range(places.stop, len(layers.layers)) for source in layers.sources(place)}
+        self._taken_later = [source for source in last_use if source not in places and source in later - {*leaving}]
         for place, module in zip(places, modules, strict=True):
             register(self, layers.layers[place].name, module)
 
@@ -62,6 +65,7 @@ class StageModule(nn.Module):
             The outputs that leave, by place.
         """
         values = dict(received)
+        kept = [(source, received[source], _times(received[source])) for source in self._taken_later]
         for number, place in enumerate(self.places):
             if begin is not None:
                 begin(place)
@@ -76,7 +80,21 @@ class StageModule(nn.Module):
                     raise
                 raise TaskError(fault) from error
             del outputs, positional
+        for source, tree, times in kept:
+            if _times(tree) != times:
+                self._refuse_writing(source)
         return {place: values[place] for place in self._leaving}
+
+    def _refuse_writing(self, source: int) -> NoReturn:
+        """Raise TaskError for what an earlier stage gives and a later one takes as well, which was changed in place."""
+        takers = [number for number, sources in enumerate(self._sources) if source in sources]
+        name = self._source_names[takers[0]][self._sources[takers[0]].index(source)]
+        raise TaskError(
+            f"what layer '{name}' gives was changed in place in another stage (by "
+            f"{' or '.join(repr(self._names[number]) for number in takers)}), but a later stage takes it as well, and "
+            f"would get it as it was. Let that layer write into a copy (`mask = ~mask` for `mask.logical_not_()`), cut "
+            f"the model elsewhere, `split_at=…`, or set `relay_skips=True`, which sends on what was written."
+        )
 
     def _fault(self, number: int, positional: Sequence[Any], named: Mapping[str, Any], error: Exception) -> str:
         """What to say if a layer can't be called like this; else "", as the error is its own."""
@@ -112,6 +130,11 @@ class StageModule(nn.Module):
         """Compile each layer by itself."""
         for called in self._calls:
             cast("nn.Module", called).compile(*args, **kwargs)
+
+
+def _times(tree: Any) -> list[int]:
+    """How often each tensor of what came from another stage was written to."""
+    return [0 if tensor.is_inference() else times_written(tensor) for tensor in tensors(tree)]
 
 
 def register(root: nn.Module, name: str, module: nn.Module) -> None:

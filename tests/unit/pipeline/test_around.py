@@ -112,6 +112,46 @@ def test_a_stage_that_begins_with_a_change_in_place_is_refused_and_the_advice_wo
     update(False, "1")
 
 
+class Inverted(nn.Module):
+    """Reads an inverted mask."""
+
+    def __init__(self, copies: bool) -> None:
+        super().__init__()
+        self.copies = copies
+
+    def forward(self, given: tuple[Tensor, Tensor]) -> Tensor:
+        x, mask = given
+        return x * (~mask if self.copies else mask.logical_not_())
+
+
+class Masked(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x > 1
+
+
+class Kept(nn.Module):
+    def forward(self, x: Tensor, given: tuple[Tensor, Tensor]) -> Tensor:
+        return x + given[0] * given[1]
+
+
+@pytest.mark.parametrize("grad", [torch.enable_grad, torch.no_grad])
+def test_what_a_later_stage_takes_may_not_be_changed_in_place_and_the_advice_works(grad: Any) -> None:
+    def output(copies: bool, *begins: str, **more: Any) -> Tensor:
+        last = Layer("last", Kept(), sources=("inverted", "masked"))
+        layers = [Layer("masked", Masked()), Layer("inverted", Inverted(copies)), last]
+        return PipelineModel(layers, stages_per_rank=len(begins) + 1, split_at=begins, **more)(torch.arange(3.0))
+
+    with grad():
+        with pytest.raises(
+            TaskError, match=r"layer 'masked' gives was changed in place .* \(by 'inverted'\), but a later"
+        ):
+            output(False, "inverted", "last")
+        assert output(True, "inverted", "last").tolist() == [0.0, 1.0, 2.0]
+        written = [0.0, 2.0, 0.0]  # the last layer, too, reads the inverted mask, as without stages
+        assert output(False, "inverted").tolist() == output(False, "last").tolist() == written
+        assert output(False, "inverted", "last", relay_skips=True).tolist() == written
+
+
 class Normed(nn.Module):
     """A body whose norm stays in evaluation mode by a `train` of the model's own."""
 
