@@ -214,6 +214,18 @@ def marks(item: Any) -> list[Any]:
     return list(_marks(item, "", set()))
 
 
+def written(before: Sequence[tuple[Any, ...]], batch: Any) -> list[str]:
+    """The paths of the tensors and arrays of `batch` that were written into since, or that others stand in place of.
+
+    >>> import torch
+    >>> batch = {"x": torch.zeros(2), "y": torch.zeros(2)}; before = marks(batch)
+    >>> batch["y"] += 1; batch["mask"] = batch["x"] > 0; written(before, batch)
+    ['y']
+    """
+    now = {path: mark for path, *mark in marks(batch)}
+    return [path for path, *mark in before if mark[1] != "" and now.get(path, mark) != mark]
+
+
 def _marks(item: Any, path: str, seen: set[int]) -> Iterator[tuple[Any, ...]]:
     written: Any = ""
     if isinstance(item, Tensor):

@@ -152,6 +152,67 @@ def test_what_a_later_stage_takes_may_not_be_changed_in_place_and_the_advice_wor
         assert output(False, "inverted", "last", relay_skips=True).tolist() == written
 
 
+class Halved(nn.Module):
+    """Halves what it is given, in place unless a copy is made."""
+
+    def __init__(self, copies: bool) -> None:
+        super().__init__()
+        self.copies = copies
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / 2 if self.copies else x.div_(2)
+
+
+class Restored(Task):
+    """The output is to be what the batch is; `writes` is the method that doubles the batch first."""
+
+    def __init__(self, writes: str = "") -> None:
+        self.writes = writes
+
+    def transform(self, batch: Any) -> Any:
+        return {"x": batch["x"].mul_(2)} if self.writes == "transform" else batch
+
+    def inputs(self, batch: Any) -> Any:
+        if self.writes == "inputs":
+            batch["x"] = batch["x"] * 2
+        return batch["x"]
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return ((output - batch["x"]) ** 2).sum()
+
+
+def restored(on_ranks: Callable[..., list[Any]], writes: str, schedule: str, *, copies: bool = True) -> list[Any]:
+    """The weight of the last layer after an update, on one process without stages, and on two ranks."""
+    torch.manual_seed(0)
+    chains = [nn.Sequential(Halved(copies), nn.Tanh(), nn.Tanh(), nn.Linear(2, 2)) for _ in range(3)]
+    for chain in chains[1:]:
+        chain.load_state_dict(chains[0].state_dict())
+
+    def act(group: Any) -> list[Any]:
+        chain = chains[-1 if group is None else group.rank]
+        mesh = None if group is None else Mesh.of(group, pipeline=2)
+        model = chain if mesh is None else PipelineModel(chain, mesh=mesh, schedule=schedule)
+        optimizer = torch.optim.SGD([{"params": list(model.parameters())}], lr=0.1)
+        strategy = None if mesh is None else Single(mesh.data)
+        engine = Engine(model, Restored(writes), optimizer, strategy=strategy, device="cpu")
+        engine.update({"x": torch.ones(3, 2)}, {"x": torch.full((2, 2), 2.0)})
+        return [one.tolist() for one in model.parameters()]
+
+    return [act(None), *(one for one in on_ranks(2, act) if one)]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_v"])
+def test_a_stage_that_writes_into_the_batch_is_refused_and_the_advice_works(
+    on_ranks: Callable[..., list[Any]], schedule: str
+) -> None:
+    for writes, copies in [("inputs", True), ("", False)]:
+        with pytest.raises(TaskError, match=r"stage 0 has written into the batch \(x\), in `Restored.inputs` or in a"):
+            restored(on_ranks, writes, schedule, copies=copies)
+    for writes in ("", "transform"):
+        alone, *staged = restored(on_ranks, writes, schedule)
+        assert staged == [alone]
+
+
 class Normed(nn.Module):
     """A body whose norm stays in evaluation mode by a `train` of the model's own."""
 

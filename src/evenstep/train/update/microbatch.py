@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
+from evenstep.arguments import first_of
 from evenstep.data import Microbatch
-from evenstep.data.split import marks
+from evenstep.data.split import marks, tensors_in, written
 from evenstep.errors import TaskError
 from evenstep.internals import run_backward, times_written, unwrapped
 from evenstep.keys import branch
@@ -32,7 +33,7 @@ from evenstep.train.memory.sub_batch import SubBatch, part_of, whole_of
 from evenstep.train.randomness import LOSS, branch_of
 from evenstep.train.tasks.derivatives import explain_derivatives
 from evenstep.train.tasks.norm_statistics import explain
-from evenstep.train.tasks.task import evaluates_itself, explain_inputs, loss_of
+from evenstep.train.tasks.task import Task, evaluates_itself, explain_inputs, loss_of
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.microbatch_events import MicrobatchEvents
 from evenstep.train.update.recording import Recording
@@ -147,12 +148,16 @@ class MicrobatchStep:
         try:
             if one.index in self._weights.failures:
                 raise self._weights.failures[one.index]
-            lent = context.lent.lend(one.task, piece.data) if stage.takes_batch else None
-            with self._looking(stage, one, piece, lent) if stage.takes_batch else NOTHING:
+            looks, lent = stage.takes_batch and self._looks(stage, one), None
+            if stage.takes_batch:  # another stage of this rank may take the same
+                lent = context.lent.lend(one.task, piece.data, apart=looks and not stage.is_whole)
+            with self._looked_at(stage, one, piece, lent) if looks else NOTHING:
                 batch = self._prepared(stage, one, piece, lent)
                 self.doing = "forward", one.index, piece
                 if itself is None:
-                    given, loss = self._applied(stage, received, one, batch)
+                    is_seen = looks and not stage.gives_loss and self._update > 0
+                    with _not_writing(batch, stage, task) if is_seen else NOTHING:
+                        given, loss = self._applied(stage, received, one, batch)
                 else:
                     given, loss = {}, self._evaluated(itself, stage, one, batch)
             if not stage.gives_loss:
@@ -218,12 +223,11 @@ class MicrobatchStep:
         with context.precision.forward(context.device), lent(model, context) as whole, events:
             return context.tasks[one.task].evaluate(whole, batch)
 
-    def _looking(self, stage: Stage, one: Microbatch, piece: SubBatch, batch: Any) -> AbstractContextManager[None]:
-        """Around a pass: the first ones of a kind are looked at for what they do beside what they give."""
+    def _looks(self, stage: Stage, one: Microbatch) -> bool:
+        """Whether a pass is looked at for what it does beside what it gives: the first ones of a kind are."""
         is_check = self._update == 0  # of a loss: it may need a graph as well
         kind = one.task, stage.gives_loss, torch.is_grad_enabled(), self._model is not None, is_check
-        looks = self._context.lent.looks(kind, self._update)
-        return self._looked_at(stage, one, piece, batch) if looks else NOTHING
+        return self._context.lent.looks(kind, self._update)
 
     @contextmanager
     def _looked_at(self, stage: Stage, one: Microbatch, piece: SubBatch, batch: Any) -> Generator[None]:
@@ -295,6 +299,25 @@ class MicrobatchStep:
     ) -> None:
         self._context.randomness.end_passage()
         self._events.end_all(error)
+
+
+@contextmanager
+def _not_writing(batch: Any, stage: Stage, task: Task) -> Generator[None]:
+    """Around a pass through a stage that does not give the loss.
+
+    Raises:
+        TaskError: it has written into the batch, which other stages and the loss get as it was.
+    """
+    before, kept = marks(batch), tensors_in(batch)
+    yield
+    del kept  # alive until now, so that no other tensor has taken the place of one
+    if found := written(before, batch):
+        raise TaskError(
+            f"stage {stage.index} has written into the batch ({first_of([one or 'its tensor' for one in found], 3)}), "
+            f"in `{type(task).__name__}.inputs` or in a layer, but later stages and the loss get it as it was, so they "
+            f"would not compute what they do without stages. Write into a copy (`x = x / 255` for `x.div_(255)`, "
+            f"layers without `inplace=True`), or do it in the task's `transform`, which is called for all of them."
+        )
 
 
 def _marks_of_gradients(module: nn.Module) -> list[Any]:

@@ -91,9 +91,13 @@ class LentBatches:
         """Whether passes of this kind are to be looked at: those of the update in which they are first made."""
         return self._first.setdefault(kind, update) == update
 
-    def lend(self, task: str, batch: Any) -> Any:
-        """What passes of a task are given."""
-        return copied(batch) if task in self._writing else batch
+    def lend(self, task: str, batch: Any, *, apart: bool = False) -> Any:
+        """What passes of a task are given.
+
+        Args:
+            apart: whether others are given the same one later, of whom this is not to be seen.
+        """
+        return copied(batch) if apart or task in self._writing else batch
 
     def see(self, task: str, batch: Any, before: list[Any], *, is_own: bool = False) -> None:
         """A pass was given `batch`, of which `before` are the marks.
