@@ -254,9 +254,10 @@ AREAS = (
                 "unit/pipeline/test_sendable.py::test_what_is_made_anew_where_it_is_used_trains_as_the_refusal_says",
             ),
             refused(
-                "hooks and saved buffers around the layers; a first layer of a stage that changes its input in place",
+                "hooks and saved state around the layers; a first layer of a stage that changes its input in place",
                 "unit/pipeline/test_around.py::test_hooks_around_the_layers_are_refused_and_on_a_layer_they_are_called",
                 "unit/pipeline/test_around.py::test_a_saved_buffer_that_no_layer_holds_is_refused_and_the_advice_works",
+                "unit/pipeline/test_around.py::test_extra_state_that_no_layer_holds_is_refused_and_that_of_a_layer_is_saved",
                 "unit/pipeline/test_around.py::test_a_stage_that_begins_with_a_change_in_place_is_refused_and_the_advice_works",
             ),
             refused(

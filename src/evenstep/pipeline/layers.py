@@ -205,7 +205,7 @@ def check_covered(model: object, layers: Layers) -> None:
 
 
 def check_nothing_around(model: object, layers: Layers) -> None:
-    """Raise ArgumentError for what a model has beside its layers, which stages would leave out: hooks, saved buffers.
+    """Raise ArgumentError for what a model has beside its layers, which stages would leave out: hooks, what is saved.
 
     Where a layer is built by a function, or all are made anew, nobody can tell.
     """
@@ -224,6 +224,11 @@ def check_nothing_around(model: object, layers: Layers) -> None:
                 f"stages call the layers of {type(model).__name__} and nothing around them, but {where} has hooks, "
                 f"which would not be called; register them on a layer ({layers.layers[0].name} … "
                 f"{layers.layers[-1].name}), or train without stages."
+            )
+        if type(part).get_extra_state is not nn.Module.get_extra_state:
+            raise ArgumentError(
+                f"the layers of {type(model).__name__} must hold all that checkpoints have of it, but {where} has a "
+                f"`get_extra_state`, which would not be asked; give it to the layer that uses what it keeps."
             )
         for name, buffer in buffers_of(part).items():
             if buffer is not None and is_saved(part, name) and id(buffer) not in buffers:

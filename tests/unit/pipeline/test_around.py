@@ -66,6 +66,18 @@ def test_a_saved_buffer_that_no_layer_holds_is_refused_and_the_advice_works() ->
     PipelineModel(model, stages_per_rank=2)
 
 
+class Stateful(Around):
+    def get_extra_state(self) -> Tensor:
+        return torch.ones(1)
+
+
+def test_extra_state_that_no_layer_holds_is_refused_and_that_of_a_layer_is_saved() -> None:
+    with pytest.raises(ArgumentError, match="all that checkpoints have of it, but it has a `get_extra_state`, which"):
+        PipelineModel(Stateful(), stages_per_rank=2)
+    layers = [Layer("first", Stateful()), Layer("last", nn.Linear(2, 1))]
+    assert "first._extra_state" in PipelineModel(layers, stages_per_rank=2).state_dict()
+
+
 def test_an_input_that_the_task_does_not_give_is_named() -> None:
     with pytest.raises(ArgumentError, match="the input 'mask', but the task's `inputs` gives x"):
         arguments([], {"x": 1}, ("mask",))
