@@ -269,6 +269,10 @@ AREAS = (
                 "unit/pipeline/test_around.py::test_what_a_later_stage_takes_may_not_be_changed_in_place_and_the_advice_works",
             ),
             refused(
+                "ranks of a pipeline that read other batches than their peers",
+                "unit/train/test_staged.py::test_ranks_of_a_pipeline_that_read_other_batches_are_refused_and_what_one_leaves_out_is_not",
+            ),
+            refused(
                 "ranks that cut a model otherwise than their peers",
                 "unit/pipeline/test_pipeline_model.py::"
                 "test_ranks_that_cut_otherwise_are_refused_on_all_instead_of_waiting",

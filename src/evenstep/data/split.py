@@ -14,6 +14,7 @@ from enum import Enum
 from inspect import isroutine
 from pathlib import PurePath
 from typing import Any, cast
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from evenstep.arguments import first_of, format_name
 from evenstep.internals import times_written
+from evenstep.strides import is_dense
 
 _PLAIN = (
     str,
@@ -211,7 +213,7 @@ def marks(item: Any) -> list[Any]:
     >>> marks(batch) == before, batch["x"].add_(1)[0].item(), marks(batch) == before
     (True, 1.0, False)
     """
-    return list(_marks(item, "", set()))
+    return [(path, id(part), _written(part)) for path, part in _parts(item, "", set())]
 
 
 def written(before: Sequence[tuple[Any, ...]], batch: Any) -> list[str]:
@@ -226,19 +228,42 @@ def written(before: Sequence[tuple[Any, ...]], batch: Any) -> list[str]:
     return [path for path, *mark in before if mark[1] != "" and now.get(path, mark) != mark]
 
 
-def _marks(item: Any, path: str, seen: set[int]) -> Iterator[tuple[Any, ...]]:
-    written: Any = ""
-    if isinstance(item, Tensor):
-        written = 0 if item.is_inference() else times_written(item)
-    elif isinstance(item, np.ndarray):
-        written = item.tobytes()
-    yield path, id(item), written
-    if written != "" or id(item) in seen or item is None or isinstance(item, (*_PLAIN, type, torch.nn.Module)):
+def checksums(item: Any) -> dict[str, int]:
+    """A number for the bits of each tensor and array of a batch, by its path, also on a device.
+
+    >>> import torch
+    >>> one, other = {"x": torch.zeros(2), "y": np.ones(3)}, {"x": torch.zeros(2, 3)[:, 0], "y": np.ones((3, 1))}
+    >>> [path for path, bits in checksums(one).items() if checksums(other)[path] != bits]
+    ['y']
+    """
+    found: dict[str, int] = {}
+    for path, part in _parts(item, "", set()):
+        array = part
+        if isinstance(part, Tensor) and is_dense(part):
+            packed = part.detach().cpu().resolve_conj().resolve_neg().contiguous()
+            array = packed.as_strided((packed.numel(),), (1,)).view(torch.uint8).numpy()
+        if isinstance(array, np.ndarray) and not array.dtype.hasobject:
+            found[path] = crc32(np.ascontiguousarray(array).data, crc32(repr((part.shape, part.dtype)).encode()))
+    return found
+
+
+def _parts(item: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """A batch and all that is in it, with paths; what is in a tensor, an array or a module is not looked at."""
+    yield path, item
+    whole = (Tensor, np.ndarray, *_PLAIN, type, torch.nn.Module)
+    if id(item) in seen or item is None or isinstance(item, whole):
         return
     seen.add(id(item))
     own = [] if isroutine(item) else [*getattr(item, "__dict__", {}).items()]
     for name, part in _named_parts(item, path) if _is_container(item) else own:
-        yield from _marks(part, name, seen)
+        yield from _parts(part, name, seen)
+
+
+def _written(part: Any) -> Any:
+    """What is another when a tensor or an array was written into; "" for all else."""
+    if isinstance(part, Tensor):
+        return 0 if part.is_inference() else times_written(part)
+    return part.tobytes() if isinstance(part, np.ndarray) else ""
 
 
 def rebuilt(item: Any, act: Callable[[Any], Any]) -> Any:

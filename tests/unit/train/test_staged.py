@@ -23,7 +23,7 @@ from evenstep import (
     Uncertainty,
 )
 from evenstep.data import RoundRobin
-from evenstep.errors import ArgumentError, EvenstepError
+from evenstep.errors import ArgumentError, EvenstepError, ReplicaError
 from evenstep.events import Hook, UpdateEnd
 from evenstep.optim.schedules import Constant
 from evenstep.parallel import Ddp, Group, Mesh, Ordered, Reducer, Single, Strategy, Zero1
@@ -288,6 +288,16 @@ def test_metrics_and_evaluations_are_known_on_all_ranks(on_ranks: OnRanks) -> No
     assert on_ranks(2, act) == [wanted, wanted]
 
 
+class Listed(Square):
+    """Of samples in a list, of which ranks without the first stage need no inputs."""
+
+    def inputs(self, batch: Any) -> Tensor:
+        return torch.stack([x for x, _ in batch])
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return super().loss(output, (None, torch.stack([y for _, y in batch])))
+
+
 class Late(Square):
     late_weight = True
 
@@ -375,6 +385,20 @@ class Other(Strategy):
 
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
         return Ordered(self.group).reducer(module, per_plan=per_plan)
+
+
+def test_ranks_of_a_pipeline_that_read_other_batches_are_refused_and_what_one_leaves_out_is_not(
+    on_ranks: OnRanks,
+) -> None:
+    def act(group: Any, *, unlike: bool) -> State:
+        mesh = Mesh.of(group, pipeline=2)
+        read = [(x + group.rank * unlike, y) if group.rank == 0 or unlike else (None, y) for x, y in points()]
+        data = MapData(read, global_batch_size=10, micro_batch_size=2, collate=list)
+        return trained(PipelineModel(deep(4), mesh=mesh), Single(mesh.data), data=data, task=Listed())[1]
+
+    with pytest.raises(ReplicaError, match=r"rank 1 of one has other `\[0\]\[0\]` in micro-batch 0 than rank 0"):
+        on_ranks(2, lambda group: act(group, unlike=True))
+    check_same(on_ranks(2, lambda group: act(group, unlike=False))[0], trained(PipelineModel(deep(4)), Single())[1])
 
 
 def test_a_strategy_of_ones_own_makes_a_reducer_for_each_stage(on_ranks: OnRanks) -> None:

@@ -33,6 +33,7 @@ from evenstep.train.tasks.combine import Combine
 from evenstep.train.tasks.task import Task
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.update.accumulation import Accumulation
+from evenstep.train.update.alike import check_batches
 from evenstep.train.update.context import MicrobatchResults, TrainContext
 from evenstep.train.update.execution import Execution
 from evenstep.train.update.late_weights import build_gather
@@ -113,6 +114,7 @@ class Update:
         self._looks, self._unseen = (dependence.look, *looks), unseen
         self.is_whole, self.is_computing = True, False
         self._in_doubt: Callable[[], PendingUpdate] | None = None
+        self._first = 0  # the update that is made first
         self._promised = 0  # the update that this rank has promised to apply, at whatever loss scale it fits
 
     def __call__(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
@@ -170,7 +172,11 @@ class Update:
 
     def _weigh_and_run(self, batch: GlobalBatch, before: Progress) -> Callable[[], PendingUpdate]:
         """Compute the update's gradients and their squared norm; gives what applies them."""
-        update, weights = before.update + 1, self.weigh(batch)
+        update = before.update + 1
+        self._first = self._first or update
+        if update == self._first and self._execution.pipeline.ranks > 1:  # each time it is begun: all ask together
+            check_batches(self._execution.pipeline, batch)
+        weights = self.weigh(batch)
         self.require_seen(weights)
         self._context.phases.lap("weigh")
         pending = PendingUpdate(
