@@ -261,8 +261,9 @@ AREAS = (
                 "unit/pipeline/test_around.py::test_a_stage_that_begins_with_a_change_in_place_is_refused_and_the_advice_works",
             ),
             refused(
-                "a batch that a stage before the last writes into",
+                "a batch that a stage before the last writes into; what `inputs` leaves in the task for the loss",
                 "unit/pipeline/test_around.py::test_a_stage_that_writes_into_the_batch_is_refused_and_the_advice_works",
+                "unit/pipeline/test_around.py::test_what_inputs_leave_in_the_task_for_the_loss_is_refused_in_stages_and_the_advice_works",
             ),
             refused(
                 "an output that a later stage takes as well, changed in place in a stage between",

@@ -1,6 +1,7 @@
 """What a model has around its layers, and what a layer is called with: refused by name where stages would go wrong."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -193,7 +194,7 @@ class Restored(Task):
         return ((output - batch["x"]) ** 2).sum()
 
 
-def restored(on_ranks: Callable[..., list[Any]], writes: str, schedule: str, *, copies: bool = True) -> list[Any]:
+def restored(on_ranks: Callable[..., list[Any]], task: Task, schedule: str, *, copies: bool = True) -> list[Any]:
     """The weight of the last layer after an update, on one process without stages, and on two ranks."""
     torch.manual_seed(0)
     chains = [nn.Sequential(Halved(copies), nn.Tanh(), nn.Tanh(), nn.Linear(2, 2)) for _ in range(3)]
@@ -206,11 +207,43 @@ def restored(on_ranks: Callable[..., list[Any]], writes: str, schedule: str, *, 
         model = chain if mesh is None else PipelineModel(chain, mesh=mesh, schedule=schedule)
         optimizer = torch.optim.SGD([{"params": list(model.parameters())}], lr=0.1)
         strategy = None if mesh is None else Single(mesh.data)
-        engine = Engine(model, Restored(writes), optimizer, strategy=strategy, device="cpu")
+        engine = Engine(model, deepcopy(task), optimizer, strategy=strategy, device="cpu")
         engine.update({"x": torch.ones(3, 2)}, {"x": torch.full((2, 2), 2.0)})
         return [one.tolist() for one in model.parameters()]
 
     return [act(None), *(one for one in on_ranks(2, act) if one)]
+
+
+class Filled(Task):
+    """Masked numbers are to be restored; the mask is drawn in the method `draws`."""
+
+    def __init__(self, draws: str) -> None:
+        self.draws, self.mask = draws, torch.zeros(1, dtype=torch.bool)
+
+    def drawn(self, method: str, x: Tensor) -> None:
+        if self.draws == method:
+            self.mask = x * 7 % 3 < 1
+
+    def transform(self, batch: Any) -> Any:
+        self.drawn("transform", batch["x"])
+        return batch
+
+    def inputs(self, batch: Any) -> Any:
+        self.drawn("inputs", batch["x"])
+        return batch["x"] * ~self.mask
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return ((output - batch["x"]) ** 2 * self.mask).sum()
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_v"])
+def test_what_inputs_leave_in_the_task_for_the_loss_is_refused_in_stages_and_the_advice_works(
+    on_ranks: Callable[..., list[Any]], schedule: str
+) -> None:
+    with pytest.raises(TaskError, match=r"stage 0 has left a tensor in `Filled.mask`, in `Filled.inputs` or"):
+        restored(on_ranks, Filled("inputs"), schedule)
+    alone, *staged = restored(on_ranks, Filled("transform"), schedule)
+    assert staged == [alone]
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_v"])
@@ -219,9 +252,9 @@ def test_a_stage_that_writes_into_the_batch_is_refused_and_the_advice_works(
 ) -> None:
     for writes, copies in [("inputs", True), ("", False)]:
         with pytest.raises(TaskError, match=r"stage 0 has written into the batch \(x\), in `Restored.inputs` or in a"):
-            restored(on_ranks, writes, schedule, copies=copies)
+            restored(on_ranks, Restored(writes), schedule, copies=copies)
     for writes in ("", "transform"):
-        alone, *staged = restored(on_ranks, writes, schedule)
+        alone, *staged = restored(on_ranks, Restored(writes), schedule)
         assert staged == [alone]
 
 

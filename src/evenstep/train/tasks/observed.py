@@ -18,6 +18,11 @@ class ObservedTask(Task):
     def __init__(self, task: Task) -> None:
         self._task = task
 
+    @property
+    def observed(self) -> Task:
+        """The other task."""
+        return self._task
+
     def transform(self, batch: Any) -> Any:
         return self._task.transform(batch)
 
@@ -37,3 +42,8 @@ class ObservedTask(Task):
     @abstractmethod
     def observe(self, output: Any, batch: Any) -> None:
         """See the model's output for a batch."""
+
+
+def behind(task: Task) -> Task:
+    """The task whose outputs are observed; any other is itself."""
+    return task.observed if isinstance(task, ObservedTask) else task

@@ -33,6 +33,7 @@ from evenstep.train.memory.sub_batch import SubBatch, part_of, whole_of
 from evenstep.train.randomness import LOSS, branch_of
 from evenstep.train.tasks.derivatives import explain_derivatives
 from evenstep.train.tasks.norm_statistics import explain
+from evenstep.train.tasks.observed import behind
 from evenstep.train.tasks.task import Task, evaluates_itself, explain_inputs, loss_of
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.microbatch_events import MicrobatchEvents
@@ -155,8 +156,7 @@ class MicrobatchStep:
                 batch = self._prepared(stage, one, piece, lent)
                 self.doing = "forward", one.index, piece
                 if itself is None:
-                    is_seen = looks and not stage.gives_loss and self._update > 0
-                    with _not_writing(batch, stage, task) if is_seen else NOTHING:
+                    with _not_keeping(batch, stage, task) if looks and not stage.gives_loss else NOTHING:
                         given, loss = self._applied(stage, received, one, batch)
                 else:
                     given, loss = {}, self._evaluated(itself, stage, one, batch)
@@ -302,21 +302,35 @@ class MicrobatchStep:
 
 
 @contextmanager
-def _not_writing(batch: Any, stage: Stage, task: Task) -> Generator[None]:
+def _not_keeping(batch: Any, stage: Stage, task: Task) -> Generator[None]:
     """Around a pass through a stage that does not give the loss.
 
     Raises:
-        TaskError: it has written into the batch, which other stages and the loss get as it was.
+        TaskError: it has written into the batch, or left tensors in attributes of the task: the loss is computed by
+            another rank, or when this one has gone on to other micro-batches.
     """
-    before, kept = marks(batch), tensors_in(batch)
+    task = behind(task)
+    before, had, tensors = marks(batch), dict(getattr(task, "__dict__", {})), tensors_in(batch)
     yield
-    del kept  # alive until now, so that no other tensor has taken the place of one
+    del tensors  # alive until now, so that no other has taken the place of one
+    kind = type(task).__name__
+    advice = (
+        "Do it in the task's `transform`, which is called for each stage that takes the batch or gives the loss, and "
+        "draws the same for all; what it returns, `inputs` and `loss` both get."
+    )
     if found := written(before, batch):
         raise TaskError(
             f"stage {stage.index} has written into the batch ({first_of([one or 'its tensor' for one in found], 3)}), "
-            f"in `{type(task).__name__}.inputs` or in a layer, but later stages and the loss get it as it was, so they "
-            f"would not compute what they do without stages. Write into a copy (`x = x / 255` for `x.div_(255)`, "
-            f"layers without `inplace=True`), or do it in the task's `transform`, which is called for all of them."
+            f"in `{kind}.inputs` or in a layer, but later stages and the loss get it as it was, so they would not "
+            f"compute what they do without stages. Write into a copy (`x = x / 255` for `x.div_(255)`, layers without "
+            f"`inplace=True`). Or: {advice}"
+        )
+    now = getattr(task, "__dict__", {})
+    if kept := [name for name, value in now.items() if had.get(name) is not value and tensors_in(value)]:
+        raise TaskError(
+            f"stage {stage.index} has left a tensor in {first_of([f'`{kind}.{name}`' for name in kept], 3)}, in "
+            f"`{kind}.inputs` or in a layer, but the loss is computed in another stage, on another rank or after other "
+            f"micro-batches, and would find none there, or theirs. {advice}"
         )
 
 
