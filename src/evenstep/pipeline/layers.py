@@ -161,6 +161,13 @@ def built(layer: Layer, place: int, seed: int) -> nn.Module:
     """
     module: object = layer.build
     if not isinstance(layer.build, nn.Module):
+        if (taken := _arguments_of(layer.build)) != "":
+            raise ArgumentError(
+                f"layer '{layer.name}' must be a module, or a function that gives one and is called without arguments, "
+                f"but takes {taken}. A function of a layer's input goes into the `forward` of a module, such as "
+                f"`nn.Flatten()` for `lambda x: x.flatten(1)`, and a class with its arguments into a function, "
+                f"`lambda: nn.Linear(4, 2)`."
+            )
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key(seed, "layer", place))
             module = layer.build()
@@ -169,6 +176,22 @@ def built(layer: Layer, place: int, seed: int) -> nn.Module:
             f"layer '{layer.name}' must be a module, or a function that gives one, but gave a {type(module).__name__}."
         )
     return module
+
+
+def _arguments_of(build: Callable[[], nn.Module]) -> str:
+    """What a function must be called with, for people; "" for nothing.
+
+    >>> _arguments_of(lambda x: x.relu()), _arguments_of(torch.relu), _arguments_of(nn.ReLU), _arguments_of(nn.Linear)
+    ("'x'", 'an input', '', "'in_features' and 'out_features'")
+    """
+    if any(getattr(place, getattr(build, "__name__", ""), None) is build for place in (torch, nn.functional)):
+        return "an input"  # most of torch's own don't tell
+    try:
+        parameters = signature(build).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    needed = [one for one in parameters if one.default is one.empty and not one.kind.name.startswith("VAR")]
+    return " and ".join(repr(one.name) for one in needed)
 
 
 def check_ties(ties: object) -> None:
