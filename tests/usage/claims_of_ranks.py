@@ -272,6 +272,7 @@ AREAS = (
             refused(
                 "ranks of a pipeline that read other batches than their peers",
                 "unit/train/test_staged.py::test_ranks_of_a_pipeline_that_read_other_batches_are_refused_and_what_one_leaves_out_is_not",
+                "unit/train/test_staged.py::test_a_sample_that_one_rank_of_a_pipeline_can_not_read_is_left_out_by_all_or_the_run_ends",
             ),
             refused(
                 "ranks that cut a model otherwise than their peers",

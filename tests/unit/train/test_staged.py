@@ -16,6 +16,7 @@ from evenstep import (
     MapData,
     Mixture,
     PcGrad,
+    Reading,
     Scheduled,
     Task,
     Trainer,
@@ -399,6 +400,40 @@ def test_ranks_of_a_pipeline_that_read_other_batches_are_refused_and_what_one_le
     with pytest.raises(ReplicaError, match=r"rank 1 of one has other `\[0\]\[0\]` in micro-batch 0 than rank 0"):
         on_ranks(2, lambda group: act(group, unlike=True))
     check_same(on_ranks(2, lambda group: act(group, unlike=False))[0], trained(PipelineModel(deep(4)), Single())[1])
+
+
+class Unread:
+    """Samples, one of which one rank can't read."""
+
+    def __init__(self, sample: int) -> None:
+        self.points, self.sample = points(), sample
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, number: int) -> Any:
+        if number == self.sample:
+            raise OSError("gone")
+        return self.points[number]
+
+
+def test_a_sample_that_one_rank_of_a_pipeline_can_not_read_is_left_out_by_all_or_the_run_ends(
+    on_ranks: OnRanks,
+) -> None:
+    def data(sample: int) -> MapData:
+        reading = Reading(skip_failing=True, retries=0)
+        return MapData(Unread(sample), global_batch_size=5, micro_batch_size=5, shuffle=False, reading=reading)
+
+    def act(group: Any, sample: int) -> State:
+        mesh = Mesh.of(group, pipeline=2)
+        model = PipelineModel(deep(4), mesh=mesh)
+        return trained(model, Single(mesh.data), data=data(sample), failures=Failures(max_skipped_samples=9))[1]
+
+    with pytest.raises(ReplicaError, match=r"rank 0 has 5 samples of the weight 5, .* rank 1 has 4 .*, and left 1 out"):
+        on_ranks(2, lambda group: act(group, sample=7 if group.rank else -1))
+    state = on_ranks(2, lambda group: act(group, sample=7))[0]
+    more: State = {"data": data(7), "failures": Failures(max_skipped_samples=9)}
+    check_same(state, trained(PipelineModel(deep(4)), Single(), **more)[1])
 
 
 def test_a_strategy_of_ones_own_makes_a_reducer_for_each_stage(on_ranks: OnRanks) -> None:

@@ -33,7 +33,7 @@ from evenstep.train.tasks.combine import Combine
 from evenstep.train.tasks.task import Task
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.update.accumulation import Accumulation
-from evenstep.train.update.alike import check_batches
+from evenstep.train.update.alike import check_batches, check_weights
 from evenstep.train.update.context import MicrobatchResults, TrainContext
 from evenstep.train.update.execution import Execution
 from evenstep.train.update.late_weights import build_gather
@@ -327,7 +327,10 @@ class Update:
         context = self._context
         group, tolerant = self._execution.reducers.together, context.poison is not None
         stamp = 1.0 if group.ranks == 1 else 1.0 + (self.trained.stamp ^ self.learning_rates.stamp)
-        return weigh(context.tasks, batch, group, tolerant=tolerant, stamp=stamp)
+        weights = weigh(context.tasks, batch, group, tolerant=tolerant, stamp=stamp)
+        if self._execution.pipeline.ranks > 1:
+            check_weights(self._execution.pipeline, batch, weights)
+        return weights
 
     def require_seen(self, weights: Weights) -> None:
         """Raise UnseenError where micro-batches are to be left out of which nobody knows whether their loss is 0.
