@@ -30,7 +30,7 @@ from evenstep.train.failures.policies import Decision, Policies, spike_error
 from evenstep.train.feed import Feed
 from evenstep.train.reporter import Reporter
 from evenstep.train.requests import End, GoBack, Requests
-from evenstep.train.tasks.parameters import not_held
+from evenstep.train.tasks.parameters import holding_stages, not_held
 from evenstep.train.update.outcome import Aborted, left_out
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -277,6 +277,7 @@ class Loop:
             outside=[*engine.core.trained.outside_names, *not_held(engine.model, engine.parts.context.tasks)],
             rank=engine.group.rank if engine.parts.execution.in_stages else None,
             update=engine.progress.update,
+            holding=holding_stages(engine.parts.context.tasks) if engine.group.rank == 0 else (),
         )
         for incident in said:
             self.reporter.report(incident)

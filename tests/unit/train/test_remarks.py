@@ -34,5 +34,5 @@ def test_the_advice_for_ranks_without_work_gives_each_of_them_some(
     batch: Any = SimpleNamespace(
         num_samples=samples, num_microbatches=1, ends_epoch=False, position=SimpleNamespace(batch=0)
     )
-    (said,) = remarks(batch, data=data(), ranks=2, outside=(), rank=0, update=1)
+    (said,) = remarks(batch, data=data(), ranks=2, outside=(), holding=(), rank=0, update=1)
     assert advice in said.message

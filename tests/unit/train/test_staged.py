@@ -652,6 +652,34 @@ def test_heads_that_no_update_uses_stay_as_they_are_on_all_stages(on_ranks: OnRa
     assert [name for name in state["optimizer"]["state"] if "heads" in name] == ["5.heads.a.weight", "5.heads.a.bias"]
 
 
+class Decaying(Square):
+    """Holds the model, for the squares of its parameters."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+
+class Listens(Hook):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def on_incident(self, event: Any) -> None:
+        self.said.append(event.message)
+
+
+def test_a_task_that_holds_a_model_of_which_other_ranks_have_stages_is_said(on_ranks: OnRanks) -> None:
+    def act(group: Any) -> list[str]:
+        mesh = Mesh() if group is None else Mesh.of(group, pipeline=2)
+        model, listens = PipelineModel(deep(4), mesh=mesh), Listens()
+        trained(model, Single(mesh.data), task=Decaying(model), hooks=[listens])
+        return listens.said
+
+    assert act(None) == []
+    (said,), there = on_ranks(2, act)
+    assert said.startswith("`Decaying.model` is a model in stages, of which this rank holds some: what a loss")
+    assert there == []
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [

@@ -16,7 +16,14 @@ def tells_of_others(batch: GlobalBatch) -> bool:
 
 
 def remarks(
-    batch: GlobalBatch, *, data: Data, ranks: int, outside: Sequence[str], rank: int | None, update: int
+    batch: GlobalBatch,
+    *,
+    data: Data,
+    ranks: int,
+    outside: Sequence[str],
+    holding: Sequence[str],
+    rank: int | None,
+    update: int,
 ) -> Iterator[Incident]:
     """The remarks as incidents.
 
@@ -24,7 +31,18 @@ def remarks(
         batch: that is about to be trained on, and `tells_of_others`.
         outside: names of parameters that get a gradient though the optimizer does not hold them.
         rank: that holds those, where others hold others.
+        holding: the names under which tasks hold a model of which this rank has only some stages.
     """
+    if holding:
+        yield Incident(
+            kind="holds_stages",
+            update=update,
+            message=(
+                f"`{holding[0]}` is a model in stages, of which this rank holds some: what a loss makes of its "
+                f"parameters leaves out those of other ranks. Let layers give such a term beside their output, each of "
+                f"its own parameters, or use the optimizer's `weight_decay`."
+            ),
+        )
     if outside:
         yield Incident(
             kind="not_in_optimizer",
