@@ -23,7 +23,7 @@ from evenstep.cli.launch import launch
 from evenstep.cli.prove_bench import RunFileBench
 from evenstep.cli.starting import end_with_parent
 from evenstep.config.sources import settings_of
-from evenstep.errors import EvenstepError, LostRankError, MissingExtraError
+from evenstep.errors import ConfigError, EvenstepError, LostRankError, MissingExtraError
 from evenstep.events import Hook, UpdateBegin
 from evenstep.exits import CODE_FILE, EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.extras.prove.blame import traced
@@ -126,6 +126,8 @@ class _Began(Hook):
 
 def run_part(path: Path, settings: list[str], file: Path) -> int:
     """Be one process of a row."""
+    if not file.is_file():
+        raise ConfigError(["`--part` is what `evenstep prove` starts its own processes with; leave it out."])
     end_with_parent()
     os.environ.pop(CODE_FILE, None)  # a signal to the launcher ends the certificate, whatever this rank has come to
     what = json.loads(file.read_text(encoding="utf-8"))
