@@ -5,8 +5,8 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from evenstep.config.faults import LISTS, Fault, allowed, listed, quoted
-from evenstep.config.keys import advice_for, kind_of, locate, meant_by, tables
+from evenstep.config.faults import LISTS, Fault, allowed, listed, one_of, quoted
+from evenstep.config.keys import advice_for, kind_of, kinds_with, locate, meant_by, tables
 from evenstep.config.section import NAME_OR_TABLE, Section
 from evenstep.devices import why_not
 
@@ -41,8 +41,8 @@ def from_validation(error: ValidationError, origin: Callable[[Sequence[str]], st
             siblings = list(dict.fromkeys(name for table in inside for name in table.model_fields))
             meant = meant_by(path, siblings)
             kinds = [kind for table in inside if (kind := kind_of(table))]
-            of_kind = f' of kind "{kinds[0]}"' if kinds else ""
-            text = f"is not a key{of_kind}; {advice_for(path, siblings)}"
+            advice = advice_for(path, siblings)
+            text = _not_of_kind(kinds[0], path, meant, advice) if kinds else f"is not a key; {advice}"
         elif kind == "missing":
             descriptions = [field.description for table in inside if (field := table.model_fields.get(path[-1]))]
             text = f"is missing; set it: {' '.join(str(descriptions[0]).split())}"
@@ -62,6 +62,19 @@ def from_validation(error: ValidationError, origin: Callable[[Sequence[str]], st
         fault = Fault(about=(key,), text=text, meant=meant, missing=kind == "missing")
         found.append((location, fault))
     return found
+
+
+def _not_of_kind(kind: str, path: Sequence[str], meant: str | None, advice: str) -> str:
+    """What is said of a key that a table of this kind has not: also whether those of other kinds have it."""
+    outer = [*path[:-1]]
+    text, choice = f'is not a key of kind "{kind}"', f"`{'.'.join([*outer, 'kind'])}`"
+    if theirs := kinds_with(path):
+        return f"{text}, but of kind {one_of(theirs)}; set {choice}, or leave it out."
+    place = meant.split(".") if meant else []
+    theirs = kinds_with(place) if place[:-1] == outer else []
+    if not theirs or kind in theirs:
+        return f"{text}; {advice}"
+    return f"{text}; did you mean `{meant}`, of kind {one_of(theirs)}? Then set {choice} as well."
 
 
 def _named_alone(path: Sequence[str], given: object) -> str:

@@ -203,11 +203,23 @@ def test_an_unknown_environment_variable_of_ours_fails(faults: Faults) -> None:
     ]
 
 
-def test_a_key_of_another_kind_of_lr_schedule_fails(faults: Faults) -> None:
-    (fault,) = faults("--lr_schedule.kind", "constant", "--lr_schedule.end_factor", "0.5")
-    assert fault.startswith(
-        '`lr_schedule.end_factor` (set by --lr_schedule.end_factor) is not a key of kind "constant"'
-    )
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("hold_updates", 'but of kind "tri_stage"; set `lr_schedule.kind`, or leave it out.'),
+        ("every", 'but of kind "step"; set `lr_schedule.kind`, or leave it out.'),
+        (
+            "step_size",
+            'did you mean `lr_schedule.every`, of kind "step"? Then set `lr_schedule.kind` as well.',
+        ),
+        ("warmup_update", "did you mean `lr_schedule.warmup_updates`?"),
+    ],
+)
+def test_a_key_of_another_kind_of_lr_schedule_is_told_the_kinds_that_have_it(
+    faults: Faults, key: str, said: str
+) -> None:
+    (fault,) = faults("--lr_schedule.kind", "constant", f"--lr_schedule.{key}", "2")
+    assert re.search(rf'is not a key of kind "constant"[,;] {re.escape(said)}$', fault), fault
 
 
 def test_a_setting_below_a_plain_value_fails(faults: Faults) -> None:
