@@ -160,24 +160,24 @@ class TrainedParameters:
     def _check_places(self) -> None:
         """Raise ArgumentError unless the model's parameters are still those that it was built with."""
         now = named_parameters(self._model)
-        kept = "a trainer trains the parameters that its model had when it was built"
+        kept, anew = "what is trained is what the model held then", "build a new trainer or engine of the changed model"
         for name, one in now.items():
             if name not in self._by_name:
                 raise ArgumentError(
-                    f"`{name}` has become a parameter of the model since the trainer was built, so it would not be "
-                    f"trained: {kept}. Add it before, or build a new trainer of the changed model."
+                    f"`{name}` has become a parameter of the model since training was set up, so it would not be "
+                    f"trained: {kept}. Add it before, or {anew}."
                 )
             if one is not self._by_name[name]:
                 raise ArgumentError(
-                    f"`{name}` of the model has been replaced by another parameter since the trainer was built, so it "
+                    f"`{name}` of the model has been replaced by another parameter since training was set up, so it "
                     f"would not be trained: {kept}. Change it in place (`with torch.no_grad(): parameter.copy_(…)`, or "
-                    f"`load_state_dict`), or build a new trainer of the changed model."
+                    f"`load_state_dict`), or {anew}."
                 )
         gone = [name for name in self._by_name if name not in now]
         if gone:
             raise ArgumentError(
-                f"`{gone[0]}` has been taken out of the model since the trainer was built: {kept}. Freeze it with "
-                f"`requires_grad_(False)`, or build a new trainer of the changed model."
+                f"`{gone[0]}` has been taken out of the model since training was set up: {kept}. Freeze it with "
+                f"`requires_grad_(False)`, or {anew}."
             )
 
     def _check_groups(self) -> None:
@@ -188,9 +188,9 @@ class TrainedParameters:
             return
         counts = f"{before} parameters and now has {now}"
         raise ArgumentError(
-            f"the optimizer's groups have been changed since the trainer was built: it had {len(before)} of {counts}. "
-            f"A checkpoint of it could not be resumed. Give the optimizer all groups before the trainer is built: "
-            f"what is to be trained later only is frozen until then (`requires_grad_(False)`, and `True` in a hook)."
+            f"the optimizer's groups have been changed since training was set up: it had {len(before)} of {counts}. "
+            f"A checkpoint of it could not be resumed. Give the optimizer all groups before: what is to be trained "
+            f"later only is frozen until then (`requires_grad_(False)`, and then `True`)."
         )
 
 

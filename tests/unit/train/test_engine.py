@@ -145,6 +145,14 @@ def test_after_an_abort_nothing_has_changed_and_the_next_call_is_the_same_update
     assert torch.equal(parameters(one), parameters(other))
 
 
+def test_a_loop_without_a_trainer_is_not_told_of_one_where_its_model_has_changed() -> None:
+    engine = engine_of(net())
+    engine.update(points())
+    engine.model.adapter = nn.Linear(1, 1).double()
+    with pytest.raises(ArgumentError, match=r"since training was set up.* a new trainer or engine of the changed"):
+        engine.update(points())
+
+
 def test_an_update_without_weight_is_aborted() -> None:
     outcome = engine_of(net()).update()
     assert isinstance(outcome, Aborted)
