@@ -118,6 +118,33 @@ def test_an_evaluation_refuses_a_mean_as_well() -> None:
         trainer_of(Means(), evaluations={"valid": data}).evaluate()
 
 
+def test_a_loss_that_is_another_in_evaluations_is_looked_at_there_once() -> None:
+    class Either(Sums):
+        evaluated = 0
+
+        def loss(self, output: Any, batch: Any) -> Any:
+            if not self.now.is_evaluating:
+                return super().loss(output, batch)
+            type(self).evaluated += 1
+            return self.judged(output, batch)
+
+    class Right(Either):
+        judged = Sums.loss
+
+    class Wrong(Either):
+        judged = Means.loss
+
+    data = {"valid": MapData(SAMPLES, global_batch_size=8)}
+    with pytest.raises(TaskError, match=r"in evaluations: the loss of micro-batch 0 \(8 samples\) .* gives a mean"):
+        trainer_of(Wrong(), evaluations=data).train()
+    trainer = trainer_of(Right(), evaluations=data)
+    trainer.train()
+    assert Right.evaluated == 3 + 3  # three batches, and one of them whole and in halves
+    trainer.evaluate()
+    assert Right.evaluated == 9
+    trainer_of(Wrong(), evaluations=data, train=Training(check_loss=False)).train()
+
+
 def test_one_of_several_tasks_is_refused_by_name() -> None:
     data = Mixture({name: MapData(SAMPLES, global_batch_size=8, micro_batch_size=4) for name in ("good", "bad")})
     assert refused({"good": Sums(), "bad": Means()}, data=data).startswith(

@@ -142,14 +142,17 @@ class ElasticRun:
         evaluations, saves, guard = self.loop.evaluator, self.loop.checkpointer, self.loop.engine.parts.guard
         saved = saves.saved_at, saves.is_prepared
         storage = self.loop.engine.storage
-        told = self.group.gather((evaluations.evaluated_at, saved, guard.pending, guard.tries, storage.settled))
+        looked = guard.pending, guard.evaluated, guard.tries
+        told = self.group.gather((evaluations.evaluated_at, saved, looked, storage.settled))
         storage.follow(max(settled for *_, settled in told))
         evaluated = [theirs for theirs, *_ in told]
         evaluations.evaluated_at = {name: min(one.get(name, -1) for one in evaluated) for name in evaluations.sets}
         saves.saved_at = told[0][1][0]
         saves.is_prepared = any(is_prepared for _, (_, is_prepared), *_ in told)
-        guard.pending.intersection_update(*(pending for _, _, pending, *_ in told))
-        guard.tries = {name: max(tries.get(name, 0) for *_, tries, _ in told) for name in guard.pending}
+        for _, _, (pending, as_evaluated, tries), _ in told:
+            guard.pending &= pending
+            guard.evaluated &= as_evaluated
+            guard.tries |= tries  # the larger of each
 
     def _tell(self, before: Mapping[str, int], update: int) -> None:
         now = self._before = dict(self.group.members)

@@ -10,8 +10,9 @@ run for lack of memory. How the numbers are told apart is in `additive`.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple, cast, final
@@ -80,6 +81,7 @@ class Guard:
         say: says a sentence to the person who started the run.
         pending: the tasks that are to be looked at; none where losses are not checked.
         weightless: those of which a micro-batch of weight 0 is, when the first one is left out of an update.
+        evaluated: those that are to be looked at in an evaluation too, as they ask whether it is one.
         tries: in how many global batches each of them was looked at without a result.
     """
 
@@ -89,11 +91,12 @@ class Guard:
     say: Callable[[str], None]
     pending: set[str]
     weightless: set[str] = field(init=False)
-    tries: dict[str, int] = field(default_factory=dict[str, int])
+    evaluated: set[str] = field(init=False)
+    tries: Counter[tuple[str, bool]] = field(default_factory=Counter[tuple[str, bool]])
     _said: set[str] = field(default_factory=set[str])
 
     def __post_init__(self) -> None:
-        self.weightless = set(self.pending)
+        self.weightless, self.evaluated = set(self.pending), set(self.pending)
 
     @property
     def is_due(self) -> bool:
@@ -112,25 +115,44 @@ class Guard:
         Raises:
             TaskError: a loss that is no sum over the units that the weight counts.
         """
-        if not self.is_due:
+        training = self.model.training
+        if not (self.is_due or (self.evaluated and not training)):
             return 0.0
         began = perf_counter()
-        if self.attributes.found and self.model.training:
+        if self.attributes.found and training:
             self._look_at_attributes(batch)
         names = dict.fromkeys(part.task for part in batch.parts) or {"": None}
-        is_cut = batch.num_microbatches > 1 and self.model.training
+        is_cut = batch.num_microbatches > 1 and training
         found = ((norm_note, batch_norms), (hook_note, hooked), (frequency_note, by_frequency)) if is_cut else ()
         of_model = [note(those) for note, look in found if (those := look(self.model))]
         tasks = self.run.context.tasks
-        for name in [one for one in names if one in self.pending and one in tasks and one not in besides]:
-            with self._without_trace():
-                notes = self._look(name, [one for one in batch.microbatches if one.task == name])
-            for note in [*notes, *([] if name in self.pending else of_model)]:
-                about = note.partition(":")[0]
-                if about not in self._said:
-                    self._said.add(about)
-                    self.say(note)
+        for name in [one for one in names if one in tasks and one not in besides]:
+            mine = [one for one in batch.microbatches if one.task == name]
+            if name in self.pending:
+                with self._without_trace():
+                    notes = self._look(name, mine)
+                self._tell([*notes, *([] if name in self.pending else of_model)])
+            if name in self.evaluated and not training:
+                self._look_as_evaluated(name, mine)
         return perf_counter() - began
+
+    def _look_as_evaluated(self, name: str, microbatches: Sequence[Microbatch]) -> None:
+        """Look at the loss of a task in an evaluation, where it may be another than in updates."""
+        asks = self.run.context.tasks[name].now.asks_evaluating
+        if not any(self.run.execution.group.gather(asks)):
+            self.evaluated.discard(name)
+            return
+        with self._without_trace(as_trained=False):
+            notes = self._look(name, microbatches, evaluated=True)
+        self._tell(notes)
+
+    def _tell(self, notes: Sequence[str]) -> None:
+        """Say each sentence once."""
+        for note in notes:
+            about = note.partition(":")[0]
+            if about not in self._said:
+                self._said.add(about)
+                self.say(note)
 
     def look_at_weightless(self, batch: GlobalBatch, weights: Weights) -> None:
         """Look at the loss of a micro-batch of weight 0, which is not run; all ranks call it together.
@@ -157,14 +179,15 @@ class Guard:
                     raise TaskError(f"task `{name}`: {theirs}" if name else theirs)
 
     @contextmanager
-    def _without_trace(self) -> Generator[None]:
-        """Around forwards: they leave nothing behind, and tasks are told that it is no evaluation.
+    def _without_trace(self, *, as_trained: bool = True) -> Generator[None]:
+        """Around forwards: they leave nothing behind; tasks that run `as_trained` are told that it is no evaluation.
 
         torch's shortcut for attention in evaluation mode is left out: its outputs are as long as a part needs.
         """
         tasks, enabled = self.run.context.tasks.values(), torch.backends.mha.get_fastpath_enabled()
         unchanged = without_side_effects([self.model, *tasks])
-        with unchanged, evaluating(self.model, self.run.context.device, tasks), checking_losses():
+        told = checking_losses() if as_trained else nullcontext()
+        with unchanged, evaluating(self.model, self.run.context.device, tasks), told:
             torch.backends.mha.set_fastpath_enabled(False)
             try:
                 yield
@@ -198,13 +221,14 @@ class Guard:
             values = self._tried(name, trial, "check of attributes")
         return values.known[0].loss if values.known else math.nan
 
-    def _look(self, name: str, microbatches: Sequence[Microbatch]) -> list[str]:
+    def _look(self, name: str, microbatches: Sequence[Microbatch], *, evaluated: bool = False) -> list[str]:
         """Look at one task; gives what is to be said."""
+        pending, which = self.evaluated if evaluated else self.pending, (name, evaluated)
         task, gather = self.run.context.tasks[name], self.run.execution.group.gather
         trial, uncut = self._trial(task, microbatches)
-        self.tries[name] = self.tries.get(name, 0) + 1
-        if self.tries[name] >= TRIES:
-            self.pending.discard(name)
+        self.tries[which] += 1
+        if self.tries[which] >= TRIES:
+            pending.discard(name)
         trial, values = self._values(name, trial)
         if values.known and values.known[0].count is not None:
             better = self._more_telling(task, microbatches, trial)
@@ -218,19 +242,20 @@ class Guard:
         )
         again = self._again(name, trial if suspect else None) if any(gather(suspect)) else None
         fault, note = self._judged(task, trial, given, again if suspect else None, tolerance)
-        if self.tries[name] == 1 and not any(gather(trial is not None)) and any(gather(uncut != "")):
+        if self.tries[which] == 1 and not any(gather(trial is not None)) and any(gather(uncut != "")):
             fault = self._miscounted(name, microbatches if uncut else ())
         if values.error and values.done:
             uncut = f"its first part raised {values.error}"
             self.run.context.cuts.uncut.append((task, uncut))
         notes = [note] if note else [uncut_note(task, uncut)] if uncut and not given else []
-        if values.error and not values.done and self.tries[name] > 1:  # an update has raised nothing since
+        if values.error and not values.done and self.tries[which] > 1:  # an update has raised nothing since
             notes = [unchecked_note(task, values.error)]
         everybody = gather((fault, notes, bool(given)))
         if any(looked for _, _, looked in everybody):
-            self.pending.discard(name)
+            pending.discard(name)
         for fault, _, _ in everybody:
             if fault:
+                fault = f"in evaluations: {fault}" if evaluated else fault
                 raise TaskError(f"task `{name}`: {fault}" if name else fault)
         return next((theirs for _, theirs, _ in everybody if theirs), [])
 

@@ -52,10 +52,14 @@ class Now:
     Args:
         engine: gives that which the task was given to, or None; it lives no longer for this.
         may_ask: whether the task may ask what the average of the model gives.
+
+    Attributes:
+        asks_evaluating: whether the task has asked whether it is evaluated.
     """
 
     def __init__(self, engine: Callable[[], Asked | None] = lambda: None, *, may_ask: bool = False) -> None:
         self._of, self._may_ask = engine, may_ask
+        self.asks_evaluating = False
 
     def __reduce_ex__(self, protocol: object) -> Any:  # a copy of a task belongs to nobody
         return Now, ()
@@ -75,6 +79,7 @@ class Now:
     @property
     def is_evaluating(self) -> bool:
         """Whether this is an evaluation or a prediction: no update, and no check of a loss that is to be trained."""
+        self.asks_evaluating = True  # so its loss may be another there, which is looked at as well
         return not (self.is_training or is_checking_losses())
 
     @property
