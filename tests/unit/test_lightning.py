@@ -243,7 +243,7 @@ def test_a_step_that_is_told_apart_by_dict_and_without_a_number_works() -> None:
     module = _with(training_step=step, validation_step=validation_step)
     data = DataLoader(TensorDataset(INPUTS, CLASSES), 48)
     assert "valid/loss" in _trainer(module, evaluations=data).train().metrics
-    assert steps == [9]
+    assert {*steps} == {9}
 
 
 @pytest.mark.parametrize("logged", [Tensor.clone, Tensor.item, Tensor.double])
@@ -575,6 +575,39 @@ def test_a_number_of_a_small_format_is_logged_as_it_is() -> None:
     assert {name: metrics[f"train/{name}"] for name in numbers} == numbers
 
 
+def test_a_loss_of_an_evaluation_that_is_logged_in_parts_is_their_mean() -> None:
+    def step(self: Any, batch: Any, batch_idx: int) -> None:
+        for half, size in ((slice(0, 16), 16), (slice(16, 48), 32)):
+            self.log("val_loss", cross_entropy(self(batch[0][half]), batch[1][half]), batch_size=size)
+
+    data = DataLoader(TensorDataset(INPUTS, CLASSES), 48)
+    (one, other) = (
+        _trainer(made, evaluations=data).train().metrics["valid/loss"]
+        for made in (Classifier(), _with(validation_step=step))
+    )
+    assert other == pytest.approx(one, rel=1e-6)
+
+
+def test_a_validation_loss_that_is_a_sum_is_found_in_the_first_evaluation() -> None:
+    def step(self: Any, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", cross_entropy(self(batch[0]), batch[1], reduction="sum"))
+
+    data = DataLoader(TensorDataset(INPUTS, CLASSES), 48)
+    with pytest.raises(TaskError, match=r"in evaluations: the loss of .* `Own.loss` gives as a mean what is a sum"):
+        _trainer(_with(validation_step=step), evaluations=data).train()
+
+
+def test_a_constant_batch_size_is_said_with_what_a_module_can_do(caplog: pytest.LogCaptureFixture) -> None:
+    def step(self: Any, batch: Any, batch_idx: int) -> Any:
+        loss = cross_entropy(self(batch[0]), batch[1])
+        self.log("train_loss", loss, batch_size=4)
+        return loss
+
+    _trainer(_with(training_step=step)).train()
+    assert "`train_loss` with weight 4 for a whole batch and for its halves" in caplog.text
+    assert "leave `batch_size=` out" in caplog.text
+
+
 def test_a_step_that_asks_the_number_of_its_set_is_refused_and_one_that_takes_it_is_not() -> None:
     def logs(self: Any, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
         return Classifier.validation_step(self, batch, batch_idx)
@@ -638,10 +671,13 @@ def test_the_number_of_updates_is_given_where_a_module_asks_for_it() -> None:
 def test_an_evaluation_without_a_loss_asks_for_one_and_predictions_are_refused() -> None:
     data = DataLoader(TensorDataset(INPUTS, CLASSES), 48)
     module = _with(validation_step=lambda self, batch, batch_idx: None)
-    with pytest.raises(TaskError, match="0 names end in `loss`, so that none is the loss; return it"):
+    with pytest.raises(TaskError, match="returns no loss, and logs none under a name that ends in `loss`; return the"):
         _trainer(module, evaluations=data).train()
     module = _with(validation_step=lambda self, batch, batch_idx: self.log("val_loss", 1.0, batch_size=5))
     with pytest.raises(TaskError, match=r"logs `val_loss` as a mean over `batch_size=5`, but a batch of 48 .*`parts\("):
+        _trainer(module, evaluations=data).train()
+    module = _with(validation_step=lambda self, batch, batch_idx: self.log_dict({"a_loss": 1.0, "b_loss": 2.0}))
+    with pytest.raises(TaskError, match="returns no loss, and of what it logs `a_loss` and `b_loss` may be it; return"):
         _trainer(module, evaluations=data).train()
     module = _with(validation_step=lambda self, batch, batch_idx: self.log("val_loss", 1.0, batch_size=48))
     assert _trainer(module, evaluations=data).train().metrics["valid/loss"] == 1.0

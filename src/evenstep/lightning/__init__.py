@@ -369,21 +369,26 @@ class _StepTask(Task):
                 f"`{self._name}.training_step` must give the loss, but gave {said(mean)}; a batch without a loss is "
                 f"one whose `count` is 0."
             )
-        losses = [(name, *own[0]) for name, own in logged.items() if name.endswith("loss") and len(own) == 1]
+        losses = [name for name in logged if name.endswith("loss")]
         if len(losses) == 1:
-            ((name, loss, size),) = losses
-            if size is not None and float(size) != float(samples):
-                raise TaskError(
-                    f"`{self._name}.validation_step` returns no loss, and logs `{name}` as a mean over "
-                    f"`batch_size={size}`, but a batch of {float(samples):g} units counts as that many in the loss of "
-                    f"an evaluation; return the mean over these, or say what a batch counts, `parts(module, "
-                    f"count=lambda batch: …)`."
-                )
-            return torch.as_tensor(loss, dtype=None if isinstance(loss, Tensor) else torch.float64)
-        raise TaskError(
-            f"`{self._name}.validation_step` returns no loss, and of what it logs {len(losses)} names end in `loss`, "
-            f"so that none is the loss; return it."
-        )
+            return self._logged_mean(losses[0], logged[losses[0]], float(samples))
+        named = " and ".join(f"`{name}`" for name in losses)
+        found = f"of what it logs {named} may be it" if losses else "logs none under a name that ends in `loss`"
+        raise TaskError(f"`{self._name}.validation_step` returns no loss, and {found}; return the loss.")
+
+    def _logged_mean(self, name: str, logged: _Logged, samples: float) -> Tensor:
+        """What an evaluation has logged as its loss, once or for parts of its batch."""
+        total, size = _pair(logged, samples)
+        if float(size) not in (samples, samples * len(logged)):
+            sizes = " + ".join(f"{samples if one is None else float(one):g}" for _, one in logged)
+            raise TaskError(
+                f"`{self._name}.validation_step` returns no loss, and logs `{name}` as a mean over "
+                f"`batch_size={sizes}`, but a batch of {samples:g} units counts as that many in the loss of an "
+                f"evaluation; leave `batch_size=` out where the mean is over these, or say what a batch counts, "
+                f"`parts(module, count=lambda batch: …)`."
+            )
+        mean = logged[0][0] if len(logged) == 1 else total / size
+        return torch.as_tensor(mean, dtype=None if isinstance(mean, Tensor) else torch.float64)
 
     def predict(self, output: Any, batch: Any) -> Any:
         """Refused: the forward is a step with a loss."""

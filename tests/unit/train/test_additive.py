@@ -75,9 +75,9 @@ def test_metrics_with_weights_that_add_up_are_no_means() -> None:
     def of_metric(total: float, weight: float) -> LossValue:
         return LossValue(loss=0.0, weight=1.0, metrics={"right": (total, weight)})
 
-    assert means_among(of_metric(3, 8), [of_metric(1, 4), of_metric(2, 4)]) == []
-    assert means_among(of_metric(2.0, 1), [of_metric(2.0, 1), of_metric(2.0, 1)]) == []  # a temperature, say
-    assert means_among(of_metric(0.4, 1), [of_metric(0.3, 1), of_metric(0.5, 1)]) == ["right"]
+    assert means_among(of_metric(3, 8), [of_metric(1, 4), of_metric(2, 4)]) == {}
+    assert means_among(of_metric(2.0, 1), [of_metric(2.0, 1), of_metric(2.0, 1)]) == {}  # a temperature, say
+    assert means_among(of_metric(0.4, 1), [of_metric(0.3, 1), of_metric(0.5, 1)]) == {"right": 1}
 
 
 @given(units=st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), factor=st.floats(1.05, 3))

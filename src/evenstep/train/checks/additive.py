@@ -186,14 +186,14 @@ def _is_mean(
     )
 
 
-def means_among(whole: LossValue, parts: Sequence[LossValue]) -> list[str]:
-    """The metrics that are given as means: as (mean, 1), which is logged as a mean of means.
+def means_among(whole: LossValue, parts: Sequence[LossValue]) -> dict[str, float]:
+    """The metrics that are given as means: as (mean, 1), which is logged as a mean of means; each with its weight.
 
     >>> halves = [LossValue(loss=0.0, weight=2, metrics={"right": (one, 1)}) for one in (0.5, 1.0)]
     >>> means_among(LossValue(loss=0.0, weight=4, metrics={"right": (0.75, 1)}), halves)
-    ['right']
+    {'right': 1}
     """
-    found: list[str] = []
+    found: dict[str, float] = {}
     for name, (total, weight) in whole.metrics.items():
         theirs = [part.metrics[name] for part in parts if name in part.metrics]
         sums = [one for one, _ in theirs]
@@ -201,7 +201,7 @@ def means_among(whole: LossValue, parts: Sequence[LossValue]) -> list[str]:
             continue
         apart = max(sums) - min(sums) > 1e-3 * max(map(abs, sums))
         if apart and min(sums) <= total <= max(sums) and not _is_sum(total, sums, 1e-3):
-            found.append(name)
+            found[name] = weight
     return found
 
 

@@ -5,7 +5,7 @@ in `additive`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
@@ -106,12 +106,20 @@ def weightless_fault(task: Task, where: str, loss: float) -> str:
     )
 
 
-def metric_note(task: Task, names: Sequence[str]) -> str:
-    """Metrics that are given as means."""
-    listed = ", ".join(f"`{name}`" for name in names)
+def metric_note(task: Task, weights: Mapping[str, float]) -> str:
+    """Metrics that are given as means, each with the weight that it has whatever the batch."""
+    listed = ", ".join(f"`{name}`" for name in weights)
+    alike = {*weights.values()} == {1.0}
+    given = (
+        "as (mean, 1)"
+        if alike
+        else f"with weight {' and '.join(f'{one:g}' for one in weights.values())} for a whole batch and for its halves"
+    )
+    advice = "" if alike else " (where a LightningModule logs it: leave `batch_size=` out, or give that of the batch)"
     return (
-        f"`{type(task).__name__}.loss` gives the metric{'s' if len(names) > 1 else ''} {listed} as (mean, 1), which is "
-        f"logged as a mean over micro-batches, another for every cut; give (sum, weight), such as (correct, total)."
+        f"`{type(task).__name__}.loss` gives the metric{'s' if len(weights) > 1 else ''} {listed} {given}, which is "
+        f"logged as a mean over micro-batches, another for every cut; give (sum, weight), such as (correct, total)"
+        f"{advice}."
     )
 
 
