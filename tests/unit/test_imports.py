@@ -21,6 +21,7 @@ ROOT = {
     "exits",
     "frames",
     "internals",
+    "itself",
     "keys",
     "keywords",
     "other_trainers",

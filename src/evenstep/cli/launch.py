@@ -18,6 +18,7 @@ from time import sleep
 from typing import Any
 
 from evenstep.exits import CODE_FILE, EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE, FINAL
+from evenstep.itself import command
 from evenstep.parallel.rank_info import ATTEMPT, LAUNCHER
 from evenstep.signals import REQUEUE, heeded
 
@@ -89,7 +90,8 @@ def _ended(ranks: int, arguments: list[str], logs: Path, silent: Iterable[int]) 
     )
     print(f"ranks       {ranks} on this machine; what all but the first say is in {logs}", flush=True)
     try:
-        elastic_launch(config, sys.executable)("-m", "evenstep", *arguments)
+        python, *first = command()
+        elastic_launch(config, python)(*first, *arguments)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         if rank and failure.exitcode not in (EXIT_REQUEUE, EXIT_INTERRUPTED):

@@ -30,6 +30,7 @@ from evenstep.extras.prove.blame import traced
 from evenstep.extras.prove.runs import KillAt, RefusedError, run_once
 from evenstep.extras.prove.subject import Ended, Variant
 from evenstep.extras.prove.trace import Passage, Traced
+from evenstep.itself import command
 from evenstep.parallel import Group
 from evenstep.signals import Terminated
 
@@ -91,7 +92,7 @@ def _process(arguments: list[str], place: Path) -> int:
     """The exit code of one process, which ends with this one."""
     with (place / f"{_SAID}.0").open("ab") as said:
         process = subprocess.Popen(
-            [sys.executable, "-m", "evenstep", *arguments],
+            [*command(), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=subprocess.STDOUT,

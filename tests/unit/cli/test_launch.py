@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import pytest
 from scripts import Script
 from torch.distributed.elastic.multiprocessing import SignalException
 
+from evenstep import itself
 from evenstep.cli import entry, prove_part, starting
 from evenstep.cli import launch as launcher
 from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
@@ -108,6 +110,24 @@ def test_a_process_of_a_certificate_says_nothing_on_this_terminal(
     monkeypatch.setattr(launcher, "_attempt", attempt)
     assert prove_part._ranks(2, ["prove"]) == EXIT_DONE
     assert silent == [0, 1]
+
+
+@pytest.mark.parametrize(("started", "left_out"), [(None, ["-P"]), (SimpleNamespace(name="evenstep"), [])])
+def test_ranks_find_the_standard_library_where_the_command_does(
+    monkeypatch: pytest.MonkeyPatch, started: object, left_out: list[str]
+) -> None:
+    """By `evenstep` also where the working directory has a `queue.py`; by `python -m evenstep` as that does."""
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", started)
+    assert itself.command() == [sys.executable, *left_out, "-m", "evenstep"]
+
+
+def test_a_process_of_a_certificate_starts_where_a_file_is_called_as_one_of_pythons(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "queue.py").write_text("raise RuntimeError('not this one')")
+    assert prove_part._process(["--version"], tmp_path) == EXIT_DONE, (tmp_path / "said.0").read_text()
 
 
 def test_a_rank_whose_launcher_has_ended_before_it_could_ask_ends_as_well(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from typing import Any, final
 
 from evenstep.exits import EXIT_ERROR, FINAL
 from evenstep.extras.elastic.lighthouse import SILENT_S, coordination
+from evenstep.itself import command
 from evenstep.parallel.rank_info import ADDRESS, ATTEMPT, COUNT, NUMBER
 from evenstep.signals import REQUEUE, heeded
 
@@ -64,7 +65,7 @@ class _Ranks:
     """The processes; see `launch_elastic`."""
 
     def __init__(self, ranks: int, arguments: list[str], lighthouse: str, logs: Path) -> None:
-        self._command = [sys.executable, "-m", "evenstep", *arguments]
+        self._command = [*command(), *arguments]
         self._environ = os.environ | {ADDRESS: lighthouse, COUNT: str(ranks)}
         self._logs = logs
         self._signal: int | None = None
