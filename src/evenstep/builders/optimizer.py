@@ -3,7 +3,9 @@
 It decides only what the run file leaves open.
 """
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from inspect import signature
 from typing import Any, cast
 
 import torch
@@ -51,11 +53,29 @@ def build_optimizer(
                 raise
             raise ConfigError([_refused(call, model, lr, error)]) from error
     else:
-        with said_with({}, called_by="optimizer"):
+        with said_with({}, called_by="optimizer"), _told_of_the_model(call):
             made = call(model, lr=lr)
     if not isinstance(made, torch.optim.Optimizer):
         raise TaskError(f"`optimizer.target` must give a torch.optim.Optimizer, but gave a {type(made).__name__}.")
     return made
+
+
+@contextmanager
+def _told_of_the_model(call: Call) -> Generator[None]:
+    """Raise ConfigError where a function fails that was written for parameters, as classes of optimizers are."""
+    try:
+        yield
+    except TypeError as error:
+        first = next(iter(signature(call.function).parameters), "")
+        if first not in ("params", "parameters"):
+            raise
+        name = call.function.__name__
+        fault = (
+            f"`optimizer.target` names the function `{name}`, which is called with the model, and not with parameters: "
+            f"it raised {clause(error)}. Write `def {name}(model, lr)`, and give `model.parameters()` to the optimizer "
+            f"there."
+        )
+        raise ConfigError([fault]) from error
 
 
 def _groups(model: nn.Module) -> list[Any]:

@@ -139,6 +139,8 @@ def _optimizer(optimizer: OptimizerTable | ParameterGroupTable, recipe: Path) ->
     ]
     if name == "LBFGS":
         raise ArgumentError("can't be LBFGS, which evaluates the loss several times per step; take any other.")
+    if ":" in name:
+        raise ArgumentError(f'must be a class of torch.optim, but is "{name}"; one of your own is named by `target`.')
     if name not in names:
         close = [other for other in names if other.lower() == name.lower()] or get_close_matches(name, names, n=1)
         advice = f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(names))}."

@@ -21,6 +21,10 @@ _PATTERNS = {
 }
 
 
+_OWN_SCHEDULE = (
+    "a schedule of your own is for scripts, `Trainer(lr_schedule=…)`; in a run file leave `lr_schedule` out, and let "
+    "one of `hooks` set the rates."
+)
 _TABLE = ("model_type", "model_attributes_type", "dict_type")
 
 
@@ -54,8 +58,10 @@ def from_validation(error: ValidationError, origin: Callable[[Sequence[str]], st
             text = f"{_PATTERNS[path[-1]]}, but is {quoted(given)}{_named_alone(path, given)}"
         else:
             text = allowed(kind, detail.get("ctx", {}), detail["msg"], given)
-            if kind in _TABLE and any(part in NAME_OR_TABLE for part in location):
+            if any(part in NAME_OR_TABLE for part in location):
                 text = text.replace("must be a table", "must be a name or a table")
+                if kind == "literal_error" and ":" in str(given):
+                    text = f"{text.removesuffix('.')}; write `{{target = {quoted(given)}}}`."
             if kind in (*_TABLE, *LISTS, "string_type"):
                 text = text.removesuffix(".") + _what_may_be(path, inside, kind, given)
         text = f"`{key}`{'' if kind == 'missing' else origin(path)} {text}"
@@ -70,6 +76,8 @@ def _not_of_kind(kind: str, path: Sequence[str], meant: str | None, advice: str)
     text, choice = f'is not a key of kind "{kind}"', f"`{'.'.join([*outer, 'kind'])}`"
     if theirs := kinds_with(path):
         return f"{text}, but of kind {one_of(theirs)}; set {choice}, or leave it out."
+    if path == ("lr_schedule", "target"):
+        return f"{text}; {_OWN_SCHEDULE}"
     place = meant.split(".") if meant else []
     theirs = kinds_with(place) if place[:-1] == outer else []
     if not theirs or kind in theirs:
@@ -104,6 +112,8 @@ def _what_may_be(path: Sequence[str], inside: Sequence[type[Section]], kind: str
     if kind in _TABLE and keys:
         likely = ("kind", "path", "metric", *(("target",) if ":" in text else ()), "name", "target")
         first = next((name for name in likely if name in keys), "")
+        if ":" in text and path == ("lr_schedule",):
+            return f"; {_OWN_SCHEDULE}"
         if text and first:
             return f"; write `{key}.{first} = {quoted(text)}`."
         kinds = [str(kind_of(table)) for table in made] if len(made) > 1 else []

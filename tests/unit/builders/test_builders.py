@@ -73,6 +73,9 @@ class Stream:
 def by_model(model, *, lr: float):
     return torch.optim.SGD([{"params": [model.weight], "lr": lr}, {"params": [model.bias], "lr": 2 * lr}])
 
+def by_parameters(params, lr):
+    return torch.optim.SGD(params, lr=lr)
+
 def no_optimizer(model, *, lr: float):
     return lr
 
@@ -178,6 +181,11 @@ def test_only_what_is_trained_is_optimized(build: Build) -> None:
 )
 def test_an_optimizer_is_fused_where_it_can_be(build: Build, settings: list[str], fused: bool | None) -> None:
     assert build(*settings).optimizer.param_groups[0].get("fused") is fused
+
+
+def test_a_function_of_parameters_for_an_optimizer_is_told_that_it_gets_the_model(build: Build) -> None:
+    with pytest.raises(ConfigError, match=r"called with the model, and not with parameters: .* `def by_parameters\(mo"):
+        build("--optimizer.name", "none", "--optimizer.target", "parts.py:by_parameters")
 
 
 @pytest.mark.parametrize("settings", [["weight_decay", "-1"], ["betas", "[2, 3]"]])

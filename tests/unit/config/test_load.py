@@ -72,6 +72,23 @@ def test_all_faults_are_reported_at_once_each_with_its_key_and_what_is_allowed(f
     ]
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("optimizer.name", "parts.py:Mine", "one of your own is named by `target`."),
+        ("log.writers", '["parts.py:Mine"]', 'write `{target = "parts.py:Mine"}`.'),
+        ("hooks", '["parts.py:Mine"]', 'write `{target = "parts.py:Mine"}`.'),
+        ("lr_schedule", "parts.py:Mine", "leave `lr_schedule` out, and let one of `hooks` set the rates."),
+        ("lr_schedule.target", "parts.py:Mine", "leave `lr_schedule` out, and let one of `hooks` set the rates."),
+    ],
+)
+def test_a_part_of_ones_own_in_the_place_of_a_name_is_told_where_it_goes(
+    faults: Faults, key: str, value: str, said: str
+) -> None:
+    (fault,) = faults(f"--{key}", value)
+    assert fault.endswith(said)
+
+
 def test_what_only_follows_from_a_fault_is_not_said(faults: Faults) -> None:
     assert faults("--train.updates", "-1") == [
         "`train.updates` (set by --train.updates) must be at least 1, but is -1."
