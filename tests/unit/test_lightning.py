@@ -597,6 +597,17 @@ def test_a_validation_loss_that_is_a_sum_is_found_in_the_first_evaluation() -> N
         _trainer(_with(validation_step=step), evaluations=data).train()
 
 
+def test_a_sum_that_is_logged_in_the_place_of_a_mean_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    def step(self: Any, batch: Any, batch_idx: int) -> Any:
+        output = self(batch[0])
+        self.log_dict({"right": (output.argmax(-1) == batch[1]).sum(), "share": (output > 0).float().mean()})
+        return cross_entropy(output, batch[1])
+
+    data = DataLoader(TensorDataset(INPUTS, CLASSES), 48)
+    _trainer(_with(validation_step=step), evaluations=data).train()
+    assert "gives the metric `right` as a mean, but it is a sum" in caplog.text and "share" not in caplog.text
+
+
 def test_a_constant_batch_size_is_said_with_what_a_module_can_do(caplog: pytest.LogCaptureFixture) -> None:
     def step(self: Any, batch: Any, batch_idx: int) -> Any:
         loss = cross_entropy(self(batch[0]), batch[1])

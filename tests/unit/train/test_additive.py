@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.train.checks.additive import NARROW, WIDE, LossValue, SecondLook, adds_up, kind_of, means_among
+from evenstep.train.checks.additive import (
+    NARROW,
+    WIDE,
+    LossValue,
+    SecondLook,
+    adds_up,
+    kind_of,
+    means_among,
+    sums_among,
+)
 
 LOSS = st.floats(0.05, 10)
 
@@ -78,6 +87,9 @@ def test_metrics_with_weights_that_add_up_are_no_means() -> None:
     assert means_among(of_metric(3, 8), [of_metric(1, 4), of_metric(2, 4)]) == {}
     assert means_among(of_metric(2.0, 1), [of_metric(2.0, 1), of_metric(2.0, 1)]) == {}  # a temperature, say
     assert means_among(of_metric(0.4, 1), [of_metric(0.3, 1), of_metric(0.5, 1)]) == {"right": 1}
+    assert sums_among(of_metric(3, 8), [of_metric(1, 4), of_metric(2, 4)]) == {}
+    assert sums_among(of_metric(0, 8), [of_metric(0, 4), of_metric(0, 4)]) == {}
+    assert sums_among(of_metric(8 * 3, 8), [of_metric(4 * 1, 4), of_metric(4 * 2, 4)]) == {"right": 3}
 
 
 @given(units=st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), factor=st.floats(1.05, 3))

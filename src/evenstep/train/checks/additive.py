@@ -205,6 +205,25 @@ def means_among(whole: LossValue, parts: Sequence[LossValue]) -> dict[str, float
     return found
 
 
+def sums_among(whole: LossValue, parts: Sequence[LossValue]) -> dict[str, float]:
+    """The metrics that are given as means over units that add up, but whose values do; each with its value.
+
+    >>> halves = [LossValue(loss=0.0, weight=2, metrics={"right": (2.0 * one, 2)}) for one in (1.0, 2.0)]
+    >>> sums_among(LossValue(loss=0.0, weight=4, metrics={"right": (4 * 3.0, 4)}), halves)
+    {'right': 3.0}
+    """
+    found: dict[str, float] = {}
+    for name, (total, weight) in whole.metrics.items():
+        theirs = [part.metrics[name] for part in parts if name in part.metrics]
+        if len(theirs) != len(parts) or not all((weight, *(w for _, w in theirs))):
+            continue
+        values = [one / w for one, w in theirs]
+        is_pair = _is_sum(total, [one for one, _ in theirs], 1e-3)
+        if _is_sum(total / weight, values, 1e-5) and not is_pair and equal(weight, math.fsum(w for _, w in theirs)):
+            found[name] = total / weight
+    return found
+
+
 def _is_sum(total: float, parts: Sequence[float], relative: float) -> bool:
     scale = max(map(abs, (total, *parts)), default=0.0)
     return abs(math.fsum(parts) - total) <= relative * scale

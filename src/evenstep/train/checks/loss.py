@@ -34,6 +34,7 @@ from evenstep.train.checks.additive import (
     adds_up,
     kind_of,
     means_among,
+    sums_among,
     weighs_whole,
 )
 from evenstep.train.checks.loss_faults import (
@@ -45,6 +46,7 @@ from evenstep.train.checks.loss_faults import (
     loss_fault,
     metric_note,
     norm_note,
+    sum_note,
     unchecked_note,
     uncut_note,
     weight_fault,
@@ -379,8 +381,8 @@ class Guard:
             if task.late_weight:  # random as the loss is
                 return "", ""
         fault = weight_fault(task, where, whole, parts)
-        means = means_among(whole, parts)
-        return fault, metric_note(task, means) if means else ""
+        means, sums = means_among(whole, parts), sums_among(whole, parts)
+        return fault, metric_note(task, means) if means else sum_note(task, sums) if sums else ""
 
 
 def _unlike(parts: Sequence[SubBatch]) -> int:

@@ -123,6 +123,17 @@ def metric_note(task: Task, weights: Mapping[str, float]) -> str:
     )
 
 
+def sum_note(task: Task, values: Mapping[str, float]) -> str:
+    """Metrics that are sums, given as means, each with its value."""
+    name, value = next(iter(values.items()))
+    others = "".join(f", as is `{other}`" for other in values if other != name)
+    return (
+        f"`{type(task).__name__}.loss` gives the metric `{name}` as a mean, but it is a sum: {value:.4g} is what those "
+        f"of the two halves of a batch add up to{others}. So what is logged goes by the size of the micro-batches; "
+        f"give (sum, weight), and where a LightningModule logs it, the mean."
+    )
+
+
 def uncut_note(task: Task, why: str) -> str:
     """Batches that can't be cut in two."""
     kind = type(task).__name__
