@@ -197,6 +197,52 @@ def in_two_items_trained(strategy: str) -> dict[str, list[float]]:
     return numbers_of(trainer)
 
 
+def given_differently(differences: list[str]) -> dict[str, str]:
+    """What is said on this rank where rank 1 is given something else."""
+    from launched import group_of_ranks
+
+    from evenstep import Logging
+    from evenstep.errors import ReplicaError
+    from evenstep.parallel import Fsdp, Ordered
+
+    group = group_of_ranks()
+    said = {}
+    for what in differences:
+        is_other = group.rank == 1
+        model = three_layers()
+        if is_other and what == "width":
+            model[2], model[4] = nn.Linear(4, 6).double(), nn.Linear(6, 1).double()
+        if is_other and what == "kind":
+            model[1] = nn.ReLU()
+        if is_other and what == "format":
+            model.float()
+        if not is_other and what == "buffer":
+            model.register_buffer("seen", torch.zeros(2))
+        strategy = Fsdp(group) if is_other and what == "strategy" else Ordered(group)
+        train = Training(check_loss=not (is_other and what == "check_loss"))
+        log = Logging(every_updates=3 if is_other and what == "log" else 10)
+        try:
+            trainer_of(model, "", strategy=strategy, train=train, log=log).train()
+        except ReplicaError as error:
+            said[what] = str(error)
+    return said
+
+
+def called_on_one_rank(method: str, folder: Path) -> None:
+    """Rank 1 calls a method of a trainer, and then all train."""
+    from launched import group_of_ranks
+
+    from evenstep import MapData
+    from evenstep.parallel import Ordered
+
+    group = group_of_ranks()
+    evaluated = MapData(SAMPLES, global_batch_size=8, shuffle=False)
+    trainer = trainer_of(three_layers(), "", strategy=Ordered(group), folder=folder, evaluations=evaluated)
+    if group.rank == 1:
+        getattr(trainer, method)()
+    trainer.train()
+
+
 def another_rate_on_each_rank() -> int:
     """The updates of a run whose ranks have other learning rates."""
     import os

@@ -373,7 +373,30 @@ def test_a_run_with_an_lr_schedule_is_rewound_and_resumed_without_a_complaint(tm
 def test_another_rate_on_each_rank_is_found_before_the_first_update() -> None:
     for failed in on_ranks(2, programs.another_rate_on_each_rank):
         assert isinstance(failed, Failed) and failed.startswith("ReplicaError"), failed
-        assert "`optimizer.param_groups[0]`" in failed and "on rank 1" in failed
+        assert "`optimizer.param_groups[0].lr` is" in failed and "on rank 1" in failed
+
+
+def test_what_ranks_were_given_differently_is_named_before_anything_is_sent() -> None:
+    wanted = {
+        "width": "`model.2.weight` is float64 [6, 4] on rank 1 and float64 [4, 4] on rank 0",
+        "kind": "`model.1` is ReLU on rank 1 and Tanh on rank 0",
+        "format": "`model.0.weight` is float32 [4, 3] on rank 1 and float64 [4, 3] on rank 0",
+        "buffer": "`model.seen` is absent on rank 1 and float32 [2] on rank 0",
+        "strategy": "`strategy` is ['Fsdp'] on rank 1 and ['Ordered'] on rank 0",
+        "check_loss": "`check_loss` is False on rank 1 and True on rank 0",
+        "log": "`log.every_updates` is 3 on rank 1 and 10 on rank 0",
+    }
+    for refused in on_ranks(2, programs.given_differently, list(wanted)):
+        assert not isinstance(refused, Failed), refused
+        for what, words in wanted.items():
+            assert words in refused[what]
+
+
+@pytest.mark.parametrize("method", ["evaluate", "save", "resume"])
+def test_what_only_one_rank_calls_is_named_on_all_ranks(method: str, tmp_path: Path) -> None:
+    for failed in on_ranks(2, programs.called_on_one_rank, method, tmp_path):
+        assert isinstance(failed, Failed) and failed.startswith("LostRankError"), failed
+        assert f"rank 1 waits to gather values before the first update, in `{method}`" in failed
 
 
 @pytest.mark.parametrize("what", ["lr", "requires_grad"])

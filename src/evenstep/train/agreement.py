@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from evenstep.errors import ReplicaError
 from evenstep.internals import unwrapped
-from evenstep.names import named_parameters, state_of
+from evenstep.names import named_parameters
 from evenstep.options import Training
-from evenstep.parallel import Group
 from evenstep.train.checkpointing.run_state import updates_of
+from evenstep.train.checks.alike import check_same_on_all_ranks
 from evenstep.train.checks.model import check_ties
 from evenstep.version import __version__
 
@@ -59,35 +58,21 @@ def check_agreement(loop: "Loop", train: Training) -> None:
         "lr_schedule": rates.factors([1, max(last // 2, 1), last], _epochs_of(loop) if rates.counts_epochs else [0]),
         "tasks": [*engine.parts.context.tasks],
         "config": loop.checkpointer.state.config,
+        "folder": "given" if loop.checkpointer.enabled else "none in which anything is saved",
         "clip_norm": train.clip_norm,
+        "check_loss": train.check_loss,
+        "log.every_updates": loop.log_every_updates,
+        "settle_every_updates": loop.settle_every_updates,
         "ema": ema and {**ema.settings, "evaluated": ema.evaluated},
     }
     check_same_on_all_ranks(engine.group, run)
     # Ranks that hold different stages of a model agree with those that hold the same.
-    shapes = {name: list(value.shape) for name, value in state_of(unwrapped(engine.model)).items()}
     flags = {name: one.requires_grad for name, one in named_parameters(unwrapped(engine.model)).items()}
     check_same_on_all_ranks(
         engine.reducers.group,
-        {"model": shapes, "the parameters of the optimizer's groups": groups, "requires_grad": flags},
+        {"the parameters of the optimizer's groups": groups, "requires_grad": flags},
     )
     check_ties(unwrapped(engine.model), groups)
-
-
-def check_same_on_all_ranks(group: Group, described: dict[str, object]) -> None:
-    """Raise ReplicaError unless all ranks describe the same run; the message names rank and what differs."""
-    everybody = group.gather(described)
-    for rank, theirs in enumerate(everybody):
-        for name, value in everybody[0].items():
-            if theirs.get(name) != value:
-                raise ReplicaError(
-                    f"all ranks must train the same run, but `{name}` is {_short(theirs.get(name))} on rank {rank} and "
-                    f"{_short(value)} on rank 0; give all ranks the same files, versions and settings."
-                )
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def options_of(group: Mapping[str, Any]) -> dict[str, object]:

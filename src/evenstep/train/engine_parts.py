@@ -26,6 +26,7 @@ from evenstep.optim.stepping import Steps
 from evenstep.parallel import Strategy
 from evenstep.pipeline.compiled import release
 from evenstep.precision import Precision
+from evenstep.train.checks.alike import check_shared
 from evenstep.train.checks.first_step import FirstStep
 from evenstep.train.checks.loss import Guard
 from evenstep.train.checks.loss_runner import LossRunner
@@ -119,6 +120,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     recompute(model, {}, context.randomness)  # what an earlier engine has chosen is not to be compiled
     compiled = compile_model(model, report, setup.group.rank) if train.compile == "model" else None
     convert_linear_layers(model, precision, setup.linear_layers.here)
+    check_shared(model, strategy)
     execution = build_execution(model, strategy, optimizer, device)
     execution.reducers.say_last_mean(updates)
     teacher = build_teacher(tasks.by_name, model, train.ema, execution)

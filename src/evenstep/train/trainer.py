@@ -25,6 +25,7 @@ from evenstep.nothing import NOTHING
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Checkpointing, Failures, Logging, Reset, Training, check_length
 from evenstep.parallel import Strategy
+from evenstep.parallel.inside import inside, where_inside
 from evenstep.precision import Precision
 from evenstep.renamed import takes_old_arguments
 from evenstep.single_use import mark_used
@@ -344,7 +345,7 @@ class Trainer(TrainerAttributes):
         self._check_hooks()
         self._check_idle("evaluate", "call `request_evaluate`, which does it when the update is complete")
         self._loop.engine.require_own_format("evaluate")
-        with self._together(), self._writing():
+        with self._together("evaluate"), self._writing():
             self._loop.settle_between_updates()
             return self._loop.evaluator(sets)
 
@@ -358,7 +359,7 @@ class Trainer(TrainerAttributes):
         self._check_idle("predict", "call it in `after_update`, `after_evaluate`, or when training has ended")
         self._loop.engine.require_own_format("predict")
         batches = data_of(data, "data")
-        with self._together():
+        with self._together("predict"):
             self._loop.settle_between_updates(write=False)
             return self._loop.evaluator.predict(batches, collect=collect)
 
@@ -374,9 +375,11 @@ class Trainer(TrainerAttributes):
         with self.holding_folder(), self._loop.reporter.writers.opened(self.folder, self.progress.update):
             yield
 
-    def _together(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _together(self, method: str) -> Generator[None]:
         """What raises inside leaves no other rank waiting; while it trains, `train` sees to that."""
-        return NOTHING if self._is_training else self._loop.engine.together()
+        with _inside(method), NOTHING if self._is_training else self._loop.engine.together():
+            yield
 
     def save(self) -> Path:
         """Write a checkpoint of the state as of the last committed update; gives its folder once it is published.
@@ -386,8 +389,9 @@ class Trainer(TrainerAttributes):
             CheckpointError: it could not be written; earlier checkpoints are untouched.
         """
         self._check_idle("save", "call `request_save`, which does it when the update is complete")
-        self._loop.settle_between_updates()
-        return self._loop.checkpointer.save()
+        with _inside("save"):
+            self._loop.settle_between_updates()
+            return self._loop.checkpointer.save()
 
     def resume(
         self,
@@ -423,10 +427,11 @@ class Trainer(TrainerAttributes):
                 f"the trainer's own folder."
             )
         checkpointer = self._loop.checkpointer
-        if source == "auto":
-            path = checkpointer.resume_newest(new_settings=new_settings)
-        else:
-            path = checkpointer.resume(Path(source).expanduser(), new_settings=new_settings, reset=resets)
+        with _inside("resume"):
+            if source == "auto":
+                path = checkpointer.resume_newest(new_settings=new_settings)
+            else:
+                path = checkpointer.resume(Path(source).expanduser(), new_settings=new_settings, reset=resets)
         self._resumed |= path is not None
         return path
 
@@ -455,7 +460,7 @@ class Trainer(TrainerAttributes):
         All ranks call it together. Of a model in stages the first rank gets the whole, the others what they hold.
         Tensors may be the run's own, which further updates change: `copy.deepcopy` what is to be gone back to.
         """
-        with self._together():
+        with self._together("state_dict"):
             return self._loop.checkpointer.state.state_dict(whole=True)
 
     def load_state_dict(self, state: Tree) -> None:
@@ -502,3 +507,8 @@ class Trainer(TrainerAttributes):
 
         self._check_idle("compare_cuts", "call it between updates, such as in `after_update`")
         return compare_cuts(self._loop.engine, self._loop.feed.data)
+
+
+def _inside(method: str) -> AbstractContextManager[None]:
+    """While all ranks do this together: one that does something else then is told so, by the names of both."""
+    return inside(f"`{method}`{where_inside()}", alone=False)
