@@ -510,5 +510,5 @@ class Trainer(TrainerAttributes):
 
 
 def _inside(method: str) -> AbstractContextManager[None]:
-    """While all ranks do this together: one that does something else then is told so, by the names of both."""
-    return inside(f"`{method}`{where_inside()}", alone=False)
+    """While ranks do this together: of one that does something else the others are told both. A hook says it itself."""
+    return NOTHING if where_inside() else inside(f"`{method}`", alone=False)
