@@ -100,13 +100,22 @@ class MissingExtraError(EvenstepError, ImportError):
         )
 
 
+def in_utf8(text: str) -> str:
+    """The text with what no file can hold written out, such as the bytes of a file's name that is not UTF-8.
+
+    >>> in_utf8("caf\udce9.png")
+    'caf\\udce9.png'
+    """
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def clause(error: BaseException | str) -> str:
     """What an error says, as a part of a sentence of ours: its type and its text, without a full stop at the end.
 
     >>> clause(ValueError("no such file.")), clause(TimeoutError()), clause("the disk is full.")
     ('ValueError: no such file', 'TimeoutError', 'the disk is full')
     """
-    text = str(error).rstrip().rstrip(".")
+    text = in_utf8(str(error)).rstrip().rstrip(".")
     if isinstance(error, str):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
 
 from torch import Tensor
 
+from evenstep.errors import in_utf8
+
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 Outcome = Literal["done", "stopped", "failed"]
 
@@ -231,6 +233,10 @@ class Incident(Event):
     samples: tuple[int, ...] = ()
     tensors: tuple[str, ...] = ()
     traceback: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("message", "traceback"):  # of what others have raised, in whatever words
+            object.__setattr__(self, name, in_utf8(getattr(self, name)))
 
     def facts(self) -> dict[str, Json]:
         """All that is known but kind, message and traceback, as JSON.

@@ -16,6 +16,8 @@ from typing import Any, TypeVar, cast, final
 
 from torch.distributed import DistStoreError
 
+from evenstep.errors import in_utf8
+
 T = TypeVar("T")
 ANSWER_S = 3.0
 _FAILED, _MESSAGE, _QUERY, _BROKEN = "failed", "message", "query", "broken"
@@ -105,7 +107,7 @@ class Notices:
 
         def act() -> None:
             if self._store.add(_FAILED, 1) == 1:
-                self._store.set(_MESSAGE, message)
+                self._store.set(_MESSAGE, in_utf8(message))
                 self._ring()
 
         self._briefly(act, None)
@@ -167,7 +169,7 @@ class Notices:
 
     def break_off(self, attempt: int, work: int, reason: str) -> None:
         """Post that this rank breaks off a work in an attempt, and why; of several the earliest counts."""
-        key, mine = f"{_BROKEN} {attempt}", f"{work} {reason}"
+        key, mine = f"{_BROKEN} {attempt}", in_utf8(f"{work} {reason}")
 
         def act() -> None:
             stands = cast("bytes", self._store.compare_set(key, "", mine)).decode()

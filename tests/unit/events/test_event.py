@@ -26,6 +26,12 @@ def test_every_event_is_slotted() -> None:
     assert all("__slots__" in vars(kind) for kind in kinds.values())
 
 
+def test_an_incident_can_be_written_whatever_the_name_of_a_file_in_it() -> None:
+    said = "no such file: caf\udce9.png"
+    incident = Incident(kind="x", update=1, message=said, traceback=said)
+    assert (incident.message, incident.traceback) == ("no such file: caf\\udce9.png",) * 2
+
+
 def test_micro_batch_events_with_tensors_can_be_compared_and_shown() -> None:
     one, other = (
         MicrobatchEnd(update=1, microbatch=0, batch=torch.ones(2), output=torch.ones(2) * n, loss=None) for n in (1, 2)

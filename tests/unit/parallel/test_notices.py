@@ -48,6 +48,14 @@ def test_all_hear_the_first_word_whatever_they_do(store: TCPStore) -> None:
         rank.leave()
 
 
+def test_a_word_with_what_no_file_can_hold_is_heard(store: TCPStore) -> None:
+    first, second = ranks_of(store, 2)
+    second.post("no such file: caf\udce9.png")
+    soon("no such file: caf\\udce9.png", first)
+    for rank in (first, second):
+        rank.leave()
+
+
 def test_who_goes_on_after_an_error_knows_whether_all_have_raised_one(store: TCPStore) -> None:
     first, second = ranks_of(store, 2)
     first.post("rank 0 failed")
