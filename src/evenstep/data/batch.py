@@ -175,6 +175,10 @@ class Data(ABC):
     def fingerprint(self) -> dict[str, JSON]:
         """What must be equal for a resumed run to be exact."""
 
+    def cut(self) -> dict[str, JSON]:
+        """What must be equal on all ranks besides, though not in a resumed run: how a global batch is cut."""
+        return {}
+
     @property
     def tasks(self) -> tuple[str, ...] | None:
         """The names of the tasks that it has batches for; ("",) without names, None where only reading tells."""

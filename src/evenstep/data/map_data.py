@@ -167,6 +167,10 @@ class MapData(Data):
             self._fingerprint = self._new_fingerprint()
         return dict(self._fingerprint)
 
+    def cut(self) -> dict[str, JSON]:
+        size, tokens = self._sampling.micro_batch_size, self._sampling.micro_batch_tokens
+        return {"micro_batch_size": size, "micro_batch_tokens": tokens}
+
     def _new_fingerprint(self) -> dict[str, JSON]:
         sampling = self._sampling
         size, tokens = sampling.global_batch_size, sampling.global_batch_tokens

@@ -213,6 +213,9 @@ class Mixture(Data):
             "windows": {name: list[JSON](window) for name, window in self._windows.items()},
         }
 
+    def cut(self) -> dict[str, JSON]:
+        return {name: one.cut() for name, one in self._data.items()}
+
     def to_cut_finer(self, samples: int) -> str:
         return "lower the `micro_batch_size` of its parts"
 

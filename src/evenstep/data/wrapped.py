@@ -56,6 +56,9 @@ class WrappedData(Data):
     def fingerprint(self) -> dict[str, JSON]:
         return self.data.fingerprint()
 
+    def cut(self) -> dict[str, JSON]:
+        return self.data.cut()
+
     @property
     def tasks(self) -> tuple[str, ...] | None:
         return self.data.tasks
