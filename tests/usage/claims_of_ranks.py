@@ -17,6 +17,10 @@ AREAS = (
                 "ranks/test_slurm.py::test_tasks_of_a_submitit_job_are_ranks",
             ),
             works(
+                "`mpirun` of Open MPI, MPICH and Intel MPI, by its variables; not run",
+                "unit/parallel/test_place.py::test_processes_of_mpirun_are_ranks_that_must_be_told_where_they_meet",
+            ),
+            works(
                 "Ray Train, on one machine (a slow test, where Ray is installed): a worker is killed, the bits stay",
                 "ranks/test_ray.py::test_a_run_of_ray_train_outlives_a_worker_bit_by_bit",
             ),

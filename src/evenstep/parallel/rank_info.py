@@ -1,8 +1,8 @@
 """Where this process stands among the ranks of a run: what its environment says.
 
 torchrun, and `evenstep train --launch.ranks`, set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. Where they
-are not set but SLURM's `srun` has started the process, the same is read from what it sets. Processes that may be lost
-and come back are told so by torchft's variables. It changes no variable and speaks to nobody.
+are not set but SLURM's `srun`, or an `mpirun`, has started the process, the same is read from what that sets. Processes
+that may be lost and come back are told so by torchft's variables. It changes no variable and speaks to nobody.
 """
 
 import os
@@ -18,6 +18,10 @@ ADDRESS, NUMBER, COUNT = "TORCHFT_LIGHTHOUSE", "REPLICA_GROUP_ID", "NUM_REPLICA_
 ATTEMPT = "_EVENSTEP_ATTEMPT"  # how often a launcher of evenstep's has started this rank again
 LAUNCHER = "_EVENSTEP_LAUNCHER"  # the process id of evenstep's launcher, whose children its ranks are
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+_OF_MPI = (  # rank, ranks and local rank, of Open MPI, and of MPICH and Intel MPI
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+)
 FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below those that Linux hands out by itself
 
 
@@ -98,7 +102,7 @@ def rank_info_of(environ: Mapping[str, str]) -> RankInfo | None:
     True
     """
     if "RANK" not in environ and "WORLD_SIZE" not in environ:
-        return _place_in_slurm(environ)
+        return _place_in_slurm(environ) or _place_in_mpi(environ)
     ranks = _number(environ, "WORLD_SIZE", least=1)
     rank = _number(environ, "RANK", least=0)
     if rank >= ranks:
@@ -150,6 +154,20 @@ def _place_in_slurm(environ: Mapping[str, str]) -> RankInfo | None:
         # jobs that share a node differ in their numbers, and so nearly always in this one
         port=_port(environ) if "MASTER_PORT" in environ else FIRST_PORT + (job * 7 + step) % NUM_PORTS,
     )
+
+
+def _place_in_mpi(environ: Mapping[str, str]) -> RankInfo | None:
+    """What `mpirun` says: it counts processes, but knows no place where they could meet."""
+    for rank, ranks, local_rank in _OF_MPI:
+        if rank in environ and ranks in environ and _number(environ, ranks, least=1) > 1:
+            return RankInfo(
+                rank=_number(environ, rank, least=0),
+                ranks=_number(environ, ranks, least=1),
+                local_rank=_number(environ, local_rank, least=0),
+                address=_given(environ, "MASTER_ADDR"),
+                port=_port(environ),
+            )
+    return None
 
 
 def first_host(nodes: str) -> str:

@@ -54,6 +54,23 @@ def test_an_environment_that_cannot_be_is_an_error_that_names_the_variable(
     assert str(raised.value).startswith(said)
 
 
+OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+MPICH = {"PMI_SIZE": "4", "PMI_RANK": "3", "MPI_LOCALRANKID": "1"}
+MEETING = {"MASTER_ADDR": "alpha", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize("variables", [OPEN_MPI, MPICH], ids=["Open MPI", "MPICH"])
+def test_processes_of_mpirun_are_ranks_that_must_be_told_where_they_meet(variables: dict[str, str]) -> None:
+    assert rank_info_of(variables | MEETING) == rank_info_of(TORCHRUN)
+    assert rank_info_of(TORCHRUN | dict.fromkeys(variables, "1")) == rank_info_of(TORCHRUN)
+    with pytest.raises(ArgumentError, match="needs MASTER_ADDR in its environment, which is not set"):
+        rank_info_of(variables)
+
+
+def test_one_process_of_mpirun_is_alone() -> None:
+    assert rank_info_of({"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}) is None
+
+
 def test_what_srun_sets_is_read() -> None:
     place = rank_info_of(SRUN)
     assert place is not None
