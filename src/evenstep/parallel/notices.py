@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast, final
 from torch.distributed import DistStoreError
 
 from evenstep.errors import in_utf8
+from evenstep.parallel.rendezvous import wait_until
 
 T = TypeVar("T")
 ANSWER_S = 3.0
@@ -24,7 +25,7 @@ _FAILED, _MESSAGE, _QUERY, _BROKEN = "failed", "message", "query", "broken"
 # of each rank; alive: how often it has answered; done: it watches no more; left: its program has ended; raised: what it
 # raised is its own error, after which it may go on
 _BELL, _ALIVE, _WAITS, _DONE, _LEFT, _RAISED = "bell", "alive", "waits", "done", "left", "raised"
-_A_MOMENT = timedelta(seconds=0.2)
+_A_MOMENT_S = 0.2
 _QUERY_EVERY_S = 1.0
 _A_DAY = timedelta(days=1)
 _LOOKED_EVERY_S = 0.05
@@ -199,11 +200,8 @@ class Notices:
         until, next_query = monotonic() + timeout_s, monotonic() + _QUERY_EVERY_S
 
         def come() -> list[bytes]:
-            try:
-                self._store.wait(keys, _A_MOMENT)
-            except DistStoreError:
-                return []
-            return [self._store.get(key) for key in keys]
+            have_come = wait_until(lambda: self._store.check(keys), _A_MOMENT_S, longest_s=_LOOKED_EVERY_S / 10)
+            return [self._store.get(key) for key in keys] if have_come else []
 
         self._briefly(lambda: self._store.set(keys[self._rank], value), None)
         while not self.failure():

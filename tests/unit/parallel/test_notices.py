@@ -159,6 +159,18 @@ def test_all_that_meet_get_what_each_has_left(store: TCPStore) -> None:
         rank.leave()
 
 
+def test_a_meeting_that_takes_a_while_leaves_no_warning(store: TCPStore, capfd: pytest.CaptureFixture[str]) -> None:
+    ranks = ranks_of(store, 2)
+    with ThreadPoolExecutor(2) as pool:
+        early = pool.submit(ranks[0].meet, 0, b"early", 5.0)
+        time.sleep(0.3)
+        late = pool.submit(ranks[1].meet, 0, b"late", 5.0)
+        assert early.result() == late.result() == ([b"early", b"late"], [])
+    for rank in ranks:
+        rank.leave()
+    assert capfd.readouterr().err == ""
+
+
 def test_who_does_not_come_to_a_meeting_because_it_is_gone_is_named_within_seconds(store: TCPStore) -> None:
     first, second = ranks_of(store, 2)
     first._ranks = 3  # the third has never come
