@@ -33,13 +33,13 @@ from evenstep.train.tasks.combine import Combine
 from evenstep.train.tasks.task import Task
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.update.accumulation import Accumulation
-from evenstep.train.update.alike import check_batches, check_weights
 from evenstep.train.update.context import MicrobatchResults, TrainContext
 from evenstep.train.update.execution import Execution
 from evenstep.train.update.late_weights import build_gather
 from evenstep.train.update.layout_dependence import Dependence
 from evenstep.train.update.outcome import PendingUpdate
 from evenstep.train.update.pass_effects import PassEffects
+from evenstep.train.update.pipeline_batches import check_batches, check_weights
 from evenstep.train.update.recovery import Recovery
 from evenstep.train.update.weigh import UnseenError, Weights, weigh
 
