@@ -101,7 +101,7 @@ class MissingExtraError(EvenstepError, ImportError):
 
 
 def in_utf8(text: str) -> str:
-    """The text with what no file can hold written out, such as the bytes of a file's name that is not UTF-8.
+    r"""The text with what no file can hold written out, such as the bytes of a file's name that is not UTF-8.
 
     >>> in_utf8("caf\udce9.png")
     'caf\\udce9.png'
