@@ -174,9 +174,9 @@ CHECKS: Checks = [
         )
     ),
     ("micro-batch size auto: a pipeline", partial(auto, 2, "single", "1f1b"), False),
-    ("micro-batch size auto: interleaved stages", partial(auto, 2, "single", "interleaved"), False),
+    ("micro-batch size auto: interleaved stages", partial(auto, 2, "single", "interleaved"), True),
     ("micro-batch size auto: two pipelines, ddp", partial(auto, 4, "ddp", "zb_h1"), False),
-    ("micro-batch size auto: two pipelines, zero1", partial(auto, 4, "zero1", "1f1b"), False),
+    ("micro-batch size auto: two pipelines, zero1", partial(auto, 4, "zero1", "1f1b"), True),
     ("out of memory: twice in a row, pipeline", partial(stages, "backward", 1, 2, "single", "1f1b", 2), False),
     ("out of memory: one sample, in a stage", no_smaller_piece, False),
     ("out of memory: evaluation, in a stage", in_an_evaluation, False),

@@ -36,9 +36,9 @@ def check_shared(model: nn.Module, strategy: Strategy) -> None:
 def _names(strategy: Strategy) -> list[str]:
     """What it is called, and what those are that it has inside.
 
-    >>> from evenstep.parallel import Ddp, Zero1
-    >>> _names(Zero1(Ddp()))
-    ['Zero1', 'Ddp']
+    >>> from evenstep.parallel import Ordered, Zero1
+    >>> _names(Zero1(Ordered()))
+    ['Zero1', 'Ordered']
     """
     inner = (one for one in vars(strategy).values() if isinstance(one, Strategy))
     return [type(strategy).__name__, *(name for one in inner for name in _names(one))]
