@@ -14,9 +14,6 @@ from evenstep.arguments import require_number, require_whole
 from evenstep.errors import ArgumentError, NonFiniteError
 from evenstep.precision.precision import Precision
 
-LARGEST = 2.0**127
-"""Up to which a scale grows, where gradients are all 0, say: losses and kernels are given it as a float32."""
-
 
 class LossScaled(Precision):
     """A mode with a dynamic loss scale.
@@ -46,7 +43,7 @@ class LossScaled(Precision):
         tolerance: float = 0.0,
         floor: float = 1e-4,
     ) -> None:
-        require_number("initial", initial, f"(0, {LARGEST}]", "above 0 and at most 2¹²⁷", "65536 is usual")
+        require_number("initial", initial, "(0, inf)", "finite and above 0", "65536 is usual")
         require_number("floor", floor, "(0, inf]", "above 0", "0.0001 is usual")
         if floor > initial:
             raise ArgumentError(f"`floor` must be at most the `initial` of {initial:g}, but is {floor:g}; lower it.")
@@ -68,7 +65,7 @@ class LossScaled(Precision):
         if self._scale_after is not None:
             self.scale, self._scale_after = self._scale_after, None
         if self._clean_updates == self._growth_updates:
-            self._change(min(self.scale * 2, LARGEST))
+            self._change(self.scale * 2)
 
     def overflowed(self) -> None:
         lower = self.scale / 2
