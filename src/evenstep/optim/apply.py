@@ -30,6 +30,7 @@ from evenstep.optim.multi import inner
 from evenstep.optim.stepping import Steps
 
 CLIP_EPSILON = 1e-6
+_LARGEST_FLOAT32 = torch.finfo(torch.float32).max  # kernels take their scale as one; it grows while gradients are 0
 
 
 class Applied(NamedTuple):
@@ -116,7 +117,7 @@ class Apply:
             divisor *= max(1.0, (norm + CLIP_EPSILON) / self._clip_norm)
         if divisor == 1.0:
             self._step(self._optimizer, update)
-        elif self._divides_in_kernel():
+        elif divisor <= _LARGEST_FLOAT32 and self._divides_in_kernel():
             self._optimizer.grad_scale = torch.full((), divisor, device=squared.device)
             self._step(self._optimizer, update)
             del self._optimizer.grad_scale

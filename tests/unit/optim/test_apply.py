@@ -189,3 +189,14 @@ def test_float64_parameters_are_scaled_in_float64() -> None:
     build_apply(optimizer, clip_norm=None, device=CPU)(grads, squared_norm(grads), 3.0)
     for parameter, value in zip(parameters, wanted, strict=True):
         torch.testing.assert_close(parameter.detach(), value, rtol=1e-15, atol=1e-15)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_divisor_that_is_no_float32_divides_all_the_same(fused: bool) -> None:
+    """A loss scale doubles for as long as all gradients are 0, and nothing overflows."""
+    parameter = nn.Parameter(torch.ones(3))
+    parameter.grad = torch.tensor([0.0, 2.0**100, -(2.0**100)])
+    optimizer = torch.optim.SGD([parameter], lr=2.0**40, fused=fused)
+    grads = [parameter.grad]
+    build_apply(optimizer, clip_norm=None, device=CPU)(grads, torch.tensor(2.0**201).double(), 2.0**140)
+    assert parameter.tolist() == [1.0, 0.0, 2.0]
