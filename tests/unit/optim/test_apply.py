@@ -192,11 +192,11 @@ def test_float64_parameters_are_scaled_in_float64() -> None:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_divisor_that_is_no_float32_divides_all_the_same(fused: bool) -> None:
-    """A loss scale doubles for as long as all gradients are 0, and nothing overflows."""
+def test_a_loss_scale_that_is_no_float32_leaves_a_step_of_gradients_that_are_0_as_it_is(fused: bool) -> None:
+    """It doubles for as long as all are 0, and nothing overflows."""
     parameter = nn.Parameter(torch.ones(3))
-    parameter.grad = torch.tensor([0.0, 2.0**100, -(2.0**100)])
-    optimizer = torch.optim.SGD([parameter], lr=2.0**40, fused=fused)
+    parameter.grad = torch.zeros(3)
+    optimizer = torch.optim.SGD([parameter], lr=0.5, weight_decay=0.5, fused=fused)
     grads = [parameter.grad]
-    build_apply(optimizer, clip_norm=None, device=CPU)(grads, torch.tensor(2.0**201).double(), 2.0**140)
-    assert parameter.tolist() == [1.0, 0.0, 2.0]
+    build_apply(optimizer, clip_norm=None, device=CPU)(grads, squared_norm(grads), 2.0**140)
+    assert parameter.tolist() == [0.75] * 3
