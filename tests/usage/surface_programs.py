@@ -201,7 +201,7 @@ def given_differently(differences: list[str]) -> dict[str, str]:
     """What is said on this rank where rank 1 is given something else."""
     from launched import group_of_ranks
 
-    from evenstep import Logging, MapData
+    from evenstep import Logging, MapData, StreamData
     from evenstep.errors import ReplicaError
     from evenstep.parallel import Fsdp, Ordered
 
@@ -221,8 +221,9 @@ def given_differently(differences: list[str]) -> dict[str, str]:
         strategy = Fsdp(group) if is_other and what == "strategy" else Ordered(group)
         train = Training(check_loss=not (is_other and what == "check_loss"))
         log = Logging(every_updates=3 if is_other and what == "log" else 10)
-        size = 1 if is_other and what == "cut" else 2
-        data = MapData(SAMPLES, global_batch_size=8, micro_batch_size=size)
+        cut: Any = {"global_batch_size": 8, "micro_batch_size": 1 if is_other and what.startswith("cut") else 2}
+        stream = what == "cut of a stream"
+        data = StreamData(SAMPLES, shared=True, exact_resume=False, **cut) if stream else MapData(SAMPLES, **cut)
         try:
             trainer_of(model, "", strategy=strategy, train=train, log=log, data=data).train()
         except ReplicaError as error:

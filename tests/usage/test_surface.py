@@ -385,6 +385,7 @@ def test_what_ranks_were_given_differently_is_named_before_anything_is_sent() ->
         "strategy": "`strategy` is ['Fsdp'] on rank 1 and ['Ordered'] on rank 0",
         "check_loss": "`check_loss` is False on rank 1 and True on rank 0",
         "cut": "`data.micro_batch_size` is 1 on rank 1 and 2 on rank 0",
+        "cut of a stream": "`data.micro_batch_size` is 1 on rank 1 and 2 on rank 0",
         "log": "`log.every_updates` is 3 on rank 1 and 10 on rank 0",
     }
     for refused in on_ranks(2, programs.given_differently, list(wanted)):

@@ -124,6 +124,9 @@ class StreamData(IteratedData):
         }
         return {**fingerprint, "shared": True} if self._shared else fingerprint
 
+    def cut(self) -> dict[str, JSON]:
+        return {"micro_batch_size": self._micro_batch_size}
+
     def to_cut_finer(self, samples: int) -> str:
         return "raise `num_microbatches`" if self._batched else f"make `micro_batch_size` at most {samples}"
 
