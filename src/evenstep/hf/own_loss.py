@@ -8,14 +8,12 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evenstep.hf.causal import tokens_for
 from evenstep.hf.columns import IGNORED
+from evenstep.hf.trial import rounding_of, tried
 from evenstep.internals import unwrapped
-from evenstep.train.side_effects import evaluating, without_side_effects
 
 
 def compare_own_loss(name: str, model: nn.Module, targets_of: Callable[[Mapping[str, Tensor]], Tensor]) -> None:
@@ -25,18 +23,17 @@ def compare_own_loss(name: str, model: nn.Module, targets_of: Callable[[Mapping[
         name: of the task.
         targets_of: what each row of scores of a batch must give, −100 where that is not counted.
     """
-    if (given := tokens_for(model)) is None:
+
+    def losses(tokens: Tensor, weight: Tensor) -> tuple[float, list[float], float]:
+        batch = {"input_ids": tokens.unsqueeze(0), "labels": tokens.flip(0).unsqueeze(0)}
+        output: Any = model(**batch, use_cache=False)
+        scores = output["logits"].float().flatten(0, -2)
+        trained = [_mean(scores, one) for one in (targets_of(batch), batch["labels"])]  # some shift no labels
+        return float(output["loss"]), trained, rounding_of(weight) ** 0.75
+
+    if (found := tried(model, losses)) is None:  # as where it takes no labels, or has no loss of its own
         return
-    tokens, weight = given
-    batch = {"input_ids": tokens.unsqueeze(0), "labels": tokens.flip(0).unsqueeze(0)}
-    try:
-        with without_side_effects([model]), evaluating(model, weight.device):
-            output: Any = model(**batch, use_cache=False)
-            own, scores = float(output["loss"]), output["logits"].float().flatten(0, -2)
-            trained = [_mean(scores, one) for one in (targets_of(batch), batch["labels"])]  # some shift no labels
-    except Exception:  # noqa: BLE001 - it takes no labels, or needs more than tokens, or has no loss of its own
-        return
-    rounding = max(torch.finfo(weight.dtype).eps, torch.finfo(torch.float32).eps) ** 0.75
+    own, trained, rounding = found
     if all(abs(own - one) > rounding * abs(one) for one in trained):
         logging.getLogger("evenstep").warning(
             f"the own loss of {type(unwrapped(model)).__name__}, on some tokens, is {own:.6g}, but the mean over "
