@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evenstep.optim.sharing import TORCH, is_of_torchao
-
-_NARROW = (torch.bfloat16, torch.float16)
+from evenstep.optim.stepping.stepping import is_narrow
 
 
 class Refusal(NamedTuple):
@@ -85,7 +84,7 @@ def why_not_by_float32(optimizer: Optimizer) -> str:
     if type(optimizer) not in TORCH:
         return ""
     narrow = ((group, one) for group in optimizer.param_groups for one in group["params"] if one.requires_grad)
-    kinds = {(id(group), one.dtype): (group, one) for group, one in narrow if one.dtype in _NARROW}
+    kinds = {(id(group), one.dtype): (group, one) for group, one in narrow if is_narrow(one)}
     faults = (_fault(optimizer, group, one, sparse=False, grad=torch.float32) for group, one in kinds.values())
     return next(filter(None, faults), "")
 

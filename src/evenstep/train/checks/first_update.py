@@ -34,15 +34,7 @@ def remarks(
         holding: the names under which tasks hold a model of which this rank has only some stages.
     """
     if holding:
-        yield Incident(
-            kind="holds_stages",
-            update=update,
-            message=(
-                f"`{holding[0]}` is a model in stages, of which this rank holds some: what a loss makes of its "
-                f"parameters leaves out those of other ranks. Let layers give such a term beside their output, each of "
-                f"its own parameters, or use the optimizer's `weight_decay`."
-            ),
-        )
+        yield _holding_stages(holding[0], update)
     if outside:
         yield Incident(
             kind="not_in_optimizer",
@@ -77,3 +69,16 @@ def remarks(
                 f"epoch of those; make it at most {batch.num_samples}."
             ),
         )
+
+
+def _holding_stages(name: str, update: int) -> Incident:
+    """The remark on a task that holds a model of which this rank has only some stages."""
+    return Incident(
+        kind="holds_stages",
+        update=update,
+        message=(
+            f"`{name}` is a model in stages, of which this rank holds some: what a loss makes of its parameters leaves "
+            f"out those of other ranks. Let layers give such a term beside their output, each of its own parameters, "
+            f"or use the optimizer's `weight_decay`."
+        ),
+    )
