@@ -16,6 +16,7 @@ def test_processes_killed_one_after_the_other_in_the_midst_of_updates_leave_no_t
     assert all("process 2 is lost" in str(each["heard"]) for each in said[:2])
 
 
+@pytest.mark.slow  # `make faults` shows more of it
 @pytest.mark.timeout(280)
 def test_what_is_left_of_processes_that_step_alone_is_where_it_is_by_hand_whatever_they_were_doing() -> None:
     """Killed in an update; in a share that one has made and one has not; in an update that one has applied already."""

@@ -49,6 +49,7 @@ def test_a_run_is_stopped_and_resumed_on_other_layouts_with_the_same_bits(tmp_pa
     assert resumed["saved as"] == ["torch.float32"]
 
 
+@pytest.mark.slow
 def test_it_trains_alike_where_sums_are_fast() -> None:
     alone = torch.tensor(programs.train()["values"])
     strategies = ("ddp", "zero1", "fsdp")

@@ -76,19 +76,17 @@ def test_formats_have_the_bits_of_one_process_in_stages_and_shards_with_replicas
     )
 
 
-def test_an_overflow_is_one_on_all_ranks_and_stages_and_nothing_else_notices() -> None:
+@pytest.mark.parametrize("name", ["16-true", pytest.param("16-true-no-master", marks=pytest.mark.slow)])
+def test_an_overflow_is_one_on_all_ranks_and_stages_and_nothing_else_notices(name: str) -> None:
     """The verdict, and the scale that is found, are those of one process; and so are all bits."""
     scaled: list[dict[str, Any]] = [
         {"tied": True, "pipeline": pipeline, "strategy": strategy, "scale": TOO_MUCH}
         for pipeline, strategy in ((1, "ordered"), (2, "ordered"), (1, "ordered-fsdp"))
     ]
-    names = ("16-true", "16-true-no-master")
-    ways = [(name, more) for name in names for more in scaled]
-    found = on(2, *ways)
-    for name in names:
-        alone = programs.train(name, tied=True, pipeline=1, scale=TOO_MUCH)
-        assert alone["precision"]["scale"] < TOO_MUCH
-        assert all(alike(one, alone) for (way, _), one in zip(ways, found, strict=True) if way == name), name
+    found = on(2, *((name, more) for more in scaled))
+    alone = programs.train(name, tied=True, pipeline=1, scale=TOO_MUCH)
+    assert alone["precision"]["scale"] < TOO_MUCH
+    assert all(alike(one, alone) for one in found)
 
 
 def test_what_ranks_save_by_themselves_when_one_fails_holds_all_masters(tmp_path: Path) -> None:
@@ -116,7 +114,8 @@ def test_each_format_is_stopped_and_resumed_on_other_layouts_with_the_same_bits(
         assert alike(programs.train(name, folder=str(tmp_path / name)), programs.train(name)), name
 
 
-@pytest.mark.parametrize("strategy", [*(pytest.param(one, marks=pytest.mark.slow) for one in ("ddp", "zero1")), "fsdp"])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp"])
 def test_each_format_trains_alike_where_sums_are_fast(strategy: str) -> None:
     found = on(2, *((name, {"strategy": strategy}) for name in programs.FORMATS))
     for name, one in zip(programs.FORMATS, found, strict=True):

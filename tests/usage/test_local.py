@@ -36,7 +36,7 @@ def test_a_run_goes_on_where_it_was_with_the_same_bits(
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("streaming DiLoCo", {"precision": "16-mixed"}),
+        pytest.param("streaming DiLoCo", {"precision": "16-mixed"}, marks=SLOW),
         pytest.param("SlowMo", {"precision": "bf16-true"}, marks=SLOW),
         pytest.param("local SGD", {"precision": "16-true-no-master", "ordered": True}, marks=SLOW),
     ],

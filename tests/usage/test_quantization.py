@@ -29,6 +29,7 @@ def test_codebooks_of_stages_in_shards_and_of_copies_of_shards_have_the_bits_of_
     assert all(results["ordered-hybrid"] == {alone} for results in every)
 
 
+@pytest.mark.slow
 def test_codebooks_are_alike_on_all_ranks_and_resumed_and_noise_has_the_bits_of_one_process(tmp_path: Path) -> None:
     alone, beside = (quantization_programs.quantized(kind, "ordered") for kind in ("noise", "product and noise"))
     every = on_ranks(2, quantization_programs.codebooks_and_noise, str(tmp_path))

@@ -47,7 +47,7 @@ def test_gradual_unfreezing_trains_as_a_plain_loop_does(ranks: int, strategy: st
 
 @pytest.mark.parametrize(
     ("ranks", "strategy"),
-    [(1, "single"), (2, "ordered-fsdp"), pytest.param(2, "ordered-zero1", marks=pytest.mark.slow)],
+    [(1, "single"), *(pytest.param(2, one, marks=pytest.mark.slow) for one in ("ordered-fsdp", "ordered-zero1"))],
 )
 def test_a_run_in_the_midst_of_unfreezing_is_gone_on_with_exactly(ranks: int, strategy: str, tmp_path: Path) -> None:
     [undisturbed] = on_ranks(1, programs.unfreezing, "ordered" if ranks > 1 else "single")

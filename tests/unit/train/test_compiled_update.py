@@ -190,7 +190,7 @@ def test_a_compiled_update_is_the_one_that_is_not(norm: bool) -> None:
 
 
 @pytest.mark.usefixtures("captured")
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_captured_graphs_may_overwrite_what_they_gave_and_write_to_what_stays(ranks: int) -> None:
     found: list[tuple[nn.Module, list[dict[str, float]]]] = []
     for compile in ("update", "off"):
