@@ -115,8 +115,9 @@ class Evaluation:
     def _through(self, weights: Weights, update: int, batch: int) -> None:
         """Take one task's part of a global batch through the model."""
         discard = partial(self._context.storage.drop_after, self._context.storage.mark())
-        compute = partial(self._forwards, weights, update, batch)
-        self._recovery.until_done(f"batch {batch} of evaluation '{self._name}'", update, compute, discard)
+        for attempt in self._recovery.attempts(f"batch {batch} of evaluation '{self._name}'", update, discard):
+            with attempt:
+                self._forwards(weights, update, batch)
 
     def _forwards(self, weights: Weights, update: int, batch: int) -> None:
         execution, task = self._execution, next(iter(weights.totals))

@@ -7,8 +7,9 @@ same once more. What can't be mended is raised, and the others learn of it as of
 and steps know nothing of this; one process does the same, and meets nobody.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from traceback import format_exception
+from types import TracebackType
 from typing import TypeVar, final
 
 from evenstep.errors import LostRankError, OutOfMemoryError
@@ -26,7 +27,7 @@ T = TypeVar("T")
 
 @final
 class Recovery:
-    """Does what ranks compute together until it is done.
+    """Lets what ranks compute together be attempted until it is done.
 
     Args:
         context: the tasks, which say how their batches are cut, and how finely that is done on this rank: more so
@@ -50,16 +51,21 @@ class Recovery:
         self._together = not evaluation or execution.evaluates_together
         self._step: MicrobatchStep | None = None
 
-    def until_done(
-        self, place: str, update: int, compute: Callable[[], T], discard: Callable[[], None], *, by_all: bool = True
-    ) -> T:
-        """Compute, each time from the beginning, until it has succeeded on all ranks that do it; gives the result.
+    def attempts(
+        self, place: str, update: int, discard: Callable[[], None], *, by_all: bool = True
+    ) -> Iterator["Attempt"]:
+        """Attempts at something, each from the beginning, until one has succeeded on all ranks that make it.
+
+            for attempt in recovery.attempts(…):
+                with attempt:
+                    …
+
+        What is computed inside must leave nothing of an attempt that fails where that is not freed.
 
         Args:
             place: what and where, so that ranks can see that they mean the same.
             update: the number under which incidents are reported.
-            compute: must leave nothing of what a try that breaks off has computed where that is not freed.
-            discard: undoes what a failed try has left on this rank.
+            discard: undoes what a failed attempt has left on this rank.
             by_all: whether all ranks do it, also where each rank, or each pipeline, steps alone.
 
         Raises:
@@ -69,25 +75,21 @@ class Recovery:
         has_peers = self._execution.pipeline.ranks > 1  # who wait for this rank within a plan
         together = self._together and (not self._execution.reducers.is_alone or (by_all and has_peers))
         number = self._execution.group.begin_work() if together else 0
+        attempt = Attempt(self._broken_off, together)
         while True:
-            try:
-                result = compute()
+            yield attempt
+            if attempt.broken_off is None:
                 break
-            except BaseException as error:
-                if (broken_off := self._broken_off(error, together=together)) is None:
-                    raise
-                fault = "".join(format_exception(error))
-            # out of the handler, whose error holds what must be freed
             if has_peers and not together:
                 raise OutOfMemoryError(
                     f"rank {self._execution.group.rank} ran out of memory in {place}, which its replica does by "
                     f"itself, so that nobody else would do it again. Make the micro-batches smaller "
                     f"(`data.micro_batch_size`), and go on from the last checkpoint."
                 )
-            reason = broken_off or self._cut(place, update, fault)
-            self._step = None  # which holds it as well
+            reason = attempt.broken_off or self._cut(place, update, attempt.fault)
+            self._step = None  # which holds what must be freed
             if together:
-                if not broken_off:
+                if not attempt.broken_off:
                     self._execution.group.interrupt(reason)
                 limits = self._meet(place, number, reason, self._cuts.limit, discard)
                 self._cuts.limit = min((limit for limit in limits if limit is not None), default=None)
@@ -97,7 +99,6 @@ class Recovery:
                 discard()
                 give_back()
         self._step = None
-        return result
 
     def once(self, place: str, compute: Callable[[], T]) -> tuple[T | None, bool]:
         """Compute once on all ranks; gives None where one had no memory for it, and whether it was in this pipeline."""
@@ -106,7 +107,7 @@ class Recovery:
         try:
             return compute(), False
         except BaseException as error:
-            if (broken_off := self._broken_off(error, together=True)) is None:
+            if (broken_off := self._broken_off(error, True)) is None:
                 raise
         ran_out = not broken_off
         reason = broken_off or f"rank {group.rank} ran out of memory in {place}"
@@ -118,8 +119,8 @@ class Recovery:
         """Note which micro-batches run, within an attempt: what of the last ones did not fit is cut."""
         self._step = step
 
-    def _broken_off(self, error: BaseException, *, together: bool) -> str | None:
-        """Why another rank has broken off a try; "" if this one has run out of memory. None of any other error.
+    def _broken_off(self, error: BaseException, together: bool) -> str | None:
+        """Why another rank has broken off an attempt; "" if this one has run out of memory. None of any other error.
 
         Args:
             together: whether other ranks make it as well.
@@ -137,7 +138,7 @@ class Recovery:
         Args:
             place, number: of what this rank computes.
             reason: why that is broken off.
-            discard: undoes what the failed try has left.
+            discard: undoes what the failed attempt has left.
         """
         group = self._execution.group
         self._execution.reset()
@@ -215,3 +216,35 @@ class Recovery:
             samples=tuple(samples) if of_update and not step.is_dummy else (),
             traceback=fault,
         )
+
+
+@final
+class Attempt:
+    """One attempt, made inside a `with`, which an error that can be mended does not leave.
+
+    Args:
+        why: gives why an error has broken it off, or None where it is to be raised.
+        together: whether other ranks make it as well.
+
+    Attributes:
+        broken_off: why another rank has broken it off; "" if this one has run out of memory; None: it has succeeded.
+        fault: the traceback of the error that broke it off. The error itself would hold what must be freed.
+    """
+
+    __slots__ = ("_together", "_why", "broken_off", "fault")
+
+    def __init__(self, why: Callable[[BaseException, bool], str | None], together: bool) -> None:
+        self._why, self._together = why, together
+        self.broken_off: str | None = None
+        self.fault = ""
+
+    def __enter__(self) -> None:
+        self.broken_off, self.fault = None, ""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if error is None or (broken_off := self._why(error, self._together)) is None:
+            return False
+        self.broken_off, self.fault = broken_off, "".join(format_exception(error))
+        return True

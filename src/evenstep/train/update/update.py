@@ -6,11 +6,11 @@ leave behind is taken back by `pass_effects`, and until it applies, it may be be
 does not count, log, save, find out why an update was aborted, or decide what to do about that.
 """
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager
 from functools import partial
 from math import fsum
-from typing import TypeVar, final
+from typing import final
 
 from torch import Tensor, nn
 from torch.profiler import record_function
@@ -40,10 +40,8 @@ from evenstep.train.update.layout_dependence import Dependence
 from evenstep.train.update.outcome import PendingUpdate
 from evenstep.train.update.pass_effects import PassEffects
 from evenstep.train.update.pipeline_batches import check_batches, check_weights
-from evenstep.train.update.recovery import Recovery
+from evenstep.train.update.recovery import Attempt, Recovery
 from evenstep.train.update.weigh import UnseenError, Weights, weigh
-
-T = TypeVar("T")
 
 
 @final
@@ -136,8 +134,11 @@ class Update:
                     f"and not `train()` afterwards. Freeze single layers by calling `eval()` on those."
                 )
             is_first = self._promised != update  # and not at another loss scale, of which others know nothing
-            compute = partial(self._compute, batch, before, by_all=is_first)
-            self._in_doubt = self._until_done(f"update {update}", update, compute, by_all=is_first)
+            computed = None
+            for attempt in self._attempts(f"update {update}", update, by_all=is_first):
+                with attempt:
+                    computed = self._compute(batch, before, by_all=is_first)
+            self._in_doubt = computed
             if is_first:
                 self._promised = update
                 self._execution.reducers.promise()
@@ -159,19 +160,15 @@ class Update:
         assert apply is not None, "it has been computed"
         return apply()
 
-    def _until_done(self, place: str, update: int, compute: Callable[[], T], *, by_all: bool = False) -> T:
-        """Compute something with all ranks, each time from the beginning, until all have done it; see `Recovery`."""
-        return self._recovery.until_done(place, update, compute, self.effects.begin_passes(), by_all=by_all)
+    def _attempts(self, place: str, update: int, *, by_all: bool = False) -> Iterator[Attempt]:
+        """Attempts of all ranks at something, each from the beginning, until one has succeeded; see `Recovery`."""
+        return self._recovery.attempts(place, update, self.effects.begin_passes(), by_all=by_all)
 
     def _compute(self, batch: GlobalBatch, before: Progress, *, by_all: bool) -> Callable[[], PendingUpdate]:
-        """Compute the update; where all ranks do, no pipeline that steps alone is through before the others are."""
-        apply = self._weigh_and_run(batch, before)
-        if by_all:
-            self._execution.await_replicas()
-        return apply
+        """Compute the update's gradients and their squared norm; gives what applies them.
 
-    def _weigh_and_run(self, batch: GlobalBatch, before: Progress) -> Callable[[], PendingUpdate]:
-        """Compute the update's gradients and their squared norm; gives what applies them."""
+        Where all ranks do so, no pipeline that steps alone is through before the others are.
+        """
         update = before.update + 1
         self._first = self._first or update
         if update == self._first and self._execution.pipeline.ranks > 1:  # each time it is begun: all ask together
@@ -188,17 +185,20 @@ class Update:
             total=0.0,
             skipped_samples=weights.skipped_samples,
         )
-        if not weights.totals:  # nobody has work
-            return partial(self._judge_and_apply, pending, weights, [], None)
-        pending.gathered = self._gather(weights, update)
-        if self._buffers.exist:
-            self._buffers.settle()
-            self._buffers.find()
-        self.look(update)
-        self._execution.reducers.share_buffers(self._buffers)
-        self._buffers.find_received()
-        grads = gradients(self._parameters, sparse=self._sparse)
-        return partial(self._judge_and_apply, pending, weights, grads, self._execution.norms.squared(grads))
+        grads, squared = list[Tensor](), None
+        if weights.totals:  # else nobody has work
+            pending.gathered = self._gather(weights, update)
+            if self._buffers.exist:
+                self._buffers.settle()
+                self._buffers.find()
+            self.look(update)
+            self._execution.reducers.share_buffers(self._buffers)
+            self._buffers.find_received()
+            grads = gradients(self._parameters, sparse=self._sparse)
+            squared = self._execution.norms.squared(grads)
+        if by_all:
+            self._execution.await_replicas()
+        return partial(self._judge_and_apply, pending, weights, grads, squared)
 
     def _judge_and_apply(
         self, pending: PendingUpdate, weights: Weights, grads: list[Tensor], squared: Tensor | None
@@ -309,12 +309,16 @@ class Update:
     def rerun(self, batch: GlobalBatch, update: int) -> None:
         """Compute the gradients of an update once more, to look at them; nothing is applied."""
         place = f"update {update}, which is looked at again"
-        self._until_done(place, update, lambda: self._gather(self.weigh(batch), update))
+        for attempt in self._attempts(place, update):
+            with attempt:
+                self._gather(self.weigh(batch), update)
         self.effects.judge(1.0)
 
     def rerun_task(self, task: str, weights: Weights, update: int) -> None:
         """The same of one of its tasks alone."""
-        self._until_done(f"task {task} of update {update}", update, lambda: self._accumulate(weights.of(task), update))
+        for attempt in self._attempts(f"task {task} of update {update}", update):
+            with attempt:
+                self._accumulate(weights.of(task), update)
         self.effects.judge(1.0)
 
     def has_finite_gradient(self) -> bool:
