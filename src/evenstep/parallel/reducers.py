@@ -42,10 +42,7 @@ class Reducers:
             the same time.
         gather_per_plan: whether plans begin with UNSHARD and end with RESHARD.
         gather_dtype: see `Strategy`.
-        together: the data-parallel ranks that make the next update together: all, or, where each rank steps alone, this
-            one.
         alone: what lets ranks step alone; None where they always step together.
-        is_alone: whether the next update is this rank's own, or that of its pipeline.
     """
 
     def __init__(self, strategy: Strategy, *, per_plan: bool = False) -> None:
@@ -56,9 +53,7 @@ class Reducers:
         self.gather_dtype = strategy.gather_dtype
         self.per_pass: list[PaddedReducer] = []
         self.gather_per_plan = False
-        self.together = strategy.group
         self.alone = Shares(strategy) if isinstance(strategy, Local) else None
-        self.is_alone = False
         self._all: list[Reducer] = []
         self.beginning: list[Reducer] = []
         self._comparing: list[Reducer] = []
@@ -80,6 +75,16 @@ class Reducers:
     def ranks(self) -> int:
         """How many data-parallel ranks there are."""
         return self.group.ranks
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the next update is this rank's own, or that of its pipeline."""
+        return self.alone is not None and self.alone.is_alone
+
+    @property
+    def together(self) -> Group:
+        """The data-parallel ranks that make the next update together: all, or, where each steps alone, this one."""
+        return Group() if self.is_alone else self.group
 
     def wrap(self, module: nn.Module) -> tuple[nn.Module, Reducer]:
         """What to call in place of a stage's module, and the stage's reducer."""
@@ -177,8 +182,6 @@ class Reducers:
             for own in self._all:
                 if isinstance(own, LocalReducer):
                     own.follow(update)
-            self.is_alone = self.alone.is_alone
-            self.together = Group() if self.is_alone else self.group
 
     @property
     def is_torn(self) -> bool:
@@ -192,11 +195,11 @@ class Reducers:
 
     def is_ended(self, update: int) -> bool:
         """Whether this rank, which steps alone, has done what follows committed update `update`."""
-        return self.is_alone and self.alone is not None and self.alone.shared_until >= update
+        return self.alone is not None and self.alone.is_alone and self.alone.shared_until >= update
 
     def owes_share(self, update: int) -> bool:
         """Whether other ranks must be met before the state of this one is that after committed update `update`."""
-        return self.is_alone and self.alone is not None and self.alone.owes_share(update)
+        return self.alone is not None and self.alone.is_alone and self.alone.owes_share(update)
 
     def shown(self) -> AbstractContextManager[None]:
         """Inside, modules hold what ranks share, where each has made something else of it since."""
