@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
 from evenstep.internals.fsdp import leave_inputs_alone
-from evenstep.parallel.group import Group
 from evenstep.parallel.layout import ParameterLayout
 from evenstep.parallel.reducer.padded import PaddedReducer
 from evenstep.parallel.reducer.per_plan import PlanReducer
@@ -35,7 +34,12 @@ class OrderedFsdp(Sharded):
         return kind(module, self)
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        check_exact(self.group, optimizer)
+        if self.group.device.type == "cpu" and any(options.get("fused") for options in optimizer.param_groups):
+            raise ArgumentError(
+                "on the CPU, torch's fused optimizers round the ends of a tensor differently from its middle, so a "
+                "step of shards does not have the bits of a step of the whole; build the optimizer with "
+                "`foreach=True` instead of `fused=True`, or reduce as `fast`."
+            )
         super().check_optimizer(optimizer)
 
 
@@ -133,15 +137,3 @@ def _sum_uses(shards: Sequence[Any]) -> None:
 def _summed_in(shard: Any) -> torch.dtype:
     """The number format in which gradients of a shard are summed."""
     return torch.float32 if shard.orig_dtype.itemsize < 4 else shard.orig_dtype
-
-
-def check_exact(group: Group, optimizer: torch.optim.Optimizer) -> None:
-    """Raise ArgumentError where a step of shards on a CPU would not have the bits of a step of the whole."""
-    if group.device.type != "cpu":
-        return
-    if any(options.get("fused") for options in optimizer.param_groups):
-        raise ArgumentError(
-            "on the CPU, torch's fused optimizers round the ends of a tensor differently from its middle, so a "
-            "step of shards does not have the bits of a step of the whole; build the optimizer with "
-            "`foreach=True` instead of `fused=True`, or reduce as `fast`."
-        )
