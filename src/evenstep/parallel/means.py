@@ -1,4 +1,4 @@
-"""The mean of tensors over ranks, on its way while the ranks go on; and what buffers were when ranks last shared.
+"""The mean of tensors over ranks, on its way while the ranks go on.
 
 A mean is a sum divided by the number of ranks, so it has one definition whatever the order of its additions; in a fixed
 tree over the ranks it has the same bits however they are connected. It does not know what it is a mean of.
@@ -84,19 +84,3 @@ class MeanOverRanks:
                 self._come |= {name: one.view(some[name]) for name, one in zip(some, pieces, strict=True)}
             self._own = self._sent = []
         return self._come
-
-
-@final
-class SinceShare:
-    """The buffers as of the last share."""
-
-    def __init__(self, live: Mapping[str, Tensor], shared: Mapping[str, Tensor]) -> None:
-        self._shared = {id(one): shared[name] for name, one in live.items()}
-
-    def value(self, buffer: Tensor) -> Tensor:
-        """What was in `buffer`."""
-        return self._shared[id(buffer)]
-
-    def moved(self, buffer: Tensor) -> bool:
-        """Whether something has written to `buffer` since; no where ranks don't share it."""
-        return id(buffer) in self._shared and not torch.equal(buffer, self._shared[id(buffer)])

@@ -15,7 +15,7 @@ from evenstep.errors import ArgumentError, LostRankError, NonFiniteError, Replic
 from evenstep.names import named_buffers, named_parameters, plain
 from evenstep.parallel.buffers import SharedBuffers
 from evenstep.parallel.group import Group
-from evenstep.parallel.means import MeanOverRanks, SinceShare
+from evenstep.parallel.means import MeanOverRanks
 from evenstep.parallel.outer import fragments_of
 from evenstep.parallel.reducer.local import Local
 from evenstep.parallel.reducer.ordered import Ordered
@@ -382,7 +382,7 @@ class Shares:
         live = self._live_buffers()
         before = {name: one.detach().clone() for name, one in live.items()}
         try:
-            self._buffers.share(SinceShare(live, self._shared_buffers))
+            self._buffers.share(_SinceShare(live, self._shared_buffers))
         except LostRankError:  # those that are left share them anew, from where each was
             _put(live, before)
             raise
@@ -409,3 +409,19 @@ def _first(names: Iterator[str]) -> str:
 def _which(pipeline: Group) -> str:
     """What a data-parallel rank is called."""
     return "replica" if pipeline.ranks > 1 else "rank"
+
+
+@final
+class _SinceShare:
+    """The buffers as of the last share."""
+
+    def __init__(self, live: Mapping[str, Tensor], shared: Mapping[str, Tensor]) -> None:
+        self._shared = {id(one): shared[name] for name, one in live.items()}
+
+    def value(self, buffer: Tensor) -> Tensor:
+        """What was in `buffer`."""
+        return self._shared[id(buffer)]
+
+    def moved(self, buffer: Tensor) -> bool:
+        """Whether something has written to `buffer` since; no where ranks don't share it."""
+        return id(buffer) in self._shared and not torch.equal(buffer, self._shared[id(buffer)])
