@@ -25,18 +25,6 @@ from evenstep.train.tasks.combine import Combine, TaskWeights
 _SMALLEST = 1e-3
 
 
-class _Learned(nn.Identity):  # as a model that runs all of its parts runs this as well
-    """λ_t, and the first loss of each task (0 before it comes); buffers, so that checkpoints have them."""
-
-    coefficients: Tensor
-    first_losses: Tensor
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.register_buffer("coefficients", torch.ones(count))
-        self.register_buffer("first_losses", torch.zeros(count))
-
-
 @final
 class GradNorm(Combine):
     """Coefficients from gradient norms.
@@ -68,11 +56,13 @@ class GradNorm(Combine):
         self._coefficient_lr = coefficient_lr
         self._parameters = require_names("parameters", parameters, "`parameters=('trunk.4.*',)`")
         self._tasks: tuple[str, ...] = ()
-        self._learned = _Learned(0)
+        self._learned = nn.Identity()  # as a model that runs all of its parts runs this as well
 
     def build(self, tasks: Sequence[str]) -> nn.Module | None:
         self._tasks = tuple(tasks)
-        self._learned = _Learned(len(tasks))
+        self._learned = nn.Identity()
+        self._learned.register_buffer("coefficients", torch.ones(len(tasks)))  # λ_t; buffers go into checkpoints
+        self._learned.register_buffer("first_losses", torch.zeros(len(tasks)))  # 0 before it comes
         return self._learned
 
     def looks_at(self, parameter: str) -> bool:
@@ -82,7 +72,8 @@ class GradNorm(Combine):
         self, products: Tensor, losses: Sequence[float], *, tasks: Sequence[str], seed: int, update: int
     ) -> TaskWeights:
         places = [self._tasks.index(name) for name in tasks]
-        every, first = self._learned.coefficients.tolist(), self._learned.first_losses.tolist()
+        coefficients, first_losses = (self._learned.get_buffer(name) for name in ("coefficients", "first_losses"))
+        every, first = coefficients.tolist(), first_losses.tolist()
         now = [every[place] for place in places]
         for place, loss in zip(places, losses, strict=True):
             first[place] = first[place] or loss
@@ -90,8 +81,8 @@ class GradNorm(Combine):
         for place, value in zip(places, moved, strict=True):
             every[place] = value
         with torch.no_grad():
-            self._learned.coefficients.copy_(torch.tensor(every))
-            self._learned.first_losses.copy_(torch.tensor(first))
+            coefficients.copy_(torch.tensor(every))
+            first_losses.copy_(torch.tensor(first))
         return TaskWeights(shared=now, own=now)
 
     def _moved(

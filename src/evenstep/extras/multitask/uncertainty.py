@@ -21,17 +21,7 @@ from torch import Tensor, nn
 from evenstep.arguments import require_names
 from evenstep.train.tasks.coefficients import Coefficients, check_tasks
 
-
-class _LogVariances(nn.Identity):  # as a model that runs all of its parts runs this as well
-    """One 0-dim parameter per task, so that those without work have no gradient."""
-
-    def __init__(self, tasks: Sequence[str]) -> None:
-        super().__init__()
-        for name in tasks:
-            self.register_parameter(f"log_variance_{name}", nn.Parameter(torch.zeros(())))
-
-    def of(self, task: str) -> Tensor:
-        return self.get_parameter(f"log_variance_{task}")
+_NAME = "log_variance_{}"
 
 
 @final
@@ -50,14 +40,16 @@ class Uncertainty(Coefficients):
     def __init__(self, *, regression: Collection[str] = ()) -> None:
         names = sorted(regression) if isinstance(regression, set | frozenset) else regression
         self._regression = frozenset(require_names("regression", names, "`regression=('box',)`"))
-        self._log_variances = _LogVariances(())
+        self._log_variances = nn.Identity()  # as a model that runs all of its parts runs this as well
 
     def build(self, tasks: Sequence[str]) -> nn.Module | None:
         check_tasks(dict.fromkeys(self._regression, None), tasks)
-        self._log_variances = _LogVariances(tasks)
+        self._log_variances = nn.Identity()
+        for name in tasks:  # one 0-dim parameter each, so that those without work have no gradient
+            self._log_variances.register_parameter(_NAME.format(name), nn.Parameter(torch.zeros(())))
         return self._log_variances
 
     def weighted(self, task: str, loss: Tensor, share: float | Tensor) -> Tensor:
-        log_variance = self._log_variances.of(task)
+        log_variance = self._log_variances.get_parameter(_NAME.format(task))
         kappa = 0.5 if task in self._regression else 1.0
         return kappa * (-log_variance).exp() * loss + 0.5 * share * log_variance
