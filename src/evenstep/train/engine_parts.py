@@ -245,7 +245,7 @@ def _saved(setup: Setup, execution: Execution, names: list[list[str]], rounded: 
     model, optimizer, precision, ema = setup.model, setup.optimizer, setup.precision, setup.train.ema
     reducers = execution.reducers
     layout = reducers.layout
-    portion = build_pipeline_state_sharding(model, execution.trainer.peers.wire)
+    sharding = build_pipeline_state_sharding(model, execution.trainer.peers.wire)
     steps = build_steps(precision, model=model, optimizer=optimizer, rounded=rounded, layout=layout, seed=setup.seed)
     return TrainState(
         model=unwrapped(model),
@@ -257,8 +257,8 @@ def _saved(setup: Setup, execution: Execution, names: list[list[str]], rounded: 
         steps=steps,
         averaged_as=averaged_as(precision, model, rounded),
         trained=TrainedParameters(model, optimizer, names, share=reducers.share, check=precision.check_trained),
-        local=build_local_state(unwrapped(model), reducers, optimizer, steps, ema, portion),
-        portion=portion,
+        local=build_local_state(unwrapped(model), reducers, optimizer, steps, ema, sharding),
+        sharding=sharding,
     )
 
 

@@ -223,7 +223,7 @@ def build_local_state(
     optimizer: Optimizer,
     steps: Steps,
     ema: Ema | None,
-    replica: PipelineStateSharding,
+    sharding: PipelineStateSharding,
 ) -> LocalState:
     """What ranks hold beside what they share; one that steps alone does so with this optimizer."""
     reducer, layout = reducers.alone, reducers.layout
@@ -231,7 +231,7 @@ def build_local_state(
         return LocalState()
     held = {id(one) for one in parameters_in(optimizer)}
     parameters = {name: one for name, one in named_parameters(model).items() if id(one) in held}
-    sizes = replica.sizes({name: one.numel() for name, one in parameters.items()})
+    sizes = sharding.sizes({name: one.numel() for name, one in parameters.items()})
     own = InnerOptimizer(optimizer, steps, ema)
-    reducer.attach(model, parameters, own, pipeline=replica.pipeline, aliases=replica.aliases, sizes=sizes)
+    reducer.attach(model, parameters, own, pipeline=sharding.pipeline, aliases=sharding.aliases, sizes=sizes)
     return AloneState(reducer, layout, own)

@@ -59,9 +59,8 @@ class StageStateSharding(PipelineStateSharding):
 
     def __init__(self, model: PipelineModel, wire: Wire) -> None:
         super().__init__()
-        self._model, self.aliases = model, model.aliases
-        self._wire = wire
-        self._pipeline = self.pipeline = model.mesh.pipeline
+        self._model, self._wire = model, wire
+        self.pipeline, self.aliases = model.mesh.pipeline, model.aliases
 
     def gathered(self, state: Tree) -> Tree:
         """The whole state on the first rank of the first pipeline; elsewhere this rank's own.
@@ -69,19 +68,19 @@ class StageStateSharding(PipelineStateSharding):
         Where tensors are cut over ranks, each rank gives its own, and `Shard`s that hold nothing of what others have.
         """
         mine = self._parts(state)
-        if any(self._pipeline.gather(_is_cut(mine))):
+        if any(self.pipeline.gather(_is_cut(mine))):
             return {**state, **self._merged(self._with_others(mine))}
         if self._model.mesh.data.rank:
             return state
-        if self._pipeline.rank:
-            self._wire.send(_address(self._pipeline.rank), mine, 0)
+        if self.pipeline.rank:
+            self._wire.send(_address(self.pipeline.rank), mine, 0)
             self._wire.flush()
             return state
-        others = [self._wire.receive(_address(rank), rank) for rank in range(1, self._pipeline.ranks)]
+        others = [self._wire.receive(_address(rank), rank) for rank in range(1, self.pipeline.ranks)]
         return {**state, **self._merged([mine, *others])}
 
     def sizes(self, own: Mapping[str, int]) -> dict[str, int]:
-        sizes = _union(self._pipeline.gather(dict(own)))
+        sizes = _union(self.pipeline.gather(dict(own)))
         return {name: sizes[name] for name in self._ordered(sizes)}
 
     def part(self, state: Tree) -> Tree:
@@ -91,7 +90,7 @@ class StageStateSharding(PipelineStateSharding):
     def own(self, state: Tree) -> Tree:
         aliases = self.aliases
         mine = state_of(self._model)
-        known = {name for names in self._pipeline.gather(set(mine)) for name in names}
+        known = {name for names in self.pipeline.gather(set(mine)) for name in names}
         trained = list(named_parameters(self._model))
         averaged = [*trained, *named_buffers(self._model)]
         saved = state["optimizer"]
@@ -136,8 +135,8 @@ class StageStateSharding(PipelineStateSharding):
 
     def _with_others(self, mine: Tree) -> list[Tree]:
         """The parts of all pipeline ranks, by rank: this one's tensors, and what the others' are."""
-        parts = self._pipeline.gather(_outlined(mine, {}))
-        parts[self._pipeline.rank] = mine
+        parts = self.pipeline.gather(_outlined(mine, {}))
+        parts[self.pipeline.rank] = mine
         return parts
 
     def _merged(self, states: list[Tree]) -> Tree:
@@ -220,12 +219,10 @@ def _outlined(tree: Any, made: dict[object, Shard]) -> Any:
 
 
 def build_pipeline_state_sharding(model: nn.Module, wire: Wire | None) -> PipelineStateSharding:
-    """The portion of this kind of model."""
-    return (
-        StageStateSharding(model, wire)
-        if isinstance(model, PipelineModel) and wire is not None
-        else PipelineStateSharding()
-    )
+    """Of this kind of model."""
+    if isinstance(model, PipelineModel) and wire is not None:
+        return StageStateSharding(model, wire)
+    return PipelineStateSharding()
 
 
 def _address(rank: int) -> Address:

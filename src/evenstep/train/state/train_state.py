@@ -72,7 +72,7 @@ class TrainState:
         steps: whose masters, where there are some, are the values of the parameters.
         averaged_as: the formats in which the average takes parameters that are held in others, by name.
         local: what each rank has by itself, where ranks step alone.
-        portion: which part of the whole model this rank holds.
+        sharding: which part of the whole model this rank holds.
 
     Attributes:
         hidden_state: what the optimizer keeps that its state does not hold.
@@ -91,7 +91,7 @@ class TrainState:
     steps: Steps = field(default_factory=Steps)
     averaged_as: Mapping[str, torch.dtype] = field(default_factory=dict)
     local: LocalState = field(default_factory=LocalState)
-    portion: PipelineStateSharding = field(default_factory=PipelineStateSharding)
+    sharding: PipelineStateSharding = field(default_factory=PipelineStateSharding)
     _own: list[list[str]] = field(init=False)
     _built: list[Tree] = field(init=False)
     _outlines: dict[str, tuple[torch.Size, torch.dtype]] = field(init=False)
@@ -142,7 +142,7 @@ class TrainState:
         """
         taken = partial(mapped, act=self.layout.gather_full if whole else _as_shard)
         tree = self.local.told(self._tree(taken, self.layout.optimizer_state), taken)
-        return self.portion.gathered({**tree, "trained": self.trained.state_dict()})
+        return self.sharding.gathered({**tree, "trained": self.trained.state_dict()})
 
     def part(self) -> Tree:
         """The same of what this rank holds; it needs no other rank."""
@@ -150,7 +150,7 @@ class TrainState:
         elsewhere = _under_all_names(self.model, dict.fromkeys(others))  # ranks that hold their masters give them
         tree = self.local.told(tree, None)
         model = {name: one for name, one in tree["model"].items() if name not in elsewhere}
-        return self.portion.part({**tree, "model": model, "trained": self.trained.state_dict()})
+        return self.sharding.part({**tree, "model": model, "trained": self.trained.state_dict()})
 
     def _tree(self, taken: Callable[[Mapping[str, Any]], Tree], of_all: Callable[[States], States]) -> Tree:
         if fault := self.fault():
@@ -201,7 +201,7 @@ class TrainState:
         Raises:
             CheckpointError: it does not fit.
         """
-        own = self.portion.own(state)
+        own = self.sharding.own(state)
 
         def fitting() -> Tree:
             self._check(own)

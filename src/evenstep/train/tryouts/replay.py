@@ -42,7 +42,7 @@ def replay_failure(engine: Engine, data: Data, state: Tree, failure: Tree) -> st
     # it may be looked at in another precision than it was saved in
     check_fits(saved, state_of(whole), "model", formats={name: tensor.dtype for name, tensor in saved.items()})
     load_state(whole, saved)
-    mine = engine.parts.saved.portion.own(state)
+    mine = engine.parts.saved.sharding.own(state)
     own = mine.get("local", {}).get("own", {}).get(str(failure["rank"]), {})
     live = {**named_parameters(whole), **named_buffers(whole)}
     with torch.no_grad():
