@@ -43,19 +43,16 @@ class Follows(Hook):
         return self._of
 
     def before_train(self, event: TrainBegin) -> None:
-        if not self._is_of_training():
+        if not self._target.is_of_training(self):
             self._target.check(self)
 
     def after_train(self, event: TrainEnd) -> None:
-        if event.outcome != "failed" and self._is_of_training():
+        if event.outcome != "failed" and self._target.is_of_training(self):
             self._target.check_training(self)
 
     def after_evaluate(self, event: EvaluateEnd) -> None:
-        if not self._is_of_training():
+        if not self._target.is_of_training(self):
             self._target.value(self, event)
-
-    def _is_of_training(self) -> bool:
-        return self._target.evaluation == "train" and "train" not in self.trainer.evaluations
 
 
 def followers(config: Config) -> list[Hook]:

@@ -16,8 +16,6 @@ from evenstep.events.files import replace_text
 from evenstep.events.hook import Hook
 from evenstep.events.hooks.target import MetricTarget, Mode
 
-_TRAINING = "train"
-
 
 @final
 class Best(Hook):
@@ -67,7 +65,7 @@ class Best(Hook):
         return self._best[0][1] if self._best else None
 
     def before_train(self, event: TrainBegin) -> None:
-        if not self._is_of_training():
+        if not self._target.is_of_training(self):
             self._target.check(self)
         self._link()
 
@@ -75,14 +73,14 @@ class Best(Hook):
         self._link()
 
     def after_evaluate(self, event: EvaluateEnd) -> None:
-        if self._is_of_training():
+        if self._target.is_of_training(self):
             return
         value = self._target.value(self, event)
         if value is not None and self._take(value, event.update):
             self.trainer.request_save()
 
     def before_save(self, event: SaveBegin) -> None:
-        if self._is_of_training():
+        if self._target.is_of_training(self):
             if event.update:
                 self._target.check_training(self)
             latest = self.trainer.storage.latest(self._target.metric)
@@ -138,9 +136,6 @@ class Best(Hook):
             replace_text(link, f"{step}\n")
         elif step != named and named and not (folder / "checkpoints" / named).is_dir():
             link.unlink()
-
-    def _is_of_training(self) -> bool:
-        return self._target.evaluation == _TRAINING and _TRAINING not in self.trainer.evaluations
 
     def _folder(self) -> Path:
         if self.trainer.folder is None:

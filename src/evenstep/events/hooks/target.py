@@ -49,6 +49,10 @@ class MetricTarget:
         """The evaluation that the metric belongs to."""
         return self.metric.partition("/")[0]
 
+    def is_of_training(self, hook: Hook) -> bool:
+        """Whether the metric is one of training, of which the trainer of `hook` has no evaluation."""
+        return self.evaluation == "train" and "train" not in hook.trainer.evaluations
+
     def check(self, hook: Hook, *, asked: bool = True) -> None:
         """Check that the trainer of `hook` has the evaluation that this is about.
 
