@@ -103,7 +103,7 @@ def train(bus: Bus, folder: Path, first: int, *, fail_at: int = 0) -> None:
             with span("save", SaveBegin(update=update), SaveEnd(update=update, path=path)):
                 path.mkdir(parents=True)
             if update == fail_at:
-                bus.emit("on_incident", Incident(kind="non_finite", update=update, message="NaN", details={}))
+                bus.tell(Incident(kind="non_finite", update=update, message="NaN", details={}))
                 raise FloatingPointError("NaN")
 
 

@@ -77,7 +77,7 @@ class Bus:
     >>> bus, incident = Bus([Say(), None], trainer=Mock()), Mock(message="disk full")
     >>> sorted(bus.heard)
     ['on_incident']
-    >>> bus.emit("on_incident", incident)
+    >>> bus.tell(incident)
     disk full
     """
 
@@ -130,11 +130,11 @@ class Bus:
         by_key = self._by_key().items()
         return {f"hook `{key}`": hook for key, hook in by_key if type(hook).state_dict is not Hook.state_dict}
 
-    def emit(self, method: Literal["on_incident"], event: Event) -> None:
-        """Tell every listener; the first error is raised after all have heard."""
-        listeners = self._listeners[method]
+    def tell(self, incident: Incident) -> None:
+        """Tell every listener of an incident; the first error is raised after all have heard."""
+        listeners = self._listeners["on_incident"]
         if listeners:
-            _raise(deliver(listeners, event))
+            _raise(deliver(listeners, incident))
 
     def span(
         self, name: SpanName, begin: Callable[[], Event], end: Callable[[BaseException | None], Event]

@@ -52,7 +52,7 @@ class Reporter:
             self.writers.event("incident", incident)
         elif incident.rank == self._group.rank:
             self._untold.append(incident)
-        self.bus.emit("on_incident", incident)
+        self.bus.tell(incident)
 
     def data_faults(self, batch: GlobalBatch, update: int) -> None:
         """Report what went wrong on this rank while `batch` was fetched for `update`."""
@@ -94,7 +94,7 @@ class Reporter:
             for _, incidents, _, _ in everybody[1:]:
                 for incident in incidents:
                     self.writers.event("incident", incident)
-                    self.bus.emit("on_incident", incident)
+                    self.bus.tell(incident)
         for incident in self._stragglers.found([busy for _, _, busy, _ in everybody], update):
             self.report(incident)
         return only_extremes([theirs for theirs, _, _, _ in everybody])

@@ -94,7 +94,7 @@ def test_only_what_a_hook_overrides_is_listened_to(trainer: Any) -> None:
 def test_a_method_set_on_the_instance_is_heard_too(trainer: Any) -> None:
     hook, got = Hook(), []
     hook.on_incident = got.append  # type: ignore[method-assign]
-    Bus([hook], trainer).emit("on_incident", INCIDENT)
+    Bus([hook], trainer).tell(INCIDENT)
     assert got == [INCIDENT]
 
 
@@ -219,7 +219,7 @@ def test_all_hear_an_incident_before_the_first_error_is_raised(trainer: Any) -> 
     trace: list[str] = []
     bus = Bus([Trace("a", trace, "incident"), Trace("b", trace)], trainer)
     with pytest.raises(ValueError, match="incident a failed"):
-        bus.emit("on_incident", INCIDENT)
+        bus.tell(INCIDENT)
     assert trace == ["incident a", "incident b"]
 
 
@@ -260,7 +260,7 @@ def test_an_error_leaves_no_reference_cycle_behind(trainer: Any) -> None:
             assert big
 
     def in_an_incident(big: Big) -> None:
-        bus.emit("on_incident", INCIDENT)
+        bus.tell(INCIDENT)
         assert big
 
     def tracked() -> Big:
