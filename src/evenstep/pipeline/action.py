@@ -31,6 +31,24 @@ class Op(Enum):
     __hash__ = object.__hash__
 
 
+COMPUTES = (Op.FORWARD, Op.BACKWARD, Op.INPUT_BACKWARD, Op.WEIGHT_BACKWARD)
+
+WORDS = {
+    Op.FORWARD: "forward",
+    Op.BACKWARD: "backward",
+    Op.INPUT_BACKWARD: "backward to the inputs",
+    Op.WEIGHT_BACKWARD: "backward to the weights",
+    Op.SEND_OUTPUT: "sending the output",
+    Op.RECEIVE_INPUT: "receiving the input",
+    Op.SEND_GRADIENT: "sending the gradient",
+    Op.RECEIVE_GRADIENT: "receiving the gradient",
+    Op.ARM: "arming the reduction",
+    Op.REDUCE: "reduction",
+    Op.UNSHARD: "gathering the parameters",
+    Op.RESHARD: "freeing the gathered parameters",
+}
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Action:

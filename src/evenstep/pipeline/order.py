@@ -9,10 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from evenstep.errors import PlanError
-from evenstep.pipeline.action import Action, Op, Plan
+from evenstep.pipeline.action import COMPUTES, Action, Op, Plan
 from evenstep.pipeline.layout import Layout
-
-COMPUTES = (Op.FORWARD, Op.BACKWARD, Op.INPUT_BACKWARD, Op.WEIGHT_BACKWARD)
 
 
 class Span(NamedTuple):

@@ -9,27 +9,12 @@ from typing import final
 from evenstep.errors import clause
 from evenstep.memory import is_out_of_memory
 from evenstep.names import named_parameters
-from evenstep.pipeline.action import Action, Op, Plan
+from evenstep.pipeline.action import WORDS, Action, Op, Plan
 from evenstep.pipeline.deferred import Deferral
 from evenstep.pipeline.edges import Edges
 from evenstep.pipeline.pipeline_model import PipelineModel
 from evenstep.pipeline.runner import Peers
 from evenstep.pipeline.ties import sum_over_owners
-
-ACTION_NAMES = {
-    Op.FORWARD: "forward",
-    Op.BACKWARD: "backward",
-    Op.INPUT_BACKWARD: "backward to the inputs",
-    Op.WEIGHT_BACKWARD: "backward to the weights",
-    Op.SEND_OUTPUT: "sending the output",
-    Op.RECEIVE_INPUT: "receiving the input",
-    Op.SEND_GRADIENT: "sending the gradient",
-    Op.RECEIVE_GRADIENT: "receiving the gradient",
-    Op.ARM: "arming the reduction",
-    Op.REDUCE: "reduction",
-    Op.UNSHARD: "gathering the parameters",
-    Op.RESHARD: "freeing the gathered parameters",
-}
 
 
 @final
@@ -84,4 +69,4 @@ def described(action: Action) -> str:
     'action 1F3 (forward, stage 1, micro-batch 3)'
     """
     microbatch = f", micro-batch {action.microbatch}" if action.microbatch >= 0 else ""
-    return f"action {action} ({ACTION_NAMES[action.op]}, stage {action.stage}{microbatch})"
+    return f"action {action} ({WORDS[action.op]}, stage {action.stage}{microbatch})"

@@ -8,9 +8,8 @@ import re
 from collections.abc import Sequence
 
 from evenstep.errors import PlanError
-from evenstep.pipeline.action import Action, Op, Plan
+from evenstep.pipeline.action import COMPUTES, Action, Op, Plan
 from evenstep.pipeline.layout import Layout
-from evenstep.pipeline.order import COMPUTES
 from evenstep.pipeline.schedules.schedule import Schedule
 
 _OPS = {op.value: op for op in Op}

@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from evenstep.errors import PlanError
-from evenstep.pipeline.action import Action, Plan
-from evenstep.pipeline.order import COMPUTES
+from evenstep.pipeline.action import COMPUTES, Action, Plan
 
 _OPS = {op.value: op for op in COMPUTES}
 _CELL = re.compile(r"(\d+)([A-Z_]+)(\d*)")

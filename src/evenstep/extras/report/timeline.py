@@ -12,19 +12,12 @@ from evenstep.errors import ArgumentError, PlanError
 from evenstep.extras.planning.simulate import Costs, simulate
 from evenstep.extras.timeline import RankTimeline
 from evenstep.pipeline import Layout, Op
-from evenstep.pipeline.action import Action
-from evenstep.pipeline.order import COMPUTES
+from evenstep.pipeline.action import COMPUTES, WORDS, Action
 
 MAX_ROWS = 32
 _WIDTH, _LEFT, _ROW, _GAP, _TOP = 960.0, 66.0, 22.0, 5.0, 4.0
-_KINDS = {
-    Op.FORWARD: ("forward", "f"),
-    Op.BACKWARD: ("backward", "b"),
-    Op.INPUT_BACKWARD: ("backward to the inputs", "i"),
-    Op.WEIGHT_BACKWARD: ("backward to the weights", "w"),
-    Op.REDUCE: ("reduction", "r"),
-}
-_OTHER = ("message, gathering", "m")
+_LETTERS = {Op.FORWARD: "f", Op.BACKWARD: "b", Op.INPUT_BACKWARD: "i", Op.WEIGHT_BACKWARD: "w", Op.REDUCE: "r"}
+_OTHER = "m"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +93,9 @@ def timelines(ranks: Sequence[RankTimeline]) -> Timelines | None:
     if why:
         notes.append(why)
     ops = {one.action.op for rank in shown for one in rank.actions}
-    kinds = [_KINDS[op] for op in _KINDS if op in ops]
-    if ops - set(_KINDS):
-        kinds.append(_OTHER)
+    kinds = [(WORDS[op], letter) for op, letter in _LETTERS.items() if op in ops]
+    if ops - _LETTERS.keys():
+        kinds.append(("message, gathering", _OTHER))
     if any(box.kind == "x" for _, boxes in moved for box in boxes):
         kinds.append(("waiting for another rank", "x"))
     legend = tuple(kinds)
@@ -127,16 +120,14 @@ def _boxes(rank: RankTimeline, offset: float) -> list[Box]:
 
 
 def _box(action: Action, start: float, end: float) -> Box:
-    _, kind = _KINDS.get(action.op, _OTHER)
     label = str(action.microbatch) if action.op in COMPUTES else ""
     words = f"{_words(action)}: {_milliseconds(end - start)}"
-    return Box(start_s=start, end_s=end, kind=kind, words=words, label=label)
+    return Box(start_s=start, end_s=end, kind=_LETTERS.get(action.op, _OTHER), words=words, label=label)
 
 
 def _words(action: Action) -> str:
-    kind = _KINDS[action.op][0] if action.op in _KINDS else action.op.name.lower().replace("_", " ")
     microbatch = f", micro-batch {action.microbatch}" if action.microbatch >= 0 else ""
-    return f"{kind} of stage {action.stage}{microbatch}"
+    return f"{WORDS[action.op]} of stage {action.stage}{microbatch}"
 
 
 def _planned(ranks: Sequence[RankTimeline]) -> tuple[Picture | None, str]:

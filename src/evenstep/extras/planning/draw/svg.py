@@ -7,15 +7,10 @@ is room; the whole name shows when pointed at. It needs no other file, font or s
 from html import escape
 
 from evenstep.extras.planning.simulate import Simulation
-from evenstep.pipeline.action import Op
+from evenstep.pipeline.action import WORDS, Op
 
 _ROW, _GAP, _LEFT, _TOP, _WIDTH = 26, 6, 70, 56, 1200
-_COLOURS = {
-    Op.FORWARD: (205, "forward"),
-    Op.BACKWARD: (140, "backward"),
-    Op.INPUT_BACKWARD: (35, "backward of inputs"),
-    Op.WEIGHT_BACKWARD: (265, "backward of weights"),
-}
+_HUES = {Op.FORWARD: 205, Op.BACKWARD: 140, Op.INPUT_BACKWARD: 35, Op.WEIGHT_BACKWARD: 265}
 
 
 def draw_svg(simulation: Simulation, *, title: str) -> str:
@@ -63,18 +58,16 @@ def draw_svg(simulation: Simulation, *, title: str) -> str:
 
 
 def _fill(op: Op, chunk: int) -> str:
-    hue, _ = _COLOURS[op]
-    return f"hsl({hue},70%,{max(80 - 12 * chunk, 40)}%)"
+    return f"hsl({_HUES[op]},70%,{max(80 - 12 * chunk, 40)}%)"
 
 
 def _legend(ops: set[Op]) -> list[str]:
     parts: list[str] = []
     x = _LEFT
-    for op in (op for op in _COLOURS if op in ops):
-        words = _COLOURS[op][1]
+    for op in (op for op in _HUES if op in ops):
         parts.append(f'<rect x="{x}" y="30" width="14" height="14" fill="{_fill(op, 0)}"/>')
-        parts.append(f'<text x="{x + 19}" y="42">{op.value} {words}</text>')
-        x += 60 + 7 * len(words)
+        parts.append(f'<text x="{x + 19}" y="42">{op.value} {WORDS[op]}</text>')
+        x += 60 + 7 * len(WORDS[op])
     parts.append(f'<text x="{x}" y="42">numbers: micro-batches; darker: later stage of the rank</text>')
     return parts
 
