@@ -6,7 +6,6 @@ host would else tell when work was handed over, not when it was done; all other 
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,9 +16,10 @@ from typing import TYPE_CHECKING, Any, cast, final
 import torch
 
 from evenstep.arguments import require_whole
-from evenstep.errors import HookError
+from evenstep.errors import HookError, PlanError
 from evenstep.events import Hook, TrainBegin, UpdateBegin, UpdateEnd
 from evenstep.events.files import replace_text
+from evenstep.extras.planning.text import read_plans
 from evenstep.pipeline import Op, PipelineModel
 from evenstep.pipeline.action import Action
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from evenstep.train import Trainer
 
 FOLDER = "timeline"
-
-_ACTION = re.compile(r"(\d{1,9})([A-Z]{1,2})(\d{0,12})(?::(\d{1,9}))?")
 
 
 @final
@@ -208,15 +206,18 @@ def _whole(values: Sequence[object]) -> tuple[int, ...]:
 
 def _timed(entry: object) -> TimedAction | None:
     match entry:
-        case [str(text), float() | int() as start, float() | int() as end, float() | int() as waited]:
-            found = _ACTION.fullmatch(text)
+        case [str(text), float() | int() as start, float() | int() as end, float() | int() as waited] if (
+            0 <= start <= end < 1e6 and waited >= 0
+        ):
+            pass
         case _:
             return None
-    if found is None or found[2] not in {op.value for op in Op} or not 0 <= start <= end < 1e6 or not waited >= 0:
+    try:
+        ((action,),) = read_plans(text)
+    except (PlanError, ValueError):
         return None
-    microbatch, peer = int(found[3] or -1), int(found[4] or -1)
     return TimedAction(
-        action=Action(Op(found[2]), int(found[1]), microbatch, peer),
+        action=action,
         start_s=float(start),
         end_s=float(end),
         waited_s=min(float(waited), float(end - start)),
