@@ -7,10 +7,9 @@ none, samples and time are summed up from how fast it was.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from itertools import pairwise
 
-from evenstep.extras.report.run import ReportedRun
+from evenstep.extras.report.run import ReportedRun, moment
 
 Points = list[tuple[int, float]]
 _MOST = 500
@@ -50,8 +49,7 @@ def axes(run: ReportedRun) -> dict[str, Points]:
 def _elapsed(run: ReportedRun) -> Points:
     """Seconds since the run was started first, but for those in which it did not run."""
     clock = [(update, seconds) for update, seconds in run.metrics[_CLOCK].items() if math.isfinite(seconds)]
-    starts = [(start.update, _seconds(start.time)) for start in run.starts]
-    known = [(update, seconds) for update, seconds in starts if seconds is not None]
+    known = [(one.update, began.timestamp()) for one in run.starts if (began := moment(one.time)) is not None]
     if not clock:
         return []
     if not known or known[0][1] > clock[0][1]:
@@ -65,13 +63,6 @@ def _elapsed(run: ReportedRun) -> Points:
             (update, round(before + seconds - began, 3)) for update, seconds in clock if began <= seconds < until
         ]
     return _growing(dict(points))
-
-
-def _seconds(text: str) -> float | None:
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError):
-        return None
 
 
 def _from_speed(axis: str, metrics: Mapping[str, Mapping[int, float]]) -> Points:

@@ -7,9 +7,8 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 
-from evenstep.extras.report.run import ReportedRun
+from evenstep.extras.report.run import ReportedRun, moment
 
 _LOWER = re.compile(r"loss(?!_scale)|error|perplexity|ppl|bits|nll|\bmae|mse|\bwer\b|\bcer\b")
 _HIGHER = re.compile(r"acc|f1|auc|bleu|precision|recall|top_?\d|\biou|score")
@@ -77,17 +76,10 @@ def direction(name: str) -> int:
 
 def duration_s(run: ReportedRun) -> float | None:
     """Seconds from the run's last start to the last change of its status, or None if the status does not tell."""
-    begin, end = _time(run.status.get("started")), _time(run.status.get("changed"))
+    begin, end = moment(run.status.get("started")), moment(run.status.get("changed"))
     if begin is None or end is None or (begin.tzinfo is None) != (end.tzinfo is None):
         return None
     return (end - begin).total_seconds()
-
-
-def _time(value: object) -> datetime | None:
-    try:
-        return datetime.fromisoformat(value) if isinstance(value, str) else None
-    except ValueError:
-        return None
 
 
 def spell_number(value: float) -> str:

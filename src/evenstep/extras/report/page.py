@@ -27,7 +27,7 @@ from evenstep.extras.report.figures import (
     spell_number,
 )
 from evenstep.extras.report.phases import PhaseShares, phases
-from evenstep.extras.report.run import ReportedRun, number, read_run
+from evenstep.extras.report.run import ReportedRun, moment, number, read_run
 from evenstep.extras.report.settings import Row, between, from_defaults
 from evenstep.extras.report.timeline import Timelines, draw, timelines
 from evenstep.version import __version__
@@ -267,10 +267,8 @@ def _tiles(run: ReportedRun, figures: Sequence[MetricFigures]) -> list[tuple[str
 
 
 def _moment(text: str) -> str:
-    try:
-        return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    except (ValueError, OverflowError):
-        return text
+    found = moment(text)
+    return text if found is None else f"{found.astimezone(UTC):%Y-%m-%d %H:%M UTC}"
 
 
 def _plain(value: object) -> str:

@@ -8,6 +8,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -162,6 +163,19 @@ def number(value: object) -> float | None:
         return float(value)
     except OverflowError:
         return float("inf") if value > 0 else float("-inf")
+
+
+def moment(value: object) -> datetime | None:
+    """A time as files write it; of anything else, and of one that no clock tells, None.
+
+    >>> moment("2026-05-04T03:02:01"), moment("soon"), moment("0001-01-01T00:00:00+00:00")
+    (datetime.datetime(2026, 5, 4, 3, 2, 1), None, None)
+    """
+    try:
+        found = datetime.fromisoformat(value) if isinstance(value, str) else None
+        return found if found is None or found.astimezone(UTC).timestamp() > 0 else None
+    except (ValueError, OverflowError):
+        return None
 
 
 def _read_metrics(files: Files, run: ReportedRun) -> None:
