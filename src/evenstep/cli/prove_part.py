@@ -29,7 +29,7 @@ from evenstep.exits import CODE_FILE, EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.extras.prove.blame import traced
 from evenstep.extras.prove.runs import KillAt, RefusedError, run_once
 from evenstep.extras.prove.subject import Ended, Variant
-from evenstep.extras.prove.trace import Passage, Traced
+from evenstep.extras.prove.trace import MicrobatchTrace, UpdateTrace
 from evenstep.itself import command
 from evenstep.parallel import Group
 from evenstep.signals import Terminated
@@ -62,7 +62,7 @@ class Elsewhere:
             found: dict[str, Any] = torch.load(_answered(place, code), weights_only=True)
         return Ended(**found)
 
-    def traced(self, variant: Variant, update: int) -> Traced:
+    def traced(self, variant: Variant, update: int) -> UpdateTrace:
         """See `InProcesses`; raises EvenstepError where it has failed."""
         what = {"updates": update, "folder": None, "kill_at": None, "traced": True}
         with self._answer(variant, what) as (place, code):
@@ -178,12 +178,12 @@ def _refuse(answer: Path, error: EvenstepError) -> None:
         answer.with_name(f"{_REFUSED}.{os.environ.get('RANK', '0')}").write_text(str(error), encoding="utf-8")
 
 
-def _traced_on_all(bench: RunFileBench, variant: Variant, update: int, group: Group) -> Traced:
+def _traced_on_all(bench: RunFileBench, variant: Variant, update: int, group: Group) -> UpdateTrace:
     """The trace of an update, with the micro-batches of all ranks."""
     trace, _, _ = traced(bench.open, variant, update)
-    everybody: list[list[Passage]] = group.gather(trace.made.passages)
-    passages = sorted((one for theirs in everybody for one in theirs), key=lambda one: one.index)
-    return replace(trace.made, passages=passages)
+    everybody: list[list[MicrobatchTrace]] = group.gather(trace.made.microbatches)
+    microbatches = sorted((one for theirs in everybody for one in theirs), key=lambda one: one.index)
+    return replace(trace.made, microbatches=microbatches)
 
 
 @contextmanager

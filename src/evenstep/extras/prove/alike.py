@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from evenstep.extras.prove.compare import distance
-from evenstep.extras.prove.trace import Passage, Values
+from evenstep.extras.prove.trace import MicrobatchTrace, Values
 
 _APART = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
-def order_of(one: Sequence[Passage], other: Sequence[Passage]) -> list[int] | None:
+def order_of(one: Sequence[MicrobatchTrace], other: Sequence[MicrobatchTrace]) -> list[int] | None:
     """Where each sample of the other trace is in the first one; None where they are not known."""
-    mine = [number for passage in one for number in passage.samples]
-    theirs = [number for passage in other for number in passage.samples]
+    mine = [number for microbatch in one for number in microbatch.samples]
+    theirs = [number for microbatch in other for number in microbatch.samples]
     if not mine or len(set(mine)) != len(mine) or sorted(mine) != sorted(theirs):
         return None
     places = {number: place for place, number in enumerate(mine)}

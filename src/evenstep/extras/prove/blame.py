@@ -17,7 +17,7 @@ from evenstep.events import Hook
 from evenstep.extras.prove.alike import apart, equal, order_of, other_rows, padded_otherwise, worst
 from evenstep.extras.prove.runs import Through, run_once
 from evenstep.extras.prove.subject import Subject, Variant
-from evenstep.extras.prove.trace import TORCHS, ModuleCall, Passage, Trace, Traced, Values
+from evenstep.extras.prove.trace import TORCHS, MicrobatchTrace, ModuleCall, Tracer, UpdateTrace, Values
 from evenstep.internals import has_backward_hooks, has_gradient_hooks
 from evenstep.train import Task
 
@@ -45,14 +45,14 @@ _ROWS = "the micro-batches hold"
 
 def traced(
     open_subject: Open, variant: Variant, update: int, *, folder: Path | None = None
-) -> tuple[Trace, Sequence[str], dict[str, str]]:
+) -> tuple[Tracer, Sequence[str], dict[str, str]]:
     """The trace of an update of a run, what the engine has said, and the classes and hooks of the model, in words."""
-    made: list[Trace] = []
+    made: list[Tracer] = []
     samples: list[list[Sequence[int]]] = []
     about: dict[str, str] = {}
 
     def hooks(subject: Subject) -> Sequence[Hook]:
-        made.append(Trace(subject, update))
+        made.append(Tracer(subject, update))
         about.update(_about(subject))
         return made
 
@@ -63,9 +63,9 @@ def traced(
         open_subject, variant, updates=update, hooks=hooks, folder=folder, data=lambda data: Through(data, note)
     )
     trace = made[0]
-    if folder is None and len(samples) >= update and len(samples[update - 1]) == len(trace.made.passages):
-        for passage, numbers in zip(trace.made.passages, samples[update - 1], strict=True):
-            passage.samples = numbers
+    if folder is None and len(samples) >= update and len(samples[update - 1]) == len(trace.made.microbatches):
+        for microbatch, numbers in zip(trace.made.microbatches, samples[update - 1], strict=True):
+            microbatch.samples = numbers
     return trace, ended.said, about
 
 
@@ -93,7 +93,12 @@ def causes_of_cut(open_subject: Open, one: Variant, other: Variant, *, updates: 
 
 
 def causes_elsewhere(
-    open_subject: Open, variant: Variant, elsewhere: Callable[[int], Traced], *, updates: int, across: Across = "ranks"
+    open_subject: Open,
+    variant: Variant,
+    elsewhere: Callable[[int], UpdateTrace],
+    *,
+    updates: int,
+    across: Across = "ranks",
 ) -> list[str]:
     """What makes a run in other processes, or on several ranks, another, in sentences; none where it was not found.
 
@@ -125,7 +130,7 @@ def causes_of_resume(open_subject: Open, variant: Variant, *, stop_after: int, u
     return only_lost
 
 
-def _lost(whole: Trace, resumed: Trace, found: str) -> list[str]:
+def _lost(whole: Tracer, resumed: Tracer, found: str) -> list[str]:
     """What a run does not hold that was resumed, as an update begins of which `found` is said."""
     of_data, kept = found.startswith((_OF_BATCH, _ROWS)), resumed.states[0]
     aside = ("model", "task", "hook", "optimizer", "lr_schedule") if of_data else ("data", "collate")
@@ -152,7 +157,7 @@ def _new(said: Sequence[str], found: str) -> list[str]:
     return [one for one in said if one not in found]
 
 
-def _kept(trace: Trace) -> list[str]:
+def _kept(trace: Tracer) -> list[str]:
     """What moved in the update that nobody keeps equal between cuts."""
     ways = [way for way in trace.moved if not way.startswith(("optimizer", "data", "lr_schedule"))]
     if not ways:
@@ -201,7 +206,9 @@ def _that_hear(subject: Subject, moments: Sequence[str]) -> list[str]:
     ]
 
 
-def first_difference(one: Traced, other: Traced, about: Mapping[str, str], *, across: Across, update: int = 1) -> str:
+def first_difference(
+    one: UpdateTrace, other: UpdateTrace, about: Mapping[str, str], *, across: Across, update: int = 1
+) -> str:
     """Where two traces of one update part, in a sentence; "" where they do not."""
     is_exact = across in _EXACT
     start = worst(one.begin, other.begin, exact=is_exact)
@@ -218,8 +225,8 @@ def first_difference(one: Traced, other: Traced, about: Mapping[str, str], *, ac
             f"parameter `{start}` is another from the beginning: it is drawn from something that `seed` does not seed "
             f"(time, `os.urandom`, a generator without a seed)"
         )
-    moved = _moved_between(one.passages, other.passages)
-    if moved and across == "ranks" and not _moved_between(one.passages):
+    moved = _moved_between(one.microbatches, other.microbatches)
+    if moved and across == "ranks" and not _moved_between(one.microbatches):
         return (
             f"{listed(moved)} are not the same on all ranks as update {update} begins: what writes to them beside the "
             f"step{about.get('after', '')} {_BY[across]}"
@@ -229,9 +236,9 @@ def first_difference(one: Traced, other: Traced, about: Mapping[str, str], *, ac
             f"parameters change between the micro-batches of one update: {listed(moved)}. A forward or "
             f"{_by_hooks(about)} writes to them; only the optimizer may, once per update"
         )
-    for task in dict.fromkeys(passage.task for passage in one.passages):
-        mine, theirs = ([each for each in trace.passages if each.task == task] for trace in (one, other))
-        found = _in_passages(mine, theirs, about, across=across)
+    for task in dict.fromkeys(microbatch.task for microbatch in one.microbatches):
+        mine, theirs = ([each for each in trace.microbatches if each.task == task] for trace in (one, other))
+        found = _in_microbatches(mine, theirs, about, across=across)
         if found:
             return found
     if gradient := worst(one.gradient, other.gradient, exact=is_exact):
@@ -250,13 +257,13 @@ def first_difference(one: Traced, other: Traced, about: Mapping[str, str], *, ac
     return ""
 
 
-def _on_the_way(gradient: str, one: Traced, about: Mapping[str, str]) -> str:
+def _on_the_way(gradient: str, one: UpdateTrace, about: Mapping[str, str]) -> str:
     """What may change the gradient of a parameter after the loss: its own hooks, else those that it comes through."""
     hooks = {key.removeprefix("hook "): text for key, text in about.items() if key.startswith("hook ")}
     own = [text for key, text in hooks.items() if key == gradient or (key.endswith(".") and gradient.startswith(key))]
     if own:
         return own[0]
-    custom = sorted({name for each in one.passages for name in each.custom})
+    custom = sorted({name for each in one.microbatches for name in each.custom})
     through = [text for key, text in hooks.items() if key.endswith(".")]
     if custom:
         through.append(f"it comes through {listed(custom)}, an autograd function of its own")
@@ -265,14 +272,14 @@ def _on_the_way(gradient: str, one: Traced, about: Mapping[str, str]) -> str:
     )
 
 
-def _moved_between(*traces: Sequence[Passage]) -> list[str]:
+def _moved_between(*traces: Sequence[MicrobatchTrace]) -> list[str]:
     """Parameters that are others in a later micro-batch than in the first, of one process."""
     found = {
         name
-        for passages in traces
-        for each in passages
+        for microbatches in traces
+        for each in microbatches
         for name, value in each.parameters.items()
-        if passages[0].parameters.get(name) != value
+        if microbatches[0].parameters.get(name) != value
     }
     return sorted(found)
 
@@ -282,11 +289,13 @@ def _by_hooks(about: Mapping[str, str]) -> str:
     return about.get("hooks") or f"a hook{about.get('after', '')}"
 
 
-def _in_passages(one: Sequence[Passage], other: Sequence[Passage], about: Mapping[str, str], *, across: Across) -> str:
+def _in_microbatches(
+    one: Sequence[MicrobatchTrace], other: Sequence[MicrobatchTrace], about: Mapping[str, str], *, across: Across
+) -> str:
     order = order_of(one, other)
     kind = about.get(f"task {one[0].task}", "Task")
 
-    def differs(values: Callable[[Passage], Values]) -> str | None:
+    def differs(values: Callable[[MicrobatchTrace], Values]) -> str | None:
         return apart([values(each) for each in one], [values(each) for each in other], order, exact=across in _EXACT)
 
     def drawn(method: str) -> str:
@@ -306,19 +315,19 @@ def _in_passages(one: Sequence[Passage], other: Sequence[Passage], about: Mappin
         return found
     if differs(lambda each: each.output) is not None:
         return f"`{kind}.postprocess`, or what the model does outside of its modules, gives other values"
-    batches = [[each.batch for each in passages] for passages in (one, other)]
+    batches = [[each.batch for each in microbatches] for microbatches in (one, other)]
     if rows := other_rows(*batches):
         return (
             f"{_ROWS} {rows[1]} rows, and the whole {rows[0]}, for the same samples: `collate` drops or repeats "
             f"some, or keeps them back for the next"
         )
-    weights = [[each.weight or 0.0 for each in passages] for passages in (one, other)]
+    weights = [[each.weight or 0.0 for each in microbatches] for microbatches in (one, other)]
     if None not in (each.weight for each in (*one, *other)) and not equal(sum(weights[0]), sum(weights[1])):
         return (
             f"the weights of the micro-batches add up to {sum(weights[1]):g}, but the weight of the whole is "
             f"{sum(weights[0]):g}: `{kind}.weight` must count the units that the loss covers (padding is none)"
         )
-    losses = [[each.loss or 0.0 for each in passages] for passages in (one, other)]
+    losses = [[each.loss or 0.0 for each in microbatches] for microbatches in (one, other)]
     is_other = not equal(sum(losses[0]), sum(losses[1])) or (across in _EXACT and losses[0] != losses[1])
     if is_other and across in _BY:
         there = {"ranks": "of all ranks", "resume": "of the resumed run"}.get(across, "of the other run")
@@ -340,15 +349,15 @@ def _in_passages(one: Sequence[Passage], other: Sequence[Passage], about: Mappin
 
 
 def _in_modules(
-    one: Sequence[Passage],
-    other: Sequence[Passage],
+    one: Sequence[MicrobatchTrace],
+    other: Sequence[MicrobatchTrace],
     about: Mapping[str, str],
     order: list[int] | None,
     *,
     across: Across,
 ) -> str:
     for name, number in one[0].calls:
-        mine, theirs = ([each.calls.get((name, number)) for each in passages] for passages in (one, other))
+        mine, theirs = ([each.calls.get((name, number)) for each in microbatches] for microbatches in (one, other))
         if None in mine or None in theirs:
             continue
         calls, others = cast("list[ModuleCall]", mine), cast("list[ModuleCall]", theirs)
@@ -359,8 +368,8 @@ def _in_modules(
             continue
         moved = dict.fromkeys(
             way[1:] if way.startswith("@") else f"{inner}.{way}".lstrip(".")
-            for passage in (*one, *other)
-            for (inner, _), call in passage.calls.items()
+            for microbatch in (*one, *other)
+            for (inner, _), call in microbatch.calls.items()
             if inner == name or f"{inner}.".startswith(f"{name}.")
             for way in call.moved
         )

@@ -112,7 +112,7 @@ class InProcesses(Protocol):
         ...
 
     def traced(self, variant: Variant, update: int) -> Any:
-        """The trace of an update, over all ranks (`trace.Traced`)."""
+        """The trace of an update, over all ranks (`trace.UpdateTrace`)."""
         ...
 
 

@@ -46,7 +46,7 @@ class ModuleCall:
 
 @final
 @dataclass(slots=True)
-class Passage:
+class MicrobatchTrace:
     """One micro-batch on its way; of `parameters`, as they are before it, only what tells them from others.
 
     Args:
@@ -70,18 +70,18 @@ class Passage:
 
 @final
 @dataclass(slots=True)
-class Traced:
+class UpdateTrace:
     """One update.
 
     Args:
-        passages: of its micro-batches, in their order.
+        microbatches: of its micro-batches, in their order.
         begin: the parameters before it; none that are in shards, here and below.
         gradient: of its mean loss.
         end: the parameters after it.
         states: what else the run's objects hold as it begins, by the ways that lead there.
     """
 
-    passages: list[Passage] = field(default_factory=list[Passage])
+    microbatches: list[MicrobatchTrace] = field(default_factory=list[MicrobatchTrace])
     begin: Values = field(default_factory=dict[str, Tensor])
     gradient: Values = field(default_factory=dict[str, Tensor])
     end: Values = field(default_factory=dict[str, Tensor])
@@ -89,14 +89,14 @@ class Traced:
 
 
 @final
-class Trace(Hook):
+class Tracer(Hook):
     """Writes down one update of a subject."""
 
     priority = -10
 
     def __init__(self, subject: Subject, update: int) -> None:
         self._subject, self._update = subject, update
-        self.made = Traced()
+        self.made = UpdateTrace()
         self.states: tuple[dict[str, str], dict[str, str]] = ({}, {})
         self._undo: list[Callable[[], object]] = []  # each ends something that follows the update; none otherwise
         self._calls: dict[str, int] = {}
@@ -119,25 +119,27 @@ class Trace(Hook):
 
     def before_microbatch(self, event: MicrobatchBegin) -> None:
         if self._undo:
-            self.made.passages.append(Passage(task=event.task, index=event.microbatch, batch=_leaves(event.batch)))
-            self.made.passages[-1].parameters = _values_of(self._subject.model)
+            self.made.microbatches.append(
+                MicrobatchTrace(task=event.task, index=event.microbatch, batch=_leaves(event.batch))
+            )
+            self.made.microbatches[-1].parameters = _values_of(self._subject.model)
             self._calls = {}
             task = self._subject.tasks[event.task]
             if not task.late_weight:
-                self.made.passages[-1].weight = _weight(task, event.batch)
+                self.made.microbatches[-1].weight = _weight(task, event.batch)
 
     def before_forward(self, event: ForwardBegin) -> None:
         if self._undo:
-            self.made.passages[-1].transformed = _leaves(event.batch)
+            self.made.microbatches[-1].transformed = _leaves(event.batch)
 
     def after_forward(self, event: ForwardEnd) -> None:
         if self._undo:
-            self.made.passages[-1].output = _leaves(event.output)
-            self.made.passages[-1].custom = _custom_functions(event.output)
+            self.made.microbatches[-1].output = _leaves(event.output)
+            self.made.microbatches[-1].custom = _custom_functions(event.output)
 
     def after_microbatch(self, event: MicrobatchEnd) -> None:
         if self._undo:
-            self.made.passages[-1].loss = None if event.loss is None else float(event.loss)
+            self.made.microbatches[-1].loss = None if event.loss is None else float(event.loss)
 
     def before_step(self, event: StepBegin) -> None:
         if self._undo:
@@ -161,8 +163,8 @@ class Trace(Hook):
             try:
                 return method(*args, **kwargs)
             finally:
-                if self.made.passages:
-                    self.made.passages[-1].drew[name] = _drawn(before, _generators())
+                if self.made.microbatches:
+                    self.made.microbatches[-1].drew[name] = _drawn(before, _generators())
 
         own = vars(task)
         kept = own.get(name)
@@ -189,13 +191,13 @@ class Trace(Hook):
         def after(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             state, generators = open_calls.pop()
             number = self._calls[name] = self._calls.get(name, -1) + 1
-            if not self.made.passages or (name, number) in self.made.passages[-1].calls:
+            if not self.made.microbatches or (name, number) in self.made.microbatches[-1].calls:
                 return
             now = _own_state(module)
             call = ModuleCall(_leaves([*args, *kwargs.values()]), _leaves(output))
             call.moved = [way for way, value in now.items() if state.get(way) != value]
             call.drew = _drawn(generators, _generators())
-            self.made.passages[-1].calls[name, number] = call
+            self.made.microbatches[-1].calls[name, number] = call
 
         return [
             module.register_forward_pre_hook(first, prepend=True).remove,
