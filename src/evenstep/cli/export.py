@@ -11,17 +11,12 @@ from torch import nn
 from evenstep.builders import evaluated_weights, make_model, open_run
 from evenstep.checkpoint.export import export_weights
 from evenstep.checkpoint.weights import StoredWeights, open_weights
-from evenstep.cli.folder import CONFIG, find_config
+from evenstep.cli.folder import BEGUN, CONFIG, IN_ONE_PROCESS, find_config
 from evenstep.cli.inspect import spell_bytes
 from evenstep.config.sources import settings_in
 from evenstep.config.translate import said_with
 from evenstep.errors import ConfigError
 from evenstep.exits import EXIT_DONE
-
-_WHOLE = settings_in(
-    {"parallel": "none", "launch": "none", "resume": "never", "reset": "none", "device": "cpu"}, "evenstep export"
-)
-"""What makes one process of a run on a CPU, whatever it was trained on."""
 
 _SAID = {name: f"--{name}" for name in ("to", "average", "dtype", "tokenizer")}
 
@@ -67,7 +62,7 @@ def _evaluated(path: str) -> str | StoredWeights:
     config = _folder_of(path) / CONFIG
     if not config.is_file() or not open_weights(path).trained_by:
         return path
-    with open_run(config, _WHOLE) as opened:
+    with open_run(config, settings_in({**BEGUN, **IN_ONE_PROCESS, "device": "cpu"}, "evenstep export")) as opened:
         return evaluated_weights(opened, path)
 
 

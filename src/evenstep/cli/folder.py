@@ -34,6 +34,8 @@ NEW_RECIPE = ".recipe.new"
 ORIGIN = ".copied-from"
 ENVIRONMENT = "environment.json"
 OWN = ("name", "runs", "resume", "reset")  # where a run is and that it goes on: said by who names its folder
+BEGUN = {"resume": "never", "reset": "none"}  # how the run began, which it does not again
+IN_ONE_PROCESS = {"parallel": "none", "launch": "none", "failures.lost_rank": "none"}  # whatever it was trained on
 
 
 def folder_of(config: Config) -> Path:

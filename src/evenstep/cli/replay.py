@@ -11,8 +11,7 @@ from typing import Any, cast, final
 
 from evenstep.builders import build_parts, open_run
 from evenstep.checkpoint import find_failure, read_checkpoint, step_name
-from evenstep.cli.folder import OWN, find_config
-from evenstep.cli.resume import BEGUN
+from evenstep.cli.folder import BEGUN, IN_ONE_PROCESS, OWN, find_config
 from evenstep.config.sources import from_arguments, settings_in, settings_of
 from evenstep.errors import CheckpointError, ConfigError
 from evenstep.events import BackwardBegin, Hook, MicrobatchBegin
@@ -49,9 +48,9 @@ def run(path: str, settings: list[str]) -> int:
             f"`evenstep resume {quote(str(folder))} --checkpoint.every_updates 1`, and repeat that."
         )
     state = read_checkpoint(before).state
-    begun, alone = settings_in(BEGUN, str(folder)), settings_in(_ALONE, "replay")
+    begun, alone = settings_in(BEGUN, str(folder)), settings_in(IN_ONE_PROCESS, "replay")
     given = settings_of(settings, without=OWN)
-    if of_ranks := [one for one in from_arguments(settings) if one.path[0] in _ALONE]:
+    if of_ranks := [one for one in from_arguments(settings) if one.path[0] in IN_ONE_PROCESS]:
         key = ".".join(of_ranks[0].path)
         raise ConfigError([f"`{key}` can't be set for `evenstep replay`, which runs in one process; leave it out."])
     # last, as the environment may be that of the ranks
@@ -75,10 +74,6 @@ def run(path: str, settings: list[str]) -> int:
         return EXIT_ERROR
     print("it does not fail: all outputs and all gradients are finite, and nothing was raised")
     return EXIT_DONE
-
-
-# one process runs it, whatever there were: nothing that is about several of them
-_ALONE = {"parallel": "none", "launch": "none", "failures.lost_rank": "none"}
 
 
 def _described(error: Exception) -> str:

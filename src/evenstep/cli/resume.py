@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from evenstep.builders import joined, open_run
 from evenstep.cli.arguments import without
-from evenstep.cli.folder import OWN, RECIPE, edited_since, find_config, origin_of_recipe, where_to_begin
+from evenstep.cli.folder import BEGUN, OWN, RECIPE, edited_since, find_config, origin_of_recipe, where_to_begin
 from evenstep.cli.starting import start_ranks, submit_run
 from evenstep.cli.training import train_in
 from evenstep.config.schema import CoefficientsTable, Config, Float8Table, LossScaleTable, MixtureTable
@@ -30,7 +30,6 @@ SAFE = (
 """What may be changed; of `data` also what each of several tasks has."""
 
 CURRENT = "current"
-BEGUN = {"resume": "never", "reset": "none"}  # how the run began, which it does not again
 
 
 def run(path: str, settings: list[str]) -> int:
