@@ -7,6 +7,8 @@ stand anywhere and have values that begin with a single `-`. Which keys there ar
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from evenstep.errors import ConfigError
+
 OPTIONS = ("--help", "--version", "--traceback")
 
 
@@ -48,6 +50,20 @@ def without(settings: Sequence[str], keys: Collection[str]) -> list[str]:
         if not taken:
             left.append(argument)
     return left
+
+
+def whole_number(option: str, text: str, *, at_least: int) -> int:
+    """The number that is given for an option.
+
+    Raises:
+        ConfigError: it is none, or too small.
+
+    >>> whole_number("--last", "3", at_least=2)
+    3
+    """
+    if not text.isdecimal() or int(text) < at_least:
+        raise ConfigError([f"`{option}` must be a whole number of at least {at_least}, but is `{text}`."])
+    return int(text)
 
 
 def in_home(argument: str) -> str:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from evenstep.checkpoint.averaging import average_checkpoints, averages_of, best_checkpoints, last_checkpoints
+from evenstep.cli.arguments import whole_number
 from evenstep.errors import ConfigError
 from evenstep.exits import EXIT_DONE
 
@@ -18,10 +19,12 @@ def run(
     if best is not None and until is not None:
         raise ConfigError(["`--until` is for `--last`; the best are those of the newest checkpoint."])
     if last is not None:
-        count = _whole("--last", last, at_least=2)
-        of = last_checkpoints(folder, count, until=None if until is None else _whole("--until", until, at_least=0))
+        count = whole_number("--last", last, at_least=2)
+        of = last_checkpoints(
+            folder, count, until=None if until is None else whole_number("--until", until, at_least=0)
+        )
     else:
-        count = _whole("--best", best or "", at_least=2)
+        count = whole_number("--best", best or "", at_least=2)
         of = best_checkpoints(folder, count)
     name = f"{'best' if last is None else 'last'}-{count}-{of[-1].name}"
     target = averages_of(folder) / name if to is None else Path(to)
@@ -34,9 +37,3 @@ def run(
         print(f"not finite  inf in all of them: {', '.join(made.not_finite)}")
     print(f"checkpoint  {made.path}")
     return EXIT_DONE
-
-
-def _whole(option: str, text: str, *, at_least: int) -> int:
-    if not text.isdecimal() or int(text) < at_least:
-        raise ConfigError([f"`{option}` must be a whole number of at least {at_least}, but is `{text}`."])
-    return int(text)

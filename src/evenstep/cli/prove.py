@@ -18,6 +18,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from evenstep.builders import open_run
+from evenstep.cli.arguments import whole_number
 from evenstep.cli.prove_bench import RunFileBench
 from evenstep.cli.prove_part import Elsewhere, run_part
 from evenstep.config.sources import settings_of
@@ -46,7 +47,8 @@ def run(
     """Prove it."""
     if part is not None:
         return run_part(Path(path), settings, Path(part))
-    count, several = _count("updates", updates, UPDATES, least=1), _count("ranks", ranks, RANKS, least=2)
+    count = UPDATES if updates is None else whole_number("--updates", updates, at_least=1)
+    several = RANKS if ranks is None else whole_number("--ranks", ranks, at_least=2)
     if json is not None:
         check_file("--json", json)
     given = settings_of(settings)
@@ -83,14 +85,6 @@ def run(
     if json is not None:
         _write(Path(json), config.name, bench.updates, found, holds=holds)
     return EXIT_DONE if holds else EXIT_ERROR
-
-
-def _count(name: str, text: str | None, default: int, *, least: int) -> int:
-    if text is None:
-        return default
-    if not text.isdecimal() or int(text) < least:
-        raise ConfigError([f"`--{name}` must be a whole number of at least {least}, but is {text!r}; write it so."])
-    return int(text)
 
 
 def _prove(rows: Mapping[str, Callable[[], Verdict]], what: str) -> list[tuple[str, Verdict, float]]:
