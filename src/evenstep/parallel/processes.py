@@ -25,7 +25,7 @@ from evenstep.arguments import require_number, require_object
 from evenstep.devices import device_here, make_current
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError, clause
 from evenstep.internals import PrefixStore, Store
-from evenstep.parallel.flight import Entry, Flight
+from evenstep.parallel.flight_recorder import CollectiveRecord, FlightRecorder
 from evenstep.parallel.group import Group, Interrupted
 from evenstep.parallel.inside import where_inside
 from evenstep.parallel.notices import ANSWER_S, Notices
@@ -142,7 +142,7 @@ class Processes(Group):
         if self.device.type == "cuda" and not self._share_devices:
             self._devices = self._connections.add(dist.new_group(backend=NCCL, timeout=timeout))
         self._has_failed = False
-        self._flight = Flight()
+        self._recorder = FlightRecorder()
         self._process = os.getpid()
         atexit.register(self.close)  # an error that nobody catches ends the process without it
 
@@ -155,13 +155,13 @@ class Processes(Group):
 
     @property
     def waited_s(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride] - shared with its parts
-        return self._flight.waited_s
+        return self._recorder.waited_s
 
     def at(self, update: int) -> None:
-        self._flight.update = update
+        self._recorder.update = update
 
     def where(self) -> str:
-        update = f" in update {self._flight.update}" if self._flight.update else " before the first update"
+        update = f" in update {self._recorder.update}" if self._recorder.update else " before the first update"
         return update + where_inside()
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
@@ -276,7 +276,7 @@ class Processes(Group):
         began = perf_counter()
         while True:
             self._connections.break_()
-            entry = self._flight.begin("meet", 0)
+            record = self._recorder.begin("meet", 0)
             said = pickle.dumps(value)
             told, gone = self._notices.meet(self._connections.attempt, said, self._timeout_s)
             if gone is None or gone:
@@ -288,7 +288,7 @@ class Processes(Group):
                 if not reason:  # given by a rank that was through with this before
                     raise self._lost("connect to the others again", error) from error
             else:
-                self._flight.end(entry, waited_s=perf_counter() - began)
+                self._recorder.end(record, waited_s=perf_counter() - began)
                 return [pickle.loads(one) for one in told]
 
     def _not_met(self, gone: list[int] | None) -> LostRankError:
@@ -332,7 +332,7 @@ class Processes(Group):
         return self._lost("share the model", error) if of_torch else error
 
     def recorded(self) -> list[str]:
-        return self._flight.last()
+        return self._recorder.last()
 
     def mesh(self, shard_ranks: int) -> DeviceMesh:
         if self._share_devices:
@@ -380,25 +380,25 @@ class Processes(Group):
 
     def _begin(self, what: str, tensor: Tensor, act: Callable[[], object]) -> Callable[[], None]:
         """Begin `act`; call the result to wait for it."""
-        entry = self._flight.begin(what, tensor.nbytes)
+        record = self._recorder.begin(what, tensor.nbytes)
         try:
             work = act()
         except RuntimeError as error:
             raise self._lost(what, error) from error
         # What runs on a device, and messages between two, can't be waited for a little at a time.
         in_pieces = tensor.device.type == "cpu" and not what.startswith(_MESSAGES)
-        return partial(self._finish, entry, work, in_pieces=in_pieces)
+        return partial(self._finish, record, work, in_pieces=in_pieces)
 
-    def _finish(self, entry: Entry, work: Any, *, in_pieces: bool) -> None:
+    def _finish(self, record: CollectiveRecord, work: Any, *, in_pieces: bool) -> None:
         began = perf_counter()
         try:
             if in_pieces:
-                self._wait_by_and_by(entry.what, work)
+                self._wait_by_and_by(record.what, work)
             else:
                 work.wait()
         except RuntimeError as error:
-            raise self._lost(entry.what, error) from error
-        self._flight.end(entry, waited_s=perf_counter() - began)
+            raise self._lost(record.what, error) from error
+        self._recorder.end(record, waited_s=perf_counter() - began)
 
     def _wait_by_and_by(self, what: str, work: Any) -> None:
         """Wait, and look now and then whether a rank has said that it failed, or asks who is there."""

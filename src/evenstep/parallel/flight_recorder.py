@@ -1,6 +1,6 @@
 """The last things that a rank said to the others or waited for: what one looks at when ranks wait for each other.
 
-Each entry costs a few hundred nanoseconds and nothing is written until somebody asks. It judges nothing.
+Each record costs a few hundred nanoseconds and nothing is written until somebody asks. It judges nothing.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ KEPT = 64
 
 @final
 @dataclass(slots=True)
-class Entry:
+class CollectiveRecord:
     """One collective, or one message.
 
     Args:
@@ -38,38 +38,38 @@ class Entry:
 
 
 @final
-class Flight:
+class FlightRecorder:
     """Records what one rank says.
 
     Attributes:
         update: that is being computed.
         waited_s: for other ranks, in all.
 
-    >>> flight = Flight()
-    >>> flight.update = 3
-    >>> entry = flight.begin("sum numbers", 16)
-    >>> "1 sum numbers, 16 bytes, update 3" in str(flight.last()[0]), "has not ended" in flight.last()[0]
+    >>> recorder = FlightRecorder()
+    >>> recorder.update = 3
+    >>> record = recorder.begin("sum numbers", 16)
+    >>> "1 sum numbers, 16 bytes, update 3" in str(recorder.last()[0]), "has not ended" in recorder.last()[0]
     (True, True)
     """
 
     def __init__(self) -> None:
         self.update = 0
         self.waited_s = 0.0
-        self._entries: deque[Entry] = deque(maxlen=KEPT)
+        self._records: deque[CollectiveRecord] = deque(maxlen=KEPT)
         self._count = 0
 
-    def begin(self, what: str, num_bytes: int) -> Entry:
-        """Record that something begins; `end` it with the entry."""
+    def begin(self, what: str, num_bytes: int) -> CollectiveRecord:
+        """Record that something begins; `end` it with the record."""
         self._count += 1
-        entry = Entry(self._count, what, num_bytes, self.update, time())
-        self._entries.append(entry)
-        return entry
+        record = CollectiveRecord(self._count, what, num_bytes, self.update, time())
+        self._records.append(record)
+        return record
 
-    def end(self, entry: Entry, *, waited_s: float) -> None:
+    def end(self, record: CollectiveRecord, *, waited_s: float) -> None:
         """It has come to its end, for which this rank has waited so long."""
-        entry.ended = time()
+        record.ended = time()
         self.waited_s += waited_s
 
     def last(self) -> list[str]:
-        """The last entries, the oldest first."""
-        return [str(entry) for entry in self._entries]
+        """The last records, the oldest first."""
+        return [str(record) for record in self._records]
