@@ -1,8 +1,9 @@
 """Who holds what of a tensor: what norms, products, checkpoints and emergency saves ask, so that they know no strategy.
 
 A layout says which part of a tensor this rank answers for, sums over those parts, and turns whole tensors into parts
-and back. Here every rank holds every tensor whole, or a shard of each parameter (`Shards`); whose optimizer state is
-dealt out by whole parameters is `reducer.zero1`'s. It does not sum gradients over ranks; that is a reducer's.
+and back. Every rank holds every tensor whole, or a shard of each parameter (`Shards`), or whole tensors of its own
+(`OwnStates`), among which parameters are dealt out by `reducer.zero1`. It does not sum gradients over ranks; that is a
+reducer's.
 """
 
 from collections.abc import Callable, Mapping
@@ -165,6 +166,38 @@ class Shards(ParameterLayout):
 
     def scatter_like(self, live: Tensor, full: Tensor) -> Tensor:
         return cut_like(live, full)
+
+
+class OwnStates(ParameterLayout):
+    """Every rank holds tensors of its own, whole: where each steps alone, a model and an optimizer's state."""
+
+    @property
+    def shard_index(self) -> int:
+        return self.group.rank
+
+    @property
+    def num_shards(self) -> int:
+        return self.group.ranks
+
+    def gather_full(self, tensor: Tensor | ShardedTensorRef) -> Tensor:
+        if isinstance(tensor, Tensor):
+            return tensor
+        is_mine = tensor.owner == self.group.rank
+        own = tensor.local if is_mine else torch.empty(tensor.shape, dtype=tensor.local.dtype)
+        carried = own.to(self.group.device).contiguous()
+        self.group.broadcast([carried], tensor.owner)
+        return carried.to(own.device)
+
+    def of_all(self, own: Mapping[str, Any]) -> States:
+        """The trees of all ranks by number, from this rank's; each tensor of them is a `ShardedTensorRef`."""
+        mine, rank = dict(own), self.group.rank
+
+        def ref(tensor: Tensor, local: Tensor) -> ShardedTensorRef:
+            return ShardedTensorRef(local=local, shape=tuple(tensor.shape), owner=rank)
+
+        everybody = self.group.gather(mapped(mine, lambda one: ref(one, torch.empty(0, dtype=one.dtype))))
+        everybody[rank] = mapped(mine, lambda one: ref(one, one))
+        return {str(owner): tree for owner, tree in enumerate(everybody)}
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:

@@ -16,10 +16,10 @@ from evenstep.arguments import require_number, require_object, require_whole, re
 from evenstep.errors import ArgumentError
 from evenstep.parallel.compression import Compression
 from evenstep.parallel.group import Group
+from evenstep.parallel.layout import OwnStates
 from evenstep.parallel.outer import Outer
 from evenstep.parallel.reducer.ddp import Ddp
 from evenstep.parallel.reducer.ordered import Ordered
-from evenstep.parallel.reducer.own_states import OwnStates
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer
 from evenstep.parallel.reducer.strategy import Strategy
 

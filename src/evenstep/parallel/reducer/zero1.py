@@ -16,8 +16,7 @@ from evenstep.arguments import require_object, said
 from evenstep.errors import ArgumentError
 from evenstep.names import parameters_in
 from evenstep.parallel.group import Group
-from evenstep.parallel.layout import ParameterLayout, States
-from evenstep.parallel.reducer.own_states import OwnStates
+from evenstep.parallel.layout import OwnStates, ParameterLayout, States
 from evenstep.parallel.reducer.reducer import Reducer
 from evenstep.parallel.reducer.strategy import Strategy
 

@@ -22,7 +22,7 @@ from evenstep.optim.ema import Ema
 from evenstep.optim.multi import inner
 from evenstep.optim.stepping import Steps
 from evenstep.parallel import Reducers, mapped
-from evenstep.parallel.reducer.own_states import OwnStates
+from evenstep.parallel.layout import OwnStates
 from evenstep.parallel.shares import Shares
 from evenstep.train.state import Tree
 from evenstep.train.state.afresh import how_to_reset
