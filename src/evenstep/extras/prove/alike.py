@@ -117,8 +117,3 @@ def worst(one: Values, other: Values, *, exact: bool) -> str:
         if far > (0 if exact else _APART.get(value.dtype, 1e-2) * scale) and far > size:
             found, size = name, far
     return found
-
-
-def equal(one: float, other: float) -> bool:
-    """Whether two sums are the same but for the digits of float32."""
-    return abs(one - other) <= 1e-6 * max(abs(one), abs(other), 1e-30)

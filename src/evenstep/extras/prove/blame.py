@@ -14,12 +14,13 @@ from typing import Literal, cast
 from evenstep.arguments import first_of
 from evenstep.data import GlobalBatch
 from evenstep.events import Hook
-from evenstep.extras.prove.alike import apart, equal, order_of, other_rows, padded_otherwise, worst
+from evenstep.extras.prove.alike import apart, order_of, other_rows, padded_otherwise, worst
 from evenstep.extras.prove.runs import Through, run_once
 from evenstep.extras.prove.subject import Subject, Variant
 from evenstep.extras.prove.trace import TORCHS, MicrobatchTrace, ModuleCall, Tracer, UpdateTrace, Values
 from evenstep.internals import has_backward_hooks, has_gradient_hooks
 from evenstep.train import Task
+from evenstep.train.checks.additive import equal
 
 Across = Literal["cuts", "runs", "workers", "resume", "processes", "ranks"]  # what two traces differ in
 Open = Callable[[Variant], AbstractContextManager[Subject]]

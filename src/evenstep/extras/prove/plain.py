@@ -82,7 +82,7 @@ def _update(
 ) -> None:
     model, optimizer = subject.model, subject.optimizer
     optimizer.zero_grad()
-    weights = [_weight(subject.tasks[one.task], one) for one in microbatches]
+    weights = [weight_of(subject.tasks[one.task], one.data, one.index, one.known_samples) for one in microbatches]
     totals: dict[str, float] = {}
     for one, weight in zip(microbatches, weights, strict=True):
         totals[one.task] = totals.get(one.task, 0.0) + weight
@@ -102,10 +102,6 @@ def _update(
         own = None if schedule is None else schedule.of_group(str(group.get("name", number)))
         group["lr"] = rate if own is None else rate * own(update, subject.updates)
     optimizer.step()
-
-
-def _weight(task: Task, one: Microbatch) -> float:
-    return weight_of(task, one.data, one.index, one.known_samples)
 
 
 def _loss(task: Task, model: nn.Module, data: Any) -> Tensor | None:

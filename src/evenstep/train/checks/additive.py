@@ -230,5 +230,5 @@ def _is_sum(total: float, parts: Sequence[float], relative: float) -> bool:
 
 
 def equal(one: float, other: float) -> bool:
-    """Whether two weights are the same."""
+    """Whether two sums are the same, but for the digits of float32."""
     return math.isclose(one, other, rel_tol=1e-6)
