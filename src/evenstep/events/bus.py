@@ -10,11 +10,10 @@ import inspect
 import traceback
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeAlias, final
 
-from evenstep.arguments import said
+from evenstep.arguments import advice, said
 from evenstep.errors import HookError, LostRankError, clause
 from evenstep.events.event import Event, Incident
 from evenstep.events.hook import Hook, HookTrainer
@@ -352,9 +351,8 @@ def _checked(hook: object) -> Hook:
         raise HookError(f"`hooks` must hold instances of subclasses of `Hook`, but holds {what}; {write}.")
     for name in dir(type(hook)):
         if name.startswith(_PREFIXES) and name not in _METHODS and callable(getattr(type(hook), name)):
-            close = [METHODS[name]] if name in METHODS else get_close_matches(name, _METHODS, n=1)
-            advice = f"did you mean `{close[0]}`?" if close else f"there are {', '.join(_METHODS)}."
-            raise HookError(f"hook `{hook.name}` has a method `{name}`, which no event calls; {advice}")
+            meant = f"did you mean `{METHODS[name]}`?" if name in METHODS else advice(name, _METHODS)
+            raise HookError(f"hook `{hook.name}` has a method `{name}`, which no event calls; {meant}")
     return hook
 
 
