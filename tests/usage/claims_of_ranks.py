@@ -18,7 +18,7 @@ AREAS = (
             ),
             works(
                 "`mpirun` of Open MPI, MPICH and Intel MPI, by its variables; not run",
-                "unit/parallel/test_place.py::test_processes_of_mpirun_are_ranks_that_must_be_told_where_they_meet",
+                "unit/parallel/test_rank_info.py::test_processes_of_mpirun_are_ranks_that_must_be_told_where_they_meet",
             ),
             works(
                 "Ray Train, on one machine (a slow test, where Ray is installed): a worker is killed, the bits stay",

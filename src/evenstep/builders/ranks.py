@@ -33,8 +33,8 @@ def joined(config: Config) -> Generator[Group]:
         ConfigError: several ranks with a strategy for one.
         EvenstepError: the others did not come in time.
     """
-    place, elastic = rank_info_of(os.environ), elastic_rank_of(os.environ)
-    ranks = 1 if place is None else place.ranks
+    info, elastic = rank_info_of(os.environ), elastic_rank_of(os.environ)
+    ranks = 1 if info is None else info.ranks
     changes = config.failures.lost_rank == "continue" and (elastic is not None or ranks > 1)
     if elastic is not None and not changes and elastic.count > 1:
         fault = (

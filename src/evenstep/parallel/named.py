@@ -1,6 +1,6 @@
 """Strategies by the names that run files and scripts use, and the ranks that a launcher has started, joined once.
 
-Which rank this process is, and with whom, is the environment's word (see `place`). What a strategy does is its own.
+Which rank this process is, and with whom, is the environment's word (see `rank_info`). What a strategy does is its own.
 """
 
 import os
@@ -82,8 +82,8 @@ def launched_group(device: torch.device) -> Group:
     Raises:
         EvenstepError: the others did not come in time.
     """
-    place = rank_info_of(os.environ)
-    if place is None or place.ranks == 1:
+    info = rank_info_of(os.environ)
+    if info is None or info.ranks == 1:
         return Group()
     if device not in _JOINED:
         _JOINED[device] = Processes(device)
@@ -96,9 +96,9 @@ def device_of_rank(name: str) -> torch.device:
     >>> device_of_rank("cpu")
     device(type='cpu')
     """
-    place = rank_info_of(os.environ)
-    if name in ("auto", "cuda") and place is not None and torch.cuda.is_available():
-        return torch.device("cuda", place.local_rank % torch.cuda.device_count())
+    info = rank_info_of(os.environ)
+    if name in ("auto", "cuda") and info is not None and torch.cuda.is_available():
+        return torch.device("cuda", info.local_rank % torch.cuda.device_count())
     if name != "auto":
         return torch.device(name)
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")

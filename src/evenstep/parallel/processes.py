@@ -68,20 +68,20 @@ class Processes(Group):
     def __init__(self, device: torch.device | str, *, timeout_s: float = 60.0) -> None:
         require_object("device", device, torch.device | str, "`Processes('cpu')`")
         require_number("timeout_s", timeout_s, "(0, inf]", "above 0 seconds", "60 is usual")
-        place = rank_info_of(os.environ)
-        if place is None:
+        info = rank_info_of(os.environ)
+        if info is None:
             raise ArgumentError(
                 "a rank among several needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment; start "
                 "the run with torchrun, or with `--launch.ranks`."
             )
-        self._join(place, torch.device(device), timeout_s=timeout_s, meeting_s=timeout_s, answer_s=ANSWER_S)
+        self._join(info, torch.device(device), timeout_s=timeout_s, meeting_s=timeout_s, answer_s=ANSWER_S)
 
     @classmethod
-    def at_place(cls, place: RankInfo, *, timeout_s: float, meeting_s: float, answer_s: float) -> "Processes":
-        """Processes on CPUs whose places are not told by their environment.
+    def of_rank(cls, info: RankInfo, *, timeout_s: float, meeting_s: float, answer_s: float) -> "Processes":
+        """Processes on CPUs whose ranks the environment does not tell.
 
         Args:
-            place: of this one; only those of the same `attempt` meet.
+            info: of this one; only those of the same `attempt` meet.
             meeting_s: the longest wait at the rendezvous, in seconds.
             answer_s: after how many seconds without an answer a rank is taken for lost.
 
@@ -89,30 +89,30 @@ class Processes(Group):
             EvenstepError: the others did not come, or could not connect to each other.
         """
         made = cls.__new__(cls)
-        made._join(place, torch.device("cpu"), timeout_s=timeout_s, meeting_s=meeting_s, answer_s=answer_s)
+        made._join(info, torch.device("cpu"), timeout_s=timeout_s, meeting_s=meeting_s, answer_s=answer_s)
         return made
 
     def _join(
-        self, place: RankInfo, device: torch.device, *, timeout_s: float, meeting_s: float, answer_s: float
+        self, info: RankInfo, device: torch.device, *, timeout_s: float, meeting_s: float, answer_s: float
     ) -> None:
         self.device = device_here(device)
         make_current(self.device)
-        store = meet(place, timeout_s=meeting_s)
-        self.rank, self.ranks = place.rank, place.ranks
+        store = meet(info, timeout_s=meeting_s)
+        self.rank, self.ranks = info.rank, info.ranks
         self._connect(store, timeout_s)
-        self._meeting_place = "the launcher" if place.store_is_served else "rank 0"
+        self._meeting_place = "the launcher" if info.store_is_served else "rank 0"
         try:
             self._notices = Notices(
                 PrefixStore("notices", store),
                 self.rank,
                 self.ranks,
                 answer_s=answer_s,
-                holds_store=self.rank == 0 and not place.store_is_served,
+                holds_store=self.rank == 0 and not info.store_is_served,
                 broken=self._connections.break_off,
             )
         except RuntimeError as error:  # torch's DistError
             dist.destroy_process_group()  # so that this process can join others
-            raise EvenstepError(f"{place} connected to the others, but {self._meeting_place} is gone.") from error
+            raise EvenstepError(f"{info} connected to the others, but {self._meeting_place} is gone.") from error
 
     def _connect(self, store: Store, timeout_s: float) -> None:
         self._timeout = timeout = timedelta(seconds=timeout_s)

@@ -102,7 +102,7 @@ def rank_info_of(environ: Mapping[str, str]) -> RankInfo | None:
     True
     """
     if "RANK" not in environ and "WORLD_SIZE" not in environ:
-        return _place_in_slurm(environ) or _place_in_mpi(environ)
+        return _rank_in_slurm(environ) or _rank_in_mpi(environ)
     ranks = _number(environ, "WORLD_SIZE", least=1)
     rank = _number(environ, "RANK", least=0)
     if rank >= ranks:
@@ -135,7 +135,7 @@ def is_restarted() -> bool:
     return is_launched() and any(count.isdecimal() and int(count) > 0 for count in counts)
 
 
-def _place_in_slurm(environ: Mapping[str, str]) -> RankInfo | None:
+def _rank_in_slurm(environ: Mapping[str, str]) -> RankInfo | None:
     """What `srun` says. A batch script has a SLURM_PROCID too, but only a step that `srun` has started counts tasks."""
     if "SLURM_STEP_NUM_TASKS" not in environ or "SLURM_PROCID" not in environ:
         return None
@@ -156,7 +156,7 @@ def _place_in_slurm(environ: Mapping[str, str]) -> RankInfo | None:
     )
 
 
-def _place_in_mpi(environ: Mapping[str, str]) -> RankInfo | None:
+def _rank_in_mpi(environ: Mapping[str, str]) -> RankInfo | None:
     """What `mpirun` says: it counts processes, but knows no place where they could meet."""
     for rank, ranks, local_rank in _OF_MPI:
         if rank in environ and ranks in environ and _number(environ, ranks, least=1) > 1:

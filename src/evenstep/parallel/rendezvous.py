@@ -26,7 +26,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.2  # between two looks for the other
 _TRY_S, _BETWEEN_TRIES_S = 5.0, 0.2  # to reach rank 0
 
 
-def meet(place: RankInfo, *, timeout_s: float) -> Store:
+def meet(info: RankInfo, *, timeout_s: float) -> Store:
     """Wait for all ranks; gives the store through which they go on to find each other.
 
     Args:
@@ -37,35 +37,35 @@ def meet(place: RankInfo, *, timeout_s: float) -> Store:
         ReplicaError: ranks of other versions or another number of ranks.
     """
     began = monotonic()
-    served = _connected(place, timeout_s)
+    served = _connected(info, timeout_s)
     # a launcher's store outlives the ranks that it starts again, and what they have said
-    store = PrefixStore(f"evenstep/{place.attempt}/{place.ranks}" if place.store_is_served else "evenstep", served)
+    store = PrefixStore(f"evenstep/{info.attempt}/{info.ranks}" if info.store_is_served else "evenstep", served)
     fault = ""
     try:
-        fault = _announce(store, place)
+        fault = _announce(store, info)
         if not fault:
             left_s = max(timeout_s - (monotonic() - began), 0.1)
-            fault = _wait(store, place, timeout_s=timeout_s, left_s=left_s)
+            fault = _wait(store, info, timeout_s=timeout_s, left_s=left_s)
         if fault:
-            _let_others_read(store, place)
+            _let_others_read(store, info)
     except (RuntimeError, ValueError) as error:  # torch's DistError and its kin
         raise EvenstepError(
-            f"{place} met the others at {_at(place)}, but then rank 0, where all meet, was gone: {_first_line(error)} "
+            f"{info} met the others at {_at(info)}, but then rank 0, where all meet, was gone: {_first_line(error)} "
             f"Look at the first error of the others."
         ) from error
     if fault:
-        raise (ReplicaError if fault.startswith("all ranks must") else EvenstepError)(f"{place}: {fault}")
+        raise (ReplicaError if fault.startswith("all ranks must") else EvenstepError)(f"{info}: {fault}")
     return PrefixStore("group", store)
 
 
-def _connected(place: RankInfo, timeout_s: float) -> Store:
-    serves = place.rank == 0 and not place.store_is_served
+def _connected(info: RankInfo, timeout_s: float) -> Store:
+    serves = info.rank == 0 and not info.store_is_served
     try:
         if not serves:
-            _wait_for_rank_0(place, timeout_s)
+            _wait_for_rank_0(info, timeout_s)
         return TCPStore(
-            place.address,
-            place.port,
+            info.address,
+            info.port,
             is_master=serves,
             timeout=timedelta(seconds=timeout_s),
             wait_for_workers=False,
@@ -74,17 +74,17 @@ def _connected(place: RankInfo, timeout_s: float) -> Store:
     except (RuntimeError, ValueError, OSError) as error:
         if serves:
             raise EvenstepError(
-                f"{place} could not listen at {_at(place)}, where the ranks are to meet: {_first_line(error)} "
+                f"{info} could not listen at {_at(info)}, where the ranks are to meet: {_first_line(error)} "
                 f"MASTER_ADDR must be rank 0's own machine, and MASTER_PORT free on it; set them so on all ranks."
             ) from error
         raise EvenstepError(
-            f"{place} found nobody listening at {_at(place)} within {timeout_s:g} s: rank 0 has not been started, "
+            f"{info} found nobody listening at {_at(info)} within {timeout_s:g} s: rank 0 has not been started, "
             f"listens elsewhere, or a firewall stands between; give all ranks the same MASTER_ADDR and MASTER_PORT. "
             f"({_first_line(error)})"
         ) from error
 
 
-def _wait_for_rank_0(place: RankInfo, timeout_s: float) -> None:
+def _wait_for_rank_0(info: RankInfo, timeout_s: float) -> None:
     """Wait until somebody listens: in torch's own wait no signal is heard, and it fills the screen with its tries.
 
     Raises:
@@ -94,7 +94,7 @@ def _wait_for_rank_0(place: RankInfo, timeout_s: float) -> None:
     while True:
         try:
             left_s = max(until - monotonic(), 0.1)
-            with socket.create_connection((place.address, place.port), timeout=min(left_s, _TRY_S)) as tried:
+            with socket.create_connection((info.address, info.port), timeout=min(left_s, _TRY_S)) as tried:
                 if tried.getsockname() != tried.getpeername():  # a port that is free may be given to the one who asks
                     return
         except OSError:
@@ -103,46 +103,46 @@ def _wait_for_rank_0(place: RankInfo, timeout_s: float) -> None:
         sleep(_BETWEEN_TRIES_S)
 
 
-def _announce(store: Store, place: RankInfo) -> str:
+def _announce(store: Store, info: RankInfo) -> str:
     """Say that this rank has come; gives what is wrong with that, if anything."""
-    terms = {"WORLD_SIZE": str(place.ranks), "evenstep": __version__, "torch": torch.__version__}
-    mine = json.dumps({"who": this_process(), "rank": place.rank, "terms": terms})
+    terms = {"WORLD_SIZE": str(info.ranks), "evenstep": __version__, "torch": torch.__version__}
+    mine = json.dumps({"who": this_process(), "rank": info.rank, "terms": terms})
     first = json.loads(store.compare_set(_TERMS, "", mine))
     for name, value in terms.items():
         if first["terms"].get(name) != value:
             fault = (
-                f"all ranks must be started alike, but {name} is {value} for rank {place.rank} ({this_process()}) and "
+                f"all ranks must be started alike, but {name} is {value} for rank {info.rank} ({this_process()}) and "
                 f"{first['terms'].get(name)} for rank {first['rank']} ({first['who']})."
             )
             return _say(store, fault) or fault  # the others may have gone on: then it is this rank's alone
-    before = store.compare_set(_of(place.rank), "", this_process()).decode()
+    before = store.compare_set(_of(info.rank), "", this_process()).decode()
     fault = ""
     if before != this_process():
         fault = (
-            f"two processes say that they are rank {place.rank}: {before}, and {this_process()}; give each process a "
+            f"two processes say that they are rank {info.rank}: {before}, and {this_process()}; give each process a "
             f"RANK of its own."
         )
-    elif store.add(_JOINED.format(place.rank), 1) > 1:  # only who was first counts, so that it counts itself alone
+    elif store.add(_JOINED.format(info.rank), 1) > 1:  # only who was first counts, so that it counts itself alone
         fault = (
             f"this process ({before}) has joined the ranks already, which it can once only; keep one "
             f"`group = Processes(device)` for the whole script, as in `Ddp(group)`, or give `strategy` by its name."
         )
     if fault:
         return _say(store, fault) or fault
-    if store.add("came", 1) == place.ranks:
+    if store.add("came", 1) == info.ranks:
         return _say(store, "")
     return ""
 
 
-def _wait(store: Store, place: RankInfo, *, timeout_s: float, left_s: float) -> str:
+def _wait(store: Store, info: RankInfo, *, timeout_s: float, left_s: float) -> str:
     """Wait until somebody says that all have come; gives why they cannot go on, if they can't."""
     if not wait_until(lambda: store.check([_ALL]), left_s, longest_s=_LONGEST_PAUSE_S):
-        ranks = range(place.ranks)
+        ranks = range(info.ranks)
         missing = [rank for rank in ranks if not store.check([_of(rank)])]
         came = [f"rank {rank} ({store.get(_of(rank)).decode()})" for rank in ranks if rank not in missing]
         return _say(
             store,
-            f"{_ranks(missing)} of {place.ranks} did not come to {_at(place)} within {timeout_s:g} s; "
+            f"{_ranks(missing)} of {info.ranks} did not come to {_at(info)} within {timeout_s:g} s; "
             f"{first_of(came, 16)} came. Look at what the missing ones say, and whether WORLD_SIZE is what was "
             f"started.",
         )
@@ -171,11 +171,11 @@ def _say(store: Store, fault: str) -> str:
     return store.compare_set(_ALL, "", fault or " ").decode().strip()  # the store takes "" for no value
 
 
-def _let_others_read(store: Store, place: RankInfo) -> None:
+def _let_others_read(store: Store, info: RankInfo) -> None:
     """Where rank 0 holds the store, it leaves last."""
     store.add("read", 1)
     until = monotonic() + _LINGER_S
-    if place.rank == 0 and not place.store_is_served:
+    if info.rank == 0 and not info.store_is_served:
         while store.add("read", 0) < store.add("came", 0) and monotonic() < until:
             sleep(0.02)
         sleep(0.1)  # the last answer may be on its way
@@ -185,8 +185,8 @@ def _of(rank: int) -> str:
     return f"rank {rank}"
 
 
-def _at(place: RankInfo) -> str:
-    return f"{place.address}:{place.port}"
+def _at(info: RankInfo) -> str:
+    return f"{info.address}:{info.port}"
 
 
 def _ranks(ranks: list[int]) -> str:

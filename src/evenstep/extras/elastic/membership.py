@@ -148,7 +148,7 @@ class Elastic(Group):
     def _connect(self, members: list[Peer]) -> bool:
         """Form the group of `members`; False if one of them was lost meanwhile."""
         host, _, port = members[0].store.rpartition(":")
-        place = RankInfo(
+        info = RankInfo(
             rank=next(rank for rank, one in enumerate(members) if one.name == self._lighthouse.name),
             ranks=len(members),
             address="localhost" if self._store else host,  # a machine's own name need not lead back to it
@@ -157,7 +157,7 @@ class Elastic(Group):
             attempt=_attempt(members),
         )
         try:
-            now = Processes.at_place(place, timeout_s=self._timeout_s, meeting_s=_MEETING_S, answer_s=SILENT_S)
+            now = Processes.of_rank(info, timeout_s=self._timeout_s, meeting_s=_MEETING_S, answer_s=SILENT_S)
         except (EvenstepError, RuntimeError) as error:
             if isinstance(error, ReplicaError) and not self._has_begun:
                 raise

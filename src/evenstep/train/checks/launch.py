@@ -26,18 +26,18 @@ def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: M
         return
     if "RANK" in environ and "WORLD_SIZE" not in environ:
         return  # not a launcher's
-    place = rank_info_of(environ)
-    if place is None or place.ranks == 1:
+    info = rank_info_of(environ)
+    if info is None or info.ranks == 1:
         return
     if alone:
         name = type(strategy).__name__
         raise ArgumentError(
-            f"this process was started as {place}, but `strategy`, {name}, was given a group of one, so each would "
+            f"this process was started as {info}, but `strategy`, {name}, was given a group of one, so each would "
             f"train alone: give `{name}(Processes(device))` to train together, or `strategy=Single()` of "
             f"`evenstep.parallel` if each is a run of its own, in a folder of its own."
         )
     raise ArgumentError(
-        f"this process was started as {place}, but `strategy` was not given, so each would train alone: give "
+        f"this process was started as {info}, but `strategy` was not given, so each would train alone: give "
         f'`strategy="ddp"` (or "fsdp", "zero1") to train together, or `strategy=Single()` of '
         f"`evenstep.parallel` if each is a run of its own, in a folder of its own."
     )
@@ -86,13 +86,13 @@ def _check_elastic(strategy: Strategy | str | None, environ: Mapping[str, str]) 
     """Raise ArgumentError for a strategy whose group knows nothing of the others that may come and go."""
     if isinstance(strategy, Single) or (isinstance(strategy, Strategy) and strategy.group.can_change):
         return
-    place = elastic_rank_of(environ)
-    if place is not None and place.count > 1:
+    elastic = elastic_rank_of(environ)
+    if elastic is not None and elastic.count > 1:
         said = f'"{strategy}"' if isinstance(strategy, str) else type(strategy).__name__
         given = "was not given" if strategy is None else f"knows only ranks that stay ({said})"
         raise ArgumentError(
-            f"this process was started as {place.number} of {place.count} that may come and go (REPLICA_GROUP_ID), but "
-            f"`strategy` {given}, so each would train without the others: give `strategy=Ordered(Elastic(Lighthouse("
-            f"elastic_rank_of(os.environ)), timeout_s=60))`, with names of `evenstep.extras.elastic`, or "
+            f"this process was started as {elastic.number} of {elastic.count} that may come and go (REPLICA_GROUP_ID), "
+            f"but `strategy` {given}, so each would train without the others: give `strategy=Ordered(Elastic("
+            f"Lighthouse(elastic_rank_of(os.environ)), timeout_s=60))`, with names of `evenstep.extras.elastic`, or "
             f"`strategy=Single()` of `evenstep.parallel` if each is a run of its own, in a folder of its own."
         )

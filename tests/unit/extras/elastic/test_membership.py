@@ -148,14 +148,14 @@ def test_a_group_whose_first_process_is_lost_as_it_is_formed_is_formed_again(mon
 def test_a_process_of_another_version_ends_and_the_others_go_on_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     lighthouse: Any = Answers([member(0)])
     group = Elastic(lighthouse, timeout_s=5)
-    join, failures = Processes.at_place, [ReplicaError("other versions"), ReplicaError("other versions")]
+    join, failures = Processes.of_rank, [ReplicaError("other versions"), ReplicaError("other versions")]
 
-    def at_place(*args: Any, **kwargs: Any) -> Processes:
+    def of_rank(*args: Any, **kwargs: Any) -> Processes:
         if len(lighthouse.asked) != 2:
             raise failures.pop()
         return join(*args, **kwargs)
 
-    monkeypatch.setattr(Processes, "at_place", at_place)
+    monkeypatch.setattr(Processes, "of_rank", of_rank)
     try:
         with pytest.raises(ReplicaError):
             group.join(0)  # it was in no group before
