@@ -228,9 +228,9 @@ def _picture(found: Timelines) -> "Markup":
     """The recorded update, and its plan on the same scale: both are made of numbers and our own words."""
     from markupsafe import Markup
 
-    scale_s = max(found.recorded.span_s, found.planned.span_s if found.planned else 0.0)
-    planned = f"<figcaption>planned</figcaption>{draw(found.planned, scale_s)}" if found.planned else ""
-    return Markup(f"<figcaption>recorded</figcaption>{draw(found.recorded, scale_s)}{planned}")
+    pictures = [found.recorded, found.planned] if found.planned else [found.recorded]
+    scale_s = max(picture.span_s for picture in pictures)
+    return Markup("".join(f"<figcaption>{one.title}</figcaption>{draw(one, scale_s)}" for one in pictures))
 
 
 def _state(run: ReportedRun) -> str:
