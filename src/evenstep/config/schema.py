@@ -1,8 +1,8 @@
 """What a run file may say: every key with its type, its unit in its name, and a sentence of documentation.
 
 One class per table. What is made of a table (`of`) has its defaults; only those that the run file alone has are written
-here. It holds what each value must be by itself; what values must be to each other is in
-constructors, what keys must be to each other in `check`, and the targets are in `target`.
+here. It holds what each value must be by itself; what values must be to each other is in constructors, what keys must
+be to each other in `check`, and the targets are in `target`.
 """
 
 from typing import Annotated, Literal

@@ -197,8 +197,8 @@ class Prover:
         return Variant(workers=self._bench.workers)
 
     def _workers(self) -> Verdict:
-        causes = lambda: [*self._if_not_again(), *self._blame("workers")]  # noqa: E731 - as all rows give theirs
-        return self._same(self._run(self._reading), self._plain, causes)
+        run = self._run(self._reading)
+        return self._same(run, self._plain, lambda: [*self._if_not_again(), *self._blame("workers")])
 
     def _cut(self, cut: Cut) -> Verdict:
         if self._bench.uncut:
