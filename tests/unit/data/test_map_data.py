@@ -350,6 +350,17 @@ def test_samples_that_cannot_be_collated_are_named() -> None:
         next(data.batches(Position(), seed=1))
 
 
+def test_parts_of_one_dataset_that_are_read_by_turns_are_each_in_their_own_epoch() -> None:
+    dataset = Remembering()
+    trained, evaluated = (MapData(Subset(dataset, part), global_batch_size=2) for part in ([0, 1, 2, 3], [4]))
+    batches = trained.batches(Position(epoch=3), seed=1)
+    epochs: list[list[int]] = []
+    for _ in range(3):
+        epochs.append(next(batches).microbatches[0].data[1].tolist())
+        epochs.append(next(evaluated.batches(Position(), seed=1)).microbatches[0].data[1].tolist())
+    assert epochs == [[3, 3], [0], [3, 3], [0], [4, 4], [0]]
+
+
 def test_a_failing_set_epoch_is_named() -> None:
     class Confused(Noisy):
         def set_epoch(self, epoch: int) -> None:
