@@ -108,10 +108,12 @@ class Fetcher(Dataset[Reply]):
         dataset: gives samples by number.
         collate: makes a batch of a list of samples.
         reading: says how often what fails is tried again, and whether it is then left out or fails the whole request.
+        num_samples: of the dataset, when batches were planned.
     """
 
-    def __init__(self, dataset: MapDataset, collate: Collate, reading: Reading) -> None:
+    def __init__(self, dataset: MapDataset, collate: Collate, reading: Reading, *, num_samples: int) -> None:
         self._dataset = dataset
+        self._num_samples = self._grown = num_samples
         self._collate = collate
         self.seeding = Seeding.of(dataset, collate, seed_samples=reading.seed_samples)
         self._reading = reading
@@ -139,6 +141,10 @@ class Fetcher(Dataset[Reply]):
                 faults.append(_survived(failure, f"it was read at try {tries + 1}"))
         if reply.failure is not None and self._reading.skip_failing and reply.failure.doing != "set_epoch":
             reply = self._without_failing(request, reply.failure, faults)
+        if self._grown > self._num_samples and request.microbatch == 0:  # one worker's word is enough
+            message = _GROWN.format(now=self._grown, epoch=request.epoch, before=self._num_samples)
+            faults.append(DataFault(message=message))
+            self._num_samples = self._grown
         return reply._replace(faults=tuple(faults)) if faults else reply
 
     def _looked_at(self, request: Request, faults: list[DataFault]) -> Reply:
@@ -217,7 +223,7 @@ class Fetcher(Dataset[Reply]):
             if self.seeding is not Seeding.NEVER:
                 seed_generators(mix(key(request.epoch_key, "set_epoch")))
             set_epoch(request.epoch)
-        self._epoch = request.epoch
+        self._epoch, self._grown = request.epoch, len(self._dataset)
         for one in self._tells:
             _told_by[one] = self
 
@@ -231,6 +237,11 @@ _DRAWN_AT_ONCE = (
     "`collate` ({name}) draws random numbers for the samples of a micro-batch together, so they depend on how the "
     "global batch is cut into micro-batches. Draw them where a sample is read, in the dataset: torch's, numpy's and "
     "Python's global generators are seeded there for each sample."
+)
+_GROWN = (
+    "the dataset has {now} samples in epoch {epoch}, but had {before} when `MapData` was made of it, and an epoch "
+    "visits those: the others are left out. Let it have its full length from the beginning, or feed it as a stream, "
+    "with `StreamData`."
 )
 _OWN_GENERATORS = (
     "the dataset or its `collate` draws from {names}, a generator of its own, whose state no checkpoint holds: a "

@@ -133,7 +133,10 @@ class MapData(Data):
         self._fingerprint: dict[str, JSON] | None = None
         self._epochs: dict[tuple[int, int], EpochBatches] = {}
         processes = require_count("num_workers", num_workers, at_least=0)
-        self._pool = Pool(lambda: Fetcher(dataset, collate, reading), num_workers=processes, reading=reading)
+        count = self._sampling.num_samples
+        self._pool = Pool(
+            lambda: Fetcher(dataset, collate, reading, num_samples=count), num_workers=processes, reading=reading
+        )
 
     @property
     def num_samples(self) -> int:
