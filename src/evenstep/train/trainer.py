@@ -355,10 +355,18 @@ class Trainer(TrainerAttributes):
         Args:
             data: run forward only, by all ranks, without losses and weights. A shuffled set comes shuffled.
             collect: whether this rank gets them, one per micro-batch; by default the first rank does.
+
+        Raises:
+            ArgumentError: what is no data, a mixture whose epoch does not take each sample once, or the stream that is
+                trained on.
         """
+        from evenstep.train.checks.tasks import check_stream_apart, check_taken_once
+
         self._check_idle("predict", "call it in `after_update`, `after_evaluate`, or when training has ended")
         self._loop.engine.require_own_format("predict")
         batches = data_of(data, "data")
+        check_taken_once("what is predicted", batches, "the predictions would not be those of the set")
+        check_stream_apart("what is predicted", batches, self._loop.feed.data)
         with self._together("predict"):
             self._loop.settle_between_updates(write=False)
             return self._loop.evaluator.predict(batches, collect=collect)

@@ -40,17 +40,9 @@ def check_tasks(
         _check_names("`data`", data.tasks, by_name)
     for name, one in evaluations.items():
         _check_names(f"the evaluation '{name}'", one.tasks, by_name)
-        stream = one.unshared_stream
-        if data is not None and stream is not None and stream is data.unshared_stream:
-            raise ArgumentError(
-                f"the evaluation '{name}' reads the stream that `data` reads, a {type(stream).__name__}, "
-                f"and each would go on where the other has stopped; give it a stream of its own."
-            )
-        if isinstance(one, Mixture) and (task := one.not_taken_once(seed=0)):
-            raise ArgumentError(
-                f"the evaluation '{name}' is a mixture whose epoch does not take each sample of task `{task}` once, so "
-                f'its metrics would not be those of the set; write `Mixture(…, end="max")`, without `windows`.'
-            )
+        if data is not None:
+            check_stream_apart(f"the evaluation '{name}'", one, data)
+        check_taken_once(f"the evaluation '{name}'", one, "its metrics would not be those of the set")
     for name, task in by_name.items():
         _check_methods(type(task))
         _check_members(task)
@@ -74,6 +66,35 @@ def check_tasks(
         _check_stages(tasks, policy)
     if combine is not None and combine.needs_products:
         _check_separable(model)
+
+
+def check_stream_apart(what: str, data: Data, trained: Data) -> None:
+    """Raise ArgumentError for data that would move the stream on which is trained.
+
+    Args:
+        what: the data are, for the message.
+        trained: the data of the training.
+    """
+    stream = data.unshared_stream
+    if stream is not None and stream is trained.unshared_stream:
+        raise ArgumentError(
+            f"{what} reads the stream that `data` reads, a {type(stream).__name__}, and each would go on where the "
+            f"other has stopped; give it a stream of its own."
+        )
+
+
+def check_taken_once(what: str, data: Data, otherwise: str) -> None:
+    """Raise ArgumentError for a mixture whose epoch repeats samples or leaves some out.
+
+    Args:
+        what: the data are, for the message.
+        otherwise: what would come of it.
+    """
+    if isinstance(data, Mixture) and (task := data.not_taken_once(seed=0)):
+        raise ArgumentError(
+            f"{what} is a mixture whose epoch does not take each sample of task `{task}` once, so {otherwise}; write "
+            f'`Mixture(…, end="max")`, without `windows`.'
+        )
 
 
 def check_evaluates(tasks: Mapping[str, Task], train: Training, model: nn.Module, precision: Precision) -> None:
