@@ -23,6 +23,7 @@ from evenstep.keys import key
 
 End = Literal["min", "max", "cycle"]
 Windows = Mapping[str, tuple[int, int | None]]
+_LOOKS_EVERY = 10**5  # updates of an epoch that are counted before it is asked, each time, whether it will ever end
 
 
 @final
@@ -59,6 +60,12 @@ class _Walk:
         if ends_epoch:
             self._ended = set()
         return tasks
+
+    def seldom(self) -> str:
+        """A task for which this epoch lasts a thousand times as long as all would one after the other; "" if none."""
+        waiting = [name for name in self._active(self.number) if name not in self._ended]
+        whole = sum(self._size(name) for name in self._data)
+        return waiting[0] if waiting and self.position.batch > 1000 * whole else ""
 
     def _active(self, number: int) -> list[str]:
         return [name for name in self._data if _within(self._windows.get(name, (1, None)), number + 1)]
@@ -198,6 +205,13 @@ class Mixture(Data):
         walk, counts = self._epochs.setdefault(seed, (self._walk(seed), []))
         while len(counts) <= epoch:
             last = walk.position.batch
+            if last and last % _LOOKS_EVERY == 0 and (missing := walk.seldom()):
+                raise ArgumentError(
+                    f"the epochs of the mixture can't be counted: after {last} updates epoch {len(counts)} goes on, "
+                    f"since task `{missing}` is taken so seldom that it has not been through its data; let it be taken "
+                    f'more often (`mixing`), let epochs end with the first task (`end="min"`), or train for a number '
+                    f"of `updates`."
+                )
             walk.step()
             if walk.position.batch == 0:
                 counts.append(last + 1)

@@ -219,6 +219,21 @@ def test_whether_samples_are_taken_once_is_known_without_waiting_for_a_task_that
     assert Mixture(data, mixing=Sampled(weights={"a": 1.0, "b": 1e-12})).not_taken_once(seed=1) == "a"
 
 
+def test_an_epoch_that_a_task_that_is_never_taken_would_not_let_end_is_not_counted_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("evenstep.data.mixture._LOOKS_EVERY", 1100)
+    data = {name: MapData(range(size), global_batch_size=1, shuffle=False) for name, size in (("a", 3), ("b", 1))}
+    never = Sampled(weights={"a": 1.0, "b": 1e-300})
+    mixture = Mixture(data, mixing=never)
+    for _ in range(2):
+        with pytest.raises(
+            ArgumentError, match="after 4400 updates epoch 0 goes on, since task `b` is taken so seldom"
+        ):
+            mixture.num_batches(0, seed=1)
+    assert Mixture(data, mixing=never, end="min").num_batches(0, seed=1) == 3
+
+
 @pytest.mark.parametrize(("window", "left_out"), [((1, 1), "b"), ((50, 60), "b"), ((2, None), "")])
 def test_windows_that_leave_samples_out_of_an_epoch_are_seen(window: tuple[int, int | None], left_out: str) -> None:
     data = {name: MapData(range(8), global_batch_size=4) for name in ("a", "b")}
