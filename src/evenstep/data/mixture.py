@@ -12,14 +12,18 @@ from contextlib import ExitStack, closing
 from copy import deepcopy
 from dataclasses import replace
 from time import perf_counter
-from typing import Any, Literal, cast, final, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, final, get_args
 
 from evenstep.arguments import require_count, require_object, require_rank, require_table, require_word
 from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Part, Position
 from evenstep.data.mixing import AllTasks, Mixing
 from evenstep.data.mixing.mixing import check_known
+from evenstep.data.resolve import data_of
 from evenstep.errors import ArgumentError, DataError
 from evenstep.keys import key
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
 
 End = Literal["min", "max", "cycle"]
 Windows = Mapping[str, tuple[int, int | None]]
@@ -112,7 +116,7 @@ class Mixture(Data):
     each task, so that tasks of a single micro-batch do not all fall to one rank.
 
     Args:
-        data: of each task, by its name; data that know how many batches they have.
+        data: of each task, by its name; data that know how many batches they have, or a `DataLoader`.
         mixing: chooses the tasks of each update; all by default.
         end: what happens when a task comes to the end of its data.
         windows: (first, last) update of tasks that do not take part in all, counted from 1; a last one of None is open.
@@ -130,7 +134,7 @@ class Mixture(Data):
 
     def __init__(
         self,
-        data: Mapping[str, Data],
+        data: "Mapping[str, Data | DataLoader[Any]]",
         *,
         mixing: Mixing | None = None,
         end: End = "cycle",
@@ -143,13 +147,12 @@ class Mixture(Data):
             )
         if not data:
             raise ArgumentError("a mixture needs the data of one task at least, but `data` is empty.")
-        for name, one in data.items():
-            require_object(f"data[{name!r}]", one, Data, "`MapData(dataset, global_batch_size=32)`")
+        self._data = {name: data_of(one, f"data[{name!r}]") for name, one in data.items()}
+        for name, one in self._data.items():
             _check_task(name, one)
         require_object("mixing", mixing, Mixing, "`mixing=AllTasks()`", may_be_none=True)
         require_table("windows", windows, "`windows={'box': (1, None)}`", may_be_none=True)
         require_word("end", end, get_args(End))
-        self._data = dict(data)
         self._mixing = mixing or AllTasks()
         self._end: End = end
         check_windows(windows or {}, list(data))
@@ -301,7 +304,7 @@ def _next_of(walk: _Walk, sources: Mapping[str, Iterator[GlobalBatch]]) -> Globa
 
 
 def _check_task(name: str, data: Data) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+    if not isinstance(cast("object", name), str) or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
         raise ArgumentError(f"a task's name must be of letters, digits, `_` and `-`, but one is {name!r}; rename it.")
     if data.tasks != ("",):
         raise ArgumentError(f"the data of task `{name}` are of several tasks themselves; put them side by side.")

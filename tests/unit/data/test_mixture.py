@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from evenstep.data import AllTasks, Data, MapData, Mixing, Mixture, Position, RoundRobin, Sampled, StreamData
 from evenstep.errors import ArgumentError, DataError
@@ -163,6 +164,13 @@ def test_that_a_mixture_knows_its_length_is_said_without_counting_it() -> None:
     assert time.process_time() - began < 0.05
 
 
+def test_a_task_may_be_given_a_loader_of_torch_as_a_trainer_may() -> None:
+    given = {"a": range(5), "b": range(2)}
+    loaders = Mixture({name: DataLoader(one, batch_size=2) for name, one in given.items()})
+    mixture = Mixture({name: MapData(one, global_batch_size=2, shuffle=False) for name, one in given.items()})
+    assert loaders.fingerprint() == mixture.fingerprint()
+
+
 def test_the_fingerprint_tells_mixtures_apart() -> None:
     given = [
         Mixture(tasks()),
@@ -182,6 +190,8 @@ def test_the_fingerprint_tells_mixtures_apart() -> None:
     [
         (lambda: Mixture({}), "`data` is empty"),
         (lambda: Mixture({"a b": tasks()["a"]}), "must be of letters"),
+        (lambda: Mixture({0: tasks()["a"]}), "must be of letters, digits, `_` and `-`, but one is 0"),
+        (lambda: Mixture({"a": [1, 2]}), r"`data\['a'\]` must be .* but is a dataset \(list\)"),
         (lambda: Mixture({"a": Mixture(tasks())}), "are of several tasks themselves"),
         (lambda: Mixture({"a": StreamData(range(3), global_batch_size=1)}), "are a stream"),
         (lambda: Mixture(tasks(), end="stop"), "`end` must be"),
