@@ -108,6 +108,11 @@ class RetryingWriter:
             self._report(Incident(kind="writer", update=self._latest, message=message, rank=0))
 
     @property
+    def works(self) -> bool:
+        """Whether it takes what it is given now."""
+        return self._is_open and not self._wait_s
+
+    @property
     def _named(self) -> str:
         return f"writer `{self._writer.name}` of {self._writer.target}"
 

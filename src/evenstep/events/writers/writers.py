@@ -1,5 +1,6 @@
 """All writers of a run as one: each gets everything, and a fault of one does not concern the others or the run."""
 
+import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,8 @@ class Writers:
 
     Args:
         writers: in the order in which they are given things.
-        report: takes the faults of open writers as incidents.
+        report: takes the faults of writers as incidents. One that no other writer can be told of goes to Python's
+            `logging` as well, which writes it on standard error.
 
     Raises:
         HookError: for something that is not a writer.
@@ -34,7 +36,13 @@ class Writers:
     """
 
     def __init__(self, writers: Iterable[Writer], report: Callable[[Incident], None]) -> None:
-        self._writers = tuple(RetryingWriter(_checked(writer), report) for writer in writers)
+        self._writers = tuple(RetryingWriter(_checked(writer), self._failed) for writer in writers)
+        self._report = report
+
+    def _failed(self, incident: Incident) -> None:
+        self._report(incident)
+        if not any(writer.works for writer in self._writers):
+            logging.getLogger("evenstep").warning(incident.message)
 
     @contextmanager
     def opened(self, folder: Path | None, update: int) -> Generator[None]:

@@ -292,3 +292,21 @@ def test_what_a_writer_has_buffered_and_can_never_flush_is_counted_as_lost(tmp_p
         writers.write(one(1))
         writers.write(one(2))
     assert heard[-1].message.endswith("did not take 2 calls of metrics and events, lost to it.")
+
+
+def test_what_no_other_writer_can_be_told_of_a_failing_one_is_said_by_logging(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def run(*labels: str) -> list[str]:
+        caplog.clear()
+        writers = Writers(
+            [Notes([], label, {"write": RuntimeError("no")} if label == "fails" else None) for label in labels],
+            lambda incident: None,
+        )
+        with writers.opened(None, 0):
+            writers.write(RECORDS)
+        return [record.message for record in caplog.records]
+
+    failed, lost = run("fails")
+    assert "failed: " in failed and "did not take 1 call" in lost
+    assert run("fails", "works") == []
