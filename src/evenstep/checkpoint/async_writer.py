@@ -113,12 +113,10 @@ class AsyncWriter:
         """Take the memory that copies of such a state need, in the background, so that the first save is as short.
 
         Raises:
-            CheckpointError: a state that cannot be saved.
+            CheckpointError: a state that cannot be saved, which is found here also where there are no copies.
         """
-        if self._staging is None:
-            return
         flat = FlatState.of(state, alone=self._group.ranks == 1)
-        if self._group.rank == 0 or flat.sharded:
+        if self._staging is not None and (self._group.rank == 0 or flat.sharded):
             self._staging.prepare(flat.held())
 
     def begin(

@@ -153,7 +153,7 @@ class _Packer:
         return name
 
     def _refuse(self, path: tuple[str, ...], what: str, advice: str) -> CheckpointError:
-        place = ".".join((self.name, *path))
+        place = ".".join((self.name, *(part for part in path if part)))  # a single task's name is ""
         return CheckpointError(
             f"`{place}` {what}, which cannot be saved; a state holds dict, list, tuple, Tensor, str, int, float, "
             f"bool and None: {advice}."

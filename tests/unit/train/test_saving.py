@@ -9,6 +9,7 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -780,3 +781,19 @@ def test_after_a_hook_that_could_not_load_its_state_nothing_is_trained_before_an
     hook.refuses = False
     trainer.load_state_dict(state)
     assert trainer.train().update == 12
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_state_that_can_not_be_saved_is_found_after_the_first_update_and_not_by_the_first_save(
+    tmp_path: Path, asynchronous: bool
+) -> None:
+    class Counts(Square):
+        def state_dict(self) -> dict[str, Any]:
+            return {"count": np.int64(1)}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    trainer = trainer_of(tmp_path, task=Counts(), checkpoint=Checkpointing(asynchronous=asynchronous))
+    with pytest.raises(CheckpointError, match=r"`tasks\.count` is a `numpy\.int64`"):
+        trainer.train()
+    assert trainer.progress.update == 1
