@@ -30,6 +30,7 @@ from evenstep.events import Bus, Incident, Record
 from evenstep.internals import unwrapped
 from evenstep.keywords import no_attribute
 from evenstep.nothing import NOTHING
+from evenstep.optim.foreign_steps import NoSecondStep
 from evenstep.optim.schedules import LrSchedule
 from evenstep.optim.step import let_begin_late
 from evenstep.options import Training, check_length
@@ -143,6 +144,7 @@ class Engine:
         self._build(setup, updates=updates, bus=bus, report=lambda incident: warn(incident.message))
         self.prepare()
         mark_used(setup.kept)
+        self._no_second_step = NoSecondStep(optimizer)
 
     if not TYPE_CHECKING:  # which knows what there is
         __getattr__ = no_attribute  # asked only for what is not there
@@ -205,8 +207,12 @@ class Engine:
         """
         with self._alone("update"):
             before, was_whole = self.progress.update, self.core.is_whole
+            self._no_second_step.end()
             try:
-                return self._update(microbatches)
+                outcome = self._update(microbatches)
+                if isinstance(outcome, Committed):
+                    self._no_second_step.begin()
+                return outcome
             except BaseException as error:
                 if self.progress.update > before:
                     error.add_note(f"Update {before + 1} has been applied by then; go on with the next batch.")
