@@ -29,6 +29,7 @@ from evenstep.errors import ArgumentError, EvenstepError, LostRankError, clause
 from evenstep.events import Bus, Incident, Record
 from evenstep.internals import unwrapped
 from evenstep.keywords import no_attribute
+from evenstep.names import parameters_in
 from evenstep.nothing import NOTHING
 from evenstep.optim.foreign_steps import NoSecondStep
 from evenstep.optim.schedules import LrSchedule
@@ -144,7 +145,6 @@ class Engine:
         self._build(setup, updates=updates, bus=bus, report=lambda incident: warn(incident.message))
         self.prepare()
         mark_used(setup.kept)
-        self._no_second_step = NoSecondStep(optimizer)
 
     if not TYPE_CHECKING:  # which knows what there is
         __getattr__ = no_attribute  # asked only for what is not there
@@ -184,6 +184,7 @@ class Engine:
         self.progress, self._begun = Progress(), Tree()
         self._pending, self._cuts = list[PendingUpdate](), dict[str, SplitLimit]()
         self._last_loss: SummedLoss | None = None
+        self._no_second_step = NoSecondStep(self.optimizer)
         check_ties(unwrapped(self.model), parts.core.trained.names)
         let_ask(self, setup.tasks.by_name)
         let_begin_late(self.optimizer)
@@ -231,7 +232,7 @@ class Engine:
         self.group.at(update)
         with self.together():  # also where a rank gives what no micro-batch is: the others wait for it
             self.require_whole()
-            batch = global_batch(microbatches, self.progress.position, self.reducers.group)
+            batch = self._given(microbatches, self.progress.position)
         self.storage.discard_from(0)  # what nobody has read of the update before
         undisturbed = context.randomness.undisturbed(context.device)
         told = around_update(self.bus, update, batch, is_committed=lambda: self.progress.update >= update)
@@ -263,7 +264,7 @@ class Engine:
         """
         self.require_own_format("evaluate")
         with self.together(), inside("`evaluate`", alone=False):
-            batch = OneBatch(replace(global_batch(microbatches, Position(), self.reducers.group), ends_epoch=True))
+            batch = OneBatch(replace(self._given(microbatches, Position()), ends_epoch=True))
         context = self.parts.context
         apart = replace(context, storage=build_storage(context.tasks, context.device))
         values: dict[str, float] = {}
@@ -271,6 +272,9 @@ class Engine:
         with self._alone("evaluate"), told, self.together():
             values |= {record.name: record.value for record in self.evaluated(EVALUATION, batch, context=apart)}
         return {name.removeprefix(f"{EVALUATION}/"): value for name, value in values.items()}
+
+    def _given(self, microbatches: tuple[Any, ...], position: Position) -> GlobalBatch:
+        return global_batch(microbatches, position, self.reducers.group, trained=parameters_in(self.optimizer))
 
     def require_own_format(self, method: str) -> None:
         """Raise ArgumentError where `method` was called inside an autocast that would change what forwards compute."""
@@ -428,6 +432,7 @@ class Engine:
     def begin(self) -> None:
         """Before a pass over the data: nothing is pending, and buffers are as they are now."""
         self.require_whole()
+        self._no_second_step.end()
         self._pending.clear()
         self.core.begin()
 

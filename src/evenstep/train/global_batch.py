@@ -3,9 +3,10 @@
 What is one micro-batch is told by how it was given, never by its type: each argument is one. It looks at no numbers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, final
 
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from evenstep.arguments import said
@@ -17,11 +18,14 @@ from evenstep.errors import ArgumentError, DataError
 from evenstep.parallel import Group
 
 
-def global_batch(given: Sequence[Any], position: Position, group: Group) -> GlobalBatch:
+def global_batch(
+    given: Sequence[Any], position: Position, group: Group, *, trained: Collection[Tensor] = ()
+) -> GlobalBatch:
     """The global batch of the micro-batches that each rank of `group` gives; all ranks call it together.
 
     Args:
         given: this rank's micro-batches, or one `GlobalBatch`, which is taken as it is.
+        trained: the parameters of the model, of which no batch may be computed with a gradient.
 
     >>> batch = global_batch((["a"], (["b", "c"], "box")), Position(batch=7), Group())
     >>> [(one.index, one.task) for one in batch.microbatches], batch.following
@@ -36,6 +40,8 @@ def global_batch(given: Sequence[Any], position: Position, group: Group) -> Glob
             f"an engine takes batches, but was given {said(source)}, which gives them: `for batch in loader: "
             f"engine.update(batch)`; a `Trainer` takes data as a whole."
         )
+    for one in mine:
+        _check_given(one.data, trained)
     told = group.gather([(one.task, _num_samples(one.data)) for one in mine])
     first = sum(len(theirs) for theirs in told[: group.rank])
     everything = [one for theirs in told for one in theirs]
@@ -53,6 +59,34 @@ def global_batch(given: Sequence[Any], position: Position, group: Group) -> Glob
         if any(task for task, _ in everything)
         else (),
     )
+
+
+def _check_given(data: object, trained: Collection[Tensor]) -> None:
+    """Raise ArgumentError for a batch that the model has computed, such as its output or a loss."""
+    parts: Any = data.values() if isinstance(data, Mapping) else data
+    for one in parts if isinstance(data, tuple | list | Mapping) else (data,):
+        if isinstance(one, Tensor) and one.requires_grad and _leads_to(one, trained):
+            raise ArgumentError(
+                f"an engine takes batches, but was given a tensor of shape {list(one.shape)} that the model has "
+                f"computed, with its gradient: the engine calls the model by itself, with what the task's `inputs` "
+                f"gives of the batch, and the task's `loss` is given the output. Write `engine.update((inputs, "
+                f"targets))`; of an earlier forward, such as the probabilities that actions had, give `.detach()`."
+            )
+
+
+def _leads_to(computed: Tensor, trained: Collection[Tensor]) -> bool:
+    """Whether a gradient of `computed` would come to one of the parameters."""
+    wanted, seen = set(map(id, trained)), set[Any]()
+    nodes: list[Any] = [computed.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        if id(getattr(node, "variable", None)) in wanted:
+            return True
+        seen.add(node)
+        nodes += [before for before, _ in node.next_functions]
+    return False
 
 
 def _num_samples(data: object) -> int:
