@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from evenstep.errors import ArgumentError
+from evenstep.arguments import said
+from evenstep.errors import ArgumentError, clause
 from evenstep.events.meters import Seen
 from evenstep.events.series import Record
 
@@ -106,13 +107,18 @@ def _read(pending: Sequence[Entry]) -> list[float]:
     elsewhere: dict[torch.device, list[int]] = {}
     for index in compress(count(), map(is_not, map(type, numbers), repeat(float))):  # most are, and cost no bytecode
         number = numbers[index]
-        if not isinstance(number, Tensor):
-            numbers[index] = float(number)
-        elif number.dim():
+        if isinstance(number, Tensor) and number.dim():
             name, shape = pending[index // 2][1].removeprefix(COUNT), list(number.shape)
             raise ArgumentError(f"metric `{name}` must be put as 0-dim tensors, but one has shape {shape}; sum it.")
-        elif number.is_cpu:
-            numbers[index] = float(number.item())
+        if not isinstance(number, Tensor) or number.is_cpu:
+            try:
+                numbers[index] = float(number.item() if isinstance(number, Tensor) else number)
+            except (TypeError, ValueError, OverflowError) as error:
+                name = pending[index // 2][1].removeprefix(COUNT)
+                raise ArgumentError(
+                    f"metric `{name}` must be put as real numbers, but one is {said(number)} ({clause(error)}); sum "
+                    f"what are several, and give `float(…)` of it."
+                ) from error
         else:
             elsewhere.setdefault(number.device, []).append(index)
     for indices in elsewhere.values():

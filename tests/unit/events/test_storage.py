@@ -3,6 +3,7 @@ import math
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -142,6 +143,14 @@ def test_a_tensor_that_is_not_one_number_is_an_error_that_names_the_metric() -> 
     storage.put("fine", 1.0, update=1)
     storage.put("wide", 1.0, torch.ones(3), update=1)
     with pytest.raises(ArgumentError, match=r"metric `wide` must be put as 0-dim tensors, but one has shape \[3\]"):
+        storage.settle()
+
+
+@pytest.mark.parametrize("one", [np.ones(2), torch.tensor(1j), "a"])
+def test_what_is_no_single_real_number_is_refused_by_the_metrics_name(one: Any) -> None:
+    storage = Storage()
+    storage.put("odd", one, 1.0, update=1)
+    with pytest.raises(ArgumentError, match="metric `odd` must be put as real numbers, but one is "):
         storage.settle()
 
 
