@@ -10,6 +10,7 @@ from evenstep.arguments import require_word
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.hf.columns import IGNORED, Columns, without_cache
 from evenstep.hf.outputs import batch_of, check_whole, logits_of, require_smoothing, tensor_of, weights_of
+from evenstep.hf.own_loss import compare_own_classes
 from evenstep.train import Loss, Task
 
 Problem = Literal["single_label", "multi_label", "regression"]
@@ -55,6 +56,7 @@ class Classification(Task):
 
     def prepare(self, model: nn.Module) -> None:
         check_whole(self, model)
+        compare_own_classes(type(self).__name__, model, self._problem)
         self._columns.look_at(model)
         self._more = without_cache(model)
 

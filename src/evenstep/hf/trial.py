@@ -22,7 +22,10 @@ def tried(model: nn.Module, act: Callable[[Tensor, Tensor], T]) -> T | None:
         act: is given tokens `[length]` and the weight of their embeddings.
     """
     embeddings: Any = getattr(model, "get_input_embeddings", None)
-    found: object = None if embeddings is None else embeddings()
+    try:
+        found: object = None if embeddings is None else embeddings()
+    except NotImplementedError:  # as models of images answer
+        return None
     if not isinstance(found, nn.Embedding):
         return None
     tokens = (torch.arange(_TOKENS, device=found.weight.device) * 7 + 3) % found.num_embeddings
