@@ -4,6 +4,7 @@ import logging
 import random
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +299,27 @@ def test_a_metric_given_as_a_mean_is_said(caplog: pytest.LogCaptureFixture) -> N
 
     (text,) = said(caplog, Right())
     assert "gives the metric `nats` as (mean, 1)" in text
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda nats: (nats.square().mean().sqrt() * len(nats), len(nats)),  # a root
+        lambda nats: (nats.max() * len(nats), len(nats)),
+        lambda nats: (nats.sum(), nats.square().sum().sqrt()),  # over what does not add up
+        lambda nats: (float(len(nats)), 1),  # a count
+    ],
+)
+def test_a_metric_that_is_another_number_for_every_cut_is_said_whatever_it_is_made_of(
+    caplog: pytest.LogCaptureFixture, made: Callable[[Tensor], Any]
+) -> None:
+    class Odd(Sums):
+        def loss(self, output: Any, batch: Any) -> Any:
+            nats = F.cross_entropy(output, batch[1], reduction="none")
+            return Loss(nats.sum(), metrics={"odd": made(nats), "nats": (nats.sum(), len(nats)), "none": (0.0, 3)})
+
+    (text,) = said(caplog, Odd())
+    assert "gives the metric `odd` as (" in text and "what is logged is another number for every cut" in text
 
 
 class Leaves(nn.Module):

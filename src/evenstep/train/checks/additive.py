@@ -224,6 +224,26 @@ def sums_among(whole: LossValue, parts: Sequence[LossValue]) -> dict[str, float]
     return found
 
 
+def unlike_among(whole: LossValue, parts: Sequence[LossValue], tolerance: Tolerance) -> list[str]:
+    """The metrics of which the parts do not give together what the whole gives, such as a root or a ratio of sums.
+
+    >>> halves = [LossValue(loss=0.0, weight=2, metrics={"rms": (2 * one, 2)}) for one in (1.0, 3.0)]
+    >>> unlike_among(LossValue(loss=0.0, weight=4, metrics={"rms": (4 * math.sqrt(5), 4)}), halves, WIDE)
+    ['rms']
+    """
+    found: list[str] = []
+    for name, (total, weight) in whole.metrics.items():
+        theirs = [part.metrics[name] for part in parts if name in part.metrics]
+        if len(theirs) != len(parts) or not all((weight, *(w for _, w in theirs))):
+            continue
+        together = math.fsum(one for one, _ in theirs) / math.fsum(w for _, w in theirs)
+        scale = max(abs(one / w) for one, w in ((total, weight), *theirs))
+        # of many answers a few may be others by rounding
+        if abs(together - total / weight) > max(tolerance.relative * scale, FAR * tolerance.per_unit):
+            found.append(name)
+    return found
+
+
 def _is_sum(total: float, parts: Sequence[float], relative: float) -> bool:
     scale = max(map(abs, (total, *parts)), default=0.0)
     return abs(math.fsum(parts) - total) <= relative * scale

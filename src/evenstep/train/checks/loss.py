@@ -35,6 +35,7 @@ from evenstep.train.checks.additive import (
     kind_of,
     means_among,
     sums_among,
+    unlike_among,
     weighs_whole,
 )
 from evenstep.train.checks.loss_faults import (
@@ -49,6 +50,7 @@ from evenstep.train.checks.loss_faults import (
     sum_note,
     unchecked_note,
     uncut_note,
+    unlike_note,
     weight_fault,
     weightless_fault,
 )
@@ -382,7 +384,10 @@ class Guard:
                 return "", ""
         fault = weight_fault(task, where, whole, parts)
         means, sums = means_among(whole, parts), sums_among(whole, parts)
-        return fault, metric_note(task, means) if means else sum_note(task, sums) if sums else ""
+        note = metric_note(task, means) if means else sum_note(task, sums) if sums else ""
+        if not note and (names := unlike_among(whole, parts, tolerance)):
+            note = unlike_note(task, names, whole, parts)
+        return fault, note
 
 
 def _unlike(parts: Sequence[SubBatch]) -> int:

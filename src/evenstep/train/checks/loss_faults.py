@@ -134,6 +134,24 @@ def sum_note(task: Task, values: Mapping[str, float]) -> str:
     )
 
 
+def unlike_note(task: Task, names: Sequence[str], whole: LossValue, parts: Sequence[LossValue]) -> str:
+    """Metrics of which halves do not give together what the whole does."""
+    name = names[0]
+    apart = " and ".join(_pair(part.metrics[name]) for part in parts)
+    others = "".join(f", and so with `{other}`" for other in names[1:])
+    return (
+        f"`{type(task).__name__}.loss` gives the metric `{name}` as {_pair(whole.metrics[name])} for a batch, but as "
+        f"{apart} for its halves, which have another mean together{others}. So what is logged is another number for "
+        f"every cut; give sums over samples, such as (correct, total), and make what is computed of sums by `derived` "
+        f"and `Loss.counts`, or give an object of torchmetrics as one of the task's `metrics`."
+    )
+
+
+def _pair(given: tuple[float, float]) -> str:
+    total, weight = given
+    return f"({total:.4g}, {weight:g})"
+
+
 def uncut_note(task: Task, why: str) -> str:
     """Batches that can't be cut in two."""
     kind = type(task).__name__
