@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from evenstep.train.state.loading import LoadedWeights, load_weights
     from evenstep.train.tasks.coefficients import Coefficients, Fixed
     from evenstep.train.tasks.collect import Collected, Trained
-    from evenstep.train.tasks.combine import Combine, Separate
+    from evenstep.train.tasks.combine import Combine, Separate, TaskWeights
     from evenstep.train.tasks.cross_entropy import chunked_cross_entropy
     from evenstep.train.tasks.task import Loss, Task
     from evenstep.train.trainer import Trainer
@@ -46,6 +46,7 @@ __all__ = [
     "Skip",
     "Stop",
     "Task",
+    "TaskWeights",
     "Trained",
     "Trainer",
     "chunked_cross_entropy",
@@ -64,7 +65,7 @@ __getattr__, __dir__ = lazy_names(
         ".tasks.cross_entropy": "chunked_cross_entropy",
         ".tasks.coefficients": "Coefficients Fixed",
         ".tasks.collect": "Collected Trained",
-        ".tasks.combine": "Combine Separate",
+        ".tasks.combine": "Combine Separate TaskWeights",
         ".engine": "Engine",
         ".failures": "Answer DropTask FailurePolicy Retry Rewind Skip Stop",
         ".state.loading": "LoadedWeights load_weights",

@@ -6,13 +6,16 @@ the trained parameters; the inner products are read by the host, one wait per up
 because some have a weight that comes late, `train.late_weights` needs less.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
+from evenstep.errors import TaskError
+from evenstep.keys import key
 from evenstep.train.tasks.combine import Combine, TaskWeights
 from evenstep.train.update.context import MicrobatchResults, TrainContext
 from evenstep.train.update.execution import Execution
@@ -54,11 +57,34 @@ class PerTaskGradients:
             products = self._products([[gradients[name][place] for name in tasks] for place in seen], len(tasks))
             losses = self._losses(tasks, weights, whole)
             if bool(products.isfinite().all()) and bool(losses.isfinite().all()):  # else the update will be aborted
-                shares = self.combine(products, losses.tolist(), tasks=tasks, seed=self.context.seed, update=update)
+                shares = self._shares(products, losses.tolist(), tasks, update)
         for place, parameter in enumerate(parameters):
             factors = shares.shared if len(having[place]) > 1 else shares.own
             parameter.grad = sum_gradients([gradients[name][place] for name in tasks], factors)
         return whole
+
+    def _shares(self, products: Tensor, losses: list[float], tasks: list[str], update: int) -> TaskWeights:
+        """What the method makes of it; what it draws is keyed by the update: the same on all ranks, and in every cut.
+
+        Raises:
+            TaskError: it gives no finite number for each task.
+        """
+        context = self.context
+        with context.randomness.apart(context.device, key(context.seed, "combine", update), "combine"):
+            shares = self.combine(products, losses, tasks=tasks, seed=context.seed, update=update)
+        for name in ("shared", "own"):
+            given: Any = getattr(shares, name, None)
+            try:
+                is_given = len(given) == len(tasks) and all(math.isfinite(one) for one in given)
+            except (TypeError, ValueError, RuntimeError):
+                is_given = False
+            if not is_given:
+                raise TaskError(
+                    f"`{type(self.combine).__name__}` must give a `TaskWeights` with a finite number for each of the "
+                    f"tasks {', '.join(tasks)} in `shared` and `own`, but gave {shares if given is None else given!r}"
+                    f"{'' if given is None else f' as `{name}`'}; a task that is not to count has the number 0."
+                )
+        return shares
 
     def _losses(self, tasks: Sequence[str], weights: Weights, whole: MicrobatchResults) -> Tensor:
         """Σ S_m / divisor, or Σ S_m / Σ w_m where weights are late, of each task over all ranks, in the order of the

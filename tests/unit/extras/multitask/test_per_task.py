@@ -1,5 +1,6 @@
 """Separate gradients in real updates, against plain PyTorch that computes each task's gradient by itself."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import AlignedMtl, Failures, Fp16Mixed, GradNorm, Loss, MapData, Mixture, PcGrad, Task, Trainer, Training
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, TaskError
 from evenstep.parallel import Group, ParameterLayout, Reducer, Single, Strategy
-from evenstep.train import Combine, Separate
+from evenstep.train import Combine, Separate, TaskWeights
 
 SIZES = {"a": 6, "b": 4, "c": 2}
 
@@ -181,6 +182,50 @@ def test_sparse_gradients_and_tasks_without_names_are_refused(several: Any) -> N
             updates=1,
             train=Training(combine=PcGrad()),
         )
+
+
+class Own(Combine):
+    """Gives what it is told to."""
+
+    def __init__(self, shares: Callable[[int], Any]) -> None:
+        self.shares = shares
+
+    def __call__(self, products: Tensor, losses: Any, *, tasks: Any, seed: int, update: int) -> Any:
+        return self.shares(len(tasks))
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [
+        lambda count: None,
+        lambda count: [1.0] * count,
+        lambda count: TaskWeights(shared=[1.0], own=[1.0] * count),
+        lambda count: TaskWeights(shared=[1.0] * count, own=[1.0] * count + [2.0]),
+        lambda count: TaskWeights(shared=[float("nan")] * count, own=[1.0] * count),
+    ],
+)
+def test_a_method_of_ones_own_that_gives_no_number_for_each_task_is_refused_by_name(several: Any, shares: Any) -> None:
+    with pytest.raises(TaskError, match="`Own` must give a `TaskWeights` with a finite number for each of the tasks"):
+        trained(several, train=Training(combine=Own(shares)))
+
+
+def test_what_a_method_draws_does_not_depend_on_the_micro_batches(several: Any) -> None:
+    """Nor on ranks then, each of which has drawn for other ones."""
+    drawn: list[list[float]] = []
+
+    def draws(count: int) -> TaskWeights:
+        drawn.append(torch.rand(count).tolist())
+        return TaskWeights(shared=drawn[-1], own=[1.0] * count)
+
+    class Draws(several.Regress):
+        def loss(self, output: Any, batch: Any) -> Any:
+            torch.rand(3)
+            return super().loss(output, batch)
+
+    for kind in (several.Regress, Draws):
+        trained(several, task={name: kind(name) for name in SIZES}, train=Training(combine=Own(draws)))
+    assert drawn[:3] == drawn[3:]
+    assert drawn[0] != drawn[1]
 
 
 def test_a_method_is_told_losses_divided_by_weights_that_come_late_too(several: Any) -> None:
