@@ -3,6 +3,7 @@
     a run, a checkpoint, an average of checkpoints        its model, or the average that follows it
     X.safetensors, a folder with model.safetensors        the hub's layout, whole
     X.safetensors.index.json, a folder with one           … cut into several files
+    pytorch_model.bin, or its .index.json                 the hub's older layout, of files of `torch.save`
     any other file                                        `torch.load(weights_only=True)`: a dict of tensors, or one
                                                           that holds it as `state_dict`, `model` or the like
 
@@ -38,8 +39,8 @@ from evenstep.errors import ArgumentError, CheckpointError, clause
 from evenstep.names import LEARNED, TASK_PARAMETERS, by_plain_name
 
 SUFFIX, INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
+_OLDER, _OLDER_INDEX = "pytorch_model.bin", ".bin.index.json"
 _HELD_AS = ("state_dict", "model", "model_state_dict", "weights", "module")
-_WRAPPED = "module."  # what torch's DistributedDataParallel puts before each name
 
 
 @final
@@ -65,6 +66,17 @@ class StoredWeights:
     ) -> None:
         self.source, self.outlines, self.trained_by = source, outlines, trained_by
         self.read, self.verify = read, verify
+
+    def behind(self, prefix: str) -> "StoredWeights":
+        """The same, in which a name that begins with `prefix` is without it."""
+        theirs = {name.removeprefix(prefix): name for name in self.outlines}
+        return StoredWeights(
+            source=self.source,
+            outlines={name: self.outlines[own] for name, own in theirs.items()},
+            read=lambda name: self.read(theirs[name]),
+            verify=self.verify,
+            trained_by=self.trained_by,
+        )
 
     def check_evaluated(self) -> None:
         """Raise CheckpointError where the run has evaluated other parameters, so that others would be worse off."""
@@ -107,7 +119,7 @@ def open_weights(path: Path | str | StoredWeights, *, average: bool = False) -> 
             return _of_folder(path)
         if not path.exists():
             raise CheckpointError(f"`{path}` does not exist; give a run, a checkpoint, or a file of weights.")
-        if path.name.endswith(INDEX_SUFFIX):
+        if path.name.endswith((INDEX_SUFFIX, _OLDER_INDEX)):
             return _of_index(path)
         return _of_file(path) if path.suffix == SUFFIX else _of_torch(path)
     except OSError as error:
@@ -157,6 +169,10 @@ def _of_folder(folder: Path) -> StoredWeights:
         return _of_index(cut[0])
     if len(whole) == 1 and not cut:
         return _of_file(whole[0])
+    if not whole and not cut:
+        for older in (folder / f"pytorch_model{_OLDER_INDEX}", folder / _OLDER):
+            if older.exists():
+                return _of_index(older) if older.name.endswith(_OLDER_INDEX) else _of_torch(older)
     there = ", ".join(f"`{path.name}`" for path in (*whole, *cut)) or "none"
     raise CheckpointError(
         said_of_unsaved(folder)
@@ -176,7 +192,22 @@ def _of_index(path: Path) -> StoredWeights:
         for name, file in cast("dict[object, object]", places).items()
     ):
         raise CheckpointError(f'`{path}` has no "weight_map" from names to files beside it; it is no index of weights.')
-    return _of_files(path, cast("dict[str, str]", places))
+    known = cast("dict[str, str]", places)
+    return _of_files(path, known) if path.name.endswith(INDEX_SUFFIX) else _of_older_files(path, known)
+
+
+def _of_older_files(path: Path, places: Mapping[str, str]) -> StoredWeights:
+    """The weights in files of `torch.save` beside the index `path`; each from the one that it names."""
+    held = dict[str, Tensor]()
+    for file in sorted({*places.values()}):
+        if not path.with_name(file).exists():
+            raise CheckpointError(f"`{path}` names `{file}`, which is not there; fetch it as well.")
+        there = _tensors_of(path.with_name(file))
+        held |= {name: one for name, one in there.items() if places.get(name, file) == file}
+    for name, file in places.items():
+        if name not in held:
+            raise CheckpointError(f"`{path}` names `{name}`, which is not in `{file}`; fetch both again.")
+    return _of_held(path, held)
 
 
 def _of_file(path: Path) -> StoredWeights:
@@ -224,6 +255,16 @@ def _values(file: Path, entry: TensorEntry) -> Tensor:
 
 
 def _of_torch(path: Path) -> StoredWeights:
+    return _of_held(path, _tensors_of(path))
+
+
+def _of_held(path: Path, tensors: Mapping[str, Tensor]) -> StoredWeights:
+    held = by_plain_name(tensors)
+    return StoredWeights(source=str(path), outlines=held, read=lambda name: held[name], verify=lambda: None)
+
+
+def _tensors_of(path: Path) -> dict[str, Tensor]:
+    """What a file of `torch.save` holds."""
     try:
         content: object = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
@@ -251,10 +292,7 @@ def _of_torch(path: Path) -> StoredWeights:
             f"`{path}` must hold a dict of tensors by name, or one as {', '.join(_HELD_AS)}, but is a "
             f"{type(content).__name__}{keys}; save `model.state_dict()`."
         )
-    if all(name.startswith(_WRAPPED) for name in found):
-        found = {name.removeprefix(_WRAPPED): one for name, one in found.items()}
-    held = by_plain_name(found)
-    return StoredWeights(source=str(path), outlines=held, read=lambda name: held[name], verify=lambda: None)
+    return found
 
 
 def _tensors_in(content: object) -> dict[str, Tensor]:

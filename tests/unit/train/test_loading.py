@@ -94,12 +94,48 @@ def as_shards(model: nn.Module, folder: Path) -> Path:
     return folder / "hub"
 
 
+def as_older_hub(model: nn.Module, folder: Path) -> Path:
+    (folder / "hub").mkdir()
+    torch.save(model.state_dict(), folder / "hub" / "pytorch_model.bin")
+    return folder / "hub"
+
+
+def as_older_shards(model: nn.Module, folder: Path) -> Path:
+    (folder / "hub").mkdir()
+    held = model.state_dict()
+    places = {name: f"pytorch_model-0000{number % 2 + 1}-of-00002.bin" for number, name in enumerate(held)}
+    for file in set(places.values()):
+        torch.save({name: one for name, one in held.items() if places[name] == file}, folder / "hub" / file)
+    (folder / "hub" / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": places}))
+    return folder / "hub"
+
+
+def as_part(model: nn.Module, folder: Path) -> Path:
+    """As a module that holds the model by a name, compiled, saves it."""
+    held = {f"net._orig_mod.{name}": value for name, value in model.state_dict().items()}
+    save_file(held, folder / "held.safetensors")
+    return folder / "held.safetensors"
+
+
 def as_run(model: nn.Module, folder: Path) -> Path:
     trainer_of(model, folder / "run").save()
     return folder / "run"
 
 
-@pytest.mark.parametrize("save", [as_pt, as_training_state, as_safetensors, as_hub, as_shards, as_run])
+PLACES = [
+    as_pt,
+    as_training_state,
+    as_safetensors,
+    as_hub,
+    as_shards,
+    as_older_hub,
+    as_older_shards,
+    as_part,
+    as_run,
+]
+
+
+@pytest.mark.parametrize("save", PLACES)
 def test_weights_are_loaded_from_every_place(save: Callable[[nn.Module, Path], Path], tmp_path: Path) -> None:
     first, second = Net(1), Net(2)
     report = load_weights(second, save(first, tmp_path))
@@ -313,6 +349,52 @@ def test_an_index_says_which_of_several_files_a_tensor_is_taken_from(tmp_path: P
     (hub / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     with pytest.raises(CheckpointError, match=rf"names `.*`, which is not in `{files[0]}`; fetch both again"):
         load_weights(Net(2), hub)
+
+
+def test_an_older_index_names_what_is_not_there(tmp_path: Path) -> None:
+    hub = as_older_shards(Net(1), tmp_path)
+    index = hub / "pytorch_model.bin.index.json"
+    places: dict[str, str] = json.loads(index.read_text())["weight_map"]
+    torch.save({"else": torch.zeros(1)}, hub / places["head.bias"])
+    with pytest.raises(CheckpointError, match=r"names `.*`, which is not in `.*`; fetch both again"):
+        load_weights(Net(2), index)
+    (hub / places["head.bias"]).unlink()
+    with pytest.raises(CheckpointError, match=rf"names `{places['head.bias']}`, which is not there; fetch it as well"):
+        load_weights(Net(2), hub)
+
+
+def test_names_behind_a_prefix_are_found_and_said_and_what_is_beside_them_is_named(tmp_path: Path) -> None:
+    first, path = Net(1), tmp_path / "last.ckpt"
+    held = {f"model.{name}": value for name, value in first.state_dict().items()}
+    torch.save({"state_dict": {**held, "criterion.weight": torch.ones(2)}, "epoch": 3}, path)
+    second = Net(2)
+    with pytest.raises(CheckpointError, match=r": criterion\.weight not known to the model\. Build"):
+        load_weights(second, path)
+    report = load_weights(second, path, partial=True)
+    assert same(first, second)
+    assert report.described()[0].endswith("where their names begin with `model.`")
+    third = Net(3)
+    load_weights(third, path, only=["encoder.*"])
+    assert same(first, third, "encoder")
+
+    torch.save({**held, **{f"teacher.{name}": value for name, value in first.state_dict().items()}}, path)
+    with pytest.raises(CheckpointError, match=r"behind each of model\., teacher\.; save the weights that are meant"):
+        load_weights(second, path)
+
+
+def test_a_part_of_the_model_may_be_called_module(tmp_path: Path) -> None:
+    first, second = nn.ModuleDict({"module": Net(1)}), nn.ModuleDict({"module": Net(2)})
+    load_weights(second, as_pt(first, tmp_path))
+    assert same(first, second)
+
+
+def test_weights_of_a_part_are_told_from_those_of_the_model_and_the_advice_works(tmp_path: Path) -> None:
+    first, second = Net(1), Net(2)
+    path = as_pt(first.encoder, tmp_path)
+    with pytest.raises(CheckpointError, match=r"those of its part `encoder`: .*`load_weights\(model\.encoder,"):
+        load_weights(second, path)
+    load_weights(second.encoder, path)
+    assert same(first, second, "encoder")
 
 
 def test_an_index_may_have_the_names_of_a_compiled_model(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ Where anything is missing, unexpected or of another shape, nothing is loaded, un
 are taken: no optimizer, no counters. To go on with a run is `Trainer.resume`.
 """
 
+import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import chain
@@ -26,6 +28,8 @@ from evenstep.keywords import answered
 from evenstep.names import named_parameters, plain
 from evenstep.pipeline import PipelineModel, pipeline_of
 
+_DOT = re.compile(r"\.")
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,7 @@ class LoadedWeights:
         frozen: the parameters among the loaded that are not to be trained.
         trained_by: the optimizer for which these are parameters to train; the run that it is of has evaluated others.
         not_finite: parameters among the loaded that hold NaN or inf, and buffers that hold NaN (inf may be a mask).
+        behind: what stands in the file before the names that were looked for, such as "module.".
     """
 
     source: str
@@ -53,12 +58,14 @@ class LoadedWeights:
     frozen: tuple[str, ...] = ()
     trained_by: str = ""
     not_finite: tuple[str, ...] = ()
+    behind: str = ""
 
     def described(self) -> list[str]:
         """The report, a line for each kind."""
         formats = sorted(set(self.other_format.values()))
         lines = [
             f"weights     {len(self.loaded)} tensors from {self.source}"
+            + (f", where their names begin with `{self.behind}`" if self.behind else "")
             + (f", {len(self.other_format)} of them converted from {' and '.join(formats)}" if formats else "")
         ]
         lines += [f"missing     {first_of(self.missing)}: as initialised"] if self.missing else []
@@ -163,12 +170,15 @@ def put_weights(
 
     def compared() -> tuple[StoredWeights, LoadedWeights]:
         weights = open_weights(path, average=average)
+        behind = _prefix(weights, patterns, known)
+        weights = weights.behind(behind)
         report = _compare(weights, model, wanted, names, known if "*" in patterns else None, freeze=freeze)
+        report = replace(report, behind=behind)
         if report.faults() and not partial:
             raise CheckpointError(
                 f"the weights in `{weights.source}` are not those of {type(unwrapped(model)).__name__}: "
-                f"{'; '.join(report.faults())}. Build the model that they were saved from, name what is meant by "
-                f"`only`, or let what fits be loaded by `partial`."
+                f"{'; '.join(report.faults())}.{_part_meant(weights, known)} Build the model that they were saved "
+                f"from, name what is meant by `only`, or let what fits be loaded by `partial`."
             )
         return weights, report
 
@@ -252,6 +262,48 @@ def _fitting(patterns: Sequence[str], names: Mapping[str, Sequence[str]], known:
         for name, own in names.items()
     }
     return {name: own for name, own in fitting.items() if own}
+
+
+def _prefix(weights: StoredWeights, patterns: Sequence[str], known: set[str]) -> str:
+    """What stands in the file before all of its names, or before most of those that are meant, of which it has none.
+
+    torch's DistributedDataParallel puts `module.` before each name, and a module that holds the model what it calls it.
+
+    Args:
+        known: the names of the whole model.
+
+    Raises:
+        CheckpointError: the same names stand behind several, as those of a teacher and a student do.
+    """
+    meant = {name for name in known if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    if not meant.isdisjoint(weights.outlines):
+        return ""
+    times = _before(weights.outlines, meant)
+    most = max(times.values(), default=0)
+    found = [
+        prefix
+        for prefix, number in times.items()
+        if number == most and (2 * most > len(meant) or all(name.startswith(prefix) for name in weights.outlines))
+    ]
+    if len(found) > 1:
+        raise CheckpointError(
+            f"`{weights.source}` has the names of the model behind each of {first_of(found)}; save the weights that "
+            f"are meant by themselves, `torch.save(part.state_dict(), …)`."
+        )
+    return found[0] if found else ""
+
+
+def _before(names: Iterable[str], ends: Collection[str]) -> Counter[str]:
+    """What stands before those names of which the rest, after a dot, is among `ends`, and how often."""
+    return Counter(name[: dot.end()] for name in names for dot in _DOT.finditer(name) if name[dot.end() :] in ends)
+
+
+def _part_meant(weights: StoredWeights, known: set[str]) -> str:
+    """Where all names of a file are those of one part of the model, what to do about it; else ""."""
+    parts = [prefix for prefix, number in _before(known, weights.outlines).items() if number == len(weights.outlines)]
+    if len(parts) != 1 or not known.isdisjoint(weights.outlines):
+        return ""
+    return f" They are those of its part `{parts[0][:-1]}`: in a script `load_weights(model.{parts[0][:-1]}, …)`."
 
 
 def _place(weights: StoredWeights, name: str, names: Sequence[str]) -> str:
