@@ -306,6 +306,25 @@ def test_what_would_fail_in_the_first_step_is_refused_when_built(make: Any, said
         trainer(make)
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "must"),
+    [
+        ("lr", float("nan"), r"in \[0, inf\), but is nan"),
+        ("lr", torch.tensor(-0.5), r"in \[0, inf\), but is -0\.5"),
+        ("lr", float("inf"), r"in \[0, inf\), but is inf"),
+        ("weight_decay", -1, r"in \[0, inf\), but is -1\.0"),
+        ("eps", float("nan"), r"a number, but is nan"),
+    ],
+)
+def test_numbers_that_no_step_can_be_made_with_are_refused_when_built(option: str, value: Any, must: str) -> None:
+    def make(model: Any) -> Any:
+        groups = [{"params": [model[0].weight]}, {"params": [model[0].bias], option: value}]
+        return torch.optim.AdamW(groups, lr=0.1)
+
+    with pytest.raises(ArgumentError, match=f"`{option}` of the group 1 of AdamW must be .*{must}; give"):
+        trainer(make)
+
+
 class Prepared(torch.optim.Optimizer):
     """As those around another one are, such as what Accelerate's `prepare` gives."""
 

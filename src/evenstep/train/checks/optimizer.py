@@ -6,6 +6,9 @@ one (`first_step`). Nothing is asked again in later updates.
 
 import ast
 import inspect
+import math
+from collections.abc import Mapping
+from numbers import Real
 from textwrap import dedent
 from typing import Any
 
@@ -57,6 +60,8 @@ def _check_step(optimizer: Optimizer, device: torch.device) -> None:
     if type(optimizer).__module__.startswith("torchao.optim"):
         _check_torchao(optimizer)
     groups: list[dict[str, Any]] = optimizer.param_groups
+    for number, group in enumerate(groups):
+        _check_numbers(group, f"the group {number} of {name}")
     if device.type == "cpu" and any(group.get("capturable") for group in groups):
         raise ArgumentError(
             f"{name} was built with `capturable=True`, which is for accelerators, but the run is on the CPU; leave it "
@@ -67,6 +72,18 @@ def _check_step(optimizer: Optimizer, device: torch.device) -> None:
             f"{name} was built with `differentiable=True`, for a step that gradients flow through, but an update "
             f"changes the parameters themselves; leave it out."
         )
+
+
+def _check_numbers(group: Mapping[str, Any], whose: str) -> None:
+    """Raise ArgumentError for numbers that no step can be made with; torch asks those of no single group."""
+    for option, given in group.items():
+        value: Any = given.item() if isinstance(given, torch.Tensor) and given.numel() == 1 else given
+        if not isinstance(value, Real):
+            continue
+        number, scales = float(value), option in ("lr", "weight_decay")
+        if math.isnan(number) or (scales and not 0.0 <= number < math.inf):
+            must = "a number in [0, inf)" if scales else "a number"
+            raise ArgumentError(f"`{option}` of {whose} must be {must}, but is {number}; give it such a one.")
 
 
 def _needs_closure(kind: type[Optimizer]) -> bool:
