@@ -72,6 +72,7 @@ class Ema:
         self._start_update = start_update
         self._every_updates = every_updates
         self._live: dict[str, Tensor] = {}
+        self._buffers: list[str] = []
         self._average: dict[str, Tensor] = {}
         self._moving: list[str] = []
         self._copied: list[str] = []
@@ -144,11 +145,9 @@ class Ema:
                     f"from `tensor.expand(…).clone()`."
                 )
         self._live = live  # themselves: `parameter.data` may become another tensor
+        self._buffers = list(named_buffers(model))
         if self._average.keys() != self._live.keys():
-            self._average = {
-                name: tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor.clone()
-                for name, tensor in self._live.items()
-            }
+            self._average = {name: _begun(tensor) for name, tensor in self._live.items()}
 
         self._formats, self._shared = dict(formats or {}), shared
         self.restart(self._formats)
@@ -185,6 +184,7 @@ class Ema:
         """
         if not self._moves_at(update):
             return
+        self._grow()
         weight = self.share(update)
         average = [local_tensor(self._average[name]) for name in self._moving]
         values = self._values([*self._moving, *self._copied])
@@ -224,9 +224,16 @@ class Ema:
             values.append(value.to(self._formats[name]) if name in self._formats else value)
         return values
 
+    def _grow(self) -> None:
+        """Begin again as a copy of buffers that have another shape now (`resize_`), such as tables that have grown."""
+        for name in self._buffers:
+            if self._average[name].shape != self._live[name].shape:
+                self._average[name] = _begun(self._live[name].detach())
+
     @contextmanager
     def swapped(self) -> Generator[None]:
         """Exchange the model's values for the average's inside the `with`."""
+        self._grow()
         live = {name: tensor.detach() for name, tensor in self._live.items()}
         kept = {name: tensor.clone() for name, tensor in live.items()}
         for name, tensor in live.items():
@@ -235,7 +242,8 @@ class Ema:
             yield
         finally:
             for name, tensor in live.items():
-                tensor.copy_(kept[name])
+                if self._live[name].shape == kept[name].shape:  # else it has grown inside
+                    tensor.copy_(kept[name])
 
     def state_dict(self) -> dict[str, Tensor]:
         """The average, by the names of the model's parameters and buffers."""
@@ -245,3 +253,8 @@ class Ema:
         """Take the average from `state_dict()` of an average of the same model."""
         for name, tensor in state.items():
             self._average[name].copy_(tensor)
+
+
+def _begun(tensor: Tensor) -> Tensor:
+    """An average of a single value."""
+    return tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor.clone()

@@ -236,3 +236,22 @@ def test_integers_and_flags_are_copied_also_once_the_decay_has_begun() -> None:
     ema.after_update(2)
     assert ema.state_dict()["seen"].tolist() == [7, 7]
     assert ema.state_dict()["flag"].item() is True
+
+
+def test_a_buffer_that_grows_is_averaged_anew_from_then_on() -> None:
+    model = nn.Linear(1, 1)
+    model.register_buffer("table", torch.zeros(2), persistent=False)
+    table = model.get_buffer("table")
+    ema = Ema(decay=0.5)
+    ema.attach(model)
+    table.resize_(3).fill_(4.0)
+    ema.after_update(1)
+    assert torch.equal(ema.state_dict()["table"], torch.full((3,), 4.0))
+    table.fill_(8.0)
+    ema.after_update(2)
+    with ema.swapped():
+        assert torch.equal(table, torch.full((3,), 6.0))
+        table.resize_(5).fill_(1.0)
+    assert torch.equal(table, torch.ones(5))
+    with ema.swapped():
+        assert torch.equal(table, torch.ones(5))
