@@ -257,4 +257,6 @@ class Ema:
 
 def _begun(tensor: Tensor) -> Tensor:
     """An average of a single value."""
+    if tensor.dtype == torch.complex32:
+        return tensor.to(torch.complex64)
     return tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor.clone()

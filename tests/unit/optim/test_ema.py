@@ -255,3 +255,15 @@ def test_a_buffer_that_grows_is_averaged_anew_from_then_on() -> None:
     assert torch.equal(table, torch.ones(5))
     with ema.swapped():
         assert torch.equal(table, torch.ones(5))
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
+def test_the_average_of_complex_numbers_in_16_bits_is_in_wider_ones() -> None:
+    model = line()
+    model.register_buffer("table", torch.zeros(2, dtype=torch.complex32))
+    ema = Ema(decay=0.5)
+    ema.attach(model)
+    model.get_buffer("table").copy_(torch.tensor([2 + 2j, 4]))
+    ema.after_update(1)
+    with ema.swapped():
+        assert model.get_buffer("table").to(torch.complex64).tolist() == [1 + 1j, 2]
