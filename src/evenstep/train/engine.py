@@ -470,7 +470,8 @@ class Engine:
             ArgumentError: one does not fit into it, or the average would not move in it.
         """
         self.parts.context.coefficients.check(updates)
-        self.reducers.say_last_mean(updates)
+        if updates != self.core.learning_rates.updates:  # else it was said already
+            self.reducers.say_last_mean(updates)
         if self._ema is not None:
             self._ema.check(updates)
         self.core.learning_rates.updates = updates

@@ -326,6 +326,18 @@ def test_what_no_mean_takes_is_said_when_the_run_is_built(
     assert said in caplog.text
 
 
+def test_what_no_mean_takes_is_said_once_for_a_run_of_so_many_updates(
+    on_ranks: OnRanks, caplog: pytest.LogCaptureFixture
+) -> None:
+    def act(group: Group) -> None:
+        run = trainer(group, updates=10)
+        run.updates = 10  # as whatever takes back a state does
+        run.updates = 11
+
+    on_ranks(2, act)
+    assert caplog.text.count("the run's 10 updates") == caplog.text.count("the run's 11 updates") == 1
+
+
 def test_a_rate_that_was_changed_on_one_rank_only_is_found_in_the_next_share(on_ranks: OnRanks) -> None:
     class Changes(Hook):
         def after_update(self, event: Any) -> None:
