@@ -50,8 +50,11 @@ OURS = {
     "lr_schedule": "scheduler schedulers lr_scheduler lr_schedulers lr_scheduler_type warmup warmup_steps "
     "warmup_ratio num_warmup_steps schedule lr_scheduler_kwargs scale_schedule_ratio step_schedulers_every_batch "
     "step_scheduler_with_optimizer param_scheduler sched sched_kwargs sched_on_updates lr_config cos_lr lrf "
-    "warmup_epochs warmup_iters warmup_lr warmup_lr_init warmup_factor decay_epochs decay_rate cooldown_epochs",
-    "warmup_updates": "num_warmup_steps warmup_steps warmup num_warmup_updates warmup_iters",
+    "warmup_epochs warmup_iters warmup_lr warmup_lr_init warmup_factor decay_epochs decay_rate cooldown_epochs "
+    "cooldown cooldown_updates cooldown_steps cooldown_iters num_decay_steps decay_steps",
+    "warmup_updates": "num_warmup_steps warmup_steps warmup num_warmup_updates warmup_iters warmup_epochs",
+    "decay_updates": "cooldown cooldown_updates cooldown_steps cooldown_iters num_decay_steps decay_steps",
+    "cooldown_evaluations": "cooldown cooldown_epochs",
     "optimizer": "optimizers optim opt lr learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon betas momentum "
     "optim_args optim_wrapper opt_kwargs optimizer_config optimizer_name lr0 base_lr model_parameters",
     "model": "module net network lightning_module",

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import evenstep
+from evenstep.config.keys import advice_for
 from evenstep.errors import ArgumentError
 from evenstep.keywords import _MADE_IN_UPDATES  # pyright: ignore[reportPrivateUsage]
+from evenstep.optim.schedules import Cosine, Plateau, Wsd
 from evenstep.other_trainers import MEANT, WRITE
 
 PACKAGES = ("", ".checkpoint", ".data", ".events", ".optim", ".parallel", ".pipeline", ".precision", ".train")
@@ -86,6 +88,22 @@ def test_a_name_without_a_counterpart_is_answered_by_what_to_do(word: str) -> No
                 constructor(**{word: 3})  # pyright: ignore
             assert "there are" not in str(raised.value)
             assert "did you mean" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "word", "ours"),
+    [
+        (Plateau, "cooldown", "cooldown_evaluations"),
+        (Wsd, "cooldown", "decay_updates"),
+        (Wsd, "num_decay_steps", "decay_updates"),
+        (Cosine, "warmup_epochs", "warmup_updates"),
+    ],
+)
+def test_a_schedules_word_elsewhere_is_answered_by_its_own(schedule: Any, word: str, ours: str) -> None:
+    with pytest.raises(ArgumentError, match=f"has no argument `{word}`; write `{ours}=…`"):
+        schedule(**{word: 3})
+    keys = [*inspect.signature(schedule).parameters]
+    assert f"`lr_schedule.{ours}`" in advice_for(("lr_schedule", word), keys)
 
 
 MICRO_BATCHES = (
