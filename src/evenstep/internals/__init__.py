@@ -12,6 +12,7 @@ from datetime import timedelta
 from functools import lru_cache
 from importlib import import_module
 from inspect import unwrap
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
@@ -113,6 +114,12 @@ base_of = cast("Callable[[Tensor], Tensor | None]", attrgetter("_base"))
 def has_gradient_hooks(parameter: Tensor) -> bool:
     """Whether something of the user's changes or takes the parameter's gradients; nothing public tells."""
     return bool(_foreign(parameter._backward_hooks)) or bool(accumulation_hook(parameter))
+
+
+def num_gradient_hooks(parameters: Sequence[Tensor]) -> int:
+    """How many hooks there are on their gradients, the engine's own among them."""
+    hooks = chain(map(_BACKWARD_HOOKS, parameters), map(_ACCUMULATE_HOOKS, parameters))
+    return sum(map(len, filter(None, hooks)))
 
 
 def accumulation_hook(parameter: Tensor) -> str:

@@ -13,12 +13,12 @@ from operator import attrgetter, is_, itemgetter
 from typing import final
 from zlib import crc32
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evenstep.arguments import first_of
 from evenstep.errors import ArgumentError, TaskError
-from evenstep.internals import children_of, parameters_of
+from evenstep.internals import accumulation_hook, children_of, has_gradient_hooks, num_gradient_hooks, parameters_of
 from evenstep.names import named_parameters
 from evenstep.pipeline.pipeline_model import in_stages
 
@@ -83,7 +83,8 @@ class TrainedParameters:
         """Before an update: take note of what was frozen and unfrozen since the last one.
 
         Raises:
-            ArgumentError: model or optimizer have become others than the trainer was built with.
+            ArgumentError: model or optimizer have become others than the trainer was built with, or something is done
+                with gradients before they are complete.
             TaskError: nothing is left to train.
         """
         now = [*self._places, *map(_params, self._optimizer.param_groups)]
@@ -92,6 +93,10 @@ class TrainedParameters:
             self._check_groups()
             self._check_places()
             self._stand()
+        hooks = num_gradient_hooks(self._parameters)
+        if hooks != self._num_hooks:
+            check_gradient_hooks(self._by_name)
+            self._num_hooks = hooks
         flags = list(map(_requires_grad, self._parameters))
         if flags != self._flags:
             self._flags = flags
@@ -134,6 +139,7 @@ class TrainedParameters:
         self.stamp = crc32(bytes(self._flags))
         self._check(trained)
         self._share(list(trained.values()))
+        self._num_hooks = num_gradient_hooks(self._parameters)
 
     def _changed(self) -> None:
         known = {id(one) for one in self.outside}
@@ -192,6 +198,24 @@ class TrainedParameters:
             f"A checkpoint of it could not be resumed. Give the optimizer all groups before: what is to be trained "
             f"later only is frozen until then (`requires_grad_(False)`, and then `True`)."
         )
+
+
+def check_gradient_hooks(by_name: Mapping[str, Tensor]) -> None:
+    """Raise ArgumentError for what is called where the gradient of an update is not complete."""
+    for name, one in by_name.items():
+        if place := accumulation_hook(one):
+            raise ArgumentError(
+                f"`{name}` has a hook of `{place}` that is called whenever its gradient was added to "
+                f"(`register_post_accumulate_grad_hook`), as optimizers have that step in the backward: that is after "
+                f"each micro-batch, so it gets parts of the update's gradient. Let the optimizer step in `step`, look "
+                f"at gradients in a `Hook`'s `before_step`, or change those of each micro-batch by `register_hook`."
+            )
+        if type(one.data) is not Tensor and has_gradient_hooks(one):
+            raise ArgumentError(
+                f"`{name}` has a hook (`register_hook`), which its shards would not call: gradients are of what is "
+                f"gathered from them. Take it away and change the gradient in the forward "
+                f"(`torch.autograd.Function`), or share by 'ddp' or 'zero1'."
+            )
 
 
 def _places(model: nn.Module) -> list[Collection[object]]:

@@ -9,7 +9,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Checkpointing, Ema, Fp16Mixed, Hook, MapData, Statistics, StopBelowLr, Task, Trainer, Training
+from evenstep import (
+    Checkpointing,
+    Ema,
+    Engine,
+    Fp16Mixed,
+    Hook,
+    MapData,
+    Statistics,
+    StopBelowLr,
+    Task,
+    Trainer,
+    Training,
+)
 from evenstep.errors import ArgumentError, CheckpointError, HookError, TaskError
 from evenstep.internals import unwrapped_step
 from evenstep.optim import MultiOptimizer
@@ -17,6 +29,7 @@ from evenstep.optim.schedules import CosineRestarts
 from evenstep.optim.sharing import TORCH, Granularity, known, why_not_by
 from evenstep.parallel import Fsdp, Group, Ordered, Single, Strategy, Zero1
 from evenstep.train.checks.optimizer import check_optimizer
+from evenstep.train.trained import TrainedParameters
 from evenstep.train.tryouts.fit import state_allocated
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
@@ -485,6 +498,40 @@ def test_what_is_done_with_a_gradient_before_it_is_complete_is_refused_when_buil
         trainer(
             lambda model: InBackward(model.parameters()), strategy=strategy(Group()) if strategy is Ordered else None
         )
+
+
+def test_a_hook_that_comes_in_mid_run_and_takes_a_gradient_before_it_is_complete_is_refused(on_ranks: OnRanks) -> None:
+    def act(group: Group) -> None:
+        model, batch = net(), (torch.ones(2, 4), torch.ones(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        engine = Engine(model, Square(), optimizer, strategy=Ordered(group), device="cpu")
+        engine.update(batch)
+        before = model[0].weight.detach().clone()
+        model[0].weight.register_hook(lambda gradient: gradient * 0.5)
+        engine.update(batch)
+        handle = model[0].weight.register_post_accumulate_grad_hook(lambda _: None)
+        with pytest.raises(ArgumentError, match=r"^`0\.weight` has a hook of `.*test_optimizers` .* `before_step`"):
+            engine.update(batch)
+        handle.remove()
+        assert not torch.equal(before, model[0].weight)
+        engine.update(batch)
+
+    on_ranks(1, act)
+
+
+class Cut(Tensor):
+    """What stands for a tensor that is cut over ranks."""
+
+
+def test_a_hook_that_comes_in_mid_run_and_no_shard_would_call_is_refused() -> None:
+    line = nn.Linear(2, 1, bias=False)
+    line.weight = nn.Parameter(torch.ones(1, 2).as_subclass(Cut))
+    sgd = torch.optim.SGD(line.parameters(), lr=0.1)
+    trained = TrainedParameters(line, sgd, [["weight"]], share=lambda _: None, check=lambda _: None)
+    trained.follow()
+    line.weight.register_hook(lambda gradient: gradient * 0.5)
+    with pytest.raises(ArgumentError, match=r"^`weight` has a hook \(`register_hook`\), which its shards would not"):
+        trained.follow()
 
 
 def test_a_hook_on_the_gradients_of_each_micro_batch_as_the_error_says_is_exact() -> None:

@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError, TaskError
-from evenstep.internals import accumulation_hook, unwrapped
+from evenstep.internals import unwrapped
 from evenstep.names import named_parameters, parameters_in, state_of
 from evenstep.options import Training
 from evenstep.parallel import Local, Strategy
@@ -21,6 +21,7 @@ from evenstep.pipeline.ties import check_frozen
 from evenstep.precision import Precision, SixteenBits
 from evenstep.strides import is_dense, overlapping, shares_memory
 from evenstep.train.state.train_state import parameter_names
+from evenstep.train.trained import check_gradient_hooks
 
 
 def check_model(model: nn.Module) -> None:
@@ -159,7 +160,7 @@ def check_parameters(model: nn.Module, optimizer: Optimizer, precision: Precisio
     _check_once(names, model)
     _check_saved(names, model)
     _check_dense(names, optimizer, by_name)
-    _check_hooks(by_name)
+    check_gradient_hooks(by_name)
     held = {name for group in names for name in group}
     precision.check_trained({name: one for name, one in by_name.items() if one.requires_grad and name in held})
 
@@ -196,18 +197,6 @@ def _check_dense(names: list[list[str]], optimizer: Optimizer, by_name: Mapping[
                     f"and torch's fused optimizers step what lies between its elements in their place; make it from "
                     f"`tensor.clone()`, or leave `fused` out of group {number} of the optimizer."
                 )
-
-
-def _check_hooks(by_name: Mapping[str, Tensor]) -> None:
-    """Raise ArgumentError for what is called where the gradient of an update is not complete."""
-    for name, one in by_name.items():
-        if place := accumulation_hook(one):
-            raise ArgumentError(
-                f"`{name}` has a hook of `{place}` that is called whenever its gradient was added to "
-                f"(`register_post_accumulate_grad_hook`), as optimizers have that step in the backward: that is after "
-                f"each micro-batch, so it gets parts of the update's gradient. Let the optimizer step in `step`, look "
-                f"at gradients in a `Hook`'s `before_step`, or change those of each micro-batch by `register_hook`."
-            )
 
 
 def _check_once(names: list[list[str]], model: nn.Module) -> None:
