@@ -73,7 +73,7 @@ def answering(constructor: Callable[..., None]) -> Callable[..., None]:
 
 
 def answered(function: Callable[P, T]) -> Callable[P, T]:
-    """A public function that answers calls that do not fit; written above its definition.
+    """A public function, or a method, that answers calls that do not fit; written above its definition.
 
     >>> @answered
     ... def halve(number, *, rounded=False): return number / 2
@@ -87,7 +87,9 @@ def answered(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **given)
         except TypeError:
-            check_call(function.__name__, signature(function), args, given)
+            takes, own = signature(function), int("self" in signature(function).parameters)
+            takes = takes.replace(parameters=[*takes.parameters.values()][own:])
+            check_call(function.__qualname__, takes, args[own:], given)
             raise
 
     return answering_call

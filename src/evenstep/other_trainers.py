@@ -95,6 +95,7 @@ OURS = {
     "overlap_updates": "fragment_sync_delay",
     "own_share": "fragment_update_alpha",
     "partial": "strict",
+    "source": "ckpt_path resume_from_checkpoint checkpoint load_path",
 }
 """The names of other trainers, by ours."""
 

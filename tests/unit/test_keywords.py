@@ -282,3 +282,20 @@ def test_a_function_that_answers_is_compiled_in_one_piece() -> None:
     loss = torch.compile(evenstep.chunked_cross_entropy, backend="eager", fullgraph=True)
     given = torch.randn(6, 4), torch.randn(5, 4), torch.tensor([0, 1, 2, 3, 4, -100])
     torch.testing.assert_close(loss(*given), evenstep.chunked_cross_entropy(*given))
+
+
+METHODS = {
+    "train": ({"ckpt_path": "last"}, "has no argument `ckpt_path`; call `trainer.resume(…)` before `train`."),
+    "resume": ({"ckpt_path": "last"}, "has no argument `ckpt_path`; write `source=…`."),
+    "evaluate": ({"nam": "valid"}, "has no argument `nam`; did you mean `name`?"),
+    "predict": ({}, "must be given `data` too; write `Trainer.predict(…, data=…)`."),
+    "save": ({"path": "a"}, "has no argument `path`; give it to a `Trainer`."),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_of_a_trainer_answer_calls_of_other_trainers(name: str) -> None:
+    given, says = METHODS[name]
+    with pytest.raises(ArgumentError) as raised:
+        getattr(evenstep.Trainer, name)(None, **given)
+    assert str(raised.value) == f"`Trainer.{name}` {says}"

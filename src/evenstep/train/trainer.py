@@ -8,9 +8,10 @@ first trainer is built, so that importing all public names takes little longer t
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
+from inspect import Signature
 from pathlib import Path
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, Never, cast, final
 
 import torch
 from torch import nn
@@ -21,6 +22,7 @@ from evenstep.data import Data, data_of
 from evenstep.data.seeding import drawing_alone, undisturbed
 from evenstep.errors import ArgumentError
 from evenstep.events import Hook, TrainBegin, TrainEnd
+from evenstep.keywords import answered, check_call
 from evenstep.nothing import NOTHING
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Checkpointing, Failures, Logging, Reset, Training, check_length
@@ -205,7 +207,7 @@ class Trainer(TrainerAttributes):
             )
         self._loop.requests.evaluate = True
 
-    def train(self) -> Result:
+    def train(self, **unknown: Never) -> Result:
         """Train until all updates are done, then evaluate and save; or until something asks to stop, then save.
 
         Another call goes on from there. The global random generators are left as they were.
@@ -220,6 +222,7 @@ class Trainer(TrainerAttributes):
         from evenstep.train.failures.tracebacks import shorten
         from evenstep.train.signal_handling import handling_signals, where
 
+        check_call("Trainer.train", Signature(), (), unknown)  # not by `answered`, which would be in each traceback
         if self._is_training:
             raise ArgumentError(
                 "`train` was called while it is training already, by a hook or the task; `updates` says how far a run "
@@ -323,6 +326,7 @@ class Trainer(TrainerAttributes):
         """
         return self._loop.checkpointer.folder.hold()
 
+    @answered
     def evaluate(self, name: str | None = None) -> dict[str, dict[str, float]]:
         """Evaluate the parameters (or their average, if there is one) as of the last committed update.
 
@@ -349,6 +353,7 @@ class Trainer(TrainerAttributes):
             self._loop.settle_between_updates()
             return self._loop.evaluator(sets)
 
+    @answered
     def predict(self, data: "Data | DataLoader[Any]", *, collect: bool | None = None) -> list[Prediction]:
         """What the task keeps (`Task.predict`) of one epoch of `data`, in its order, by the parameters of `evaluate`.
 
@@ -389,6 +394,7 @@ class Trainer(TrainerAttributes):
         with _inside(method), NOTHING if self._is_training else self._loop.engine.together():
             yield
 
+    @answered
     def save(self) -> Path:
         """Write a checkpoint of the state as of the last committed update; gives its folder once it is published.
 
@@ -401,6 +407,7 @@ class Trainer(TrainerAttributes):
             self._loop.settle_between_updates()
             return self._loop.checkpointer.save()
 
+    @answered
     def resume(
         self,
         source: Path | str = "auto",
