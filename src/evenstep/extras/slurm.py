@@ -9,7 +9,6 @@ nothing of this is needed: a rank reads SLURM's variables itself (see `parallel.
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, final
 
 from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.exits import EXIT_DONE, EXIT_REQUEUE
+from evenstep.itself import command
 from evenstep.parallel.rank_info import FIRST_PORT, NUM_PORTS
 from evenstep.plugins import load_optional
 
@@ -86,7 +86,7 @@ def submit_to(executor: Any, job: Job, arguments: list[str], *, name: str) -> An
         timeout_min=job.timeout_minutes,
         **{key: value for key, value in asked.items() if value is not None},
     )
-    return executor.submit(Rank(arguments))
+    return executor.submit(Rank([*command(), *arguments]))
 
 
 def rank_variables(job: Any) -> dict[str, str]:
@@ -108,9 +108,13 @@ def rank_variables(job: Any) -> dict[str, str]:
 @final
 @dataclass(slots=True)
 class Rank:
-    """What a task of the job does: one rank, from start to end. submitit keeps it in a file and calls it there."""
+    """What a task of the job does: one rank, from start to end. submitit keeps it in a file and calls it there.
 
-    arguments: list[str]
+    Args:
+        command: starts evenstep as the process was started that has submitted the job, which is not that of the task.
+    """
+
+    command: list[str]
     _process: "subprocess.Popen[bytes] | None" = field(default=None, init=False, repr=False)
 
     def __call__(self) -> None:
@@ -120,8 +124,7 @@ class Rank:
             EvenstepError: it ended with another code than done, or saved and to be run again.
         """
         job = load_optional("submitit", "slurm").JobEnvironment()
-        command = [sys.executable, "-m", "evenstep", *self.arguments]
-        self._process = subprocess.Popen(command, env=os.environ | rank_variables(job))
+        self._process = subprocess.Popen(self.command, env=os.environ | rank_variables(job))
         code = self._process.wait()
         if code == EXIT_REQUEUE and job.global_rank == 0 and "SLURM_JOB_ID" in os.environ:
             subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=True)

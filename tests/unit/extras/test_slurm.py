@@ -13,6 +13,7 @@ import pytest
 
 from evenstep.errors import ArgumentError, EvenstepError, MissingExtraError
 from evenstep.extras.slurm import Job, Rank, rank_variables, submit, submit_to
+from evenstep.itself import command
 from evenstep.parallel import rank_info_of
 
 JOB = SimpleNamespace(
@@ -68,7 +69,16 @@ def test_everything_that_is_set_is_asked_for_and_nothing_else() -> None:
         "slurm_partition": "big",
         "slurm_additional_parameters": {"constraint": "h200"},
     }
-    assert executor.submitted == [Rank(["train", "run.toml"])]
+    assert executor.submitted == [Rank([*command(), "train", "run.toml"])]
+
+
+def test_tasks_keep_a_recipes_files_out_of_the_way_of_the_standard_library_as_the_command_line_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    executor = Executor()
+    submit_to(executor, JOB_OF_ONE, ["train"], name="run")
+    assert executor.submitted[0].command == [sys.executable, "-P", "-m", "evenstep", "train"]
 
 
 def test_a_task_gets_a_ranks_variables() -> None:
@@ -81,9 +91,9 @@ def test_a_task_gets_a_ranks_variables() -> None:
 
 
 def test_a_task_that_is_done_or_failed_says_so(submitit: SimpleNamespace) -> None:
-    Rank(["--version"])()
+    Rank([*command(), "--version"])()
     with pytest.raises(EvenstepError, match="rank 0 ended with exit code 2"):
-        Rank(["trian"])()
+        Rank([*command(), "trian"])()
 
 
 def test_a_run_that_was_stopped_and_saved_is_queued_again_by_the_first_rank(
@@ -92,11 +102,11 @@ def test_a_run_that_was_stopped_and_saved_is_queued_again_by_the_first_rank(
     program(tmp_path, "scontrol", f'echo "$@" >> {tmp_path}/said')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "412")
-    monkeypatch.setattr(sys, "executable", str(program(tmp_path, "python", "exit 75")))
-    Rank(["train"])()
+    rank = Rank([str(program(tmp_path, "python", "exit 75"))])
+    rank()
     assert (tmp_path / "said").read_text() == "requeue 412\n"
     submitit.JobEnvironment = lambda: SimpleNamespace(**(vars(JOB) | {"global_rank": 1}))
-    Rank(["train"])()
+    rank()
     assert (tmp_path / "said").read_text() == "requeue 412\n"
 
 
@@ -105,10 +115,8 @@ def test_a_warning_stops_the_rank_and_waits_until_it_has_saved(
 ) -> None:
     """As submitit calls it: from a signal handler, in the middle of waiting for the process."""
     saving = f"trap 'sleep 0.5; echo saved > {tmp_path}/saved; exit 75' TERM; touch {tmp_path}/begun"
-    monkeypatch.setattr(
-        sys, "executable", str(program(tmp_path, "python", f"{saving}; while true; do sleep 0.1; done"))
-    )
-    rank, answers = Rank(["train"]), []
+    begun = program(tmp_path, "python", f"{saving}; while true; do sleep 0.1; done")
+    rank, answers = Rank([str(begun)]), []
 
     def warned(*_: object) -> None:
         answers.append((rank.checkpoint(), (tmp_path / "saved").read_text()))
