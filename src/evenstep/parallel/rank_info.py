@@ -102,7 +102,7 @@ def rank_info_of(environ: Mapping[str, str]) -> RankInfo | None:
     True
     """
     if "RANK" not in environ and "WORLD_SIZE" not in environ:
-        return _rank_in_slurm(environ) or _rank_in_mpi(environ)
+        return _rank_in_mpi(environ) or _rank_in_slurm(environ)
     ranks = _number(environ, "WORLD_SIZE", least=1)
     rank = _number(environ, "RANK", least=0)
     if rank >= ranks:
@@ -157,9 +157,16 @@ def _rank_in_slurm(environ: Mapping[str, str]) -> RankInfo | None:
 
 
 def _rank_in_mpi(environ: Mapping[str, str]) -> RankInfo | None:
-    """What `mpirun` says: it counts processes, but knows no place where they could meet."""
+    """What `mpirun` says: it counts processes, but knows no place where they could meet.
+
+    In a step of SLURM (`mpirun` starts its daemons by `srun`, or is called in `srun --pty bash`) processes have that
+    step's variables too, which don't count them. Where both say the same, `srun --mpi=pmi2` has started the processes.
+    """
+    of_slurm = environ.get("SLURM_PROCID"), environ.get("SLURM_STEP_NUM_TASKS")
     for rank, ranks, local_rank in _OF_MPI:
-        if rank in environ and ranks in environ and _number(environ, ranks, least=1) > 1:
+        if rank not in environ or ranks not in environ or (environ[rank], environ[ranks]) == of_slurm:
+            continue
+        if _number(environ, ranks, least=1) > 1:
             return RankInfo(
                 rank=_number(environ, rank, least=0),
                 ranks=_number(environ, ranks, least=1),

@@ -71,6 +71,17 @@ def test_one_process_of_mpirun_is_alone() -> None:
     assert rank_info_of({"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}) is None
 
 
+@pytest.mark.parametrize("variables", [OPEN_MPI, MPICH], ids=["Open MPI", "MPICH"])
+@pytest.mark.parametrize("tasks", ["1", "2"], ids=["an interactive step", "a step of mpirun's daemons"])
+def test_mpirun_in_a_step_of_slurm_counts_the_ranks(variables: dict[str, str], tasks: str) -> None:
+    step = SRUN | {"SLURM_STEP_NUM_TASKS": tasks, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    assert rank_info_of(step | variables | MEETING) == rank_info_of(TORCHRUN)
+
+
+def test_srun_that_serves_mpi_counts_as_srun() -> None:
+    assert rank_info_of(SRUN | {"PMI_SIZE": "8", "PMI_RANK": "5"}) == rank_info_of(SRUN)
+
+
 def test_what_srun_sets_is_read() -> None:
     place = rank_info_of(SRUN)
     assert place is not None
