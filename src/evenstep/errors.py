@@ -100,12 +100,22 @@ class MissingExtraError(EvenstepError, ImportError):
         )
 
 
-def in_utf8(text: str) -> str:
-    r"""The text with what no file can hold written out, such as the bytes of a file's name that is not UTF-8.
+_LONGEST = 20_000  # characters of a text of others, which may hold a whole tensor or file
 
-    >>> in_utf8("caf\udce9.png")
+
+def keepable(text: str) -> str:
+    r"""What others have raised, as files and other ranks can take it: in UTF-8, and without the middle of what is long.
+
+    Bytes of a file's name that are not UTF-8 are written out.
+
+    >>> keepable("caf\udce9.png")
     'caf\\udce9.png'
+    >>> len(keepable("x" * 3_000_000))
+    20044
     """
+    if left_out := max(len(text) - _LONGEST, 0):
+        half = _LONGEST // 2
+        text = f"{text[:half]}\n… {left_out:,} characters are left out here …\n{text[-half:]}"
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -115,7 +125,7 @@ def clause(error: BaseException | str) -> str:
     >>> clause(ValueError("no such file.")), clause(TimeoutError()), clause("the disk is full.")
     ('ValueError: no such file', 'TimeoutError', 'the disk is full')
     """
-    text = in_utf8(str(error)).rstrip().rstrip(".")
+    text = keepable(str(error)).rstrip().rstrip(".")
     if isinstance(error, str):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
 
 from torch import Tensor
 
-from evenstep.errors import in_utf8
+from evenstep.errors import keepable
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 Outcome = Literal["done", "stopped", "failed"]
@@ -236,7 +236,7 @@ class Incident(Event):
 
     def __post_init__(self) -> None:
         for name in ("message", "traceback"):  # of what others have raised, in whatever words
-            object.__setattr__(self, name, in_utf8(getattr(self, name)))
+            object.__setattr__(self, name, keepable(getattr(self, name)))
 
     def facts(self) -> dict[str, Json]:
         """All that is known but kind, message and traceback, as JSON.

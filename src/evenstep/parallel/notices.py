@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast, final
 
 from torch.distributed import DistStoreError
 
-from evenstep.errors import in_utf8
+from evenstep.errors import keepable
 from evenstep.parallel.rendezvous import wait_until
 
 T = TypeVar("T")
@@ -108,7 +108,7 @@ class Notices:
 
         def act() -> None:
             if self._store.add(_FAILED, 1) == 1:
-                self._store.set(_MESSAGE, in_utf8(message))
+                self._store.set(_MESSAGE, keepable(message))
                 self._ring()
 
         self._briefly(act, None)
@@ -170,7 +170,7 @@ class Notices:
 
     def break_off(self, attempt: int, work: int, reason: str) -> None:
         """Post that this rank breaks off a work in an attempt, and why; of several the earliest counts."""
-        key, mine = f"{_BROKEN} {attempt}", in_utf8(f"{work} {reason}")
+        key, mine = f"{_BROKEN} {attempt}", keepable(f"{work} {reason}")
 
         def act() -> None:
             stands = cast("bytes", self._store.compare_set(key, "", mine)).decode()

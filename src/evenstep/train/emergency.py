@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenstep.checkpoint import Mirror, write_emergency, write_failure, write_part
 from evenstep.data import GlobalBatch
-from evenstep.errors import CheckpointError, LostRankError, clause, in_utf8
+from evenstep.errors import CheckpointError, LostRankError, clause, keepable
 from evenstep.events import Incident
 from evenstep.parallel import Reducers
 from evenstep.parallel.group import Interrupted
@@ -144,7 +144,7 @@ def describe_failure(error: BaseException, batch: GlobalBatch, update: int, redu
         "update": update,
         "rank": reducers.rank,
         "ranks": reducers.ranks,
-        "error": in_utf8(f"{type(error).__name__}: {error}"),
+        "error": keepable(f"{type(error).__name__}: {error}"),
         "position": {"epoch": batch.position.epoch, "batch": batch.position.batch},
         "following": {"epoch": batch.following.epoch, "batch": batch.following.batch},
         "num_microbatches": batch.num_microbatches,

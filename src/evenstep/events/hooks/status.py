@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Literal, final
 
 from evenstep.arguments import require_positive
-from evenstep.errors import HookError
+from evenstep.errors import HookError, keepable
 from evenstep.events.event import EpochBegin, Outcome, TrainBegin, TrainEnd, UpdateEnd
 from evenstep.events.files import replace_text
 from evenstep.events.hook import Hook
@@ -61,7 +61,7 @@ class Status(Hook):
             self._write("running", event.update)
 
     def after_train(self, event: TrainEnd) -> None:
-        reason = event.reason if event.error is None else f"{type(event.error).__name__}: {event.error}"
+        reason = event.reason if event.error is None else keepable(f"{type(event.error).__name__}: {event.error}")
         self._write(event.outcome, event.update, reason)
 
     def _write(self, state: Literal["running"] | Outcome, update: int, reason: str | None = None) -> None:
