@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
@@ -18,6 +19,7 @@ from evenstep.keywords import answer_calls
 from evenstep.optim.schedules import LR_SCHEDULES, LrSchedule
 from evenstep.options import Failures, check_evaluation_names
 from evenstep.parallel import Single, Strategy, device_of_rank, launched_group, strategy_named
+from evenstep.pipeline import PipelineModel
 from evenstep.plugins import COMBINES, load
 from evenstep.precision import PRECISIONS, FullPrecision, Precision
 from evenstep.train.failures import FAILURE_POLICIES, FailurePolicy, Retry
@@ -115,14 +117,16 @@ def _made(kind: str, arguments: Mapping[str, Any]) -> LrSchedule:
     return answer_calls(choose("lr_schedule", kind, LR_SCHEDULES))(**arguments)
 
 
-def strategy_of(given: object, device: object) -> Strategy:
-    """The strategy by itself, or by its name in run files among the ranks that were launched.
+def strategy_of(given: object, device: object, model: nn.Module) -> Strategy:
+    """The strategy by itself, or by its name in run files: among the replicas of a model in stages, or all ranks.
 
     Args:
         given: None is one process.
         device: as given to the trainer.
     """
     if isinstance(given, str):
+        if isinstance(model, PipelineModel) and model.mesh.world.ranks > 1:
+            return strategy_named(given, model.mesh.data)  # they have joined already
         name = str(device) if not isinstance(device, str) else device
         return strategy_named(given, launched_group(device_of_rank(name)))
     if given is None:

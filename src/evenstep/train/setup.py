@@ -134,7 +134,7 @@ def set_up(
     with parameters_attached(model, named(task), optimizer):
         check_trains(optimizer, model)
         formats, schedule = precision_of(precision), lr_schedule_of(lr_schedule)
-        sharing = strategy_of(strategy, device)
+        sharing = strategy_of(strategy, device, model)
         check_covers(sharing, model)
         check_parameters(model, optimizer, formats)
         check_buffers(model, ranks=sharing.group.ranks, keeps=keeps)

@@ -1,5 +1,6 @@
 """What is refused when a trainer is built: launched but not told so, shared by something else, nothing to train."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -346,3 +347,20 @@ def test_buffers_of_formats_that_torch_does_not_compare_are_trained_beside(dtype
 def test_a_buffer_that_nobody_could_put_back_is_refused_when_built(value: Any, said: str) -> None:
     with pytest.raises(TaskError, match=said):
         trainer(beside(value(), persistent=False))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_strategy_that_is_named_is_that_of_the_replicas_of_a_model_in_stages(
+    on_ranks: Callable[..., list[Any]], ranks: int
+) -> None:
+    def norms(strategy: Callable[[Mesh], Any]) -> list[float]:
+        def act(group: Any) -> float:
+            mesh = Mesh.of(group, pipeline=2)
+            model = PipelineModel([nn.Linear(4, 3), nn.Linear(3, 1)], mesh=mesh)
+            for parameter in model.parameters():
+                nn.init.constant_(parameter, 0.1)
+            return trainer(model, strategy=strategy(mesh)).train().metrics["train/grad_norm"]
+
+        return on_ranks(ranks, act)
+
+    assert norms(lambda mesh: "ddp") == norms(lambda mesh: "auto") == norms(lambda mesh: Ddp(mesh.data))
