@@ -1,5 +1,6 @@
 """What the tests of parameters and of the trainer's surface run on ranks: small models, trained by plain loops too."""
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,25 @@ def called_on_one_rank(method: str, folder: Path) -> None:
     if group.rank == 1:
         getattr(trainer, method)()
     trainer.train()
+
+
+def another_after_an_error(pause_s: float) -> int:
+    """The updates of a trainer that is built after another's has failed on all ranks, the first of which comes late."""
+    from launched import group_of_ranks
+
+    from evenstep import Hook
+    from evenstep.parallel import Ordered
+
+    class Fail(Hook):
+        def before_update(self, event: Any) -> None:
+            raise RuntimeError("as told")
+
+    group = group_of_ranks()
+    try:
+        trainer_of(three_layers(), "", strategy=Ordered(group), hooks=[Fail()]).train()
+    except RuntimeError:
+        time.sleep(pause_s * (group.rank == 0))
+    return trainer_of(three_layers(), "", strategy=Ordered(group)).train().update
 
 
 def another_rate_on_each_rank() -> int:

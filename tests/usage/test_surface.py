@@ -370,6 +370,10 @@ def test_a_run_with_an_lr_schedule_is_rewound_and_resumed_without_a_complaint(tm
     assert again.train().update == 8
 
 
+def test_another_trainer_is_built_after_an_error_of_all_ranks_that_come_to_it_at_different_times() -> None:
+    assert on_ranks(2, programs.another_after_an_error, 1.2) == [programs.UPDATES] * 2
+
+
 def test_another_rate_on_each_rank_is_found_before_the_first_update() -> None:
     for failed in on_ranks(2, programs.another_rate_on_each_rank):
         assert isinstance(failed, Failed) and failed.startswith("ReplicaError"), failed

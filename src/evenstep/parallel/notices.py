@@ -77,8 +77,9 @@ class Notices:
         self._listener.start()
 
     def await_failure(self) -> None:
-        """Wait until this rank's thread has read of the failure that was posted; it then ends."""
+        """Wait until this rank's thread has read of the failure that was posted; it then ends, and no wait heeds it."""
         self._listener.join(ANSWER_S)
+        self.failure_message = ""
 
     def raised(self) -> None:
         """Say that this rank has raised an error of its own, and waits for nobody any more."""

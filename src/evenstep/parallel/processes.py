@@ -319,8 +319,9 @@ class Processes(Group):
             return
         if not self._notices.have_all_raised():  # what is sent now would meet a collective that another is left in
             raise self._could_not("go on", f"{clause(self._notices.failure())}.", is_known=True)
-        for step in (self._notices.await_failure, self._notices.forget_failure, self._notices.listen):
-            self.sum_floats([0.0])  # each step is done by all ranks before the next
+        self._notices.await_failure()
+        for step in (self._notices.forget_failure, self._notices.listen):
+            self.sum_floats([0.0])  # all ranks have done what is before; one may come to it much later than another
             step()
         self._has_failed = False
 

@@ -122,6 +122,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     recompute(model, {}, context.randomness)  # what an earlier engine has chosen is not to be compiled
     compiled = compile_model(model, report, setup.group.rank) if train.compile == "model" else None
     convert_linear_layers(model, precision, setup.linear_layers.here)
+    setup.group.go_on()  # after an error of all ranks in what was built with this group before
     check_shared(model, strategy)
     execution = build_execution(model, strategy, optimizer, device)
     execution.reducers.say_last_mean(updates)

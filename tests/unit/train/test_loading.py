@@ -414,6 +414,7 @@ class Evil:
         return print, ("executed",)
 
 
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants:UserWarning")  # torch 2.15 says so
 def test_what_can_not_be_read_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, model = as_pt(Net(1), tmp_path), Net(2)
     torch.save({"model": Evil()}, tmp_path / "evil.pt")
