@@ -246,7 +246,7 @@ _WRITE = (
         "give it to the strategy whose ranks step alone: `Local(Ddp(Processes(device)), every_updates=…, outer_lr=…)`",
     ),
     ("drop_last dataloader_drop_last", "leave it out: every sample is taken, in an update of its own weight"),
-    ("sampler batch_sampler", "give the samples in an order of your own to `StreamData(loader)`"),
+    ("sampler batch_sampler", "give a loader with batches of your own as `StreamData(loader, batched=True)`"),
     ("pin_memory dataloader_pin_memory", "leave it out: batches for an accelerator are pinned"),
     ("start_update decay_warmup", "write `train=Training(ema=Ema(start_update=…, decay_warmup=…))`"),
     ("max_duration stop_by", "write `epochs=…` or `updates=…`; for a time, `hooks=[TimeBudget(max_minutes=…)]`"),

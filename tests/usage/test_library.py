@@ -542,6 +542,7 @@ def test_a_loader_that_cannot_be_taken_over_is_refused_and_the_advice_works(kind
     advice = str(refused.value)
     if "StreamData(loader, batched=True)" in advice:
         assert trainer_of(data=StreamData(loader, batched=True)).train().update == 4
+        assert isinstance(loader.dataset, Stream) or "on several ranks also `shared=True`" in advice
     if "MapData(dataset" in advice:
         assert trainer_of(data=MapData(loader.dataset, global_batch_size=4)).train().update == 4
     if "leave" in advice:

@@ -16,7 +16,7 @@ from evenstep.data.reading import Reading
 from evenstep.errors import ArgumentError
 
 _AS_TORCH = ("torch", "torchdata")  # whose loaders give a dataset's batches as they are
-_OWN_ORDER = "or keep the loader's own batches with `StreamData(loader, batched=True)`"
+_OWN_ORDER = "or keep the loader's batches with `StreamData(loader, batched=True)`, on several ranks also `shared=True`"
 
 
 def data_of(given: object, argument: str) -> Data:

@@ -177,9 +177,12 @@ class StreamData(IteratedData):
             return RankReading(0, rank, ranks, edges[-1], of_one_stream(total, ranks))
         microbatches = share(len(edges) - 1, rank=rank, ranks=ranks)
         if not microbatches:
+            finer = (
+                "raise `num_microbatches`" if self._batched else "raise the global batch or lower `micro_batch_size`"
+            )
             raise ArgumentError(
                 f"each of the {ranks} ranks reads its own stream and needs a micro-batch of each global batch, but "
-                f"there are {len(edges) - 1}; raise the global batch or lower `micro_batch_size`."
+                f"there are {len(edges) - 1}; {finer}, or pass `shared=True` if all ranks read the same stream."
             )
         num_items, num_microbatches = edges[microbatches.stop] - edges[microbatches.start], len(edges) - 1
 

@@ -297,8 +297,14 @@ def test_ranks_take_their_share_of_the_micro_batches_each_from_its_own_stream() 
 
 
 def test_a_rank_that_would_get_nothing_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"each of the 3 ranks .* but there are 2"):
+    with pytest.raises(
+        ArgumentError, match=r"each of the 3 ranks .* but there are 2; raise `num_microbatches`, or pass"
+    ):
         StreamData([1], batched=True, num_microbatches=2).batches(Position(), seed=1, rank=0, ranks=3)
+    with pytest.raises(
+        ArgumentError, match=r"there are 1; raise the global batch or lower `micro_batch_size`, or pass"
+    ):
+        StreamData([1], global_batch_size=2).batches(Position(), seed=1, rank=0, ranks=3)
 
 
 @pytest.mark.parametrize(
