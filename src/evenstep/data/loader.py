@@ -65,6 +65,9 @@ class Here:
         return []
 
 
+_LONGEST_WAIT_S = 2e6  # 23 days: a queue is told its milliseconds in 31 bits
+
+
 class _Requests:
     """A sampler that gives, each time it is iterated, the requests it was last told, and knows those not answered."""
 
@@ -128,7 +131,7 @@ class Workers:
             num_workers=self._num_workers,
             collate_fn=cast(Any, _as_it_is),
             pin_memory=self.pins,
-            timeout=self._timeout_s,
+            timeout=min(self._timeout_s, _LONGEST_WAIT_S),
             # Of its own, or the loader would draw its first number from the user's generator.
             generator=torch.Generator(),
             prefetch_factor=self._prefetch,

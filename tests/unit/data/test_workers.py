@@ -1,4 +1,5 @@
 import gc
+import math
 import multiprocessing
 import os
 import random
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import islice
 from multiprocessing import reduction
 from typing import Any
@@ -166,6 +168,12 @@ class Unsendable(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return torch.ones(1, requires_grad=True) * 2 if index == 2 else torch.zeros(1)
+
+
+def test_workers_may_be_waited_for_without_a_limit() -> None:
+    data = MapData(range(3), global_batch_size=3, shuffle=False, num_workers=1, reading=Reading(timeout_s=math.inf))
+    with closing(data):
+        assert next(data.batches(Position(), seed=1)).microbatches[0].data.tolist() == [0, 1, 2]
 
 
 def test_a_batch_that_cannot_be_pickled_is_an_error_at_once_that_says_why() -> None:
