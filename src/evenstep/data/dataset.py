@@ -7,7 +7,8 @@ of a `TensorDataset`.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol, cast
+from typing import Protocol, cast, final
+from weakref import WeakValueDictionary
 from zlib import crc32
 
 import numpy as np
@@ -89,6 +90,34 @@ def epoch_setters(dataset: object) -> list[Callable[[int], object]]:
         parts = cast("ConcatDataset[object]", dataset).datasets
         return [setter for part in parts for setter in epoch_setters(part)]
     return []
+
+
+@final
+class Told:
+    """Whether a reader is the last who told some objects of an epoch.
+
+    Parts of one dataset may be read by turns, each of them in an epoch of its own: those that are trained on and
+    evaluated, or the tasks of a mixture.
+
+    Args:
+        set_epoch: what tells the objects, as `epoch_setters` finds them.
+    """
+
+    def __init__(self, set_epoch: Sequence[Callable[[int], object]]) -> None:
+        self._objects = [id(getattr(one, "__self__", one)) for one in set_epoch]
+
+    @property
+    def by_others(self) -> bool:
+        """Whether another one was later, or none was."""
+        return any(_LAST_TOLD.get(one) is not self for one in self._objects)
+
+    def remember(self) -> None:
+        """This reader has told them just now."""
+        for one in self._objects:
+            _LAST_TOLD[one] = self
+
+
+_LAST_TOLD: "WeakValueDictionary[int, Told]" = WeakValueDictionary()  # by the ids of the objects
 
 
 def whole(dataset: object) -> object:

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, cast, final
-from weakref import WeakValueDictionary
 
 from torch.utils.data import (
     Dataset,
@@ -18,7 +17,7 @@ from torch.utils.data import (
 
 from evenstep.data.alike import alike
 from evenstep.data.batch import DataFault
-from evenstep.data.dataset import MapDataset, draws_nothing, epoch_setters, fetches_many, rows_of
+from evenstep.data.dataset import MapDataset, Told, draws_nothing, epoch_setters, fetches_many, rows_of
 from evenstep.data.pin import pin
 from evenstep.data.reading import Reading
 from evenstep.data.seeding import (
@@ -122,7 +121,7 @@ class Fetcher(Dataset[Reply]):
         many: Callable[[list[int]], list[object]] | None = getattr(dataset, "__getitems__", None)
         self._many = many if fetches_many(dataset) else None
         self._epoch: int | None = None
-        self._tells = [id(getattr(one, "__self__", one)) for one in self._set_epoch]
+        self._told = Told(self._set_epoch)
         self._looks = reading.seed_samples and self._rows is None  # for generators of the dataset's own
 
     def __getitem__(self, request: Request) -> Reply:
@@ -186,7 +185,7 @@ class Fetcher(Dataset[Reply]):
             return Reply(None, None)
         doing: int | str = "set_epoch"
         try:
-            if request.epoch != self._epoch or any(_told_by.get(one) is not self for one in self._tells):
+            if request.epoch != self._epoch or self._told.by_others:
                 self._enter(request)
             doing = "samples"
             if self._rows is not None:
@@ -224,13 +223,7 @@ class Fetcher(Dataset[Reply]):
                 seed_generators(mix(key(request.epoch_key, "set_epoch")))
             set_epoch(request.epoch)
         self._epoch, self._grown = request.epoch, len(self._dataset)
-        for one in self._tells:
-            _told_by[one] = self
-
-
-# who has last told an object, by its id, of an epoch: parts of one dataset may be read by turns, such as those that are
-# trained on and evaluated, or the tasks of a mixture, each of them in an epoch of its own
-_told_by: "WeakValueDictionary[int, Fetcher]" = WeakValueDictionary()
+        self._told.remember()
 
 
 _DRAWN_AT_ONCE = (

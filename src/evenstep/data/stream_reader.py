@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from typing import Any, cast, final
 
+from evenstep.data.dataset import Told
 from evenstep.data.seeding import global_states, seed_generators, undisturbed
 from evenstep.data.stream import Stateful
 from evenstep.keys import key, mix
@@ -40,7 +41,8 @@ class Reader:
     ) -> None:
         self._stream = stream
         self._stateful = stream if isinstance(stream, Stateful) else None
-        self._set_epoch = set_epoch
+        self._set_epoch, self._told = set_epoch, Told(set_epoch)
+        self._epoch = 0
         self._seed, self._rank = seed, rank
         self._iterator: Any = None  # once begun, of the stream's items
         self._epoch_key = 0
@@ -63,6 +65,9 @@ class Reader:
         """The next items, as many as the epoch still has up to `count`, and the stream's state after them."""
         if self.failure is not None:
             raise self.failure
+        if self._told.by_others:
+            with undisturbed():
+                self._tell()
         items = [self.ahead]
         with NOTHING if self._draws_nothing else undisturbed():
             item: object = None
@@ -98,11 +103,15 @@ class Reader:
 
     def _enter(self, epoch: int, *, number: int) -> None:
         self._epoch_key = key(self._seed, "stream", epoch, self._rank)
-        self._number = number - 1
+        self._epoch, self._number = epoch, number - 1
         # `iter` of a loader draws the order of its epoch, and what its workers begin with.
+        self._tell()
+
+    def _tell(self) -> None:
         seed_generators(self._epoch_key)
         for set_epoch in self._set_epoch:
-            set_epoch(epoch)
+            set_epoch(self._epoch)
+        self._told.remember()
 
     def _next(self) -> object:
         iterator = self._iterator

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, Subset
 
-from evenstep.data import GlobalBatch, Position, StreamData
+from evenstep.data import GlobalBatch, MapData, Position, StreamData
 from evenstep.errors import ArgumentError, DataError
 
 
@@ -71,6 +71,21 @@ class Breaking:
 
 def numbers(batch: GlobalBatch) -> list[list[int]]:
     return [list(microbatch.data) for microbatch in batch.microbatches]
+
+
+class Remembering(Dataset[int]):
+    """Six samples, each of which is the epoch that was last told."""
+
+    epoch = -1
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        return self.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
 
 
 def by_samples(stream: object, global_batch_size: int, **options: object) -> StreamData:
@@ -424,3 +439,15 @@ def test_a_stream_that_iterating_goes_on_with_is_read_from_its_beginning_where_a
         batches = [next(data.batches(Position(), seed=0)).microbatches[0].data.tolist() for _ in range(read)]
         assert batches[0] == [1, 2]
         data.load_state_dict({})
+
+
+def test_a_stream_stays_in_its_epoch_though_a_part_of_its_dataset_is_evaluated_meanwhile() -> None:
+    dataset = Remembering()
+    trained = StreamData(DataLoader(dataset, batch_size=2), batched=True, samples_in=len)
+    evaluated = MapData(Subset(dataset, [0, 1]), global_batch_size=2)
+    batches = trained.batches(Position(epoch=3), seed=1)
+    seen: list[list[int]] = []
+    for _ in range(4):
+        seen.append(next(batches).microbatches[0].data.tolist())
+        assert next(evaluated.batches(Position(), seed=1)).microbatches[0].data.tolist() == [0, 0]
+    assert seen == [[3, 3], [3, 3], [3, 3], [4, 4]]
