@@ -1,5 +1,6 @@
 """All writers of a run as one: each gets everything, and a fault of one does not concern the others or the run."""
 
+import inspect
 import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
@@ -7,11 +8,19 @@ from pathlib import Path
 from typing import final
 
 from evenstep.arguments import said
-from evenstep.errors import HookError
+from evenstep.errors import HookError, clause
 from evenstep.events.event import Event, Incident
 from evenstep.events.series import Record
 from evenstep.events.writers.retrying import RetryingWriter
 from evenstep.events.writers.writer import Writer
+
+_TAKES = {
+    "open": ("folder", "update"),
+    "write": ("records",),
+    "event": ("name", "event"),
+    "flush": (),
+    "close": (),
+}
 
 
 @final
@@ -24,7 +33,7 @@ class Writers:
             `logging` as well, which writes it on standard error.
 
     Raises:
-        HookError: for something that is not a writer.
+        HookError: for something that is not a writer, one given twice, or a method that does not take what it is given.
 
     >>> class Print(Writer):
     ...     def write(self, records):
@@ -36,7 +45,11 @@ class Writers:
     """
 
     def __init__(self, writers: Iterable[Writer], report: Callable[[Incident], None]) -> None:
-        self._writers = tuple(RetryingWriter(_checked(writer), self._failed) for writer in writers)
+        given = [_checked(writer) for writer in writers]
+        for place, one in enumerate(given):
+            if any(one is other for other in given[:place]):
+                raise HookError(f"writer `{one.name}` is given twice; give it once, or make two of its class.")
+        self._writers = tuple(RetryingWriter(writer, self._failed) for writer in given)
         self._report = report
 
     def _failed(self, incident: Incident) -> None:
@@ -64,8 +77,9 @@ class Writers:
     def write(self, records: Sequence[Record]) -> None:
         """Give `records` to every writer, and let others read them."""
         if records:
+            shared = tuple(records)  # which none of them can change for the others
             for writer in self._writers:
-                writer.write(records)
+                writer.write(shared)
 
     def event(self, name: str, event: Event) -> None:
         """Tell every writer about an event of the run."""
@@ -83,4 +97,16 @@ def _checked(writer: object) -> Writer:
         what = f"the class `{writer.__name__}`" if isinstance(writer, type) else said(writer)
         write = "give an instance" if isinstance(writer, type) else "write a subclass, or give one by name, 'csv'"
         raise HookError(f"`writers` must hold instances of subclasses of `Writer`, but holds {what}; {write}.")
+    for name, arguments in _TAKES.items():
+        method = getattr(writer, name)
+        try:
+            inspect.signature(method).bind(*arguments)
+        except TypeError as error:
+            raise HookError(
+                f"`{name}` of writer `{writer.name}` must take {_said_of(arguments)}: {clause(str(error))}."
+            ) from error
     return writer
+
+
+def _said_of(arguments: tuple[str, ...]) -> str:
+    return " and ".join(f"`{one}`" for one in arguments) or "no argument"

@@ -310,3 +310,31 @@ def test_what_no_other_writer_can_be_told_of_a_failing_one_is_said_by_logging(
     failed, lost = run("fails")
     assert "failed: " in failed and "did not take 1 call" in lost
     assert run("fails", "works") == []
+
+
+def test_a_writer_that_takes_other_arguments_or_is_given_twice_is_refused_before_training() -> None:
+    class Odd(Notes):
+        def write(self) -> None: ...
+
+    with pytest.raises(HookError, match="`write` of writer `Odd` must take `records`: too many positional arguments"):
+        Writers([Odd([])], refuse)
+    notes = Notes([])
+    with pytest.raises(HookError, match="writer `Notes` is given twice"):
+        Writers([notes, notes], refuse)
+
+
+def test_what_a_writer_does_to_its_records_is_not_seen_by_the_others() -> None:
+    class Takes(Notes):
+        def write(self, records: Any) -> None:
+            records.clear()
+
+    got: list[Any] = []
+
+    class Keeps(Notes):
+        def write(self, records: Any) -> None:
+            got.extend(records)
+
+    writers = Writers([Takes([]), Keeps([])], lambda incident: None)
+    with writers.opened(None, 0):
+        writers.write([*RECORDS])
+    assert got == RECORDS
