@@ -25,7 +25,7 @@ class NoSteps(AbstractContextManager[None]):
 
     Args:
         what: is called inside, for people.
-        sums: whether gradients are being summed, so that `zero_grad` raises as well.
+        sums: whether gradients are being summed, so that it raises as well where all of them are dropped.
 
     >>> optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
     >>> with NoSteps(optimizer, "`after_update` of hook `Mine`", sums=False): optimizer.zero_grad()
@@ -34,7 +34,7 @@ class NoSteps(AbstractContextManager[None]):
     evenstep.errors.HookError: `after_update` of hook `Mine` has called `step` of the optimizer, …
     """
 
-    __slots__ = ("_handles", "_optimizers", "_sums", "_what", "_zero_grads")
+    __slots__ = ("_had", "_handles", "_optimizers", "_sums", "_what", "_zero_grads")
 
     def __init__(self, optimizer: Optimizer, what: str, *, sums: bool) -> None:
         own = inner(optimizer)
@@ -44,6 +44,7 @@ class NoSteps(AbstractContextManager[None]):
     def __enter__(self) -> None:
         self._handles = [one.register_step_pre_hook(self._refuse_step) for one in self._optimizers]
         if self._sums:
+            self._had = self._has_gradients()
             self._zero_grads = [vars(one).get("zero_grad") for one in self._optimizers]
             for one in self._optimizers:
                 one.zero_grad = self._refuse_zero_grad
@@ -58,6 +59,12 @@ class NoSteps(AbstractContextManager[None]):
                 del one.zero_grad
                 if before is not None:
                     one.zero_grad = before
+            if self._had and error is None and not self._has_gradients():
+                self._refuse_zero_grad()  # by the model's own `zero_grad`, or one by one
+
+    def _has_gradients(self) -> bool:
+        groups = self._optimizers[0].param_groups
+        return any(one.grad is not None for group in groups for one in group["params"])
 
     def _refuse_step(self, *_: Any) -> None:
         raise HookError(
@@ -67,8 +74,8 @@ class NoSteps(AbstractContextManager[None]):
 
     def _refuse_zero_grad(self, *_: Any, **__: Any) -> None:
         raise HookError(
-            f"{self._what} has called `zero_grad` of the optimizer in the midst of an update, which drops the "
-            f"gradients that it has summed up; {_ADVICE}."
+            f"{self._what} has called `zero_grad` in the midst of an update, which drops the gradients that it has "
+            f"summed up; {_ADVICE}."
         )
 
 

@@ -49,6 +49,15 @@ def inner_step(optimizer: Any) -> None:
     optimizer.optimizers[0].step()
 
 
+def drop_all(optimizer: Any) -> None:
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.grad = None
+
+
+def drop_bias(optimizer: Any) -> None:
+    optimizer.param_groups[0]["params"][1].grad = None
+
+
 @pytest.mark.parametrize("method", ["before_train", "after_backward", "before_step", "after_update"])
 def test_a_step_in_a_hook_is_refused(method: str) -> None:
     with pytest.raises(HookError, match=f"`{method}` of hook `Mine` has called `step` of the optimizer"):
@@ -59,6 +68,9 @@ def test_a_step_in_a_hook_is_refused(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["after_microbatch", "before_step"])
 def test_dropping_gradients_in_the_midst_of_an_update_is_refused(method: str) -> None:
+    with pytest.raises(HookError, match=f"`{method}` of hook `Mine` has called `zero_grad`"):
+        trained(method, drop_all)
+    trained(method, drop_bias)  # which then has none, as somebody may mean
     for made in (adam, several):
         with pytest.raises(HookError, match=f"`{method}` of hook `Mine` has called `zero_grad`"):
             trained(method, lambda optimizer: optimizer.zero_grad(), made)
