@@ -90,7 +90,7 @@ class TrainedParameters:
         now = [*self._places, *map(_params, self._optimizer.param_groups)]
         # once in every update, so without Python's bytecode for each
         if list(map(len, now)) != self._counts or not all(map(is_, chain.from_iterable(now), self._standing)):
-            self._check_groups()
+            self.check_groups()
             self._check_places()
             self._stand()
         hooks = num_gradient_hooks(self._parameters)
@@ -186,7 +186,7 @@ class TrainedParameters:
                 f"`requires_grad_(False)`, or {anew}."
             )
 
-    def _check_groups(self) -> None:
+    def check_groups(self) -> None:
         """Raise ArgumentError unless the optimizer's groups are still those that it was built with."""
         held = [group["params"] for group in self._optimizer.param_groups]
         now, before = list(map(len, held)), list(map(len, self._groups))

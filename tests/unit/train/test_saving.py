@@ -797,3 +797,14 @@ def test_a_state_that_can_not_be_saved_is_found_after_the_first_update_and_not_b
     with pytest.raises(CheckpointError, match=r"`tasks\.count` is a `numpy\.int64`"):
         trainer.train()
     assert trainer.progress.update == 1
+
+
+def test_a_group_that_a_hook_adds_to_the_optimizer_is_refused_by_name_also_where_a_state_is_packed_first(
+    tmp_path: Path,
+) -> None:
+    class Adds(Hook):
+        def after_update(self, event: UpdateEnd) -> None:
+            self.trainer.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+
+    with pytest.raises(ArgumentError, match=r"groups have been changed .* frozen until then"):
+        trainer_of(tmp_path, hooks=[Adds()]).train()

@@ -155,6 +155,7 @@ class TrainState:
     def _tree(self, taken: Callable[[Mapping[str, Any]], Tree], of_all: Callable[[States], States]) -> Tree:
         if fault := self.fault():
             raise CheckpointError(f"the state can't be saved, since it could not be resumed: {fault}.")
+        self.trained.check_groups()
         state = optimizer_state(self.optimizer, self._own, self._built, self.hidden_state.values())
         own = {name: one.detach() for name, one in self.steps.masters.items()}
         everybody = of_all(_with_masters(state["state"], own))
