@@ -382,6 +382,11 @@ def _heard(hook: Hook, name: str) -> Heard:
         raise HookError(
             f"`{name}` of hook `{hook.name}` must take one argument, the event: {clause(str(error))}."
         ) from error
+    if inspect.iscoroutinefunction(method) or inspect.isgeneratorfunction(method):
+        raise HookError(
+            f"`{name}` of hook `{hook.name}` is `async` or has a `yield`, so that calling it would do nothing; write a "
+            f"plain method."
+        )
     return f"`{name}` of hook `{hook.name}`", method
 
 

@@ -382,3 +382,16 @@ def test_a_hook_that_keeps_what_came_after_a_checkpoint_without_its_state_is_ref
     assert Bus([Beginning()], trainer).load_state_dict({"Beginning": {}}, goes_back=True) == []
     with pytest.raises(HookError, match=r"`Updating` had no state .* keeps the one that it has now .*state.get\("):
         Bus([Updating()], trainer).load_state_dict({"Updating": {}}, goes_back=True)
+
+
+def test_a_method_whose_call_does_nothing_is_refused() -> None:
+    class Awaited(Hook):
+        async def after_update(self, event: Any) -> None: ...
+
+    class Yields(Hook):
+        def after_update(self, event: Any) -> Any:
+            yield event
+
+    for hook in (Awaited(), Yields()):
+        with pytest.raises(HookError, match="is `async` or has a `yield`"):
+            Bus([hook], trainer=Mock())
