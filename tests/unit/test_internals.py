@@ -42,6 +42,9 @@ OF_FSDP = {
     "_to_sharded",
 }
 OF_TORCH = {
+    "_autograd",  # and in it, as torch leaves hooks on saved tensors forbidden where a gradient can not be compiled
+    "_saved_tensors_hooks_is_enabled",
+    "_saved_tensors_hooks_enable",
     "_base",
     "_Orthogonal",
     "_non_persistent_buffers_set",

@@ -2,7 +2,8 @@
 
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
 from typing import Any, cast
@@ -146,6 +147,18 @@ def as_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
             follow(before)
 
     return run
+
+
+@contextmanager
+def saved_tensor_hooks_kept() -> Generator[None]:
+    """Let hooks on saved tensors be as they were: torch leaves them forbidden where a gradient can't be compiled."""
+    hooks = cast("Any", torch._C)._autograd  # pyright: ignore[reportPrivateUsage]
+    before = hooks._saved_tensors_hooks_is_enabled()
+    try:
+        yield
+    finally:
+        if before:
+            hooks._saved_tensors_hooks_enable()
 
 
 def is_compile_error(error: Exception) -> bool:

@@ -494,6 +494,23 @@ def test_a_shape_that_depends_on_numbers_is_an_error_of_the_update_with_the_reas
     assert torch.equal(values(model), before)
 
 
+class Recomputes(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)  # pyright: ignore
+
+
+@pytest.mark.usefixtures("as_found")
+def test_a_model_that_checkpoints_by_itself_is_an_error_that_says_what_to_do() -> None:
+    def made(compile: str) -> Engine:
+        torch.manual_seed(0)
+        return engine_of(Recomputes(3, 1), compile)
+
+    engine = made("update")
+    with pytest.raises(TaskError, match=r"update 1 can't be compiled as a whole: .*checkpoint.* Set `compile` to 'mod"):
+        engine.update(*batches(1))
+    run(made("model"), 1)
+
+
 @pytest.mark.usefixtures("as_found")
 def test_what_is_wrong_with_a_loss_is_said_as_without_compiling() -> None:
     class Means(Squares):

@@ -21,11 +21,16 @@ from evenstep.internals.compiler import (
     guards_kept,
     is_compile_error,
     recompile_reason,
+    saved_tensor_hooks_kept,
 )
 from evenstep.pipeline.compiled import Inductor, reason_of
 from evenstep.train.compiled import REPEATED
 
 _COMPILED, _CAPTURED = Inductor(), Inductor(captured=True)
+_HOOKED = (
+    "the forward has hooks on what is saved for its backward, as `torch.utils.checkpoint` and `save_on_cpu` have, "
+    "which no gradient within a graph calls"
+)
 
 
 class Compiled(NamedTuple):
@@ -118,17 +123,20 @@ class Compilations:
             pass  # what follows would else be raised "during handling of" it
         graphs = self._inductor.graphs
         try:
-            given = compiled.anew(*args)
+            with saved_tensor_hooks_kept():
+                given = compiled.anew(*args)
         except NotCompiledError as error:
             raise TaskError(
                 f"update {update} was not compiled, as torch's compiler is switched off (`TORCH_COMPILE_DISABLE`, or "
                 f"`torch.compiler.set_stance`). Switch it on, or set `compile` to 'off'."
             ) from error
         except Exception as error:
-            if not is_compile_error(error):
+            hooked = "saved tensor hooks" in str(error)  # so `torch.func` says
+            if not hooked and not is_compile_error(error):
                 raise
+            reason = _HOOKED if hooked else clause(reason_of(error))
             raise TaskError(
-                f"update {update} can't be compiled as a whole: {clause(reason_of(error))}. Set `compile` to 'model', "
+                f"update {update} can't be compiled as a whole: {reason}. Set `compile` to 'model', "
                 f"which compiles what can be, or to 'off'."
             ) from error
         if self._inductor.graphs != graphs:
