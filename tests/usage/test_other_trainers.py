@@ -201,3 +201,10 @@ def test_an_engine_goes_on_from_what_is_saved_and_loaded_as_that_says(tmp_path: 
     for one in (first, second):
         one.update(*batches[1:])
     assert torch.equal(first.model.weight, second.model.weight)
+
+
+@pytest.mark.parametrize("word", ["last", "best"])
+def test_words_of_lightning_for_a_checkpoint_are_answered_by_what_goes_on_here(word: str, tmp_path: Path) -> None:
+    says = rf"was given '{word}'; `trainer.resume\(\)` goes on from the newest .*, and 'RUN_FOLDER/best' is a path\."
+    with pytest.raises(ArgumentError, match=says):
+        trainer_of(folder=tmp_path).resume(word)

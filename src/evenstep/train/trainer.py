@@ -436,10 +436,11 @@ class Trainer(TrainerAttributes):
         self._check_not_training("resume")
         require_flag("new_settings", new_settings)
         resets = self._resets(reset, source)
-        if not isinstance(cast("object", source), str | Path) or not str(source):
+        word = source in ("last", "best") and not Path(source).exists()  # of Lightning
+        if word or not isinstance(cast("object", source), str | Path) or not str(source):
             raise ArgumentError(
-                f"`resume` must be given a path or 'auto', but was given {said(source)}; `trainer.resume()` goes on in "
-                f"the trainer's own folder."
+                f"`resume` must be given a path or 'auto', but was given {said(source)}; `trainer.resume()` goes on "
+                f"from the newest checkpoint in the trainer's own folder, and 'RUN_FOLDER/best' is a path."
             )
         checkpointer = self._loop.checkpointer
         with _inside("resume"):
