@@ -278,9 +278,16 @@ class Loop:
             rank=engine.group.rank if engine.parts.execution.in_stages else None,
             update=engine.progress.update,
             holding=holding_stages(engine.parts.context.tasks) if engine.group.rank == 0 else (),
+            without_data=self._tasks_without_data(),
         )
         for incident in said:
             self.reporter.report(incident)
+
+    def _tasks_without_data(self) -> list[str]:
+        """The tasks that no data name; none where only reading tells which tasks some data have."""
+        named = [data.tasks for data in (self.feed.data, *self.evaluator.sets.values())]
+        found = {name for names in named for name in names or ()}
+        return [] if None in named else [name for name in self.engine.parts.context.tasks if name not in found]
 
     def _answer(self, aborted: Aborted) -> GoBack | None:
         """Do what is decided about an aborted update."""

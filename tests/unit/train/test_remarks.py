@@ -3,8 +3,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
+from evenstep import Task, Trainer
 from evenstep.data import AllTasks, Data, MapData, Mixture, StreamData, UpdateData, data_of
 from evenstep.train.checks.first_update import remarks
 
@@ -36,3 +39,29 @@ def test_the_advice_for_ranks_without_work_gives_each_of_them_some(
     )
     (said,) = remarks(batch, data=data(), ranks=2, outside=(), holding=(), rank=0, update=1)
     assert advice in said.message
+
+
+class Sum(Task):
+    def loss(self, output: Any, batch: Any) -> Any:
+        return output.sum()
+
+
+def test_a_task_that_no_data_have_batches_of_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    def said(**evaluations: Data) -> list[str]:
+        caplog.clear()
+        model = nn.Linear(2, 1)
+        trainer = Trainer(
+            model=model,
+            task={"box": Sum(), "class": Sum()},
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data=Mixture({"box": MapData([torch.ones(2)] * 4, global_batch_size=2)}),
+            evaluations=evaluations,
+            updates=3,
+            device="cpu",
+        )
+        trainer.train()
+        return [record.getMessage() for record in caplog.records if "never trained" in record.getMessage()]
+
+    (remark,) = said()
+    assert remark.startswith("task `class` is given but never trained or evaluated: neither `data` nor `evaluations`")
+    assert not said(valid=Mixture({"class": MapData([torch.ones(2)] * 4, global_batch_size=2)}, end="max"))

@@ -1,7 +1,7 @@
 """What is worth saying once, at the first update: nothing that is wrong, but seldom meant.
 
-Parameters that get gradients but are in no optimizer, ranks that will never have work, global batches larger than the
-data. It stops nothing, and keeps nothing: that it is said once is the loop's to see to.
+Parameters that get gradients but are in no optimizer, tasks without data, ranks that will never have work, global
+batches larger than the data. It stops nothing, and keeps nothing: that it is said once is the loop's to see to.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,6 +24,7 @@ def remarks(
     holding: Sequence[str],
     rank: int | None,
     update: int,
+    without_data: Sequence[str] = (),
 ) -> Iterator[Incident]:
     """The remarks as incidents.
 
@@ -32,7 +33,17 @@ def remarks(
         outside: names of parameters that get a gradient though the optimizer does not hold them.
         rank: that holds those, where others hold others.
         holding: the names under which tasks hold a model of which this rank has only some stages.
+        without_data: names of tasks of which neither `data` nor an evaluation has a batch.
     """
+    if without_data:
+        yield Incident(
+            kind="task_without_data",
+            update=update,
+            message=(
+                f"task `{without_data[0]}` is given but never trained or evaluated: neither `data` nor `evaluations` "
+                f"have batches of it; add them, `Mixture({{'{without_data[0]}': …}})`, or leave the task out."
+            ),
+        )
     if holding:
         yield _holding_stages(holding[0], update)
     if outside:
