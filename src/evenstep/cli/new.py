@@ -28,7 +28,7 @@ def run(path: str, settings: list[str], **options: str | None) -> int:
     folder = Path(path)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", folder.name):
         raise ConfigError(
-            [f"`{path}` must end in a name of letters, digits, `.`, `_` and `-`, which its runs get; give another."]
+            [f"`{path}` must end in a name of a-z, A-Z, digits, `.`, `_` and `-`, which its runs get; give another."]
         )
     if folder.exists():
         raise ConfigError([f"`{path}` is there already, and nothing is overwritten; give another name."])

@@ -16,7 +16,7 @@ Location = tuple[str | int, ...]
 _PATTERNS = {
     "target": "must be FILE.py:NAME or package.module:NAME",
     "collate": "must be FILE.py:NAME or package.module:NAME",
-    "name": "must begin with a letter or digit and have only letters, digits, `.`, `_` and `-`, being a folder's name",
+    "name": "must begin with a letter or digit and have only a-z, A-Z, digits, `.`, `_` and `-`, being a folder's name",
     "device": "must be auto, cpu, mps, cuda or cuda:N",
 }
 
