@@ -7,6 +7,7 @@ is next. They differ by the global batches that were skipped. It holds no clock:
 from typing import Any, NamedTuple
 
 from evenstep.data import GlobalBatch, Position
+from evenstep.errors import ArgumentError
 
 
 class Progress(NamedTuple):
@@ -34,6 +35,19 @@ class Progress(NamedTuple):
     def without(self, batch: GlobalBatch) -> "Progress":
         """The progress after `batch` was given up."""
         return self._replace(position=batch.following, skipped=self.skipped + 1)
+
+    def check_within(self, updates: int | None, epochs: int | None) -> None:
+        """Raise ArgumentError if a run of so many updates, or epochs, has fewer than are done."""
+        if updates is not None and self.update > updates:
+            raise ArgumentError(
+                f"{self.update} updates are done, but this run is to have {updates}, which would have no effect; ask "
+                f"for as many `updates` (or `epochs`) or more, or go on from an earlier checkpoint."
+            )
+        if epochs is not None and self.position > (epochs, 0):  # of data that don't know how many updates that is
+            raise ArgumentError(
+                f"the run is in epoch {self.position.epoch + 1} of its data, but is to have {epochs}, which would have "
+                f"no effect; ask for as many `epochs` or more, or go on from an earlier checkpoint."
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """The counters as plain numbers."""

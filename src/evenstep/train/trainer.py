@@ -35,7 +35,7 @@ from evenstep.train.attributes import TrainerAttributes
 from evenstep.train.old_arguments import OLD_ARGUMENTS, OLD_NONES
 from evenstep.train.result import Prediction, Result
 from evenstep.train.state import Tree
-from evenstep.train.state.afresh import resets_of
+from evenstep.train.state.afresh import check_resets, resets_of
 from evenstep.train.tasks.task import Task
 from evenstep.train.tryouts.lr_finder import FoundLr, search
 from evenstep.training_mode import require_gradients
@@ -228,17 +228,7 @@ class Trainer(TrainerAttributes):
                 "`train` was called while it is training already, by a hook or the task; `updates` says how far a run "
                 "goes, and `request_stop` ends it earlier."
             )
-        if self.updates is not None and self.progress.update > self.updates:
-            raise ArgumentError(
-                f"{self.progress.update} updates are done, but this run is to have {self.updates}, which would have no "
-                f"effect; ask for as many `updates` (or `epochs`) or more, or go on from an earlier checkpoint."
-            )
-        position, epochs = self.progress.position, self._loop.epochs
-        if epochs is not None and position > (epochs, 0):  # of data that don't know how many updates that is
-            raise ArgumentError(
-                f"the run is in epoch {position.epoch + 1} of its data, but is to have {epochs}, which would have no "
-                f"effect; ask for as many `epochs` or more, or go on from an earlier checkpoint."
-            )
+        self.progress.check_within(self.updates, self._loop.epochs)
         require_gradients("`train` was called")
         self._loop.engine.require_own_format("train")
         self._is_training, self._thread = True, get_ident()
@@ -435,7 +425,8 @@ class Trainer(TrainerAttributes):
         """
         self._check_not_training("resume")
         require_flag("new_settings", new_settings)
-        resets = self._resets(reset, source)
+        resets = resets_of(reset)
+        check_resets(resets, source, self.progress.update, self._loop.engine.core.learning_rates.leaves_alone)
         word = source in ("last", "best") and not Path(source).exists()  # of Lightning
         if word or not isinstance(cast("object", source), str | Path) or not str(source):
             raise ArgumentError(
@@ -450,25 +441,6 @@ class Trainer(TrainerAttributes):
                 path = checkpointer.resume(Path(source).expanduser(), new_settings=new_settings, reset=resets)
         self._resumed |= path is not None
         return path
-
-    def _resets(self, given: object, source: object) -> tuple[Reset, ...]:
-        resets = resets_of(given)
-        if resets and source == "auto":
-            raise ArgumentError(
-                f"`reset` is for a checkpoint that is named, but `resume` was given 'auto', which would begin "
-                f"{', '.join(resets)} afresh at each restart; give the path, and the new run a folder of its own."
-            )
-        if resets and self.progress.update:
-            raise ArgumentError(
-                f"`reset` is for a trainer that has not trained, but this one has made {self.progress.update} updates; "
-                f"build another one for it."
-            )
-        if "lr_schedule" in resets and self._loop.engine.core.learning_rates.leaves_alone:
-            raise ArgumentError(
-                "`reset` has 'lr_schedule', but this trainer has none; give it one, or leave that out. Rates that "
-                "hooks have set begin afresh with 'optimizer'."
-            )
-        return resets
 
     def state_dict(self) -> Tree:
         """Everything that the run needs to go on exactly, as a tree.

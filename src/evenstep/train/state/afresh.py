@@ -44,6 +44,25 @@ def resets_of(given: object) -> tuple[Reset, ...]:
     return tuple(dict.fromkeys(cast("Collection[Reset]", words)))
 
 
+def check_resets(resets: Collection[Reset], source: object, update: int, leaves_rates_alone: bool) -> None:
+    """Raise ArgumentError for what can't begin afresh when a trainer that has made `update` updates loads `source`."""
+    if resets and source == "auto":
+        raise ArgumentError(
+            f"`reset` is for a checkpoint that is named, but `resume` was given 'auto', which would begin "
+            f"{', '.join(resets)} afresh at each restart; give the path, and the new run a folder of its own."
+        )
+    if resets and update:
+        raise ArgumentError(
+            f"`reset` is for a trainer that has not trained, but this one has made {update} updates; build another one "
+            f"for it."
+        )
+    if "lr_schedule" in resets and leaves_rates_alone:
+        raise ArgumentError(
+            "`reset` has 'lr_schedule', but this trainer has none; give it one, or leave that out. Rates that hooks "
+            "have set begin afresh with 'optimizer'."
+        )
+
+
 def how_to_reset(part: Reset) -> str:
     """What to write, in a script and in a run file, so that a part begins afresh; for messages."""
     return (
