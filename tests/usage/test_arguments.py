@@ -98,7 +98,7 @@ NOT_BUILT = {  # bases, what evenstep gives, what each micro-batch makes, and wh
         "EvenstepError",
     ),
     *("Collected", "Separate", "Trained", "Progress", "Answer", "MultiOptimizer", "Microbatch", "GlobalBatch", "Part"),
-    *("Position", "DataFault", "FoundLr", "LoadedWeights"),
+    *("Position", "DataFault", "FoundLr", "LoadedWeights", "TaskWeights"),
 }
 ALSO = {"values": "coefficients"}  # as whom it is mostly given
 OPTIONS = {"Training": "train", "Checkpointing": "checkpoint", "Failures": "failures", "Logging": "log"}

@@ -27,11 +27,12 @@ class NoSteps(AbstractContextManager[None]):
         what: is called inside, for people.
         sums: whether gradients are being summed, so that it raises as well where all of them are dropped.
 
+    >>> import torch
     >>> optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
     >>> with NoSteps(optimizer, "`after_update` of hook `Mine`", sums=False): optimizer.zero_grad()
     >>> with NoSteps(optimizer, "`after_update` of hook `Mine`", sums=False): optimizer.step()
     Traceback (most recent call last):
-    evenstep.errors.HookError: `after_update` of hook `Mine` has called `step` of the optimizer, …
+    evenstep.errors.HookError: `after_update` of hook `Mine` has called `step` of the optimizer, ...
     """
 
     __slots__ = ("_had", "_handles", "_optimizers", "_sums", "_what", "_zero_grads")
@@ -85,11 +86,12 @@ class NoSecondStep:
 
     A step with a gradient that was computed since is the loop's own.
 
+    >>> import torch
     >>> weight = torch.zeros(1, requires_grad=True); weight.sum().backward()
     >>> optimizer = torch.optim.SGD([weight]); watch = NoSecondStep(optimizer); watch.begin()
     >>> optimizer.step()
     Traceback (most recent call last):
-    evenstep.errors.ArgumentError: `step` of the optimizer was called after `engine.update`, …
+    evenstep.errors.ArgumentError: `step` of the optimizer was called after `engine.update`, ...
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
