@@ -5,16 +5,17 @@ with the constructor, a table of names beside what it names; the option objects 
 loads no torch.
 """
 
+import inspect
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Real
 from operator import index
 from types import UnionType
 from typing import Any, SupportsIndex, TypeVar, cast
 
-from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, clause
 from evenstep.other_trainers import SCHEDULES, STRATEGIES
 
 T = TypeVar("T")
@@ -236,6 +237,25 @@ def require_callable(name: str, value: object, *, purpose: str) -> None:
         raise ArgumentError(
             f"`{name}` must be a function that {purpose}, but is {value!r}; give one or leave `{name}` out."
         )
+
+
+def require_method(
+    whose: str, method: Callable[..., object], given: Sequence[object], takes: str, error: type[EvenstepError]
+) -> None:
+    """Raise `error` for a method of somebody's own that calling it with `given` would not do.
+
+    Args:
+        whose: what it is, for people.
+        takes: what it is given, for people.
+
+    >>> require_method("`flush` of a writer", lambda: None, (), "no argument", ArgumentError)
+    """
+    try:
+        inspect.signature(method).bind(*given)
+    except TypeError as fault:
+        raise error(f"{whose} must take {takes}: {clause(str(fault))}.") from fault
+    if inspect.iscoroutinefunction(method) or inspect.isgeneratorfunction(method):
+        raise error(f"{whose} is `async` or has a `yield`, so that calling it would do nothing; write a plain method.")
 
 
 def require_stream(value: object) -> None:

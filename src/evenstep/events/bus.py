@@ -6,14 +6,13 @@ A hook whose failure shall not end the run is heard again at the next event, and
 never refers to the trainer; it only introduces the hooks to it.
 """
 
-import inspect
 import traceback
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeAlias, final
 
-from evenstep.arguments import advice, said
+from evenstep.arguments import advice, require_method, said
 from evenstep.errors import HookError, LostRankError, clause
 from evenstep.events.event import Event, Incident
 from evenstep.events.hook import Hook, HookTrainer
@@ -376,18 +375,9 @@ def _heard(hook: Hook, name: str) -> Heard:
     method = getattr(hook, name)
     if getattr(method, "__func__", None) is getattr(Hook, name):
         return None
-    try:
-        inspect.signature(method).bind(None)
-    except TypeError as error:
-        raise HookError(
-            f"`{name}` of hook `{hook.name}` must take one argument, the event: {clause(str(error))}."
-        ) from error
-    if inspect.iscoroutinefunction(method) or inspect.isgeneratorfunction(method):
-        raise HookError(
-            f"`{name}` of hook `{hook.name}` is `async` or has a `yield`, so that calling it would do nothing; write a "
-            f"plain method."
-        )
-    return f"`{name}` of hook `{hook.name}`", method
+    whose = f"`{name}` of hook `{hook.name}`"
+    require_method(whose, method, ("event",), "one argument, the event", HookError)
+    return whose, method
 
 
 def _as_it_is(*_: object) -> AbstractContextManager[None]:

@@ -29,7 +29,6 @@ from evenstep.errors import ArgumentError, EvenstepError, LostRankError, clause
 from evenstep.events import Bus, Incident, Record
 from evenstep.internals import unwrapped
 from evenstep.keywords import no_attribute
-from evenstep.names import parameters_in
 from evenstep.nothing import NOTHING
 from evenstep.optim.foreign_steps import NoSecondStep
 from evenstep.optim.schedules import LrSchedule
@@ -274,7 +273,7 @@ class Engine:
         return {name.removeprefix(f"{EVALUATION}/"): value for name, value in values.items()}
 
     def _given(self, microbatches: tuple[Any, ...], position: Position) -> GlobalBatch:
-        return global_batch(microbatches, position, self.reducers.group, trained=parameters_in(self.optimizer))
+        return global_batch(microbatches, position, self.reducers.group, optimizer=self.optimizer)
 
     def require_own_format(self, method: str) -> None:
         """Raise ArgumentError where `method` was called inside an autocast that would change what forwards compute."""

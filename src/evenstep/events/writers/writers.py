@@ -1,14 +1,13 @@
 """All writers of a run as one: each gets everything, and a fault of one does not concern the others or the run."""
 
-import inspect
 import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import final
 
-from evenstep.arguments import said
-from evenstep.errors import HookError, clause
+from evenstep.arguments import require_method, said
+from evenstep.errors import HookError
 from evenstep.events.event import Event, Incident
 from evenstep.events.series import Record
 from evenstep.events.writers.retrying import RetryingWriter
@@ -98,15 +97,6 @@ def _checked(writer: object) -> Writer:
         write = "give an instance" if isinstance(writer, type) else "write a subclass, or give one by name, 'csv'"
         raise HookError(f"`writers` must hold instances of subclasses of `Writer`, but holds {what}; {write}.")
     for name, arguments in _TAKES.items():
-        method = getattr(writer, name)
-        try:
-            inspect.signature(method).bind(*arguments)
-        except TypeError as error:
-            raise HookError(
-                f"`{name}` of writer `{writer.name}` must take {_said_of(arguments)}: {clause(str(error))}."
-            ) from error
+        takes = " and ".join(f"`{one}`" for one in arguments) or "no argument"
+        require_method(f"`{name}` of writer `{writer.name}`", getattr(writer, name), arguments, takes, HookError)
     return writer
-
-
-def _said_of(arguments: tuple[str, ...]) -> str:
-    return " and ".join(f"`{one}`" for one in arguments) or "no argument"

@@ -36,14 +36,7 @@ def remarks(
         without_data: names of tasks of which neither `data` nor an evaluation has a batch.
     """
     if without_data:
-        yield Incident(
-            kind="task_without_data",
-            update=update,
-            message=(
-                f"task `{without_data[0]}` is given but never trained or evaluated: neither `data` nor `evaluations` "
-                f"have batches of it; add them, `Mixture({{'{without_data[0]}': …}})`, or leave the task out."
-            ),
-        )
+        yield _without_data(without_data[0], update)
     if holding:
         yield _holding_stages(holding[0], update)
     if outside:
@@ -80,6 +73,18 @@ def remarks(
                 f"epoch of those; make it at most {batch.num_samples}."
             ),
         )
+
+
+def _without_data(name: str, update: int) -> Incident:
+    """The remark on a task of which there is no batch."""
+    return Incident(
+        kind="task_without_data",
+        update=update,
+        message=(
+            f"task `{name}` is given but never trained or evaluated: neither `data` nor `evaluations` have batches of "
+            f"it; add them, `Mixture({{'{name}': …}})`, or leave the task out."
+        ),
+    )
 
 
 def _holding_stages(name: str, update: int) -> Incident:

@@ -104,13 +104,11 @@ class Recovery:
         """Compute once on all ranks; gives None where one had no memory for it, and whether it was in this pipeline."""
         group = self._execution.group
         number = group.begin_work()
-        try:
+        attempt = Attempt(self._broken_off, True)
+        with attempt:
             return compute(), False
-        except BaseException as error:
-            if (broken_off := self._broken_off(error, True)) is None:
-                raise
-        ran_out = not broken_off
-        reason = broken_off or f"rank {group.rank} ran out of memory in {place}"
+        ran_out = not attempt.broken_off
+        reason = attempt.broken_off or f"rank {group.rank} ran out of memory in {place}"
         if ran_out:
             group.interrupt(reason)
         return None, any(self._meet(place, number, reason, ran_out, lambda: None))

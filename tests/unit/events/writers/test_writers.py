@@ -323,6 +323,14 @@ def test_a_writer_that_takes_other_arguments_or_is_given_twice_is_refused_before
         Writers([notes, notes], refuse)
 
 
+def test_a_writer_whose_method_would_do_nothing_when_it_is_called_is_refused() -> None:
+    class Later(Notes):
+        async def write(self, records: Any) -> None: ...
+
+    with pytest.raises(HookError, match="`write` of writer `Later` is `async` or has a `yield`, so that calling it"):
+        Writers([Later([])], refuse)
+
+
 def test_what_a_writer_does_to_its_records_is_not_seen_by_the_others() -> None:
     class Takes(Notes):
         def write(self, records: Any) -> None:
