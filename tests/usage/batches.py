@@ -1,8 +1,7 @@
 """The battery of batches and losses, as data: what a batch can be made of, what of a loss, and what becomes of it.
 
 Each row says whether it works (the right weight, the right halves, the gradient of one float64 batch for every cut,
-also after out-of-memory) or asks (the message that a person gets instead). The tests run every row, and the support
-matrix can be made from the same rows.
+also after out-of-memory) or asks (the message that a person gets instead). The tests run every row.
 """
 
 import dataclasses
@@ -30,7 +29,7 @@ class Kind:
         read: gives x as [samples, features] (the mean over the length) and the classes.
         outcome: whether it "works", or "asks" for what only the user knows.
         cut: whether it can be cut in two by default.
-        note: for the support matrix.
+        note: for readers of the table.
         asks: what the message says, where it asks.
     """
 
@@ -50,7 +49,7 @@ class LossKind:
     Args:
         name: for people.
         outcome: whether it "works", or "asks".
-        note: for the support matrix.
+        note: for readers of the table.
         asks: what the message says, where it asks.
     """
 

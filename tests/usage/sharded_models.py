@@ -12,10 +12,10 @@ class Kind:
     """A kind of model.
 
     Args:
-        name: in words, as in the support matrix.
+        name: in words.
         net: the class in `sharded_models_nets`.
         refused: what the error says; "" where it works.
-        note: for the support matrix.
+        note: for readers of the table.
         fast: whether it is in the fast suite.
     """
 
