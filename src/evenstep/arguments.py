@@ -52,7 +52,7 @@ def require_flag(name: str, value: object) -> None:
     >>> require_flag("shuffle", False)
     """
     if not isinstance(value, bool):
-        raise ArgumentError(f"`{name}` must be True or False, but is {said(value)}.")
+        raise ArgumentError(f"`{name}` must be True or False, but is {said(value)}.", field=name)
 
 
 def require_whole(name: str, value: object, *, at_least: int = 1, advice: str = "give such a number") -> None:
@@ -65,7 +65,9 @@ def require_whole(name: str, value: object, *, at_least: int = 1, advice: str = 
     """
     if type(value) is not int or value < at_least:
         end = f"; {advice}." if advice else "."
-        raise ArgumentError(f"`{name}` must be a whole number of at least {at_least}, but is {said(value)}{end}")
+        raise ArgumentError(
+            f"`{name}` must be a whole number of at least {at_least}, but is {said(value)}{end}", field=name
+        )
 
 
 def require_count(name: str, value: object, *, at_least: int = 1) -> int:
@@ -80,16 +82,17 @@ def require_count(name: str, value: object, *, at_least: int = 1) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ArgumentError(
             f"`{name}` must be a whole number, but is {value!r} ({type(value).__name__}); "
-            f"give an int of at least {at_least}."
+            f"give an int of at least {at_least}.",
+            field=name,
         )
     try:
         number = index(cast(SupportsIndex, value))
     except TypeError:
         raise ArgumentError(
-            f"`{name}` must be a whole number, but is {said(value)}; give an int of at least {at_least}."
+            f"`{name}` must be a whole number, but is {said(value)}; give an int of at least {at_least}.", field=name
         ) from None
     if number < at_least:
-        raise ArgumentError(f"`{name}` must be at least {at_least}, but is {number}; raise it.")
+        raise ArgumentError(f"`{name}` must be at least {at_least}, but is {number}; raise it.", field=name)
     return number
 
 
@@ -104,12 +107,14 @@ def require_number(name: str, value: object, within: str = "", must: str = "", a
     >>> require_number("decay", 0.999, "[0, 1)", "in [0, 1)", "0.999 to 0.9999 is usual")
     """
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise ArgumentError(f"`{name}` must be a number, but is {said(value)}; give such a number.")
+        raise ArgumentError(f"`{name}` must be a number, but is {said(value)}; give such a number.", field=name)
     if within:
         number, (low, high) = cast("Any", value), map(float, within[1:-1].split(","))
         above = number >= low if within[0] == "[" else number > low
         if not above or not (number <= high if within[-1] == "]" else number < high):
-            raise ArgumentError(f"`{name}` must be {must}, but is {value}{f'; {advice}' if advice else ''}.")
+            raise ArgumentError(
+                f"`{name}` must be {must}, but is {value}{f'; {advice}' if advice else ''}.", field=name
+            )
 
 
 def require_positive(name: str, value: object) -> None:
@@ -118,7 +123,7 @@ def require_positive(name: str, value: object) -> None:
     >>> require_positive("every_minutes", 0.5)
     """
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
-        raise ArgumentError(f"`{name}` must be a number above 0, but is {said(value)}; give such a number.")
+        raise ArgumentError(f"`{name}` must be a number above 0, but is {said(value)}; give such a number.", field=name)
 
 
 def require_rank(rank: int, ranks: int) -> None:
@@ -129,14 +134,15 @@ def require_rank(rank: int, ranks: int) -> None:
     require_count("ranks", ranks)
     if require_count("rank", rank, at_least=0) >= ranks:
         raise ArgumentError(
-            f"`rank` must be below the {ranks} ranks, but is {rank}; ranks count from 0, set `ranks` to their number."
+            f"`rank` must be below the {ranks} ranks, but is {rank}; ranks count from 0, set `ranks` to their number.",
+            field="rank",
         )
 
 
 def require_seed(value: object) -> None:
     """Raise ArgumentError unless `value` is a whole number, of any sign and size."""
     if type(value) is not int:
-        raise ArgumentError(f"`seed` must be a whole number, but is {said(value)}; write `seed=42`.")
+        raise ArgumentError(f"`seed` must be a whole number, but is {said(value)}; write `seed=42`.", field="seed")
 
 
 def require_word(name: str, value: object, words: Collection[str]) -> None:
@@ -174,7 +180,7 @@ def choose(argument: str, word: str, table: Mapping[str, T]) -> T:
         return table[word]
     close = meant(word, table)
     advice = f"; is it {close!r}?" if close else "."
-    raise ArgumentError(f"`{argument}` must be one of {', '.join(table)}, but is {word!r}{advice}")
+    raise ArgumentError(f"`{argument}` must be one of {', '.join(table)}, but is {word!r}{advice}", field=argument)
 
 
 def meant(word: str, known: Collection[str]) -> str:
@@ -225,7 +231,7 @@ def require_object(name: str, value: object, kind: type | UnionType, write: str,
     """
     if not (isinstance(value, kind) or (may_be_none and value is None)):
         kinds = f"{getattr(kind, '__name__', kind)}{' or None' if may_be_none else ''}"
-        raise ArgumentError(f"`{name}` must be an object of {kinds}, but is {said(value)}; write {write}.")
+        raise ArgumentError(f"`{name}` must be an object of {kinds}, but is {said(value)}; write {write}.", field=name)
 
 
 def require_callable(name: str, value: object, *, purpose: str) -> None:
@@ -235,7 +241,7 @@ def require_callable(name: str, value: object, *, purpose: str) -> None:
     """
     if not callable(value):
         raise ArgumentError(
-            f"`{name}` must be a function that {purpose}, but is {value!r}; give one or leave `{name}` out."
+            f"`{name}` must be a function that {purpose}, but is {value!r}; give one or leave `{name}` out.", field=name
         )
 
 
@@ -261,7 +267,9 @@ def require_method(
 def require_stream(value: object) -> None:
     """Raise ArgumentError unless `value` is something to write text to, or None."""
     if value is not None and not callable(getattr(value, "write", None)):
-        raise ArgumentError(f"`stream` must be a text stream, but is {said(value)}; write `stream=sys.stdout`.")
+        raise ArgumentError(
+            f"`stream` must be a text stream, but is {said(value)}; write `stream=sys.stdout`.", field="stream"
+        )
 
 
 def require_table(name: str, value: object, write: str, *, may_be_none: bool = False) -> Mapping[str, Any]:
@@ -276,9 +284,11 @@ def require_table(name: str, value: object, write: str, *, may_be_none: bool = F
     if value is None and may_be_none:
         return {}
     if not isinstance(value, Mapping):
-        raise ArgumentError(f"`{name}` must be a dict by names, but is {said(value)}; write {write}.")
+        raise ArgumentError(f"`{name}` must be a dict by names, but is {said(value)}; write {write}.", field=name)
     if no_names := [one for one in cast("Mapping[Any, Any]", value) if not isinstance(one, str)]:
-        raise ArgumentError(f"`{name}` must be a dict by names, but {no_names[0]!r} is none; write {write}.")
+        raise ArgumentError(
+            f"`{name}` must be a dict by names, but {no_names[0]!r} is none; write {write}.", field=name
+        )
     return cast("Mapping[str, Any]", value)
 
 
@@ -288,10 +298,10 @@ def require_several(name: str, value: object, kind: type | UnionType, write: str
     >>> require_several("ties", [("a", "b")], tuple, "`ties=[('a', 'b')]`")
     """
     if not isinstance(value, list | tuple):
-        raise ArgumentError(f"`{name}` must be a list, but is {said(value)}; write {write}.")
+        raise ArgumentError(f"`{name}` must be a list, but is {said(value)}; write {write}.", field=name)
     for one in cast("list[object]", value):
         if not isinstance(one, kind):
-            raise ArgumentError(f"`{name}` must be like {write}, but holds {said(one)}; correct that.")
+            raise ArgumentError(f"`{name}` must be like {write}, but holds {said(one)}; correct that.", field=name)
 
 
 def require_state(value: object, wanted: str) -> None:
@@ -334,7 +344,7 @@ def require_names(name: str, value: object, write: str) -> tuple[str, ...]:
     several = isinstance(value, list | tuple)
     names = tuple(cast("Collection[Any]", value)) if several else ()
     if not several or not all(isinstance(one, str) for one in names):
-        raise ArgumentError(f"`{name}` must be a list of names, but is {said(value)}; write {write}.")
+        raise ArgumentError(f"`{name}` must be a list of names, but is {said(value)}; write {write}.", field=name)
     return names
 
 

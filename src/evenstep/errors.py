@@ -36,7 +36,18 @@ __all__ = [
 
 
 class EvenstepError(Exception):
-    """Base of all errors that evenstep raises on purpose."""
+    """Base of all errors that evenstep raises on purpose.
+
+    Args:
+        field: the argument, key or name that the error is about; "" for none.
+
+    >>> EvenstepError("`clip_norm` must be above 0.", field="clip_norm").field
+    'clip_norm'
+    """
+
+    def __init__(self, *args: object, field: str = "") -> None:
+        super().__init__(*args)
+        self.field = field
 
 
 class ArgumentError(EvenstepError, ValueError):
