@@ -25,7 +25,6 @@ from evenstep.errors import LostRankError
 from evenstep.events import Evaluate, JsonlWriter, Save
 from evenstep.extras.elastic import Elastic, ElasticRank, Lighthouse
 from evenstep.extras.elastic.lighthouse import coordination
-from evenstep.extras.quantization import QuantizationNoise
 from evenstep.parallel import Ddp, Group, Ordered
 
 LIMIT_S = 200
@@ -114,9 +113,6 @@ def train(group: Group, number: int) -> None:
     model = nn.Sequential(*layers)
     points = torch.randn(48, 3, generator=torch.Generator().manual_seed(1))
     rows = [(row, row.sum()) for row in points]
-    noise = QuantizationNoise(("0",), p=0.3, block_size=3)
-    if WHAT.get("groups"):
-        noise.prepare(model)
     average = evenstep.Ema(decay=0.9)
     trainer = evenstep.Trainer(
         model=model,
@@ -127,7 +123,7 @@ def train(group: Group, number: int) -> None:
         updates=WHAT["updates"],
         device="cpu",
         strategy=STRATEGIES[WHAT.get("strategy", "ordered")](group),
-        hooks=[strike, Save(every_updates=3), Evaluate(every_updates=4), *([noise] if WHAT.get("groups") else [])],
+        hooks=[strike, Save(every_updates=3), Evaluate(every_updates=4)],
         log=evenstep.Logging(writers=[JsonlWriter()], every_updates=2),
         folder=FOLDER / "run",
         train=evenstep.Training(ema=average),

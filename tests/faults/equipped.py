@@ -135,30 +135,10 @@ CHECKS: Checks = [
             ("decay by layer", "forward", SET + 1, 1, "fsdp"),
             ("averages", "armed", SET + 2, 1, "fsdp"),
             ("what is frozen at first", "before_update", SET + 1, 1, "ordered-fsdp"),
-            ("codebooks", "after_update", SET, 1, "zero1-ordered"),
-            ("codebooks", "forward", SET + 1, 1, "ordered"),
-            ("codebooks", "after_update", SET + 1, 1, "fsdp"),
-            ("codebooks", "backward", SET + 2, 1, "ordered-fsdp"),
-            ("codebooks", "forward", SET + 1, 1, STAGES),
             ("fake quantisation", "after_update", SET, 1, "ordered-fsdp"),
             ("fake quantisation", "forward", SET + 1, 1, "fsdp"),
+            ("fake quantisation", "forward", SET + 1, 1, STAGES),
         )
-    ),
-    *(
-        (
-            f"codebooks: out of memory, {phase} of update {update}, rank {rank} of 2, {STAGES}",
-            partial(memory, "codebooks", phase, update, rank, STAGES, 2),
-            False,
-        )
-        for phase, update, rank in (("forward", SET + 1, 1), ("backward", SET + 2, 0))
-    ),
-    *(
-        (
-            f"codebooks: an error on one rank, {phase} of update {update}, {STAGES}",
-            partial(left, "codebooks", phase, update, STAGES, 2),
-            False,
-        )
-        for phase, update in AROUND
     ),
     ("Muon: refused on shards, on all ranks", refused, True),
 ]

@@ -1,4 +1,4 @@
-"""What a run of the battery may have besides: parameter groups with optimizers of their own, averages, quantisation.
+"""What a run of the battery may have besides: parameter groups, averages, fake quantisation.
 
 A kit changes the model before its optimizer is built. What it does at set updates it does after the third and fourth,
 around which faults strike.
@@ -14,7 +14,7 @@ from torch import nn
 
 import evenstep
 from evenstep import ParameterGroup, grouped_optimizer
-from evenstep.extras.quantization import LayerGroup, ProductQuantization, QuantizationAware
+from evenstep.contrib.qat import QuantizationAware
 
 LR = 0.05
 SET = 3  # after this update something changes, and once more after the next
@@ -41,16 +41,6 @@ def muon(model: nn.Module) -> torch.optim.Optimizer:
 def decayed(model: nn.Module) -> torch.optim.Optimizer:
     groups = {"head": ParameterGroup(patterns=("head.*",), lr_factor=3.0)}
     return adamw(model, groups=groups, weight_decay_on="matrices", layer_decay=0.7, layers="layers")
-
-
-def codebooks() -> ProductQuantization:
-    shape: dict[str, Any] = {"block_size": 3, "num_centroids": 4}
-    return ProductQuantization(
-        [
-            LayerGroup(layers=("layers.0.*",), after_update=SET, **shape),
-            LayerGroup(layers=("layers.[12].*",), after_update=SET + 1, **shape),
-        ]
-    )
 
 
 def rounding() -> QuantizationAware:
@@ -97,6 +87,5 @@ KITS = {
     "decay by layer": Kit(decayed),
     "averages": Kit(adamw, train=AVERAGE),
     "what is frozen at first": Kit(adamw, (Thaw,), AVERAGE),
-    "codebooks": Kit(adamw, (codebooks,), AVERAGE),
     "fake quantisation": Kit(adamw, (rounding,), AVERAGE, dtype=torch.float32),
 }

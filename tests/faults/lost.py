@@ -49,7 +49,7 @@ def _() -> None:
     killed(1, 5, "loss")
 
 
-@case("process 1 of 3 is killed in a loss; Muon and AdamW, a frozen bias, an average, noise; it comes back")
+@case("process 1 of 3 is killed in a loss; Muon and AdamW, a frozen bias, an average; it comes back")
 def _() -> None:
     killed(1, 5, "loss", groups=True)
 

@@ -48,6 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     OPTIONS: CORE,
     "train": {"pipeline", "parallel", *LEAVES, OPTIONS},
     "config": {*CORE, OPTIONS, "extras"},  # whose constructors hold the defaults
+    "contrib": CORE,
     "extras": CORE,  # what not every run needs: the core knows it by name only (`plugins`)
     "hf": CORE,  # models of transformers, which the core does not know
     "lightning": CORE,  # an adapter for who has one of its modules; it imports no Lightning

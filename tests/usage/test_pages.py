@@ -54,7 +54,6 @@ SLOWLY_BUILT = {
     ("hosts", "launch"): "eight ranks",
     ("optimizers", "target"): "torchao compiles a kernel for each shape",
     ("precision", "float8"): "loads torchao",
-    ("quantization", "config"): "loads torchao",
     ("transformers", "model"): "loads transformers",
 }
 

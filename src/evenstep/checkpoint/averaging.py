@@ -251,7 +251,6 @@ class _Mean:
                 self.not_finite.append(name)
             return newest
         if not has_mean:
-            self._check_codebook(part, name)
             self.newest.append(name)
             return newest
         self.averaged += 1
@@ -259,15 +258,6 @@ class _Mean:
         if not bool(torch.isfinite(mean).all()):
             self._refuse(part, name)
         return mean.to(newest.dtype)
-
-    def _check_codebook(self, part: str, name: str) -> None:
-        """Raise CheckpointError for integers that say which rows of another tensor are meant: that has no mean then."""
-        layer, _, last = name.rpartition(".")
-        if last == "assignments" and f"{layer}.centroids".removeprefix(".") in self._readers[-1].state[part]:
-            raise CheckpointError(
-                f"`{name}` differs between the checkpoints, as `{layer}` was quantised after some of them, so its "
-                f"centroids have no mean; average checkpoints of after that, or of before."
-            )
 
     def _refuse(self, part: str, name: str) -> None:
         bad = [one for one in self._readers if not bool(torch.isfinite(_value(one, part, name).double()).all())]

@@ -5,7 +5,7 @@ assignment is an error that says what to do instead. What can be changed between
 updates there are.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from inspect import signature
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -199,17 +199,6 @@ class TrainerAttributes:
             return act()
         job = ended_on_all(group, lambda: act() if group.rank == 0 else None)
         return group.first_rank_does(cast("Callable[[], T]", job.result))
-
-    def begin_afresh(self, names: Collection[str]) -> None:
-        """Forget what is kept of parameters and buffers: the optimizer's state of them goes, their average is a copy.
-
-        For a hook that has put other values there, on all ranks. Rates and groups stay.
-
-        Args:
-            names: of the model's parameters and buffers.
-        """
-        self._check_idle("begin_afresh", "call it in `after_update`")
-        self._loop.engine.parts.saved.begin_afresh(frozenset(names))
 
     def _check_idle(self, what: str, advice: str) -> None:
         """Raise ArgumentError where `what` is called in the midst of an update or an evaluation, by a hook, the task or

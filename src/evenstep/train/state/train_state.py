@@ -4,7 +4,7 @@ Everything is compared before anything is changed, so a state that does not fit 
 state is kept by parameter name instead of position, so that it survives a reordering. It does not touch files.
 """
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -22,7 +22,6 @@ from evenstep.internals import unwrapped
 from evenstep.names import load_state, named_parameters, plain, state_of
 from evenstep.optim.ema import Ema
 from evenstep.optim.hidden_state import HiddenState
-from evenstep.optim.multi import inner
 from evenstep.optim.stepping import Steps
 from evenstep.parallel import ParameterLayout, ShardedTensorRef, States, mapped
 from evenstep.pipeline.pipeline_model import in_stages
@@ -247,16 +246,6 @@ class TrainState:
             return []
         self.ema.restart()
         return ["the average of the parameters is new and begins as a copy of them"]
-
-    def begin_afresh(self, names: Set[str]) -> None:
-        """Forget what is kept of parameters and buffers of these names: optimizer state goes, the average is a copy."""
-        parameters = named_parameters(self.model)
-        for one in inner(self.optimizer):
-            for name in names & parameters.keys():
-                one.state.pop(parameters[name], None)
-        if self.ema is not None:
-            with torch.no_grad():
-                self.ema.restart(names)
 
 
 def _each_taken(live: Mapping[str, Tensor], whole: Mapping[str, Any], take: Callable[[Tensor, Tensor], Tensor]) -> Tree:

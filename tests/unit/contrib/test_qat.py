@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from quantization_programs import POINTS, SpoilOnce, Writes, net, sgd, trainer_of
+from quantization_programs import POINTS, SpoilOnce, net, sgd, trainer_of
 from torch import Tensor, nn
 
 from evenstep import Failures, Trainer, Training
+from evenstep.contrib.qat import QuantizationAware
 from evenstep.errors import ArgumentError
-from evenstep.extras.quantization import QuantizationAware
-from evenstep.parallel import Ddp, Group, Local
-from evenstep.pipeline import PipelineModel
+from refused import refused
 
 pytest.importorskip("torchao", reason="the extra `quantization` is not installed")
 
@@ -123,8 +122,6 @@ def test_weights_and_embeddings_can_be_trained_by_a_configuration_of_the_roundin
     hook = QuantizationAware(IntxFakeQuantizeConfig(torch.int4, group_size=8), layers=("0", "1"))
     hook.prepare(model)
     assert [type(one) for one in model] == [FakeQuantizedEmbedding, FakeQuantizedLinear]
-    with pytest.raises(ArgumentError, match="no quantised layers for IntxFakeQuantizeConfig, only training"):
-        hook.convert(model)
 
 
 def test_what_is_drawn_afterwards_does_not_depend_on_it() -> None:
@@ -136,69 +133,34 @@ def test_what_is_drawn_afterwards_does_not_depend_on_it() -> None:
     assert torch.equal(torch.randn(3), wanted)
 
 
-class Encoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-
-
 class Own(nn.Linear):
     pass
-
-
-@pytest.mark.parametrize(
-    ("hook", "model", "said"),
-    [
-        (
-            lambda: aware(config="IntWeightOnly"),
-            net,
-            "`config` is 'IntWeightOnly', but torchao has .*IntxWeightOnlyConfig",
-        ),
-        (lambda: aware(options={"bits": 4}), net, "`options` can't be for Int8DynamicActivationIntxWeightConfig"),
-        (lambda: aware(config=CONFIG, options={"weight_dtype": "int4"}), net, "`config` is an object; leave them out"),
-        (lambda: aware(layers=("head",)), net, "'head', which fits no linear layer or embedding"),
-        (lambda: aware(layers=("*",)), lambda: nn.Sequential(Own(8, 8)), "`0` is a Own"),
-        (lambda: aware(layers=("block.linear1",)), Encoder, "`block.linear1` is in a TransformerEncoderLayer of torch"),
-        (
-            lambda: aware(config="Int8DynamicActivationInt8WeightConfig", options={}),
-            net,
-            "torchao can't train `2` for Int8DynamicActivationInt8WeightConfig",
-        ),
-        (
-            lambda: QuantizationAware(IntxFakeQuantizeConfig(torch.int4, group_size=8, is_dynamic=False)),
-            net,
-            "keeps scales beside the parameters",
-        ),
-        (
-            lambda: QuantizationAware(Float8FakeQuantizeConfig(granularity=per_tensor())),
-            net,
-            "rounds by the largest number of a whole tensor",
-        ),
-    ],
-)
-def test_what_cannot_be_is_refused_when_the_model_is_prepared(hook: Any, model: Any, said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
-        hook().prepare(model())
 
 
 def per_tensor() -> Any:
     from torchao.quantization import PerTensor
 
-    return PerTensor()
+    return Float8FakeQuantizeConfig(granularity=PerTensor())
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("hook", "model", "field"),
     [
-        ({"strategy": Local(Ddp(Group()))}, "`2` is a FakeQuantizedLinear, which is for ranks that step together"),
-        ({"train": Training(compile="model")}, "computes otherwise from a set update on"),
+        (lambda: aware(layers=("head",)), net, "layers"),
+        (lambda: aware(layers=("*",)), lambda: nn.Sequential(Own(8, 8)), "layers"),
         (
-            {"model": PipelineModel(net()), "task": Writes()},
-            "which would not round in the whole model that is put toge",
+            lambda: QuantizationAware(IntxFakeQuantizeConfig(torch.int4, group_size=8, is_dynamic=False)),
+            net,
+            "config",
         ),
-        ({"model": net().double()}, "`2.weight` is float64, which torchao does not round; make the model float32"),
+        (lambda: QuantizationAware(per_tensor()), net, "config"),
     ],
 )
-def test_runs_that_it_is_not_for_are_refused_by_name(more: Any, said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
-        rounding(**more)
+def test_layers_and_scales_that_are_not_exact_are_refused(hook: Any, model: Any, field: str) -> None:
+    with refused(ArgumentError, field):
+        hook().prepare(model())
+
+
+def test_a_compiled_model_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="`2`"):
+        rounding(train=Training(compile="model"))

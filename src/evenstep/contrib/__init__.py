@@ -1,0 +1,1 @@
+"""Features beside the core, which reach it through its public seams alone."""

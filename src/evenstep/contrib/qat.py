@@ -1,0 +1,199 @@
+"""Quantisation-aware training by torchao: chosen layers compute with fake-quantised numbers from a set update on.
+
+torchao rounds weights and inputs in the forward as a quantised layer would. Gradients pass unrounded (Bengio et al.,
+2013, https://arxiv.org/abs/1308.3432; Jacob et al., 2018, https://arxiv.org/abs/1712.05877). Parameters stay float and
+keep their names. `convert` makes the quantised model.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from fnmatch import fnmatchcase
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from evenstep.data.seeding import undisturbed
+from evenstep.errors import ArgumentError
+from evenstep.events import Hook, TrainBegin, UpdateEnd
+from evenstep.events.hook import HookTrainer
+from evenstep.pipeline.pipeline_model import pipeline_of
+from evenstep.plugins import load_optional
+
+_NOT_FOR = {
+    "whole of stages": "which does not round in a model that is put together of stages; leave one of them out",
+    "local": "which needs ranks that step together; take the strategy `ddp`, `zero1` or `fsdp`",
+    "changing ranks": "which ranks that join later would not round; let a lost rank end the run",
+    "compile": "which computes otherwise from a set update on; leave `compile` out",
+}
+
+
+@final
+class QuantizationAware(Hook):
+    """Trains layers with fake-quantised weights and inputs from a set update on; evaluations round, too.
+
+    Call `prepare(model)` before the optimizer is built; it changes the layers in place. A run file does it for you.
+
+    Args:
+        config: torchao's configuration of the quantised layers, or the name of its class in `torchao.quantization`,
+            such as "Int8DynamicActivationIntxWeightConfig". A `FakeQuantizeConfig` of the weights can be trained, too.
+        options: arguments of the named class; a number format by its name, "int4"; a granularity by the number of
+            neighbouring weights that share a scale, 32.
+        layers: patterns of names of linear layers and embeddings, in which `*` is any text; "*" is all linear layers.
+        after_update: number of committed updates after which rounding begins; 0: from the first.
+
+    >>> QuantizationAware("IntxWeightOnlyConfig", options={"weight_dtype": "int4", "granularity": 32}).name
+    'QuantizationAware'
+    """
+
+    failure_policy = "stop"  # a run must not go on with only some layers rounded
+
+    def __init__(
+        self,
+        config: object,
+        *,
+        options: Mapping[str, Any] | None = None,
+        layers: Sequence[str] = ("*",),
+        after_update: int = 0,
+    ) -> None:
+        self._config = config
+        self._options = dict(options or {})
+        self._patterns = tuple(layers)
+        self._after_update = after_update
+        self._rounding: list[Any] = []
+
+    def prepare(self, model: nn.Module) -> None:
+        """Change the chosen layers to torchao's, which do not round yet. Ranks with stages call it together.
+
+        Raises:
+            ArgumentError: a pattern that fits no layer, or a layer or configuration that can't be trained.
+            MissingExtraError: torchao is not installed.
+        """
+        for name in self._chosen(model, (nn.Linear, nn.Embedding)):
+            self._change(name, model.get_submodule(name))
+
+    def attach(self, trainer: HookTrainer) -> None:
+        super().attach(trainer)
+        names = self._chosen(trainer.model, self._prepared_classes())
+        self._rounding = [one for name in names for one in _quantizers(trainer.model.get_submodule(name))]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rounds": self.rounds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> str | None:
+        self._round(state["rounds"])
+        return None
+
+    @property
+    def rounds(self) -> bool:
+        """True once the layers compute with rounded numbers."""
+        return any(one.enabled for one in self._rounding)
+
+    def before_train(self, event: TrainBegin) -> None:
+        self._round(self._after_update <= event.update)
+
+    def after_update(self, event: UpdateEnd) -> None:
+        if event.update == self._after_update:  # also on ranks without such layers, as all settle together
+            self.trainer.settle()  # after which an update may turn out to be made again
+            self._round(self._after_update <= self.trainer.progress.update)
+
+    def convert(self, model: nn.Module) -> nn.Module:
+        """Copy of a trained whole model with torchao's quantised layers."""
+        for layer in model.modules():
+            for one in _quantizers(layer):
+                one.scale = one.zero_point = None  # of the last forward, whose graph can't be copied
+        copy = deepcopy(model)
+        names = set(self._chosen(copy, self._prepared_classes()))
+        step = _qat().QATConfig(self._made(), step="convert")
+
+        def is_chosen(layer: nn.Module, name: str) -> bool:
+            return name in names
+
+        _quantization().quantize_(copy, step, filter_fn=is_chosen)
+        return copy
+
+    def _change(self, name: str, layer: nn.Module) -> None:
+        config = self._made()
+        is_of_weights = isinstance(config, _qat().FakeQuantizeConfigBase)
+        prepared = _qat().QATConfig(weight_config=config) if is_of_weights else _qat().QATConfig(config)
+        holder = nn.Sequential(layer)
+
+        def is_this(one: nn.Module, place: str) -> bool:
+            return one is layer
+
+        with undisturbed():  # torchao draws a weight that it then throws away
+            _quantization().quantize_(holder, prepared, filter_fn=is_this)
+        made = holder[0]
+        if type(layer) not in (nn.Linear, nn.Embedding) or type(made) not in self._prepared_classes():
+            raise ArgumentError(f"torchao can't train `{name}`, a {type(layer).__name__}, exactly.", field="layers")
+        for one in _quantizers(made):
+            _check_rounding(one.config)
+            one.enabled = False
+        layer.__class__ = type(made)  # in place: owners of the layer then have the one that rounds
+        vars(layer).update({key: value for key, value in vars(made).items() if key not in vars(layer)})
+        vars(layer)["_modules"].update(vars(made)["_modules"])
+        vars(layer)["evenstep_not_for"] = _NOT_FOR
+
+    def _round(self, rounds: bool) -> None:
+        for one in self._rounding:
+            one.enabled = rounds
+
+    def _made(self) -> Any:
+        """torchao's configuration."""
+        if not isinstance(self._config, str):
+            return self._config
+        options = {name: _option(name, value) for name, value in self._options.items()}
+        return getattr(_quantization(), self._config)(**options)
+
+    def _prepared_classes(self) -> tuple[type[nn.Module], ...]:
+        return (_qat().FakeQuantizedLinear, _qat().FakeQuantizedEmbedding)
+
+    def _chosen(self, model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> list[str]:
+        """Names of the chosen layers of these classes."""
+        there = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
+        chosen: dict[str, None] = {}
+        for pattern in self._patterns:
+            fitting = [name for name in there if fnmatchcase(name, pattern)]
+            if pattern == "*":
+                fitting = [name for name in fitting if isinstance(there[name], nn.Linear)]
+            if not any(pipeline_of(model).gather(fitting)):
+                raise ArgumentError(
+                    f"`layers` has {pattern!r}, which fits no {' or '.join(kind.__name__ for kind in kinds)} of the "
+                    f"model; call `prepare(model)` before the optimizer is built, with patterns such as 'blocks.*'.",
+                    field="layers",
+                )
+            chosen |= dict.fromkeys(fitting)
+        return [*chosen]
+
+
+def _quantizers(layer: nn.Module) -> list[Any]:
+    """torchao's quantizers of a layer's weight and inputs."""
+    made = [getattr(layer, f"{part}_fake_quantizer", None) for part in ("weight", "activation")]
+    return [one for one in made if one is not None]
+
+
+def _check_rounding(config: Any) -> None:
+    """Raise ArgumentError for scales that are kept between batches or depend on how a batch is cut."""
+    is_kept = getattr(config, "range_learning", False) or not getattr(config, "is_dynamic", True)
+    if is_kept or type(getattr(config, "granularity", None)).__name__ == "PerTensor":
+        raise ArgumentError(
+            "`config` has scales that are kept or of a whole tensor, so they depend on how a batch is cut; take "
+            "dynamic scales of rows, groups or tokens.",
+            field="config",
+        )
+
+
+def _option(name: str, value: Any) -> Any:
+    if name.endswith("dtype") and isinstance(value, str):
+        return getattr(torch, value)
+    if name.endswith("granularity") and isinstance(value, int):
+        return _quantization().PerGroup(value)
+    return value
+
+
+def _quantization() -> Any:
+    return load_optional("torchao.quantization", "quantization")
+
+
+def _qat() -> Any:
+    return load_optional("torchao.quantization.qat", "quantization")
