@@ -198,7 +198,7 @@ def loaded() -> list[list[str]]:
 def test_the_library_imports_neither_config_nor_command_line_nor_heavy_extras() -> None:
     heavy = ["rich", "pydantic", "tensorboard", "jinja2", "safetensors", "sklearn", "evenstep.config", "evenstep.cli"]
     heavy += ["transformers", "peft", "evenstep.hf"]
-    heavy += ["evenstep.extras", "evenstep.checkpoint.planning", "evenstep.pipeline.schedules.zb_v"]
+    heavy += ["evenstep.extras", "evenstep.checkpoint.planning"]
     assert not set(heavy) & set(loaded()[0])
 
 

@@ -43,7 +43,7 @@ def check(
             wait for each other for ever; the message names rank, place and action, and what must be.
 
     >>> from evenstep.pipeline.lower import lower
-    >>> from evenstep.pipeline.schedules.one_f_one_b import one_f_one_b
+    >>> from evenstep.pipeline.schedules import one_f_one_b
     >>> layout = Layout.chain(ranks=2)
     >>> check(lower(one_f_one_b(layout, range(4)), layout), layout, range(4))
     (2, 1)

@@ -30,7 +30,7 @@ def lower(plans: Sequence[Plan], layout: Layout) -> tuple[Plan, ...]:
     Raises:
         PlanError: the ranks wait for each other in a circle.
 
-    >>> from evenstep.pipeline.schedules.gpipe import gpipe
+    >>> from evenstep.pipeline.schedules import gpipe
     >>> layout = Layout.chain(ranks=2)
     >>> for plan in lower(gpipe(layout, [0, 1]), layout):
     ...     print(*plan)

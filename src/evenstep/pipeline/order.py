@@ -48,7 +48,7 @@ def spans(
     Raises:
         PlanError: the ranks wait for each other in a circle, or for something that no plan makes.
 
-    >>> from evenstep.pipeline.schedules.gpipe import gpipe
+    >>> from evenstep.pipeline.schedules import gpipe
     >>> layout = Layout.chain(ranks=2)
     >>> [f"{s.action}@{s.start}" for s in spans(gpipe(layout, [0]), layout, lambda action: 1)]
     ['0F0@0', '1F0@1', '1B0@2', '0B0@3']

@@ -165,7 +165,7 @@ def simulate(plans: Sequence[Plan], layout: Layout, costs: Costs) -> Simulation:
         PlanError: the ranks wait for each other for ever.
         ArgumentError: costs for another number of stages.
 
-    >>> from evenstep.pipeline.schedules.gpipe import gpipe
+    >>> from evenstep.pipeline.schedules import gpipe
     >>> layout = Layout.chain(ranks=2)
     >>> costs = Costs.even(layout, forward_s=1, input_backward_s=1, weight_backward_s=1)
     >>> simulate(gpipe(layout, range(4)), layout, costs).bubble_s  # (P-1)(f+b)

