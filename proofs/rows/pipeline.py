@@ -53,7 +53,6 @@ WAYS: dict[str, tuple[str, Layout]] = {
     "2 × zb_v × fsdp 2, tied embeddings": ("tied", (4, 2, "zb_v", 0, "fsdp-ordered")),
     "2 × 1f1b × zero1 2": ("chain", (4, 2, "1f1b", 0, "zero1-ordered")),
     "2 × 1f1b, encoder-decoder": ("encoder-decoder", (2, 2, "1f1b", 0, "ordered")),
-    "4 × 1f1b, encoder-decoder relayed": ("relayed", (4, 4, "1f1b", 0, "ordered")),
     "4 × 1f1b, tied embeddings": ("tied", (4, 4, "1f1b", 0, "ordered")),
     "2 × 1f1b of a plain model": ("plain", (2, 2, "1f1b", 0, "ordered")),
     "2 × interleaved × 2 replicas of a plain model": ("plain", (4, 2, "interleaved", 0, "ordered")),

@@ -99,15 +99,13 @@ def main(
     world = Processes(torch.device("cpu"), timeout_s=60) if several else Group()
     mesh = Mesh.of(world, pipeline=pipeline)
     torch.manual_seed(mesh.data.rank)  # replicas begin different; the strategy must make them equal
-    decoders = {"encoder-decoder": 2, "relayed": 7}.get(case)
+    decoders = 2 if case == "encoder-decoder" else None
     layers: Any = chain(tied=case == "tied") if decoders is None else encoder_decoder(decoders)
     if case == "plain":
         layers = nn.Sequential(*(cast("nn.Module", layer.build) for layer in layers.layers))
     model: nn.Module = layers
     if case != "plain" or pipeline > 1:  # else the model is whole, as a user has it who knows of no stages
-        model = PipelineModel(
-            layers, mesh=mesh, schedule=schedule, stages_per_rank=stages_per_rank, relay_skips=case == "relayed"
-        )
+        model = PipelineModel(layers, mesh=mesh, schedule=schedule, stages_per_rank=stages_per_rank)
     collate: Any = {"collate": trimmed} if case == "ragged" else {}
     trainer = evenstep.Trainer(
         model=model,

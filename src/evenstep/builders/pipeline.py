@@ -55,7 +55,7 @@ def check_stages(config: Config, made: nn.Module | Layers) -> None:
         check_covered(made, layers)
         check_nothing_around(made, layers)
         places = cut(layers, stages=chain.stages, split_at=parallel.split_at or None)
-        edges = flows(layers, places, relayed=parallel.relay_skips)
+        edges = flows(layers, places)
         layout = Layout(rank_of=chain.rank_of, edges=tuple(edges))
         SCHEDULES[parallel.pipeline_schedule].plans(layout, range(2 * parallel.pipeline))
 
@@ -81,7 +81,6 @@ def build_model(config: Config, made: nn.Module | Layers, mesh: Mesh | None) -> 
             schedule=parallel.pipeline_schedule,
             stages_per_rank=stages // (1 if mesh is None else mesh.pipeline.ranks),
             split_at=parallel.split_at or None,
-            relay_skips=parallel.relay_skips,
             seed=config.seed,
         )
 

@@ -160,8 +160,7 @@ def _measured(path: str, settings: Sequence[Setting]) -> tuple[Layered, dict[str
         of_run: dict[str, Any] = {"microbatches": batch.num_microbatches}
         if opened.config.parallel.pipeline > 1:
             of_run["ranks"] = opened.config.parallel.pipeline
-        relayed = opened.config.parallel.relay_skips
-    return Layered(layers=tuple(costs), flows=lambda cuts: flows(layers, cuts, relayed=relayed)), of_run
+    return Layered(layers=tuple(costs), flows=lambda cuts: flows(layers, cuts)), of_run
 
 
 def _chosen(asked: str) -> Schedule | None:

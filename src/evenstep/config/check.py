@@ -22,7 +22,7 @@ ONLY_FOR: dict[str, dict[Sequence[object], tuple[str, ...]]] = {
         ("auto", "ddp"): ("parallel.compression",),
         ("local",): ("parallel.local",),
     },
-    "parallel.pipeline": {range(2, 2**31): ("parallel.stages_per_rank", "parallel.split_at", "parallel.relay_skips")},
+    "parallel.pipeline": {range(2, 2**31): ("parallel.stages_per_rank", "parallel.split_at")},
     "parallel.reduction": {("fast",): ("parallel.compression",)},  # "ordered" promises bits, which rounding would spoil
     "train.precision": {
         ("16-mixed", "16-true", "16-true-no-master"): ("loss_scale",),

@@ -71,9 +71,6 @@ class ParallelTable(Section, of=(Fsdp, Processes, PipelineModel)):
     split_at: Names = ()
     """Names of the layers at which the second and later stages begin. By default all stages get the same number of
     layers."""
-    relay_skips: bool
-    """Pass an output that is needed several stages later on from stage to stage, and sum its gradients on the way back.
-    By default it is sent directly to each stage that needs it."""
 
 
 class SlurmTable(Section, of=Job):

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from evenstep import training_mode
-from evenstep.arguments import choose, require_flag, require_names, require_object, require_seed, require_whole
+from evenstep.arguments import choose, require_names, require_object, require_seed, require_whole
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import children_of, has_gradient_hooks, unwrapped
 from evenstep.names import named_parameters
@@ -42,8 +42,6 @@ class PipelineModel(nn.Module):
         schedule: name of the pipeline schedule.
         stages_per_rank: how many stages each rank holds; None: as few as the schedule allows.
         split_at: names of the layers that begin the second and later stages; None: equal numbers of layers.
-        relay_skips: whether an output that several or distant stages take goes from each stage to the next, and its
-            gradients are summed on the way back; by default it goes directly to each of them.
         ties: sets of names of parameters that are one; those that modules share are found by themselves.
         seed: of the layers that are built here.
 
@@ -67,7 +65,6 @@ class PipelineModel(nn.Module):
         schedule: str = "1f1b",
         stages_per_rank: int | None = None,
         split_at: Sequence[str] | None = None,
-        relay_skips: bool = False,
         ties: Sequence[tuple[str, ...]] = (),
         seed: int = 0,
     ) -> None:
@@ -79,7 +76,6 @@ class PipelineModel(nn.Module):
             require_whole("stages_per_rank", stages_per_rank, at_least=1, advice="the schedule's is the default")
         if split_at is not None:
             require_names("split_at", split_at, "`split_at=['blocks.2']`")
-        require_flag("relay_skips", relay_skips)
         check_ties(ties)
         require_seed(seed)
         self.mesh = mesh or Mesh()
@@ -99,9 +95,9 @@ class PipelineModel(nn.Module):
         self._places = cut(self.layers, stages=chain.stages, split_at=split_at)
         names = [layer.name for layer in self.layers.layers]
         stages = ", ".join(names[places[0]] for places in self._places)
-        said = {"schedule": schedule, "layers": ", ".join(names), "stages at": stages, "relay_skips": relay_skips}
+        said = {"schedule": schedule, "layers": ", ".join(names), "stages at": stages}
         _check_alike(said, self.mesh.pipeline)
-        self.carried = flows(self.layers, self._places, relayed=relay_skips)
+        self.carried = flows(self.layers, self._places)
         self.layout = Layout(rank_of=chain.rank_of, edges=tuple(self.carried))
         self.own = self.layout.stages_of(self.mesh.pipeline.rank)
         shared = _shared(self.layers)

@@ -277,9 +277,7 @@ SCHEDULES: Mapping[str, Schedule] = {
             max_stages_per_rank=None,
         ),
         Schedule(name="gpipe", order=gpipe, summary="all forwards, then all backwards"),
-        Schedule(
-            name="1f1b", order=one_f_one_b, summary="backward as soon as possible: GPipe's time, less memory"
-        ),
+        Schedule(name="1f1b", order=one_f_one_b, summary="backward as soon as possible: GPipe's time, less memory"),
         Schedule(
             name="interleaved",
             order=interleaved,

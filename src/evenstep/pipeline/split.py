@@ -1,7 +1,7 @@
 """Cuts layers into stages and says which stage feeds which.
 
-A stage is a contiguous run of layers; an output goes once to every stage with a layer that takes it: directly, or
-relayed by the stages in between. It is arithmetic on places: no module is looked at.
+A stage is a contiguous run of layers; an output goes once to every stage with a layer that takes it. It is arithmetic
+on places: no module is looked at.
 """
 
 from collections.abc import Sequence
@@ -60,26 +60,22 @@ def _begin(names: list[str], wanted: str) -> int:
     return found[0]
 
 
-def flows(layers: Layers, stages: Sequence[range], *, relayed: bool = False) -> dict[tuple[int, int], tuple[int, ...]]:
+def flows(layers: Layers, stages: Sequence[range]) -> dict[tuple[int, int], tuple[int, ...]]:
     """For each edge (source stage, destination stage) the places of the layers whose outputs it carries.
 
     Args:
         stages: the places of each stage's layers.
-        relayed: whether each stage sends to the next one only, and sends on what later ones take.
 
     >>> from torch import nn
     >>> from evenstep.pipeline.layers import Layer
     >>> layers = Layers.of([Layer("a", nn.ReLU()), Layer("b", nn.ReLU()), Layer("c", nn.Bilinear, sources=("b", "a"))])
     >>> flows(layers, [range(0, 1), range(1, 2), range(2, 3)])
     {(0, 1): (0,), (0, 2): (0,), (1, 2): (1,)}
-    >>> flows(layers, [range(0, 1), range(1, 2), range(2, 3)], relayed=True)
-    {(0, 1): (0,), (1, 2): (0, 1)}
     """
     stage_of = {place: stage for stage, places in enumerate(stages) for place in places}
     carried: dict[tuple[int, int], set[int]] = {}
     for place, stage in stage_of.items():
         for source in layers.sources(place):
-            stops = range(stage_of[source], stage + 1) if relayed else sorted({stage_of[source], stage})
-            for edge in pairwise(stops):
-                carried.setdefault(edge, set()).add(source)
+            if stage_of[source] != stage:
+                carried.setdefault((stage_of[source], stage), set()).add(source)
     return {edge: tuple(sorted(places)) for edge, places in sorted(carried.items())}

@@ -92,8 +92,8 @@ class StageModule(nn.Module):
         raise TaskError(
             f"what layer '{name}' gives was changed in place in another stage (by "
             f"{' or '.join(repr(self._names[number]) for number in takers)}), but a later stage takes it as well, and "
-            f"would get it as it was. Let that layer write into a copy (`mask = ~mask` for `mask.logical_not_()`), cut "
-            f"the model elsewhere, `split_at=…`, or set `relay_skips=True`, which sends on what was written."
+            f"would get it as it was. Let that layer write into a copy (`mask = ~mask` for `mask.logical_not_()`), or "
+            f"cut the model elsewhere, `split_at=…`."
         )
 
     def _fault(self, number: int, positional: Sequence[Any], named: Mapping[str, Any], error: Exception) -> str:

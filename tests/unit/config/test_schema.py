@@ -99,7 +99,7 @@ PUBLIC_KEYS = {
     ],
     "Parallel": [
         *("compression", "gather_dtype", "local", "offload", "pipeline", "pipeline_schedule", "reduction"),
-        *("relay_skips", "shard_ranks", "split_at", "stages_per_rank", "strategy", "timeout_s"),
+        *("shard_ranks", "split_at", "stages_per_rank", "strategy", "timeout_s"),
     ],
     "Best": ["keep", "metric", "mode"],
     "Checkpoint": [

@@ -35,7 +35,6 @@ def test_a_summary_counts_the_whole_models_parameters_on_each_pipeline_rank(on_r
     [
         (lambda rank: {"split_at": [str(1 + rank)]}, "stages at 0, 1 and rank 1 0, 2"),
         (lambda rank: {"schedule": ("1f1b", "gpipe")[rank]}, "schedule 1f1b and rank 1 gpipe"),
-        (lambda rank: {"relay_skips": bool(rank)}, "relay_skips False and rank 1 True"),
         (lambda rank: {"model": linears(4 + rank)}, "layers 0, 1, 2, 3 and rank 1 0, 1, 2, 3, 4"),
     ],
 )

@@ -1,17 +1,14 @@
 import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from copy import deepcopy
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 
-from evenstep import Logging, Loss, MapData, Trainer
+from evenstep import Logging, MapData, Trainer
 from evenstep.errors import DataError
-from evenstep.parallel import Mesh, Ordered
 from evenstep.pipeline import PipelineModel
 
 
@@ -117,7 +114,7 @@ def test_a_run_file_asks_for_the_layers_of_the_translator(model_file: ModuleType
     layers = model_file.in_layers(blocks=2, width=16, heads=2, context=12)
     source, tokens = torch.randint(256, (3, 7)), torch.randint(256, (3, 5))
     wanted = made(model_file)(source, tokens)
-    assert torch.equal(PipelineModel(layers, stages_per_rank=3, relay_skips=True)(source=source, tokens=tokens), wanted)
+    assert torch.equal(PipelineModel(layers, stages_per_rank=3)(source=source, tokens=tokens), wanted)
 
 
 def test_padding_of_the_source_changes_nothing(model_file: ModuleType) -> None:
@@ -191,38 +188,3 @@ def test_a_translator_evaluates_what_it_writes(
     batch = corpus.padded([(torch.tensor(list(b"yes")), torch.tensor([257, *b"ja", 258]))])
     loss = task_file.ScoredTranslate(max_bytes=4).evaluate(made(model_file).eval(), batch)
     assert loss.sum.ndim == 0 and loss.counts["wanted"] == 1 and loss.counts["total1"] == loss.counts["written"]
-
-
-def test_a_translator_in_stages_scores_what_it_does_on_one_process(
-    model_file: ModuleType, corpus: ModuleType, task_file: ModuleType, on_ranks: Callable[..., list[Any]]
-) -> None:
-    whole = made(model_file)
-    texts = ["yes", "no", "one two", "a", "the file", "is there"]
-    pairs = [(torch.tensor(list(text.encode())), torch.tensor([257, *text.encode(), 258])) for text in texts]
-    data = MapData(pairs, global_batch_size=3, micro_batch_size=1, collate=corpus.padded, shuffle=False)
-
-    class Writes(task_file.Translate):
-        def evaluate(self, model: Any, batch: Any) -> Loss:
-            found = task_file.translated(model, batch["source"], 5)
-            return Loss(None, metrics={"bytes": (sum(map(sum, found)), 1.0), "texts": (len(found), 1.0)})
-
-    def act(group: Any) -> Any:
-        mesh = Mesh.of(group, pipeline=group.ranks)
-        model = PipelineModel(deepcopy(whole), mesh=mesh, relay_skips=True)
-        trainer = Trainer(
-            model=model,
-            task=Writes(),
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            data=data,
-            evaluations=data,
-            updates=2,
-            device="cpu",
-            strategy=Ordered(mesh.data),
-            log=Logging(writers=()),
-        )
-        return trainer.train().metrics, trainer.storage.history("valid/texts")[-1].weight
-
-    (alone, _), *_ = on_ranks(1, act)
-    for found, weight in on_ranks(3, act):
-        assert found["valid/bytes"] == alone["valid/bytes"] > 0
-        assert weight == len(texts)  # each once

@@ -143,7 +143,7 @@ def staged(
     group: Any, schedule: str, pipeline: int, strategy: Any = Ordered, task: Any = Write, **more: Any
 ) -> Trainer:
     mesh = Mesh.of(group, pipeline=pipeline)
-    model = PipelineModel(Writer(), mesh=mesh, schedule=schedule, relay_skips=True)
+    model = PipelineModel(Writer(), mesh=mesh, schedule=schedule)
     return trainer_of(model, strategy(mesh.data), task(), **more)
 
 

@@ -1,7 +1,6 @@
 import pytest
 
 from evenstep.errors import ArgumentError
-from evenstep.extras.planning.balance import LayerCost, stage_costs
 from evenstep.extras.planning.simulate import Costs, simulate
 from evenstep.pipeline import SCHEDULES, Layout
 
@@ -31,24 +30,6 @@ def test_messages_delay_and_are_counted() -> None:
     assert done.busy_s == (3, 9)
     assert done.bubble_s == (55, 49)
     assert done.bubble_share == (55 + 49) / (2 * 58)
-
-
-def test_what_is_relayed_is_counted_on_every_link_that_it_passes() -> None:
-    layers = [
-        LayerCost(name=str(n), forward_s=1, input_backward_s=1, weight_backward_s=1, output_bytes=10**n)
-        for n in (0, 1, 2, 3)
-    ]
-    skips = {(0, 1): (0,), (0, 3): (0,), (1, 2): (1,), (2, 3): (2,)}
-    relayed = {(0, 1): (0,), (1, 2): (0, 1), (2, 3): (0, 2)}
-    found = []
-    for edges in (skips, relayed):
-        layout = Layout(rank_of=(0, 1, 2, 3), edges=tuple(edges))
-        costs = stage_costs(layers, [range(n, n + 1) for n in range(4)], edges)
-        found.append(simulate(SCHEDULES["1f1b"].plans(layout, range(2)), layout, costs))
-    direct, chain = found
-    forward = {(0, 1): 2, (0, 3): 2, (1, 2): 20, (2, 3): 200}
-    assert direct.link_bytes == forward | {(b, a): size for (a, b), size in forward.items()}
-    assert chain.link_bytes == {(0, 1): 2, (1, 0): 2, (1, 2): 22, (2, 1): 22, (2, 3): 202, (3, 2): 202}
 
 
 def test_memory_falls_to_what_weights_need_after_the_backward_of_inputs() -> None:
