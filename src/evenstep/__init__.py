@@ -269,7 +269,6 @@ _HOMES = {
     "LossSpikes Prediction Result Retry Rewind Skip Stop Task Trainer chunked_cross_entropy find_lr "
     "grouped_optimizer load_weights",
 }
-_OLD = {"Full": "FullPrecision", "Staged": "PipelineModel"}
 
 
 def __getattr__(name: str) -> "typing.Any":
@@ -277,7 +276,7 @@ def __getattr__(name: str) -> "typing.Any":
         return import_module(f"evenstep.{name}")
     from evenstep.lazy import lazy_names
 
-    named, _ = lazy_names(__name__, _HOMES, _OLD)
+    named, _ = lazy_names(__name__, _HOMES)
     try:
         return named(name)
     except AttributeError as error:

@@ -7,7 +7,6 @@ loads no torch.
 
 import inspect
 import math
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Real
@@ -16,7 +15,7 @@ from types import UnionType
 from typing import Any, SupportsIndex, TypeVar, cast
 
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, clause
-from evenstep.other_trainers import SCHEDULES, STRATEGIES
+from evenstep.usual_words import ARGUMENTS, VALUES
 
 T = TypeVar("T")
 
@@ -153,16 +152,6 @@ def require_word(name: str, value: object, words: Collection[str]) -> None:
     choose(name, value if isinstance(value, str) else repr(value), dict.fromkeys(words))
 
 
-def as_spelt_here(word: str) -> str:
-    """A word in lower case, with number formats as they are called here: no "bf16-mixed" is meant by "fp16-mixed".
-
-    >>> as_spelt_here("fp16-mixed"), as_spelt_here("bfloat16"), as_spelt_here("FP8")
-    ('16-mixed', 'bf16', 'float8')
-    """
-    word = word.lower().replace("bfloat16", "bf16")
-    return re.sub(r"^fp(?=8)", "float", re.sub(r"^(?:fp|float)(?=16|32)", "", word))
-
-
 def choose(argument: str, word: str, table: Mapping[str, T]) -> T:
     """What `word` stands for in `table`.
 
@@ -184,21 +173,19 @@ def choose(argument: str, word: str, table: Mapping[str, T]) -> T:
 
 
 def meant(word: str, known: Collection[str]) -> str:
-    """Which of `known` a word may have been meant for; "" for none.
+    """Closest of the known words; "" for none.
 
     >>> meant("fp16", ["bf16-mixed", "16-mixed"]), meant("reduce_lr_on_plateau", ["linear", "plateau"])
     ('16-mixed', 'plateau')
-    >>> meant("MultiStepLR", ["step", "listed"]), meant("zero3", ["fsdp", "zero1"])
-    ('listed', 'fsdp')
+    >>> meant("zero3", ["fsdp", "zero1"]), meant("adamm", ["adam", "sgd"])
+    ('fsdp', 'adam')
     """
-    said = as_spelt_here(word)
-    schedule = SCHEDULES.get(said.removesuffix("scheduler").removesuffix("lr"), "")
-    for theirs in (schedule, STRATEGIES.get(word.lower(), "")):
-        if theirs in known:
-            return theirs
-    begins = [name for name in known if said and name.startswith(said)]
-    close = begins or get_close_matches(said, known, n=1) or [name for name in known if said and said in name]
-    return next(iter(close or sorted((name for name in known if name in said), key=len, reverse=True)), "")
+    word = word.lower()
+    if VALUES.get(word) in known:
+        return VALUES[word]
+    begins = [name for name in known if word and name.startswith(word)]
+    close = begins or get_close_matches(word, known, n=1) or [name for name in known if name in word]
+    return close[0] if close else ""
 
 
 def advice(word: str, known: Collection[str], otherwise: str = "") -> str:
@@ -209,6 +196,16 @@ def advice(word: str, known: Collection[str], otherwise: str = "") -> str:
     """
     close = get_close_matches(word, known, n=1)
     return f"did you mean `{close[0]}`?" if close else otherwise or f"there are {', '.join(known) or 'none'}."
+
+
+def unknown_argument(owner: str, name: str, known: Collection[str]) -> ArgumentError:
+    """Error for an argument that a constructor does not have.
+
+    >>> unknown_argument("Trainer", "max_epochs", ["epochs"]).args[0]
+    '`Trainer` has no argument `max_epochs`; write `epochs=…`.'
+    """
+    write = f"write `{ARGUMENTS[name]}`." if name in ARGUMENTS else advice(name, known)
+    return ArgumentError(f"`{owner}` has no argument `{name}`; {write}", field=name)
 
 
 def check_one_of_two(first: str, second: str, one: object, other: object) -> None:

@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, TypeVar, final
 
-from evenstep.keywords import answer_calls
 from evenstep.plugins import load
-from evenstep.renamed import old_names
+from evenstep.usual_words import name_for
 
 T = TypeVar("T")
 
@@ -33,28 +32,24 @@ def _uncollected() -> Generator[None]:
             gc.enable()
 
 
-def lazy_names(
-    package: str, homes: Mapping[str, str], old: Mapping[str, str] | None = None
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of a package, whose classes answer calls that do not fit (see `keywords`).
+def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a package.
 
     Args:
         package: its `__name__`.
         homes: module → its public names, separated by spaces; `.module` is one of the package.
-        old: the new name of each old one; see `renamed`.
 
     >>> square_root = lazy_names(__name__, {"math": "sqrt pi"})[0]("sqrt")
     >>> square_root(9.0)
     3.0
     """
     home_of = {name: home for home, names in homes.items() for name in names.split()}
-    renamed = old_names(package, old or {})
 
     def named(name: str) -> Any:
         if name not in home_of:
-            return renamed(name)
+            raise AttributeError(f"module '{package}' has no attribute '{name}'{name_for(name)}")
         with _uncollected():
-            found = answer_calls(getattr(import_module(home_of[name], package), name))
+            found = getattr(import_module(home_of[name], package), name)
         setattr(sys.modules[package], name, found)  # so that it is asked for once
         return found
 

@@ -9,12 +9,11 @@ import torch
 from torch import nn
 
 import evenstep
-from evenstep import Checkpointing, Failures, Logging, LossSpikes, Skip, Training
+from evenstep import Checkpointing, Failures, Logging, LossSpikes, Training
 from evenstep.errors import ArgumentError
 from evenstep.events import WRITERS
-from evenstep.options import OPTIONS, NonFinite, WriterName
+from evenstep.options import NonFinite, WriterName
 from evenstep.train.failures import FAILURE_POLICIES
-from evenstep.train.old_arguments import OLD_ARGUMENTS
 from evenstep.train.resolve import policies_of
 
 
@@ -90,65 +89,6 @@ def test_a_spike_is_looked_for_as_the_options_say() -> None:
     assert policies_of(Failures(loss_spike=mine)).spikes is mine
 
 
-OLD_VALUES: dict[str, Any] = {
-    "clip_norm": 0.5,
-    "ema": evenstep.Ema(decay=0.5),
-    "coefficients": {"a": 2.0},
-    "combine": "pc_grad",
-    "norm_statistics": "frozen",
-    "channels_last": True,
-    "check_loss": False,
-    "settle_every_updates": 3,
-    "fit_memory": True,
-    "keep_checkpoints": 7,
-    "keep_every_updates": 10,
-    "asynchronous_saves": False,
-    "config": {"lr": 0.1},
-    "on_non_finite": Skip(),
-    "on_out_of_memory": "stop",
-    "loss_spikes": LossSpikes(),
-    "max_skipped_samples": 7,
-    "on_hook_error": "continue",
-    "log_every_updates": 3,
-    "writers": ("csv",),
-}
-
-
-def test_every_old_argument_has_a_row() -> None:
-    assert OLD_VALUES.keys() == OLD_ARGUMENTS.keys()
-
-
-@pytest.mark.parametrize("old", OLD_VALUES)
-def test_an_old_argument_is_taken_with_a_warning_that_says_what_to_write(
-    old: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    built: dict[str, Any] = {}
-    checks = "evenstep.train.checks.arguments"
-    monkeypatch.setattr(f"{checks}.check_engine_arguments", lambda **asked: built.update(asked))
-    monkeypatch.setattr(f"{checks}.check_trainer_arguments", lambda **asked: (built.update(asked), 1 / 0))
-    argument, _, field = OLD_ARGUMENTS[old].partition(".")
-    name = OPTIONS[argument].__name__
-    with (
-        pytest.warns(DeprecationWarning, match=rf"`{old}=…` is called `{argument}={name}\({field}=…\)` now"),
-        pytest.raises(ZeroDivisionError),
-    ):
-        trainer(**{old: OLD_VALUES[old]})
-    assert built[argument] == OPTIONS[argument](**{field: OLD_VALUES[old]})
-
-
-def test_old_arguments_of_one_option_go_into_one_object(tmp_path: Path) -> None:
-    with pytest.warns(DeprecationWarning) as warned:
-        old = trainer(
-            folder=tmp_path, keep_checkpoints=1, asynchronous_saves=False, on_non_finite=None, loss_spikes=None
-        )
-    assert [str(one.message).split("=")[0] for one in warned] == [
-        *("`keep_checkpoints", "`asynchronous_saves", "`on_non_finite", "`loss_spikes")
-    ]
-    assert warned[0].filename == __file__
-    old.train()
-    assert len(list((tmp_path / "checkpoints").iterdir())) == 1
-
-
 def test_a_policy_that_goes_back_needs_two_checkpoints(tmp_path: Path) -> None:
     kept = Checkpointing(keep_last=1)
     with pytest.raises(ArgumentError, match=r'`non_finite` is "rewind", which goes back .* `keep_last` is 1'):
@@ -158,14 +98,7 @@ def test_a_policy_that_goes_back_needs_two_checkpoints(tmp_path: Path) -> None:
         trainer(folder=tmp_path, checkpoint=kept, failures=Failures(loss_spike=spikes))
 
 
-def test_an_old_argument_beside_its_option_is_an_error() -> None:
-    with pytest.raises(
-        ArgumentError, match=r"`clip_norm` and `train` are both given; write `train=Training\(clip_norm=…\)`"
-    ):
-        trainer(clip_norm=1.0, train=Training())
-
-
 def test_a_trainer_takes_few_arguments() -> None:
     import inspect
 
-    assert len(inspect.signature(evenstep.Trainer).parameters) <= 18
+    assert len(inspect.signature(evenstep.Trainer).parameters) <= 19

@@ -604,8 +604,6 @@ MISTAKES = [
     ("precision", Bf16Mixed, "but is the class Bf16Mixed itself"),
     ("lr_schedule", "cosin", "`lr_schedule` must be one of .*; is it 'cosine'?"),
     ("lr_schedule", "scheduler", r"is a torch scheduler \(StepLR\), which counts its own steps"),
-    ("lr_schedule", "wsd", "`Wsd` must be given `decay_updates` too"),
-    ("lr_schedule", {"kind": "cosine", "warmup": 3}, "`Cosine` has no argument `warmup`; write `warmup_updates=…`"),
     ("lr_schedule", {"kind": "cosine", "warmup_updates": 30}, "`warmup_updates` must be at most the 4"),
     ("lr_schedule", lambda update: 1.0, "is the function <lambda>; write one of 'constant'"),
     ("lr_schedule", Cosine, "is the class Cosine itself"),

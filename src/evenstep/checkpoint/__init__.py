@@ -83,12 +83,4 @@ __getattr__, __dir__ = lazy_names(
         ".state": "is_sharded pack unpack",
         ".writer": "write_checkpoint",
     },
-    old={
-        "Checkpoint": "CheckpointReader",
-        "Contents": "CheckpointReader",
-        "Ranks": "RankGroup",
-        "Saved": "SaveResult",
-        "Saver": "AsyncWriter",
-        "look_into": "CheckpointReader",
-    },
 )

@@ -29,7 +29,6 @@ from evenstep.checkpoint.folders import (
 from evenstep.checkpoint.reader import CheckpointReader
 from evenstep.checkpoint.writer import CheckpointWrite
 from evenstep.errors import ArgumentError, CheckpointError
-from evenstep.keywords import answered
 from evenstep.writable import why_not_written
 
 AVERAGES = "averages"
@@ -59,7 +58,6 @@ class AveragedCheckpoint:
     not_finite: tuple[str, ...]
 
 
-@answered
 def average_checkpoints(
     paths: Sequence[Path | str], folder: Path | str, *, name: str = "average"
 ) -> AveragedCheckpoint:

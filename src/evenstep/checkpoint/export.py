@@ -24,14 +24,12 @@ from evenstep.checkpoint.tensorfile import TensorFile
 from evenstep.checkpoint.weights import INDEX_SUFFIX, SUFFIX, StoredWeights, index_of, open_weights
 from evenstep.checkpoint.writer import write_file
 from evenstep.errors import ArgumentError, CheckpointError
-from evenstep.keywords import answered
 from evenstep.writable import check_place
 
 ExportFormat = Literal["fp32", "bf16", "fp16"]
 FORMATS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-@answered
 def export_weights(
     path: Path | str | StoredWeights,
     to: Path | str,

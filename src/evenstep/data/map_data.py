@@ -21,12 +21,8 @@ from evenstep.data.pool import Pool
 from evenstep.data.reading import Reading
 from evenstep.data.sampling import EpochBatches, Sampling
 from evenstep.errors import DataError
-from evenstep.renamed import takes_old_arguments
 
 _EPOCHS_KEPT = 2  # the one being trained on, and the one that prefetching has reached
-_OLD_ARGUMENTS = {
-    name: f"reading.{name}" for name in ("prefetch_batches", "timeout_s", "retries", "skip_failing", "seed_samples")
-}
 
 
 class _Planned(NamedTuple):
@@ -88,7 +84,6 @@ class MapData(Data):
     [[10, 11], [12, 13], [14]]
     """
 
-    @takes_old_arguments(_OLD_ARGUMENTS)
     def __init__(
         self,
         dataset: MapDataset,

@@ -18,7 +18,6 @@ from evenstep.events.event import Event, Incident
 from evenstep.events.hook import Hook, HookTrainer
 from evenstep.events.restore import restore_state
 from evenstep.nothing import NOTHING
-from evenstep.other_trainers import METHODS
 from evenstep.single_use import check_unused
 
 SpanName = Literal["train", "epoch", "update", "microbatch", "forward", "backward", "step", "evaluate", "save"]
@@ -366,8 +365,7 @@ def _checked(hook: object) -> Hook:
         raise HookError(f"`hooks` must hold instances of subclasses of `Hook`, but holds {what}; {write}.")
     for name in dir(type(hook)):
         if name.startswith(_PREFIXES) and name not in _METHODS and callable(getattr(type(hook), name)):
-            meant = f"did you mean `{METHODS[name]}`?" if name in METHODS else advice(name, _METHODS)
-            raise HookError(f"hook `{hook.name}` has a method `{name}`, which no event calls; {meant}")
+            raise HookError(f"hook `{hook.name}` has a method `{name}`, which no event calls; {advice(name, _METHODS)}")
     return hook
 
 

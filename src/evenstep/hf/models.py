@@ -11,7 +11,6 @@ import torch
 
 from evenstep.arguments import advice, require_table, require_word
 from evenstep.errors import ArgumentError
-from evenstep.keywords import answered
 from evenstep.plugins import load_optional
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 _FORMATS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-@answered
 def from_config(
     config: str | Mapping[str, Any],
     *,
@@ -55,7 +53,6 @@ def from_config(
     return _adapted(chosen.from_config(settings, dtype=_format(dtype), **options), lora)
 
 
-@answered
 def from_pretrained(
     path: str, *, kind: str = "CausalLM", dtype: str = "float32", lora: Mapping[str, Any] | None = None, **options: Any
 ) -> "nn.Module":

@@ -15,7 +15,6 @@ from evenstep.checkpoint.export import FORMATS, ExportFormat, converted
 from evenstep.checkpoint.weights import StoredWeights, open_weights
 from evenstep.errors import ArgumentError, CheckpointError, clause
 from evenstep.hf.models import library
-from evenstep.keywords import answered
 from evenstep.train import load_weights
 from evenstep.writable import check_place
 
@@ -27,7 +26,6 @@ def is_of_transformers(model: nn.Module) -> bool:
     return callable(getattr(model, "save_pretrained", None))
 
 
-@answered
 def save_pretrained(
     model: nn.Module,
     to: Path | str,

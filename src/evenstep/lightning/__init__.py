@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 from evenstep.arguments import advice, require_callable, require_count, said
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import share_contents
-from evenstep.keywords import answered
 from evenstep.lightning.optimizers import optimizer_and_schedule
 from evenstep.lightning.trainer import TrainerStandIn
 from evenstep.optim.schedules import LrSchedule
@@ -59,7 +58,6 @@ class LightningParts(TypedDict):
     lr_schedule: NotRequired[LrSchedule]
 
 
-@answered
 def parts(
     module: nn.Module,
     *,

@@ -75,12 +75,4 @@ __getattr__, __dir__ = lazy_names(
         ".reducers": "Reducers",
         ".reducer.strategy": "Strategy",
     },
-    old={
-        **{
-            name: f"evenstep.extras.elastic:{name}"
-            for name in ["Elastic", "ElasticRank", "Lighthouse", "elastic_rank_of"]
-        },
-        **{name: f"evenstep.parallel.rank_info:{name}" for name in ["ADDRESS", "COUNT", "NUMBER"]},
-        **{name: f"evenstep.extras.elastic.lighthouse:{name}" for name in ["SILENT_S", "coordination"]},
-    },
 )

@@ -52,5 +52,4 @@ __getattr__, __dir__ = lazy_names(
         ".pipeline_model": "PipelineModel pipeline_of",
         ".stages": "build_runner",
     },
-    old={"Section": "StageModule", "Staged": "PipelineModel", "Step": "PlanStep"},
 )

@@ -13,7 +13,6 @@ from evenstep.precision.full import FullPrecision
 from evenstep.precision.loss_scale import LossScaled
 from evenstep.precision.precision import Precision
 from evenstep.precision.sixteen_bits import SixteenBits
-from evenstep.renamed import old_names
 
 PRECISIONS: Mapping[str, type[Precision]] = {
     "32-true": FullPrecision,
@@ -40,5 +39,3 @@ __all__ = [
     "Precision",
     "SixteenBits",
 ]
-
-__getattr__ = old_names(__name__, {"Full": "FullPrecision"})

@@ -76,5 +76,4 @@ __getattr__, __dir__ = lazy_names(
         ".tasks.task": "Loss Task",
         ".trainer": "Trainer",
     },
-    old={name: f"evenstep:{name}" for name in ["AlignedMtl", "GradNorm", "PcGrad", "Scheduled", "Uncertainty"]},
 )

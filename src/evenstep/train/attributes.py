@@ -16,10 +16,8 @@ from evenstep.checkpoint import ended_on_all
 from evenstep.errors import ArgumentError, HookError
 from evenstep.events import Hook, Json
 from evenstep.events.hooks.target import MetricTarget
-from evenstep.keywords import no_attribute
 from evenstep.parallel import Group
 from evenstep.pipeline import PipelineModel
-from evenstep.renamed import warn
 from evenstep.single_use import not_copied
 from evenstep.train.phases import Phases
 from evenstep.train.progress import Progress
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from evenstep.train.loop import Loop
 
 T = TypeVar("T")
-_OLD_NAMES = {"ask_stop": "request_stop", "ask_save": "request_save", "ask_evaluate": "request_evaluate"}
 
 
 class TrainerAttributes:
@@ -44,14 +41,6 @@ class TrainerAttributes:
     _loop: "Loop"
     _group: Group
     _sharing: str
-
-    if not TYPE_CHECKING:  # which would take any name for one of these
-
-        def __getattr__(self, name: str) -> Any:  # only of what is not there
-            if name not in _OLD_NAMES:
-                no_attribute(self, name)
-            warn(f"trainer.{name}", f"trainer.{_OLD_NAMES[name]}")
-            return getattr(self, _OLD_NAMES[name])
 
     def __setattr__(self, name: str, value: Any) -> None:
         settable = getattr(getattr(type(self), name, None), "fset", None)

@@ -28,7 +28,6 @@ from evenstep.data.seeding import drawing_alone
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError, clause
 from evenstep.events import Bus, Incident, Record
 from evenstep.internals import unwrapped
-from evenstep.keywords import no_attribute
 from evenstep.nothing import NOTHING
 from evenstep.optim.foreign_steps import NoSecondStep
 from evenstep.optim.schedules import LrSchedule
@@ -146,7 +145,6 @@ class Engine:
         mark_used(setup.kept)
 
     if not TYPE_CHECKING:  # which knows what there is
-        __getattr__ = no_attribute  # asked only for what is not there
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name[0] != "_" and name != "progress" and "_causes" in self.__dict__:

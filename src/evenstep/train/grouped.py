@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from evenstep.arguments import require_number
 from evenstep.errors import ArgumentError
 from evenstep.internals import unwrapped
-from evenstep.keywords import answered
 from evenstep.names import named_parameters, plain
 from evenstep.optim.groups import OTHERS, DecayOn, Described, Grouping, ParameterGroup, check_class, check_options
 from evenstep.optim.multi import MultiOptimizer, inner
@@ -24,7 +23,6 @@ from evenstep.pipeline import PipelineModel
 _NONE = ParameterGroup(patterns=("*",))
 
 
-@answered
 def grouped_optimizer(
     model: nn.Module,
     optimizer: type[Optimizer] = torch.optim.AdamW,

@@ -1,11 +1,9 @@
 """`evenstep.find_lr`: a learning rate for a trainer, found by trying."""
 
-from evenstep.keywords import answered
 from evenstep.train.trainer import Trainer
 from evenstep.train.tryouts.lr_finder import FoundLr
 
 
-@answered
 def find_lr(
     trainer: Trainer,
     *,

@@ -15,7 +15,6 @@ from evenstep.arguments import choose, require_object, said
 from evenstep.data import Data, data_of
 from evenstep.devices import device_here
 from evenstep.errors import ArgumentError
-from evenstep.keywords import answer_calls
 from evenstep.optim.schedules import LR_SCHEDULES, LrSchedule
 from evenstep.options import Failures, check_evaluation_names
 from evenstep.parallel import Single, Strategy, device_of_rank, launched_group, strategy_named
@@ -114,7 +113,7 @@ def lr_schedule_of(given: object) -> LrSchedule | None:
 
 
 def _made(kind: str, arguments: Mapping[str, Any]) -> LrSchedule:
-    return answer_calls(choose("lr_schedule", kind, LR_SCHEDULES))(**arguments)
+    return choose("lr_schedule", kind, LR_SCHEDULES)(**arguments)
 
 
 def strategy_of(given: object, device: object, model: nn.Module) -> Strategy:

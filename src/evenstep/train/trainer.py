@@ -8,7 +8,7 @@ first trainer is built, so that importing all public names takes little longer t
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
-from inspect import Signature
+from inspect import signature
 from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Never, cast, final
@@ -17,22 +17,19 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from evenstep.arguments import require_flag, require_object, require_state, said
+from evenstep.arguments import require_flag, require_object, require_state, said, unknown_argument
 from evenstep.data import Data, data_of
 from evenstep.data.seeding import drawing_alone, undisturbed
 from evenstep.errors import ArgumentError
 from evenstep.events import Hook, TrainBegin, TrainEnd
-from evenstep.keywords import answered, check_call
 from evenstep.nothing import NOTHING
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Checkpointing, Failures, Logging, Reset, Training, check_length
 from evenstep.parallel import Strategy
 from evenstep.parallel.inside import inside, where_inside
 from evenstep.precision import Precision
-from evenstep.renamed import takes_old_arguments
 from evenstep.single_use import mark_used
 from evenstep.train.attributes import TrainerAttributes
-from evenstep.train.old_arguments import OLD_ARGUMENTS, OLD_NONES
 from evenstep.train.result import Prediction, Result
 from evenstep.train.state import Tree
 from evenstep.train.state.afresh import check_resets, resets_of
@@ -90,7 +87,6 @@ class Trainer(TrainerAttributes):
     ('all 200 updates are done', 2.0)
     """
 
-    @takes_old_arguments(OLD_ARGUMENTS, nones=OLD_NONES)
     def __init__(
         self,
         *,
@@ -112,6 +108,7 @@ class Trainer(TrainerAttributes):
         checkpoint: Checkpointing = Checkpointing(),
         failures: Failures = Failures(),
         log: Logging = Logging(),
+        **unknown: Never,
     ) -> None:
         from evenstep.train.agreement import check_agreement
         from evenstep.train.build_loop import build_loop
@@ -120,6 +117,8 @@ class Trainer(TrainerAttributes):
         from evenstep.train.resolve import evaluations_of, policies_of
         from evenstep.train.setup import set_up
 
+        for name in unknown:
+            raise unknown_argument("Trainer", name, signature(Trainer.__init__).parameters)
         check_length(updates, epochs)
         check_engine_arguments(model=model, task=task, optimizer=optimizer, seed=seed, device=device, train=train)
         check_trainer_arguments(folder=folder, checkpoint=checkpoint, failures=failures, log=log)
@@ -207,7 +206,7 @@ class Trainer(TrainerAttributes):
             )
         self._loop.requests.evaluate = True
 
-    def train(self, **unknown: Never) -> Result:
+    def train(self) -> Result:
         """Train until all updates are done, then evaluate and save; or until something asks to stop, then save.
 
         Another call goes on from there. The global random generators are left as they were.
@@ -222,7 +221,6 @@ class Trainer(TrainerAttributes):
         from evenstep.train.failures.tracebacks import shorten
         from evenstep.train.signal_handling import handling_signals, where
 
-        check_call("Trainer.train", Signature(), (), unknown)  # not by `answered`, which would be in each traceback
         if self._is_training:
             raise ArgumentError(
                 "`train` was called while it is training already, by a hook or the task; `updates` says how far a run "
@@ -316,7 +314,6 @@ class Trainer(TrainerAttributes):
         """
         return self._loop.checkpointer.folder.hold()
 
-    @answered
     def evaluate(self, name: str | None = None) -> dict[str, dict[str, float]]:
         """Evaluate the parameters (or their average, if there is one) as of the last committed update.
 
@@ -343,7 +340,6 @@ class Trainer(TrainerAttributes):
             self._loop.settle_between_updates()
             return self._loop.evaluator(sets)
 
-    @answered
     def predict(self, data: "Data | DataLoader[Any]", *, collect: bool | None = None) -> list[Prediction]:
         """What the task keeps (`Task.predict`) of one epoch of `data`, in its order, by the parameters of `evaluate`.
 
@@ -384,7 +380,6 @@ class Trainer(TrainerAttributes):
         with _inside(method), NOTHING if self._is_training else self._loop.engine.together():
             yield
 
-    @answered
     def save(self) -> Path:
         """Write a checkpoint of the state as of the last committed update; gives its folder once it is published.
 
@@ -397,7 +392,6 @@ class Trainer(TrainerAttributes):
             self._loop.settle_between_updates()
             return self._loop.checkpointer.save()
 
-    @answered
     def resume(
         self,
         source: Path | str = "auto",

@@ -1,5 +1,4 @@
 import os
-import re
 import sys
 import tomllib
 from collections.abc import Callable
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from evenstep import other_trainers
 from evenstep.builders import open_run
 from evenstep.config.keys import all_keys
 from evenstep.config.load import FILLINGS
@@ -153,50 +151,6 @@ def test_an_unknown_key_fails_and_the_nearest_is_named(faults: Faults, given: st
     assert f"did you mean `{meant}`?" in fault
 
 
-@pytest.mark.parametrize(
-    ("given", "advice"),
-    [
-        (
-            "every_n_steps",
-            "did you mean `ema.every_updates`, `evaluate.every_updates`, `checkpoint.every_updates` or `log.",
-        ),
-        ("save_every", "did you mean `checkpoint.every_updates`?"),
-        ("log_every_n_steps", "did you mean `log.every_updates`?"),
-        ("val_check_interval", "did you mean `evaluate.every_updates`?"),
-        ("deepspeed", "did you mean `parallel.strategy`?"),
-        ("clip", "did you mean `train.clip_norm`?"),
-        ("ddp_timeout", "did you mean `parallel.timeout_s`?"),
-        ("per_device_eval_batch_size", "did you mean `data.evaluations.NAME.micro_batch_size`?"),
-        ("fast_dev_run", "leave it out; `evenstep check RUN.toml` tries one update."),
-        ("dataloader_drop_last", "leave it out: every sample is taken, in an update of its own weight."),
-        ("train.gradient_checkpointing", "did you mean `memory.checkpoint`?"),
-        ("train.save_strategy", "set `checkpoint.every_updates` or `checkpoint.every_epochs`."),
-        ("checkpoint.eval_steps", "did you mean `evaluate.every_updates`?"),
-        ("checkpoint.interval", "did you mean `checkpoint.every_updates`?"),
-        ("checkpoint.monitor", "did you mean `checkpoint.best.metric`?"),
-        ("lr_schedule.type", "did you mean `lr_schedule.kind`?"),
-        ("optimizer.groups.head.learning_rate", "did you mean `optimizer.groups.head.lr`?"),
-        ("parallel.world_size", "did you mean `launch.ranks`?"),
-    ],
-)
-def test_what_other_trainers_call_a_key_is_answered_with_what_it_is_here(
-    faults: Faults, given: str, advice: str
-) -> None:
-    fault = next(one for one in faults(f"--{given}", "1") if one.startswith(f"`{given}`"))
-    assert f"is not a key; {advice}" in fault.replace(' of kind "constant"', "")
-
-
-def test_every_key_that_others_are_answered_with_is_one() -> None:
-    known = {*all_keys()}
-    answers = other_trainers.KEYS.values()
-    assert [
-        key for key in answers if " " not in key and key not in known and not key.startswith("optimizer.args.")
-    ] == []
-    said = {key for text in (*answers, *other_trainers.FOR_ALL) for key in re.findall(r"`([a-z_]+\.[a-z_.]+)", text)}
-    others = ("torch.", "evenstep.", "logging.", "self.", "report.html")
-    assert [key for key in said if key not in known and not key.startswith(others)] == []
-
-
 @pytest.mark.parametrize(("path", "runs"), [(b"caf\xe9/run.toml", b"runs"), (b"run.toml", b"caf\xe9")])
 def test_a_path_that_no_file_of_a_run_could_hold_is_refused(recipe: Path, path: bytes, runs: bytes) -> None:
     with (
@@ -208,35 +162,10 @@ def test_a_path_that_no_file_of_a_run_could_hold_is_refused(recipe: Path, path: 
         pass
 
 
-@pytest.mark.parametrize("given", ["--folder", "--output_dir", "--train.output_dir", "--checkpoint.dirpath"])
-def test_who_asks_for_a_folder_is_told_the_two_keys_that_make_it_up(faults: Faults, given: str) -> None:
-    (fault,) = faults(given, "1")
-    assert fault.endswith("is not a key; the folder of a run is `runs` and, in it, `name`; set these.")
-
-
 def test_an_unknown_environment_variable_of_ours_fails(faults: Faults) -> None:
     assert faults(environ={"EVENSTEP_SED": "1", "OTHER": "2"}) == [
         "`sed` (set by EVENSTEP_SED) is not a key; did you mean `seed`?"
     ]
-
-
-@pytest.mark.parametrize(
-    ("key", "said"),
-    [
-        ("hold_updates", 'but of kind "tri_stage"; set `lr_schedule.kind`, or leave it out.'),
-        ("every", 'but of kind "step"; set `lr_schedule.kind`, or leave it out.'),
-        (
-            "step_size",
-            'did you mean `lr_schedule.every`, of kind "step"? Then set `lr_schedule.kind` as well.',
-        ),
-        ("warmup_update", "did you mean `lr_schedule.warmup_updates`?"),
-    ],
-)
-def test_a_key_of_another_kind_of_lr_schedule_is_told_the_kinds_that_have_it(
-    faults: Faults, key: str, said: str
-) -> None:
-    (fault,) = faults("--lr_schedule.kind", "constant", f"--lr_schedule.{key}", "2")
-    assert re.search(rf'is not a key of kind "constant"[,;] {re.escape(said)}$', fault), fault
 
 
 def test_a_setting_below_a_plain_value_fails(faults: Faults) -> None:

@@ -1,7 +1,6 @@
 import random
 import time
 import tracemalloc
-from collections.abc import Iterator
 from contextlib import closing
 from itertools import chain, islice
 from typing import Any
@@ -79,10 +78,6 @@ class Failing(Dataset[int]):
 def samples(batch: GlobalBatch) -> list[list[int]]:
     """The samples of a batch of a dataset of numbers, collated by `list`."""
     return [list(microbatch.data) for microbatch in batch.microbatches]
-
-
-def seen(batches: Iterator[GlobalBatch], count: int | None = None) -> list[tuple[Position, list[list[int]]]]:
-    return [(batch.position, samples(batch)) for batch in islice(batches, count)]
 
 
 def test_10_samples_by_4_are_batches_of_4_4_2() -> None:
@@ -461,14 +456,6 @@ def test_an_argument_that_cannot_be_is_refused(arguments: dict[str, object], mes
 def test_a_way_of_reading_that_cannot_be_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         Reading(**arguments)
-
-
-def test_what_reading_says_now_is_still_taken_by_its_old_names_with_a_warning() -> None:
-    data: Any = MapData
-    with pytest.warns(DeprecationWarning, match=r"`retries=…` is called `reading=Reading\(retries=…\)` now"):
-        data(range(10), global_batch_size=4, retries=2)
-    with pytest.raises(ArgumentError, match="`retries` and `reading` are both given"):
-        data(range(10), global_batch_size=4, retries=2, reading=Reading())
 
 
 @pytest.mark.parametrize(("rank", "ranks"), [(2, 2), (-1, 2), (0, 0)])

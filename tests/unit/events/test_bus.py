@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from evenstep.errors import HookError
 from evenstep.events import Bus, EpochBegin, EpochEnd, Event, Hook, Incident, UpdateBegin, UpdateEnd
-from evenstep.other_trainers import METHODS
 
 BEGIN = EpochBegin(update=0, epoch=0)
 INCIDENT = Incident(kind="overflow", update=1, message="too large", details={})
@@ -115,11 +114,6 @@ def test_an_event_that_nobody_hears_is_not_built_and_costs_one_shared_object(tra
         ("after_updates", "did you mean `after_update`"),
         ("before_stage", "did you mean|there are"),
         ("on_incidents", "did you mean `on_incident`"),
-        ("after_train_iter", r"did you mean `after_update`\?"),
-        ("before_train_epoch", r"did you mean `before_epoch`\?"),
-        ("before_test", r"did you mean `before_evaluate`\?"),
-        ("on_validation_end", r"did you mean `after_evaluate`\?"),
-        ("on_step_end", r"did you mean `after_update`\?"),
         ("on_zebra", "there are before_train, after_train,"),
     ],
 )
@@ -326,11 +320,6 @@ def test_the_checkpoints_that_any_hook_keeps_are_kept(trainer: Any) -> None:
             return ("step-00000003",)
 
     assert Bus([Keep(), Hook(), Keep()], trainer).kept_checkpoints() == {"step-00000003"}
-
-
-def test_what_other_trainers_call_a_method_of_a_hook_is_answered_by_one_that_is_there() -> None:
-    assert {name for name in METHODS.values() if not hasattr(Hook, name)} == set()
-    assert not [name for name in METHODS if hasattr(Hook, name)]
 
 
 class Sometimes(Stateful):

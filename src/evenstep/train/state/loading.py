@@ -24,7 +24,6 @@ from evenstep.checkpoint import on_all_ranks
 from evenstep.checkpoint.weights import StoredWeights, open_weights
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.internals import unwrapped
-from evenstep.keywords import answered
 from evenstep.names import named_parameters, plain
 from evenstep.pipeline import PipelineModel, pipeline_of
 
@@ -96,7 +95,6 @@ class LoadedWeights:
                 parameter.requires_grad_(False)
 
 
-@answered
 def load_weights(
     model: nn.Module,
     path: Path | str | StoredWeights,

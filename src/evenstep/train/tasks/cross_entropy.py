@@ -13,14 +13,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from evenstep.errors import ArgumentError
-from evenstep.keywords import answered
 
 __all__ = ["chunked_cross_entropy"]
 
 _ELEMENTS = 2**24  # of the scores of a chunk: 64 MiB in float32
 
 
-@answered
 def chunked_cross_entropy(
     hidden: Tensor,
     weight: Tensor,

@@ -22,7 +22,6 @@ from evenstep.errors import EvenstepError, TaskError
 from evenstep.events.shown import Value
 from evenstep.memory import is_out_of_memory
 from evenstep.pipeline.layers import arguments
-from evenstep.renamed import warn
 from evenstep.train.tasks.now import NOW, Now, asked_too_early
 
 # what torch says of tensors that do not fit, and of the formats of whole numbers
@@ -181,12 +180,6 @@ class Task(ABC):
     def postprocess(self, output: Any, batch: Any) -> Any:
         """The output as `loss` sees it, such as with what `transform` did undone; unchanged by default."""
         return output
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "inverse" in vars(cls) and "postprocess" not in vars(cls):
-            warn(f"{cls.__name__}.inverse", f"{cls.__name__}.postprocess")
-            cls.postprocess = cls.inverse  # pyright: ignore[reportAttributeAccessIssue]
 
     def weight(self, batch: Any) -> float | Tensor:
         """How many units the summed loss of `batch` covers: valid tokens, samples, boxes.

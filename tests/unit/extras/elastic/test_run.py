@@ -106,15 +106,6 @@ def test_an_engine_whose_user_deals_the_data_takes_no_ranks_that_come_and_go() -
         evenstep.Engine(model, Square(), torch.optim.SGD(model.parameters(), lr=0.1), strategy=strategy, device="cpu")
 
 
-def test_the_names_of_the_core_are_still_there_and_warn() -> None:
-    import evenstep.parallel
-
-    with pytest.warns(DeprecationWarning, match=r"`evenstep.extras.elastic.Elastic` now"):
-        assert evenstep.parallel.Elastic is Elastic
-    with pytest.warns(DeprecationWarning):
-        assert evenstep.parallel.NUMBER == "REPLICA_GROUP_ID"
-
-
 def test_a_run_file_whose_ranks_were_started_together_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,0 +1,82 @@
+"""Sixty usual words of Lightning, transformers and Accelerate, and ours for them.
+
+Looked up only for names that are unknown anyway: keys of a run file, arguments of a trainer, names of this package.
+"""
+
+_WORDS = (
+    # key of a run file, argument of a trainer, words of others
+    ("train.epochs", "epochs=…", "max_epochs num_train_epochs num_epochs"),
+    ("train.updates", "updates=…", "max_steps max_train_steps num_training_steps max_update"),
+    ("train.clip_norm", "train=Training(clip_norm=…)", "gradient_clip_val max_grad_norm clip_grad_norm"),
+    ("train.precision", 'precision="bf16-mixed"', "mixed_precision fp16 bf16 amp dtype"),
+    ("train.compile", 'train=Training(compile="model")', "torch_compile"),
+    ("strategy", 'strategy="ddp"', "devices num_nodes num_processes ddp fsdp deepspeed"),
+    ("device", 'device="cpu"', "accelerator use_cpu no_cuda"),
+    ("data.train", "data=MapData(…)", "train_dataloaders train_dataloader train_dataset datamodule"),
+    ("data.evaluations", "evaluations=MapData(…)", "val_dataloaders eval_dataset eval_dataloader"),
+    (
+        "data.global_batch_size",
+        "data=MapData(…, global_batch_size=…)",
+        "batch_size train_batch_size total_batch_size",
+    ),
+    (
+        "data.micro_batch_size",
+        "data=MapData(…, micro_batch_size=…)",
+        "accumulate_grad_batches gradient_accumulation_steps per_device_train_batch_size update_freq",
+    ),
+    ("data.num_workers", "data=MapData(…, num_workers=…)", "dataloader_num_workers"),
+    ("hooks", "hooks=[…]", "callbacks"),
+    ("log.writers", "log=Logging(writers=…)", "logger report_to log_with"),
+    ("log.every_updates", "log=Logging(every_updates=…)", "log_every_n_steps logging_steps"),
+    ("checkpoint.every_updates", "checkpoint=Checkpointing(every_updates=…)", "save_steps every_n_train_steps"),
+    ("checkpoint.keep_last", "checkpoint=Checkpointing(keep_last=…)", "save_total_limit"),
+    ("evaluate.every_updates", "hooks=[Evaluate(every_updates=…)]", "val_check_interval eval_steps"),
+    ("evaluate.every_epochs", "hooks=[Evaluate(every_epochs=…)]", "check_val_every_n_epoch"),
+    ("name", "folder=…", "default_root_dir output_dir"),
+    ("lr_schedule", 'lr_schedule={"kind": "cosine", "warmup_updates": 100}', "lr_scheduler lr_scheduler_type"),
+    ("lr_schedule.warmup_updates", 'lr_schedule={"kind": "cosine", "warmup_updates": 100}', "warmup_steps"),
+    ("optimizer.lr", "optimizer=torch.optim.AdamW(model.parameters(), lr=…)", "learning_rate lr"),
+    ("optimizer.args.weight_decay", "optimizer=torch.optim.AdamW(…, weight_decay=…)", "weight_decay"),
+    ("optimizer.args.betas", "optimizer=torch.optim.AdamW(…, betas=…)", "betas"),
+    ("optimizer.args.momentum", "optimizer=torch.optim.SGD(…, momentum=…)", "momentum"),
+    ("task", "task=…", "loss_fn criterion compute_metrics"),
+    ("resume", "trainer.resume(…)", "ckpt_path resume_from_checkpoint"),
+    ("memory.checkpoint", 'train=Training(memory=Memory(checkpoint="blocks"))', "gradient_checkpointing"),
+)
+_NAMES = {
+    "Accelerator": "Engine",
+    "Callback": "Hook",
+    "EarlyStopping": "EarlyStop",
+    "Fabric": "Engine",
+    "LightningModule": "lightning",
+    "ModelCheckpoint": "Checkpointing",
+    "TrainerCallback": "Hook",
+    "TrainingArguments": "Training",
+}
+
+KEYS = {word: key for key, _, words in _WORDS for word in words.split()}
+"""Our key of a run file for each word."""
+
+ARGUMENTS = {word: argument for _, argument, words in _WORDS for word in words.split()}
+"""Our argument of a trainer for each word, as Python writes it."""
+
+VALUES = {
+    "fp16": "16-mixed",
+    "fp16-mixed": "16-mixed",
+    "fp32": "32-true",
+    "fp8": "float8-mixed",
+    "deepspeed": "fsdp",
+    "fsdp2": "fsdp",
+    "zero2": "fsdp",
+    "zero3": "fsdp",
+}
+"""Our names for number formats and strategies."""
+
+
+def name_for(word: str) -> str:
+    """End of a sentence about a name that this package has not.
+
+    >>> name_for("EarlyStopping"), name_for("Nothing")
+    ('; here it is `evenstep.EarlyStop`', '')
+    """
+    return f"; here it is `evenstep.{_NAMES[word]}`" if word in _NAMES else ""
