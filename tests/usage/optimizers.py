@@ -10,21 +10,17 @@ from typing import Any, Literal
 
 import torch
 from optimizers_own import (
-    CountsAside,
     Foreach,
     GlobalNorm,
     Lion,
     Lookahead,
     NeedsClosure,
-    OwnReferences,
-    OwnReferencesSaidElementwise,
     OwnReferencesTold,
     ScheduleFree,
     StateFromConstructor,
     StateInLists,
     SubclassOfSgd,
     TensorRate,
-    TwoInOne,
     TwoInOneTold,
     UnsaidLion,
 )
@@ -84,7 +80,6 @@ class Case:
         refused: in the message that refuses it everywhere; "" where it is not.
         by_elements: the same where each rank steps a part of every parameter.
         by_parameters: the same where each rank steps some parameters.
-        saved: the same for a run that saves checkpoints.
         fused: whether its kernel rounds the ends of a tensor differently from its middle, on a CPU.
         sparse: whether the model has sparse gradients.
         fast: whether it is among those that are tried at each change.
@@ -95,7 +90,6 @@ class Case:
     refused: str = ""
     by_elements: str = ""
     by_parameters: str = ""
-    saved: str = ""
     fused: bool = False
     sparse: bool = False
     fast: bool = False
@@ -240,20 +234,6 @@ OWN = [
     Case(name="tensors in the groups", build=lambda model: TensorRate(model.parameters(), lr=0.02)),
     Case(name="own foreach", build=of(Foreach)),
     Case(
-        name="own references",
-        build=of(OwnReferences),
-        by_elements=UNKNOWN,
-        by_parameters=UNKNOWN,
-        saved="`slow` in attributes of its own",
-        fast=True,
-    ),
-    Case(
-        name="own references, said elementwise",
-        build=of(OwnReferencesSaidElementwise),
-        by_elements="holds whole parameters in its attribute `slow`",
-        saved="`slow` in attributes of its own",
-    ),
-    Case(
         name="own references, told by `state_dict`",
         build=of(OwnReferencesTold),
         by_elements=UNKNOWN,
@@ -262,20 +242,12 @@ OWN = [
     ),
     Case(name="looks at all parameters at once", build=of(GlobalNorm), by_elements=UNKNOWN, by_parameters=UNKNOWN),
     Case(
-        name="two in one, untold",
-        build=two(lambda p: O.SGD(p, lr=0.02, momentum=0.9), lambda p: O.AdamW(p, lr=0.01), TwoInOne),
-        by_elements=UNKNOWN,
-        by_parameters=UNKNOWN,
-        saved="`optimizers` in attributes of its own",
-    ),
-    Case(
         name="two in one, told by `state_dict`",
         build=two(lambda p: O.SGD(p, lr=0.02, momentum=0.9), lambda p: O.AdamW(p, lr=0.01), TwoInOneTold),
         by_elements=UNKNOWN,
         by_parameters=UNKNOWN,
     ),
     Case(name="a step that needs a closure", build=of(NeedsClosure), refused="`step` of NeedsClosure needs a closure"),
-    Case(name="counts in an attribute", build=of(CountsAside), by_elements=UNKNOWN, by_parameters=UNKNOWN, fast=True),
 ]
 CASES = {case.name: case for case in (*TORCH, *MULTI, *OWN)}
 SHOWN = [*(case for case in TORCH if "=" not in case.name), *MULTI, *OWN]
@@ -291,15 +263,14 @@ def documented() -> list[str]:
     lines = [f"| optimizer | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
     for case in SHOWN:
         outcomes = [case.outcome(LAYOUTS[column]) for column in columns]
-        note = "; refused in a run that saves" if case.saved else ""
-        lines.append(f"| {case.name}{note} | {' | '.join(outcomes)} |")
+        lines.append(f"| {case.name} | {' | '.join(outcomes)} |")
     return lines
 
 
 MOVABLE = [
     name
     for name, case in CASES.items()
-    if not (case.refused or case.saved or case.by_elements or case.by_parameters or case.fused or case.sparse)
+    if not (case.refused or case.by_elements or case.by_parameters or case.fused or case.sparse)
 ]
 """Those that no layout refuses."""
 MOVES = [

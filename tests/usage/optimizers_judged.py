@@ -57,8 +57,6 @@ def fault(case: Case, layout: Layout, found: Any, alone: Any) -> str:
         return f"other bits than one process, {largest(through[2], wanted[2]):.1e} apart"
     if largest(through[2], wanted[2]) > 1e-6:
         return f"{largest(through[2], wanted[2]):.1e} from one process"
-    if case.saved:
-        return "" if re.search(case.saved, again) else f"a run that saves: {again}"
     return "" if again == through else f"resumed, {largest(again[2], through[2]):.1e} from the run through"
 
 

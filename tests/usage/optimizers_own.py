@@ -185,10 +185,6 @@ class OwnReferences(torch.optim.SGD):
                 parameter.copy_(slow)
 
 
-class OwnReferencesSaidElementwise(OwnReferences):
-    elementwise = True
-
-
 class OwnReferencesTold(OwnReferences):
     """The same, with a `state_dict` that holds what it keeps aside."""
 
@@ -200,21 +196,6 @@ class OwnReferencesTold(OwnReferences):
         self.taken = state_dict["taken"]
         for (_, slow), value in zip(self.slow, state_dict["slow"], strict=True):
             slow.copy_(value)
-
-
-class CountsAside(Optimizer):
-    """Signs of the gradient, in turn with nothing, by a count in an attribute."""
-
-    def __init__(self, params: Any, lr: float = 1e-3) -> None:
-        super().__init__(params, {"lr": lr})
-        self.taken = 0
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        self.taken += 1
-        for group, parameter, gradient in having(self):
-            if self.taken % 2:
-                parameter.sub_(gradient.sign(), alpha=group["lr"])
 
 
 class GlobalNorm(Optimizer):

@@ -72,40 +72,24 @@ def build(case: Case, layout: Layout, world: Group | None, **more: Any) -> Train
     )
 
 
-def ended(trainer: Trainer, *, saves: bool = True) -> tuple[str, float, list[float]]:
+def ended(trainer: Trainer) -> tuple[str, float, list[float]]:
     """A digest of the parameters and the optimizer's state, what the evaluation gave, and the parameters' values."""
     loss = trainer.train().metrics["valid/loss"]
-    state: Any = trainer.state_dict() if saves else {"model": parameters(trainer.model), "optimizer": {}}
+    state: Any = trainer.state_dict()
     kept = state["optimizer"]
     values = [float(value) for tensor in state["model"].values() for value in tensor.flatten()]
     return digest([state["model"], kept.get("state"), kept.get("beside")]), loss, values
 
 
-def parameters(model: nn.Module) -> dict[str, Tensor]:
-    """Of all stages, where there are several."""
-    parts = model.mesh.pipeline.gather(model.state_dict()) if isinstance(model, PipelineModel) else [model.state_dict()]
-    return {name: tensor for part in parts for name, tensor in part.items()}
-
-
 def run(case: Case, layout: Layout, world: Group | None, folder: Path) -> tuple[str, Any, Any]:
-    """("ran", the run through, the run stopped and resumed), or ("refused", message, message of one that saves)."""
+    """("ran", the run through, the run stopped and resumed), or ("refused", message, "")."""
     try:
         whole = build(case, layout, world, updates=UPDATES)
     except ArgumentError as error:
         return "refused", str(error), ""
-    through = ended(whole, saves=not case.saved)
-    if case.saved:
-        return "ran", through, refusal(case, layout, world, folder)
+    through = ended(whole)
     build(case, layout, world, updates=STOP, folder=folder).train()
     return "ran", through, gone_on(case, layout, world, folder)
-
-
-def refusal(case: Case, layout: Layout, world: Group | None, folder: Path) -> str:
-    try:
-        build(case, layout, world, updates=STOP, folder=folder)
-    except ArgumentError as error:
-        return str(error)
-    return "not refused"
 
 
 def gone_on(case: Case, layout: Layout, world: Group | None, folder: Path) -> Any:

@@ -40,7 +40,7 @@ class SpanHooks(NamedTuple):
 _PREFIXES = ("before_", "after_", "on_")
 _OF_MICROBATCHES = ("before_microbatch", "after_microbatch")
 _OF_PASSES = ("before_forward", "after_forward", "before_backward", "after_backward")
-_WHILE_GRADIENTS_ARE_SUMMED = (*_OF_MICROBATCHES, *_OF_PASSES, "before_step")
+
 _METHODS = tuple(name for name in vars(Hook) if name.startswith(_PREFIXES))
 
 
@@ -64,8 +64,6 @@ class Bus:
         of_run: what the run itself has raised in a hook that asked it for something; it ends the run in any case.
         drawing: around each call of a hook's method, given its name and the event, where random numbers are keyed;
             not around those of forwards and backwards, which draw what their micro-batch does.
-        holding: around each such call and around those too, given what messages call the method, and whether it is
-            called while gradients are summed: what hooks must not do to the optimizer.
 
     Raises:
         HookError: for something that is not a hook, a hook given twice, or a method that no event calls.
@@ -99,17 +97,14 @@ class Bus:
             given.append(_checked(hook))
         self.hooks: tuple[Hook, ...] = tuple(sorted(given, key=lambda hook: hook.priority))
         self.drawing: Callable[[str, Event], AbstractContextManager[None]] = _as_it_is
-        self.holding: Callable[[str, bool], AbstractContextManager[None]] = _as_it_is
         self.of_run: Exception | None = None
 
         def receiver(method: str, key: str, hook: Hook) -> Heard:
             one = _heard(hook, method)
             if one is None:
                 return None
-            if not _draws_nothing(one):
-                one = self._held(one, sums=method in _WHILE_GRADIENTS_ARE_SUMMED)
-                if method not in (*_OF_PASSES, "on_incident"):
-                    one = self._keyed(f"{method} {key}", one)
+            if not _draws_nothing(one) and method not in (*_OF_PASSES, "on_incident"):
+                one = self._keyed(f"{method} {key}", one)
             if within is not None:
                 one = _called_within(within, one, alone=hook.first_rank_only)
             if report is not None and (hook.failure_policy or on_error) == "continue":
@@ -249,16 +244,6 @@ class Bus:
 
         def received(event: Event) -> None:
             with self.drawing(place, event):
-                receive(event)
-
-        return name, received
-
-    def _held(self, one: Receiver, *, sums: bool) -> Receiver:
-        """A hook's method that leaves the optimizer alone."""
-        name, receive = one
-
-        def received(event: Event) -> None:
-            with self.holding(name, sums):
                 receive(event)
 
         return name, received

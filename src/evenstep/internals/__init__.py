@@ -358,13 +358,6 @@ def has_state_hooks(optimizer: Optimizer) -> bool:
     return bool(cast("Any", optimizer)._optimizer_state_dict_post_hooks)
 
 
-def around_step(optimizer: Optimizer) -> list[Any]:
-    """What an optimizer calls in place of its class's `step`, before it and after it."""
-    one = cast("Any", optimizer)
-    own = [vars(one)["step"]] if "step" in vars(one) else []
-    return [*own, *one._optimizer_step_pre_hooks.values(), *one._optimizer_step_post_hooks.values()]
-
-
 def workers_of(loader: object) -> list[Any]:
     """The processes of a `DataLoader`'s iterator: to see that one has ended, and to end one that hangs."""
     return list(getattr(loader, "_workers", ()))

@@ -15,6 +15,7 @@ from typing import NamedTuple, cast
 import torch
 from torch.optim import Optimizer
 
+from evenstep.internals import has_state_hooks
 from evenstep.optim.multi import inner
 
 
@@ -106,6 +107,11 @@ def known(optimizer: Optimizer) -> Known | None:
     if said.get("elementwise") is True:
         return _ELEMENTWISE
     return Known(steps=Granularity.PARAMETER) if said.get("parameterwise") is True else None
+
+
+def tells_itself(optimizer: Optimizer) -> bool:
+    """Whether the optimizer has a `state_dict` of its own, or hooks on it."""
+    return has_state_hooks(optimizer) or type(optimizer).state_dict is not Optimizer.state_dict
 
 
 def why_not_by(part: Granularity, optimizer: Optimizer) -> str:

@@ -29,7 +29,6 @@ from evenstep.errors import ArgumentError, EvenstepError, LostRankError, clause
 from evenstep.events import Bus, Incident, Record
 from evenstep.internals import unwrapped
 from evenstep.nothing import NOTHING
-from evenstep.optim.foreign_steps import NoSecondStep
 from evenstep.optim.schedules import LrSchedule
 from evenstep.optim.step import let_begin_late
 from evenstep.options import Training, check_length
@@ -181,7 +180,6 @@ class Engine:
         self.progress, self._begun = Progress(), Tree()
         self._pending, self._cuts = list[PendingUpdate](), dict[str, SplitLimit]()
         self._last_loss: SummedLoss | None = None
-        self._no_second_step = NoSecondStep(self.optimizer)
         check_ties(unwrapped(self.model), parts.core.trained.names)
         let_ask(self, setup.tasks.by_name)
         let_begin_late(self.optimizer)
@@ -205,12 +203,8 @@ class Engine:
         """
         with self._alone("update"):
             before, was_whole = self.progress.update, self.core.is_whole
-            self._no_second_step.end()
             try:
-                outcome = self._update(microbatches)
-                if isinstance(outcome, Committed):
-                    self._no_second_step.begin()
-                return outcome
+                return self._update(microbatches)
             except BaseException as error:
                 if self.progress.update > before:
                     error.add_note(f"Update {before + 1} has been applied by then; go on with the next batch.")
@@ -429,7 +423,6 @@ class Engine:
     def begin(self) -> None:
         """Before a pass over the data: nothing is pending, and buffers are as they are now."""
         self.require_whole()
-        self._no_second_step.end()
         self._pending.clear()
         self.core.begin()
 

@@ -20,7 +20,6 @@ from evenstep.internals import unwrapped
 from evenstep.keys import branch, key_below
 from evenstep.names import named_parameters
 from evenstep.optim.apply import Apply, build_apply
-from evenstep.optim.foreign_steps import NoSteps
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.modes import Modes
 from evenstep.optim.stepping import Steps
@@ -112,7 +111,6 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     rounded = _rounded(precision, model, names)
     context = _context(setup, strategy, norms, bus)
     bus.drawing = _drawing(context)
-    bus.holding = lambda what, sums: NoSteps(optimizer, what, sums=sums)
     context.coefficients.check(updates)
     if train.ema is not None:
         train.ema.check(updates)

@@ -13,12 +13,10 @@ from torch.optim import Optimizer
 from evenstep.errors import ArgumentError
 from evenstep.internals import is_orthogonal, local_tensor
 from evenstep.names import named_parameters, parameters_in
-from evenstep.optim.hidden_state import holds_parameters
 from evenstep.optim.modes import has_modes
 from evenstep.optim.multi import inner
 from evenstep.optim.stepping import MasterSteps, RoundedSteps, Steps
 from evenstep.optim.stepping.stepping import is_narrow
-from evenstep.optim.trial_step import why_not_by_float32
 from evenstep.parallel import ParameterLayout, Strategy
 from evenstep.parallel.shardable import cuttable
 from evenstep.pipeline import PipelineModel
@@ -41,13 +39,6 @@ def check_formats(precision: Precision, *, model: nn.Module, optimizer: Optimize
                 f"computes from those of the model, but with precision '{precision.name}' it steps float32 stand-ins "
                 f"of those; use precision '{mixed}', or another optimizer."
             )
-    held = holds_parameters(optimizer)
-    if held:
-        raise ArgumentError(
-            f"with precision '{precision.name}' the optimizer steps float32 stand-ins of the model's parameters, but "
-            f"it holds the parameters themselves in its attribute `{held}`; let it use those of its `param_groups` "
-            f"only, or use precision '{mixed}'."
-        )
     strategy.gathering(precision.format)  # may be refused
     if strategy.layout.divides != "elements":
         return
@@ -74,9 +65,6 @@ def _check_narrow_shards(optimizer: Optimizer, *, exact: bool) -> None:
         raise ArgumentError(
             f"{summed}, elsewhere in 16 bits, so `ordered` sums would not have the bits of one process; {instead}."
         )
-    for one in inner(optimizer):
-        if why := why_not_by_float32(one):
-            raise ArgumentError(f"{summed}, by which {type(one).__name__} can't step them ({why}); {instead}.")
 
 
 def _check_orthogonal(precision: Precision, model: nn.Module, mixed: str) -> None:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from evenstep import Logging, MapData, Task, Trainer
 from evenstep.checkpoint import pack, unpack
 from evenstep.errors import ArgumentError, CheckpointError
-from evenstep.optim import MultiOptimizer
 from evenstep.optim.low_bit import CLASSES, as_plain, from_plain, inner_tensors, is_low_bit
 from evenstep.optim.sharing import TORCHAO
 
@@ -88,13 +87,3 @@ def test_another_optimizer_of_torchao_is_refused_by_name() -> None:
     model = nn.Linear(2, 1)
     with pytest.raises(ArgumentError, match="_AdamW of torchao is none of those that are known"):
         trainer_of(ao._AdamW(model.parameters()), model)
-
-
-def test_sparse_gradients_are_refused_by_name_and_the_advice_works() -> None:
-    model = nn.Sequential(nn.Embedding(4, 3, sparse=True), nn.Linear(3, 1))
-    with pytest.raises(
-        ArgumentError, match=r"Adam8bit can't step `0\.weight`: Sparse gradient.*`sparse=True`, or give"
-    ):
-        trainer_of(ao.Adam8bit(model.parameters()), model)
-    table, linear = model
-    trainer_of(MultiOptimizer(ao.Adam8bit(linear.parameters()), torch.optim.SparseAdam(table.parameters())), model)

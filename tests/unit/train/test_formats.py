@@ -479,16 +479,7 @@ class Averaging(torch.optim.SGD):
     def eval(self) -> None: ...
 
 
-class Holding(torch.optim.SGD):
-    def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, lr=lr)
-        self.mine = [one for group in self.param_groups for one in group["params"]]
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "says"),
-    [(Averaging, "evaluates other parameters than it trains"), (Holding, "in its attribute `mine`")],
-)
+@pytest.mark.parametrize(("optimizer", "says"), [(Averaging, "evaluates other parameters than it trains")])
 def test_optimizers_that_stand_ins_would_pass_by_are_refused(optimizer: Any, says: str) -> None:
     model = net()
     with pytest.raises(ArgumentError, match=says):
@@ -516,7 +507,6 @@ def test_another_format_to_gather_in_and_layers_with_statistics_in_shards_are_re
     ("strategy", "optimizer", "says"),
     [
         (OrderedFsdp, torch.optim.SGD, "`ordered` sums would not have the bits of one process; use `zero1`"),
-        (Fsdp, torch.optim.AdamW, r"by which AdamW can't step them \(expected dtype .*\); use `zero1`"),
         (Fsdp, torch.optim.SGD, ""),
     ],
 )

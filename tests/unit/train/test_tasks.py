@@ -34,7 +34,6 @@ from evenstep import (
 from evenstep.data import AllTasks
 from evenstep.errors import ArgumentError, NonFiniteError, TaskError
 from evenstep.events.hooks import Timer
-from evenstep.optim import MultiOptimizer
 from evenstep.optim.schedules import Linear
 
 BATCHES = {"a": 6, "b": 4}
@@ -296,24 +295,6 @@ def test_coefficients_follow_their_schedule(several: Any) -> None:
             (factor * divided(several, wanted, name, [some], "weight")).backward()
         optimizer.step()
     torch.testing.assert_close(several.flat(model), several.flat(wanted), rtol=1e-12, atol=1e-14)
-
-
-def test_learned_coefficients_that_the_last_optimizer_can_not_step_are_refused_and_the_advice_works(
-    several: Any,
-) -> None:
-    def train(*last: torch.optim.Optimizer) -> int:
-        optimizer = MultiOptimizer(torch.optim.AdamW(model.heads.parameters()), muon(model), *last)
-        train = Training(coefficients=Uncertainty())
-        return trainer_of(several, model, optimizer=optimizer, train=train, updates=2).train().update
-
-    def muon(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.Muon([one for one in model.trunk.parameters() if one.ndim == 2])
-
-    model = several.model_of("a", "b")
-    with pytest.raises(ArgumentError, match=r"Muon can't step them: Muon only supports 2D .* `\[\{'params': \[\]\}\]`"):
-        train()
-    assert not hasattr(model, "task_coefficients")
-    assert train(torch.optim.AdamW([{"params": []}])) == 2
 
 
 @pytest.mark.parametrize("more", [{"combine": GradNorm()}, {"coefficients": Uncertainty()}])

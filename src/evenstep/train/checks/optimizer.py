@@ -19,10 +19,8 @@ from torch.optim import Optimizer
 from evenstep.checkpoint.state import pack
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.names import parameters_in
-from evenstep.optim.hidden_state import HiddenState, holds_parameters, tells_itself
 from evenstep.optim.multi import inner
-from evenstep.optim.sharing import TORCH, TORCHAO, Granularity, is_of_torchao, why_not_by
-from evenstep.optim.trial_step import refusals
+from evenstep.optim.sharing import TORCH, TORCHAO, Granularity, is_of_torchao, tells_itself, why_not_by
 from evenstep.parallel import ParameterLayout, Strategy
 from evenstep.pipeline.pipeline_model import in_stages
 from evenstep.train.state.optimizer_state import plain_numbers
@@ -35,14 +33,9 @@ def check_optimizer(
     """Raise ArgumentError for an optimizer that this run could not step, share or resume exactly."""
     for one in inner(optimizer):
         _check_step(one, device)
-        _check_kinds(one, model, keeps=keeps)
     if is_shared(model, strategy.layout):
         _check_shared(optimizer, strategy.layout, stages=in_stages(model))
     _check_saved(optimizer, strategy.layout, keeps=keeps)
-    fault = HiddenState(optimizer).fault() if keeps or strategy.group.can_change else ""
-    if fault:
-        whose = "a run with a `folder` saves checkpoints" if keeps else "ranks that join a run take over its state"
-        raise ArgumentError(f"{whose}, which could not be resumed: {fault}.")
 
 
 def _check_step(optimizer: Optimizer, device: torch.device) -> None:
@@ -130,21 +123,6 @@ def _check_torchao(optimizer: Optimizer) -> None:
         )
 
 
-def _check_kinds(optimizer: Optimizer, model: nn.Module, *, keeps: bool) -> None:
-    """Raise ArgumentError for parameters whose numbers or gradients the optimizer's step refuses."""
-    refused = refusals(optimizer, model, keeps=keeps)
-    if not refused:
-        return
-    first, name = refused[0], type(optimizer).__name__
-    others = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
-    dense = "build that layer without `sparse=True`, or " if first.sparse else ""
-    raise ArgumentError(
-        f"{name} can't step `{first.name}`{others}: {first.why}. Take another optimizer, {dense}give {name} the others "
-        f"only and these to one that can: `MultiOptimizer(…, …)` of `evenstep.optim`, in a run file from a function "
-        f"(model, lr) that `optimizer.target` names."
-    )
-
-
 def _check_shared(optimizer: Optimizer, layout: ParameterLayout, *, stages: bool) -> None:
     shards = layout.divides == "elements"
     part = Granularity.ELEMENT if shards else Granularity.PARAMETER
@@ -162,12 +140,6 @@ def _check_shared(optimizer: Optimizer, layout: ParameterLayout, *, stages: bool
     why = why_not_by(part, optimizer)
     if why:
         raise ArgumentError(f"{cut}, but {why}; {advice}.")
-    held = holds_parameters(optimizer) if shards else ""
-    if held:
-        raise ArgumentError(
-            f"{cut}, but the optimizer holds whole parameters in its attribute `{held}`, which the shards would not "
-            f"follow; let it use those of its `param_groups` only, {advice}."
-        )
     told = [type(one).__name__ for one in inner(optimizer) if tells_itself(one)]
     if told:
         raise ArgumentError(

@@ -47,14 +47,11 @@ def make_plain(optimizer: Optimizer) -> None:
         group.update({name: plain_numbers(value) for name, value in group.items() if name != "params"})
 
 
-def optimizer_state(
-    optimizer: Optimizer, names: list[list[str]], built: list[Tree], attributes: list[Tree] | None = None
-) -> Tree:
+def optimizer_state(optimizer: Optimizer, names: list[list[str]], built: list[Tree]) -> Tree:
     """The optimizer's state by parameter name.
 
     Args:
         built: each group's options as of when the trainer was built, to tell later what the user has changed since.
-        attributes: to be kept of the optimizer, or of each of several.
 
     Returns:
         "class", "state", "groups", and, only where there is any, "beside": what belongs to no parameter.
@@ -74,8 +71,6 @@ def optimizer_state(
             beside["entries"] = entries
     else:
         beside["whole"] = saved
-    if any(attributes or ()):
-        beside["attributes"] = attributes
     groups = [{k: _saved(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     described = [
         {"parameters": list(group), "options": now, "built": then}

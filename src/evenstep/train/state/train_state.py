@@ -21,7 +21,6 @@ from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.internals import unwrapped
 from evenstep.names import load_state, named_parameters, plain, state_of
 from evenstep.optim.ema import Ema
-from evenstep.optim.hidden_state import HiddenState
 from evenstep.optim.stepping import Steps
 from evenstep.parallel import ParameterLayout, ShardedTensorRef, States, mapped
 from evenstep.pipeline.pipeline_model import in_stages
@@ -74,7 +73,6 @@ class TrainState:
         sharding: which part of the whole model this rank holds.
 
     Attributes:
-        hidden_state: what the optimizer keeps that its state does not hold.
 
     Raises:
         ArgumentError: the optimizer holds a parameter that is not the model's.
@@ -94,27 +92,25 @@ class TrainState:
     _own: list[list[str]] = field(init=False)
     _built: list[Tree] = field(init=False)
     _outlines: dict[str, tuple[torch.Size, torch.dtype]] = field(init=False)
-    hidden_state: HiddenState = field(init=False)
 
     def __post_init__(self) -> None:
         self._own = parameter_names(self.model, self.optimizer)
         make_plain(self.optimizer)
         self._built = options_of(self.optimizer)
         self._outlines = _outlines_of(self.model)
-        self.hidden_state = HiddenState(self.optimizer, shared=is_shared(self.model, self.layout))
         if self.ema is not None:
             self.ema.attach(self.model, self.averaged_as, self.local.followed)
 
     def fault(self) -> str:
         """Why nothing could go on from what is saved now, and what to do; "" where it could."""
-        return self.hidden_state.fault() or self._of_outlines()
+        return self._of_outlines()
 
     def fault_of_files(self) -> str:
         """The same of what checkpoints hold: the optimizer may keep what no file does."""
         if fault := self.fault():
             return fault
         try:
-            pack(optimizer_state(self.optimizer, self._own, self._built, self.hidden_state.values()), "optimizer", {})
+            pack(optimizer_state(self.optimizer, self._own, self._built), "optimizer", {})
         except CheckpointError as error:
             return str(error).removesuffix(".")
         return ""
@@ -155,7 +151,7 @@ class TrainState:
         if fault := self.fault():
             raise CheckpointError(f"the state can't be saved, since it could not be resumed: {fault}.")
         self.trained.check_groups()
-        state = optimizer_state(self.optimizer, self._own, self._built, self.hidden_state.values())
+        state = optimizer_state(self.optimizer, self._own, self._built)
         own = {name: one.detach() for name, one in self.steps.masters.items()}
         everybody = of_all(_with_masters(state["state"], own))
         for group, names in zip(state["groups"], self.names, strict=True):
@@ -232,7 +228,6 @@ class TrainState:
         self.steps.load_masters(state["model"])
         if state["optimizer"] is not None:
             load_optimizer(state["optimizer"], self.optimizer, self._own, self._built)
-            self.hidden_state.restore(state["optimizer"].get("beside", {}).get("attributes", []))
         self.precision.state = state["precision"]
         changed = [*self.local.load(state), *self._load_average(state["ema"])]
         self.trained.load_state_dict(state.get("trained", {}))

@@ -17,8 +17,6 @@ from evenstep.errors import ArgumentError, CheckpointError, TaskError
 from evenstep.events.restore import restore_state
 from evenstep.internals import pytree, times_written, unwrapped
 from evenstep.names import LEARNED, parameters_in
-from evenstep.optim.multi import inner
-from evenstep.optim.trial_step import why_not_added
 from evenstep.options import NormStatistics, check_task_names
 from evenstep.parallel import Strategy
 from evenstep.parallel.replicas import bits
@@ -71,15 +69,9 @@ class Tasks(NamedTuple):
         )
 
     def attach(self, model: nn.Module, optimizer: Optimizer) -> Norms:
-        """Make what is learned about the tasks a part of the model; gives its normalisation layers.
-
-        Raises:
-            ArgumentError: the optimizer's step would refuse what is learned; nothing has been changed.
-        """
+        """Make what is learned about the tasks a part of the model; gives its normalisation layers."""
         names = tuple(self.by_name)
         built = (self.coefficients.build(names), None if self.combine is None else self.combine.build(names))
-        for module in filter(None, built):
-            _check_steps(optimizer, module)
         for name, module in zip(LEARNED, built, strict=True):
             _attach(model, optimizer, name, module)
         return build_norms(model, names, self.norm_statistics)
@@ -230,17 +222,6 @@ def states_of(tasks: Mapping[str, Task]) -> dict[str, dict[str, Any]]:
     states = {name: state_of(task, name) for name, task in tasks.items()}
     may_have = {name for name, task in tasks.items() if type(task).state_dict is not Task.state_dict}
     return {name: state for name, state in states.items() if state or name in may_have}
-
-
-def _check_steps(optimizer: Optimizer, module: nn.Module) -> None:
-    """Raise ArgumentError where the optimizer that gets what is learned can't step it."""
-    last = inner(optimizer)[-1]
-    if why := why_not_added(last, module.parameters()):
-        raise ArgumentError(
-            f"the learned coefficients of the tasks are stepped by the last optimizer, but {type(last).__name__} can't "
-            f"step them: {why}. Let one that can be the last, `MultiOptimizer(…, torch.optim.AdamW(others, lr=…))` of "
-            f"`evenstep.optim`; where there are no others, they are `[{{'params': []}}]`."
-        )
 
 
 def _attach(model: nn.Module, optimizer: Optimizer, name: str, module: nn.Module | None) -> None:

@@ -18,7 +18,6 @@ from evenstep.data.split import copied, num_elements
 from evenstep.devices import memory_of
 from evenstep.memory import give_back, is_out_of_memory
 from evenstep.names import parameters_in
-from evenstep.optim.hidden_state import HiddenState
 from evenstep.optim.multi import inner
 from evenstep.optim.stepping import Steps
 from evenstep.strides import gradient_format
@@ -124,8 +123,8 @@ def state_allocated(optimizer: Optimizer, steps: Steps | None = None) -> Generat
     >>> len(optimizer.state), weight
     (0, tensor([1., 1.], requires_grad=True))
     """
-    hidden, steps = HiddenState(optimizer), steps or Steps()
-    if optimizer.state or hidden.fault():  # a step could not be taken back
+    steps = steps or Steps()
+    if optimizer.state:  # a step could not be taken back
         yield
         return
     parameters = parameters_in(optimizer)
@@ -147,7 +146,6 @@ def state_allocated(optimizer: Optimizer, steps: Steps | None = None) -> Generat
         for name in [name for name in group if name != "params" and name not in before]:
             del group[name]
         group.update(before)
-    hidden.restore([])
     try:
         yield
     finally:
