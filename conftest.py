@@ -1,7 +1,7 @@
-"""Doctests are of files with examples: those without are not imported for them, nor walked through.
+"""Each test and doctest runs in an empty folder of its own.
 
-Those of the package are imported by their names before pytest looks at them: what it imports by itself first, it does
-not keep as a module, so the same classes are made a second time for whoever imports it next.
+Doctests are collected only from files that have examples. Modules of the package are imported by name before pytest
+collects their doctests: pytest does not register the modules that it imports first, so classes would exist twice.
 """
 
 from collections.abc import Generator
@@ -24,3 +24,9 @@ def pytest_collect_file(file_path: Path) -> Generator[None, _Collected, _Collect
     if PACKAGE in file_path.parents and any(isinstance(one, DoctestModule) for one in found):
         import_module(".".join(file_path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"))
     return found
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory of a test is its `tmp_path`."""
+    monkeypatch.chdir(tmp_path)

@@ -62,8 +62,7 @@ def test_every_command_refuses_an_address_in_one_line(
     assert "\n" not in said
 
 
-def test_what_is_here_is_no_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_is_here_is_no_address(tmp_path: Path) -> None:
     Path("s3:/bucket").mkdir(parents=True)
     for path in ("runs/digits", "s3:/bucket", Path("s3://bucket"), "C", "a:b", str(tmp_path)):
         check_here(path)

@@ -12,10 +12,9 @@ from evenstep.errors import ArgumentError
 from evenstep.writable import why_not_written
 
 
-def test_what_is_known_to_speak_against_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_known_to_speak_against_it_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("here")
     (tmp_path / "folder").mkdir()
-    monkeypatch.chdir(tmp_path)
     assert why_not_written(Path("new/place/a.json")) == ""
     assert why_not_written(Path("file")) == ""
     assert why_not_written(Path("folder")) == "it is a folder"

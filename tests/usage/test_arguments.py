@@ -149,9 +149,8 @@ def built(name: str, /, **given: Any) -> None:
 
 @pytest.mark.parametrize(("name", "parameter"), cases())
 def test_what_an_argument_cannot_be_is_refused_by_its_name_when_it_is_built(
-    name: str, parameter: inspect.Parameter, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    name: str, parameter: inspect.Parameter
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     takes, faults = f"{parameter.annotation} {parameter.name}", list[str]()
     for what, (value, words) in WRONG.items():
         if re.search(words, takes):

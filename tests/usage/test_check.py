@@ -17,10 +17,9 @@ Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def recipe(tmp_path: Path) -> Path:
     """The recipe's folder, which is the working directory as well."""
     tiny_recipe.write(tmp_path)
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 

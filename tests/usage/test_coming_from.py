@@ -28,10 +28,7 @@ def lines_of(block: str) -> int:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_both_versions_of_a_page_end_with_the_same_figures(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_both_versions_of_a_page_end_with_the_same_figures(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TQDM_DISABLE", "1")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     both, theirs, ours = blocks_of(page)

@@ -68,11 +68,10 @@ def wide():
 
 
 def test_a_run_file_trains_in_float8_and_check_says_which_layers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "run.toml").write_text(RUN)
     (tmp_path / "parts.py").write_text(PARTS + WIDE)
-    monkeypatch.chdir(tmp_path)
     settings = ["--model.target", "parts.py:wide", "--train.precision", "float8-mixed"]
     settings += ["--float8", '{emulate = true, recipe = "tensorwise"}']
     assert main(["check", "run.toml", *settings]) == 0

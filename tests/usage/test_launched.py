@@ -4,7 +4,6 @@ import signal
 from pathlib import Path
 
 import launched_programs as programs
-import pytest
 from launched import Failed, on_ranks
 from scripts import Script, started
 
@@ -42,9 +41,8 @@ sys.exit(7)
 """
 
 
-def test_a_script_ends_as_one_of_a_fresh_interpreter_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_ends_as_one_of_a_fresh_interpreter_does(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    monkeypatch.chdir(tmp_path)
     words = ("exits", "raises", "hangs")
     scripts = [started("script.py", word, 3, ranks=[1], world=2, GIVEN="a variable")[0] for word in words]
     ends = [script.ended(3 if word == "hangs" else 60) for word, script in zip(words, scripts, strict=True)]

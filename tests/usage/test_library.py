@@ -226,9 +226,8 @@ def test_a_report_without_any_metrics_file_says_which_writer_it_needs(tmp_path: 
 
 
 def test_without_folder_and_watcher_nothing_is_said_or_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     trainer_of().train()
     assert capsys.readouterr().out == ""
     assert not list(tmp_path.iterdir())

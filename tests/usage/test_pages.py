@@ -63,11 +63,10 @@ def is_slow(block: Block) -> bool:
 
 
 @pytest.fixture
-def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def recipe(tmp_path: Path) -> Path:
     """The tiny recipe, which is the working directory as well."""
     shutil.copytree(GIVEN / "recipe", tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "runs" / "first").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
@@ -81,10 +80,7 @@ def test_every_block_has_a_language_and_none_is_only_indented() -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in ELSEWHERE and blocks(page, "python")])
-def test_the_python_of_a_page_runs_from_top_to_bottom(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_python_of_a_page_runs_from_top_to_bottom(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = names_for(page)
     for name, value in names.get("environ", {}).items():
         monkeypatch.setenv(name, value)
@@ -365,12 +361,11 @@ def needed_for(answer: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("answer", [one for one in answers(1) if re.match(r"\w+=|[A-Za-z_.]+\(", one)])
-def test_an_answer_for_a_script_is_python_that_a_trainer_takes(answer: str, tmp_path: Path, monkeypatch: Any) -> None:
+def test_an_answer_for_a_script_is_python_that_a_trainer_takes(answer: str) -> None:
     from torch.utils.data import Subset
 
     from evenstep.checkpoint import export_weights
 
-    monkeypatch.chdir(tmp_path)
     names = {**names_for("README"), "Subset": Subset, "export_weights": export_weights, "updates": 200}
     made = (
         f"Trainer(..., updates=200, folder='runs/mine', evaluations=MapData(held_out, global_batch_size=8), {answer})"

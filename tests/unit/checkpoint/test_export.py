@@ -56,7 +56,6 @@ def test_the_library_reads_what_is_exported(tmp_path: Path) -> None:
 
 def test_a_path_may_begin_with_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
     write_checkpoint("~/run/checkpoints", 2, {"model": {"bias": torch.zeros(2)}})
     write_checkpoint("~/run/checkpoints", 3, {"model": {"bias": torch.ones(2)}})
     assert read_checkpoint("~/run").path == tmp_path / "run" / "checkpoints" / "step-00000003"

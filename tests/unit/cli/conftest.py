@@ -54,10 +54,9 @@ Run = Callable[..., Done]
 
 
 @pytest.fixture
-def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def recipe(tmp_path: Path) -> Path:
     """The recipe's folder, which is the working directory as well."""
     tiny_recipe.write(tmp_path, run=RUN)
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 

@@ -125,7 +125,6 @@ def test_a_process_of_a_certificate_starts_where_a_file_is_called_as_one_of_pyth
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "queue.py").write_text("raise RuntimeError('not this one')")
     assert prove_part._process(["--version"], tmp_path) == EXIT_DONE, (tmp_path / "said.0").read_text()
 

@@ -12,10 +12,7 @@ Run = Callable[..., Any]
 
 
 @pytest.mark.parametrize("recipe", sorted(recipes()))
-def test_a_copy_of_each_recipe_is_a_run_of_its_own_name(
-    evenstep: Run, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_copy_of_each_recipe_is_a_run_of_its_own_name(evenstep: Run, recipe: str, tmp_path: Path) -> None:
     done = evenstep("new", "mine", "--from", recipe)
     assert done.code == 0, done.err
     assert tomllib.loads(Path("mine/run.toml").read_text())["name"] == "mine"
@@ -25,8 +22,7 @@ def test_a_copy_of_each_recipe_is_a_run_of_its_own_name(
     assert not any(f"recipes/{recipe}/" in file.read_text() for file in Path("mine").iterdir())
 
 
-def test_a_copy_passes_the_check(evenstep: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_copy_passes_the_check(evenstep: Run) -> None:
     evenstep("new", "mine", "--from", "digits")
     assert evenstep("check", "mine/run.toml").code == 0
 
@@ -43,9 +39,8 @@ def test_a_copy_passes_the_check(evenstep: Run, tmp_path: Path, monkeypatch: pyt
     ],
 )
 def test_what_can_not_be_made_is_said_and_nothing_is_written(
-    evenstep: Run, arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    evenstep: Run, arguments: list[str], says: str, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "there").mkdir()
     (tmp_path / "file").touch()
     before = sorted(tmp_path.rglob("*"))

@@ -12,8 +12,7 @@ from evenstep.cli import main
 
 
 @pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def runs(tmp_path: Path) -> Path:
     for name, lr in (("a", 0.1), ("b", 0.2)):
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)

@@ -11,10 +11,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "transformers.md"
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers for it
-def test_the_blocks_of_the_page_run(
-    transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_blocks_of_the_page_run(transformers: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
     with torch.random.fork_rng():
         for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL):

@@ -214,10 +214,7 @@ def documents():
 """
 
 
-def test_a_run_file_names_the_hook(
-    transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_run_file_names_the_hook(transformers: Any, capsys: pytest.CaptureFixture[str]) -> None:
     Path("run.toml").write_text(RUN)
     Path("pretrained_rows.py").write_text(ROWS)
     assert main(["train", "run.toml"]) == 0, capsys.readouterr().err

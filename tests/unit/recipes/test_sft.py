@@ -61,15 +61,12 @@ def test_each_cut_has_the_curve_of_transformers(compare: Any, capsys: pytest.Cap
     assert capsys.readouterr().out.count("apart") == len(compare.CUTS) + 1
 
 
-def test_a_trained_run_is_exported_as_the_hub_has_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trained_run_is_exported_as_the_hub_has_models(capsys: pytest.CaptureFixture[str]) -> None:
     from transformers import AutoModelForCausalLM
 
     from evenstep.checkpoint import read_checkpoint
     from evenstep.cli.entry import main
 
-    monkeypatch.chdir(tmp_path)
     run_file, threads = Path(__file__).parents[3] / "recipes/sft/run.toml", torch.get_num_threads()
     small = ["--train.updates", "2", "--lr_schedule.warmup_updates", "1", "--evaluate.every_updates", "2"]
     small += ["--log.every_updates", "2"]

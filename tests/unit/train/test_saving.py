@@ -531,7 +531,6 @@ def test_a_folder_at_home_is_there_and_not_below_one_called_tilde(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
     trainer = trainer_of(Path("~/runs/first"))
     trainer.train()
     assert trainer.folder == tmp_path / "home/runs/first"
@@ -555,7 +554,7 @@ def test_a_lock_that_a_killed_run_left_is_taken_over_and_said(tmp_path: Path, is
 
 @pytest.mark.parametrize("error", [None, ValueError("a bug")], ids=["save", "error"])
 def test_no_checkpoint_is_written_where_nobody_looks_after_the_directory_was_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+    tmp_path: Path, error: Exception | None
 ) -> None:
     class Moves(Hook):
         def before_update(self, event: UpdateBegin) -> None:
@@ -565,7 +564,6 @@ def test_no_checkpoint_is_written_where_nobody_looks_after_the_directory_was_cha
                     raise error
 
     (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path)
     with pytest.raises(type(error) if error else CheckpointError) as raised:
         trainer_of(Path("run"), hooks=[Moves(), Save(every_updates=2)]).train()
     said = [str(raised.value), *getattr(raised.value, "__notes__", [])]
@@ -574,14 +572,11 @@ def test_no_checkpoint_is_written_where_nobody_looks_after_the_directory_was_cha
     assert not (tmp_path / "elsewhere" / "run" / "checkpoints").exists()
 
 
-def test_the_directory_may_be_changed_where_the_folder_is_absolute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_directory_may_be_changed_where_the_folder_is_absolute(tmp_path: Path) -> None:
     class Moves(Hook):
         def before_update(self, event: UpdateBegin) -> None:
             os.chdir("/")
 
-    monkeypatch.chdir(tmp_path)
     trainer_of((tmp_path / "run").absolute(), hooks=[Moves(), Save(every_updates=2)]).train()
     assert [state["progress"]["update"] for state in states(tmp_path / "run")][-1] == 9
 
