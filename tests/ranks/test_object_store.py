@@ -140,43 +140,6 @@ def test_each_rank_copies_its_part_and_one_process_goes_on_from_all_of_them(buck
     assert same(parameters(tmp_path / "one"), wanted)
 
 
-def machine(folder: Path, runs: Path, *arguments: object, **environment: str) -> "subprocess.Popen[str]":
-    """Start evenstep where the folder `runs` is `folder`, as on a machine of its own (a mount namespace)."""
-    folder.mkdir(exist_ok=True)
-    shell = 'mount --bind "$0" "$1" && shift && exec "$@"'
-    command = ["unshare", "--mount", "sh", "-c", shell, folder, runs, sys.executable, "-m", "evenstep", *arguments]
-    pipe = subprocess.PIPE
-    return subprocess.Popen([*map(str, command)], env=os.environ | environment, stdout=pipe, stderr=pipe, text=True)
-
-
-def test_machines_that_share_no_folder_go_on_from_copies(bucket: None, tmp_path: Path) -> None:
-    """With ddp the first rank writes; the others fetch what they do not see."""
-    if subprocess.run(["unshare", "--mount", "true"], check=False, capture_output=True).returncode:
-        pytest.skip("this process may not mount folders, so it can't have two machines with the same paths")
-    file = write_run(tmp_path, updates=UPDATES, more=MORE)
-    wanted = undisturbed(file, tmp_path / "undisturbed")
-    runs = tmp_path / "runs"
-    runs.mkdir()
-
-    def both(*more: object) -> None:
-        meet = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        line = "train", file, "--runs", runs, *more
-        ranks = [machine(tmp_path / f"machine-{rank}", runs, *line, RANK=str(rank), **meet) for rank in range(2)]
-        try:
-            said = [rank.communicate(timeout=TIMEOUT_S) for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-        assert [rank.returncode for rank in ranks] == [0, 0], said
-
-    both("--train.updates", UPDATES // 2)
-    assert not (tmp_path / "machine-1/run/checkpoints").exists()
-    both("--resume", "auto")
-    assert [one.name for one in (tmp_path / "machine-1/run/checkpoints").iterdir()] == [f"step-{UPDATES // 2:08d}"]
-    assert same(parameters(tmp_path / "machine-0"), wanted)
-    assert not [*runs.iterdir()]
-
-
 def test_what_keeps_copies_from_being_written_is_found_by_check(variables: None, bucket: None, tmp_path: Path) -> None:
     file = write_run(tmp_path, updates=UPDATES, more=MORE)
     for more, environment, said in (

@@ -1,6 +1,5 @@
 """Mixtures: pure, resumable, the same for any number of ranks, and with every end-of-data policy."""
 
-import time
 from collections import Counter
 from itertools import islice
 from typing import Any
@@ -158,10 +157,8 @@ def test_data_that_end_are_an_error_in_a_mixture_that_goes_on() -> None:
 
 
 def test_that_a_mixture_knows_its_length_is_said_without_counting_it() -> None:
-    began = time.process_time()
     mixture = Mixture({name: MapData(range(10**12), global_batch_size=3) for name in "ab"})
-    assert mixture.knows_length
-    assert time.process_time() - began < 0.05
+    assert mixture.knows_length  # at once: counting would take days
 
 
 def test_a_task_may_be_given_a_loader_of_torch_as_a_trainer_may() -> None:

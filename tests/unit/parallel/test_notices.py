@@ -83,17 +83,18 @@ def test_a_rank_that_failed_stays_only_until_the_others_have_heard(
     assert second.failure_message == "rank 0 failed"
 
 
-def test_who_holds_the_store_leaves_last(store: TCPStore) -> None:
+def test_who_holds_the_store_leaves_last(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = ranks_of(store, 2)
     began = time.monotonic()
     first.leave()
     assert time.monotonic() - began >= 0.5  # for the whole of its patience: the other is still there
     second.leave()
+    monkeypatch.setattr(notices, "ANSWER_S", 20.0)
     third, fourth = ranks_of(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), 2)
     fourth.leave()
     began = time.monotonic()
     third.leave()
-    assert time.monotonic() - began < 0.4
+    assert time.monotonic() - began < 10
 
 
 def test_asking_all_tells_who_is_gone_from_who_is_late(store: TCPStore) -> None:
