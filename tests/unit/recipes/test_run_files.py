@@ -7,11 +7,8 @@ import torch
 from evenstep.cli import check
 
 NOT_HERE = ("gpt2_124m", "translation")  # data that not every machine has; each recipe has a test of its own
-RUN_FILES = [
-    path
-    for path in sorted((Path(__file__).parents[3] / "recipes").glob("*/run.toml"))
-    if path.parent.name not in NOT_HERE
-]
+RECIPES = Path(__file__).parents[3] / "recipes"
+RUN_FILES = [path for path in sorted(RECIPES.glob("*/run.toml")) if path.parent.name not in NOT_HERE]
 
 
 @pytest.fixture(autouse=True)
