@@ -82,7 +82,6 @@ def train(
                 Stream(feed),
                 batched=True,
                 num_microbatches=work.num_microbatches * ranks,
-                exact_resume=False,  # else the stream is tried first, and a feed has one pass
             ),
             updates=feed.num_batches // work.num_microbatches,
             device="cpu",

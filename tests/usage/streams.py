@@ -2,7 +2,6 @@
 
     exact       the samples seen and the bits of the model are those of the run that was left alone
     refused     said when the run is built, or when it is resumed; `says` is in the message
-    said        not exact, and one line of the run says so at its start
 
 `make test` runs the rows that are not `slow`: they need neither `datasets` nor torchdata, but the stand-ins of
 `streams_programs`, which keep the same states. `make streams` runs all rows with the libraries themselves.
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Leaving = Literal["mid-epoch", "epoch border", "second epoch", "exception", "skip", "rewind"]
-Outcome = Literal["exact", "refused", "said"]
+Outcome = Literal["exact", "refused"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +69,6 @@ OWN = [
         says="streams of 1 rank are, but this run has 2",
         slow=True,
     ),
-    Row(stream="buffered", outcome="refused", says="would not resume exactly"),
-    Row(stream="buffered", ranks=2, outcome="refused", says="would not resume exactly", slow=True),
-    Row(stream="buffered_and_meant", outcome="said", says="said not to resume exactly", slow=True),
-    Row(stream="forgets_generator", outcome="refused", says="the next epoch began with other items"),
     Row(stream="without_state", outcome="refused", says="this stream cannot say where it is", slow=True),
     Row(stream="generator", outcome="refused", says="this stream cannot say where it is", slow=True),
 ]
@@ -87,20 +82,6 @@ TORCHDATA = [
     *(Row(stream=one, ranks=2, needs="torchdata", slow=True) for one in _LOADERS + _ITERABLES),
     *(Row(stream=one, leaving=how, needs="torchdata", slow=True) for one in _WORKERS for how in LEAVINGS),
     *(Row(stream=one, ranks=2, needs="torchdata", slow=True) for one in _WORKERS),
-    Row(
-        stream="loader_with_a_generator",
-        outcome="refused",
-        says="the next epoch began with other items",
-        needs="torchdata",
-        slow=True,
-    ),
-    Row(
-        stream="loader_with_torchs_sampler",
-        outcome="refused",
-        says="would not resume exactly",
-        needs="torchdata",
-        slow=True,
-    ),
     Row(
         stream="loader_of_map_shuffled",
         ranks=2,
@@ -119,7 +100,6 @@ DATASETS = [
     *(Row(stream="hf_map", ranks=2, resumed_on=1, leaving=how, needs="datasets", slow=True) for how in LEAVINGS),
     *(Row(stream="hf_streaming", leaving=how, needs="datasets", slow=True) for how in LEAVINGS),
     *(Row(stream="hf_split_by_node", ranks=2, leaving=how, needs="datasets", slow=True) for how in LEAVINGS),
-    Row(stream="hf_shuffled", outcome="refused", says="would not resume exactly", needs="datasets", slow=True),
     *(
         Row(
             stream="hf_split_by_node",

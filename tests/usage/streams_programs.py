@@ -1,7 +1,6 @@
 """What the battery of streams runs on ranks: streams of all kinds, and a run that is left and taken up.
 
-`counting` to `late_state` are own iterables and stand-ins: `buffered` keeps the state that a streaming dataset with a
-shuffle buffer keeps, `forgets_generator` that of a stateful loader whose generator draws more than its state says.
+`counting` to `late_state` are iterables of our own; the others need torchdata or `datasets`.
 """
 
 import random
@@ -56,49 +55,6 @@ class Augmenting(Counting):
     def item(self, number: int) -> Any:
         inputs, target = sample(number)
         return inputs + torch.rand(4) * random.random() * np.random.rand() / 8, target
-
-
-class Buffered(Counting):
-    """A shuffle buffer of 4, whose content its state does not say."""
-
-    def __iter__(self) -> Iterator[Any]:
-        buffer: list[Any] = []
-        draw = random.Random(self.epoch)
-        for item in super().__iter__():
-            buffer.append(item)
-            if len(buffer) == 4:
-                yield buffer.pop(draw.randrange(4))
-        yield from buffer
-
-
-class ForgetsGenerator(Counting):
-    """An order drawn at the beginning of each epoch by a generator that an iterator draws from once more, unsaid."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = torch.Generator().manual_seed(3)
-        self.before = self.generator.get_state()
-        self.loaded = False
-
-    def __iter__(self) -> Iterator[Any]:
-        at = self.next if self.loaded else 0
-        self.loaded = False
-        if at:
-            self.generator.set_state(self.before)
-        self.before = self.generator.get_state()
-        order = torch.randperm(self.length, generator=self.generator).tolist()
-        if not at:
-            torch.rand(1, generator=self.generator)
-        self.next = at
-        for number in order[at:]:
-            self.next += 1
-            yield sample(number)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"next": self.next, "generator": self.before.clone()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.next, self.before, self.loaded = state["next"], state["generator"], True
 
 
 class LateState(Counting):
@@ -186,18 +142,6 @@ def updates(rank: int, ranks: int) -> Data:
     return evenstep.UpdateData(Updates(length=6))
 
 
-def buffered(rank: int, ranks: int) -> Data:
-    return _own(Buffered(first=1000 * rank))
-
-
-def buffered_and_meant(rank: int, ranks: int) -> Data:
-    return _own(Buffered(), exact_resume=False)
-
-
-def forgets_generator(rank: int, ranks: int) -> Data:
-    return _own(ForgetsGenerator())
-
-
 def late_state(rank: int, ranks: int) -> Data:
     return _own(LateState())
 
@@ -250,14 +194,6 @@ def workers_of_iterable(rank: int, ranks: int) -> Data:
     return _loader(PlainDataset(), rank, ranks, num_workers=2)
 
 
-def loader_with_a_generator(rank: int, ranks: int) -> Data:
-    return _loader(_table(), rank, ranks, shuffle=True, generator=torch.Generator().manual_seed(3))
-
-
-def loader_with_torchs_sampler(rank: int, ranks: int) -> Data:
-    return _loader(_table(), rank, ranks, sampler=torch.utils.data.RandomSampler(range(EPOCH)))
-
-
 def _rows() -> Any:
     from datasets import Dataset
 
@@ -274,17 +210,6 @@ def hf_map(rank: int, ranks: int) -> Data:
 
 def hf_streaming(rank: int, ranks: int) -> Data:
     return _own(_rows().to_iterable_dataset(num_shards=3), collate=_of_rows)
-
-
-def hf_shuffled(rank: int, ranks: int) -> Data:
-    from datasets import IterableDataset as Streaming
-
-    return _own(Streaming.from_generator(_numbers).shuffle(seed=3, buffer_size=5), collate=_of_rows)
-
-
-def _numbers() -> Iterator[dict[str, int]]:
-    for number in range(EPOCH):
-        yield {"number": number}
 
 
 def hf_split_by_node(rank: int, ranks: int) -> Data:
@@ -311,11 +236,10 @@ class Square(evenstep.Task):
 
 
 class Watch(evenstep.Hook):
-    """Notes the samples of passes that count, stops where the run is to be left, and hears what is said."""
+    """Notes the samples of passes that count, stops where the run is to be left."""
 
     def __init__(self, task: Square, stop_at: int) -> None:
         self.task, self.stop_at = task, stop_at
-        self.said: list[str] = []
 
     def before_update(self, event: Any) -> None:
         self.task.update = event.update
@@ -329,9 +253,6 @@ class Watch(evenstep.Hook):
             self.trainer.request_save()
         if event.update == self.stop_at:
             self.trainer.request_stop("left")
-
-    def on_incident(self, event: Any) -> None:
-        self.said.append(event.message)
 
 
 def train(folder: str, stream: str, strategy: str, what: str, leaving: dict[str, Any]) -> dict[str, Any]:
@@ -375,7 +296,7 @@ def train(folder: str, stream: str, strategy: str, what: str, leaving: dict[str,
         if what != "fails":
             raise
         error = str(raised)
-    result = {"seen": task.seen, "said": watch.said, "error": error, "progress": str(trainer.progress)}
+    result = {"seen": task.seen, "error": error, "progress": str(trainer.progress)}
     if not error:
         result["model"] = digest(trainer.state_dict()["model"])
     if group is not None and not error:

@@ -224,7 +224,7 @@ def given_differently(differences: list[str]) -> dict[str, str]:
         log = Logging(every_updates=3 if is_other and what == "log" else 10)
         cut: Any = {"global_batch_size": 8, "micro_batch_size": 1 if is_other and what.startswith("cut") else 2}
         stream = what == "cut of a stream"
-        data = StreamData(SAMPLES, shared=True, exact_resume=False, **cut) if stream else MapData(SAMPLES, **cut)
+        data = StreamData(SAMPLES, shared=True, **cut) if stream else MapData(SAMPLES, **cut)
         try:
             trainer_of(model, "", strategy=strategy, train=train, log=log, data=data).train()
         except ReplicaError as error:

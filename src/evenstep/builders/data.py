@@ -131,7 +131,7 @@ def _reading(config: DataTable, failures: FailuresTable, *, skip_failing: bool) 
 
 
 _OF_READING = {"prefetch_batches", "timeout_s"}
-_OF_STREAMS = {"exact_resume", "shared"}
+_OF_STREAMS = {"shared"}
 _OF_MAPS = (
     *("global_batch_tokens", "micro_batch_tokens", "oversized", "length_window", "batch_size_multiple", "packed"),
     *("curriculum_epochs", "num_workers", "batch_size_unit"),

@@ -75,6 +75,3 @@ class DataTable(Section, of=(MapData, Reading, StreamData)):
     shared: bool
     """Streams only: all ranks read the same stream, and each uses its part of every batch. By default each rank reads a
     stream of its own."""
-    exact_resume: bool
-    """Streams only: false accepts a stream that can't continue exactly where it was. A resumed run then sees other
-    samples than one that was never stopped."""

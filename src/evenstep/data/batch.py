@@ -203,17 +203,6 @@ class Data(ABC):
         """What to write so that its micro-batches are of at most so many samples, for messages."""
         return f"make micro-batches of at most {samples} samples each"
 
-    def try_resume(self) -> str:
-        """Try, before anything is read, whether a resume would be exact; only streams must.
-
-        Returns:
-            What is to be said about it, or "".
-
-        Raises:
-            DataError: it would not.
-        """
-        return ""
-
     def state_dict(self, at: Position | None = None) -> dict[str, object]:
         """What a resume needs beside the position; only streams need anything.
 

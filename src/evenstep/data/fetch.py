@@ -15,18 +15,11 @@ from torch.utils.data import (
     default_collate,  # pyright: ignore[reportUnknownVariableType] - torch leaves the type of its list open
 )
 
-from evenstep.data.alike import alike
 from evenstep.data.batch import DataFault
 from evenstep.data.dataset import MapDataset, Told, draws_nothing, epoch_setters, fetches_many, rows_of
 from evenstep.data.pin import pin
 from evenstep.data.reading import Reading
-from evenstep.data.seeding import (
-    generator_state,
-    global_states,
-    own_generators,
-    seed_generators,
-    set_generator_state,
-)
+from evenstep.data.seeding import seed_generators
 from evenstep.errors import DataError, clause
 from evenstep.keys import key, mix
 
@@ -107,12 +100,10 @@ class Fetcher(Dataset[Reply]):
         dataset: gives samples by number.
         collate: makes a batch of a list of samples.
         reading: says how often what fails is tried again, and whether it is then left out or fails the whole request.
-        num_samples: of the dataset, when batches were planned.
     """
 
-    def __init__(self, dataset: MapDataset, collate: Collate, reading: Reading, *, num_samples: int) -> None:
+    def __init__(self, dataset: MapDataset, collate: Collate, reading: Reading) -> None:
         self._dataset = dataset
-        self._num_samples = self._grown = num_samples
         self._collate = collate
         self.seeding = Seeding.of(dataset, collate, seed_samples=reading.seed_samples)
         self._reading = reading
@@ -122,15 +113,10 @@ class Fetcher(Dataset[Reply]):
         self._many = many if fetches_many(dataset) else None
         self._epoch: int | None = None
         self._told = Told(self._set_epoch)
-        self._looks = reading.seed_samples and self._rows is None  # for generators of the dataset's own
 
     def __getitem__(self, request: Request) -> Reply:
         faults: list[DataFault] = []
-        if self._looks and request.samples:
-            self._looks = False
-            reply = self._looked_at(request, faults)
-        else:
-            reply = self._tried(request)
+        reply = self._tried(request)
         tries = 0
         while reply.failure is not None and tries < self._reading.retries:
             tries += 1
@@ -140,45 +126,7 @@ class Fetcher(Dataset[Reply]):
                 faults.append(_survived(failure, f"it was read at try {tries + 1}"))
         if reply.failure is not None and self._reading.skip_failing and reply.failure.doing != "set_epoch":
             reply = self._without_failing(request, reply.failure, faults)
-        if self._grown > self._num_samples and request.microbatch == 0:  # one worker's word is enough
-            message = _GROWN.format(now=self._grown, epoch=request.epoch, before=self._num_samples)
-            faults.append(DataFault(message=message))
-            self._num_samples = self._grown
         return reply._replace(faults=tuple(faults)) if faults else reply
-
-    def _looked_at(self, request: Request, faults: list[DataFault]) -> Reply:
-        """Answer the first request, and say which generators are drawn from that no sample's number decides."""
-        own = own_generators(self._dataset, self._collate)
-        before = {name: generator_state(one) for name, one in own.items()}
-        collate, passes = self._collate, list[tuple[object, object]]()
-
-        def watched(samples: list[Any]) -> object:
-            fresh = global_states()
-            batch = collate(samples)
-            passes.append((fresh, global_states()))
-            return batch
-
-        self._collate = collate if collate is DEFAULT_COLLATE else watched  # the default draws nothing
-        try:
-            reply = self._tried(request)
-            after = {name: generator_state(one) for name, one in own.items()}
-            moved = [name for name in own if not alike(before[name], after[name])]
-            draws = any(fresh != left for fresh, left in passes)
-            if not (moved or draws) or reply.failure is not None or request.microbatch > 0:
-                return reply  # one worker's word is enough
-            first = passes.copy()
-            passes.clear()
-            again = self._tried(request)
-        finally:
-            self._collate = collate
-        for name, one in own.items():
-            set_generator_state(one, after[name])
-        if draws and passes == first:  # else another thread has drawn meanwhile
-            name = getattr(collate, "__name__", type(collate).__name__)
-            faults.append(DataFault(message=_DRAWN_AT_ONCE.format(name=name)))
-        if moved and not alike(reply.data, again.data):  # some seed their own for each sample
-            faults.append(DataFault(message=_OWN_GENERATORS.format(names=", ".join(f"`{name}`" for name in moved))))
-        return reply
 
     def _tried(self, request: Request) -> Reply:
         if not request.samples:
@@ -222,25 +170,8 @@ class Fetcher(Dataset[Reply]):
             if self.seeding is not Seeding.NEVER:
                 seed_generators(mix(key(request.epoch_key, "set_epoch")))
             set_epoch(request.epoch)
-        self._epoch, self._grown = request.epoch, len(self._dataset)
+        self._epoch = request.epoch
         self._told.remember()
-
-
-_DRAWN_AT_ONCE = (
-    "`collate` ({name}) draws random numbers for the samples of a micro-batch together, so they depend on how the "
-    "global batch is cut into micro-batches. Draw them where a sample is read, in the dataset: torch's, numpy's and "
-    "Python's global generators are seeded there for each sample."
-)
-_GROWN = (
-    "the dataset has {now} samples in epoch {epoch}, but had {before} when `MapData` was made of it, and an epoch "
-    "visits those: the others are left out. Let it have its full length from the beginning, or feed it as a stream, "
-    "with `StreamData`."
-)
-_OWN_GENERATORS = (
-    "the dataset or its `collate` draws from {names}, a generator of its own, whose state no checkpoint holds: a "
-    "resumed run, or one with another number of workers or ranks, has other numbers. Draw from torch's, numpy's or "
-    "Python's global generators, which are seeded for each sample, or seed your own from these for each sample."
-)
 
 
 def _failure(request: Request, doing: int | str, error: Exception) -> Failure:

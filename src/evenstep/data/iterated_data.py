@@ -10,10 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple, cast
 
-from evenstep.arguments import require_flag
 from evenstep.data.batch import Data, DataFault, GlobalBatch, Microbatch, Part, Position
 from evenstep.data.pin import can_pin, pin
-from evenstep.data.probe import probe
 from evenstep.data.stream import Stateful, stream_epoch_setters
 from evenstep.data.stream_ranks import StreamRanks, Total
 from evenstep.data.stream_reader import END, Reader
@@ -83,20 +81,16 @@ class IteratedData(Data):
 
     Args:
         stream: gives items; iterating it again is the next epoch.
-        exact_resume: False for a stream whose state is known not to say all.
     """
 
-    def __init__(self, stream: Iterable[Any], *, exact_resume: bool) -> None:
+    def __init__(self, stream: Iterable[Any]) -> None:
         self._stream = stream
         self._stateful = stream if isinstance(stream, Stateful) else None
         self._set_epoch = stream_epoch_setters(stream)
-        require_flag("exact_resume", exact_resume)
-        self._exact_resume = exact_resume
         self._cursor: _Cursor | None = None
         self._states: dict[Position, dict[str, object]] = {}  # of the last positions, the newest last
         self._loaded = False  # whether the newest has yet to be put into the stream
-        # the stream's state before anything was read, where it was tried and has one
-        self._beginning: dict[str, Any] | None = None
+        self._beginning: dict[str, Any] | None = None  # state of the stream before it was read, if it gives one
         self._was_told = False  # that this rank's stream is shorter
         self._was_compared = False  # with those of other ranks
 
@@ -124,30 +118,6 @@ class IteratedData(Data):
     @property
     def unshared_stream(self) -> object:
         return self._stream if self._stateful is not None or isinstance(self._stream, Iterator) else None
-
-    def try_resume(self) -> str:
-        """Save, read on, go back and read again: whether the stream's state says all, on its first items.
-
-        The stream is left at its beginning. One that can't be put back there is tried on a copy.
-
-        Returns:
-            What is to be said about it; "" where a resume gave the same items.
-
-        Raises:
-            DataError: a resume gave other items, or the stream fails.
-        """
-        if self._stateful is None or self._states or self._cursor is not None:
-            return ""  # it has no state, or is being read
-        name = type(self._stream).__name__
-        if not self._exact_resume:
-            return f"the stream, a {name}, was said not to resume exactly: a resumed run will take other samples."
-        said = probe(self._stream, self._set_epoch)
-        if not said:
-            try:
-                self._beginning = deepcopy(self._stateful.state_dict())
-            except Exception:  # noqa: BLE001 - it may not know where it is before it is read, as `probe` allows
-                self._beginning = None
-        return said
 
     def num_batches(self, epoch: int, *, seed: int) -> None:
         """None: only reading the stream tells."""
@@ -226,7 +196,10 @@ class IteratedData(Data):
                     self._stateful.load_state_dict(deepcopy(self._beginning))
                 except Exception as error:
                     raise self._failed(error, start) from error
-            cursor = _Cursor(self._reader(seed, reading), reading, start)
+            reader = self._reader(seed, reading)
+            if start == Position() and self._stateful is not None and self._beginning is None:
+                self._beginning = reader.beginning()
+            cursor = _Cursor(reader, reading, start)
             self._states = {}
         else:
             raise DataError(

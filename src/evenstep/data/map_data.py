@@ -44,7 +44,7 @@ class MapData(Data):
 
     torch's, numpy's and Python's global generators are seeded before each sample from (seed, epoch, sample), so
     augmentation does not depend on workers, ranks or the cut. Two exceptions: a dataset with `__getitems__` is
-    read, and seeded, a micro-batch at a time; randomness in `collate` also depends on the cut, and is said. Seeding
+    read, and seeded, a micro-batch at a time; randomness in `collate` also depends on the cut. Seeding
     costs about 10 µs a sample and, without workers, 0.1 ms a global batch for leaving this process's generators as
     they were; nothing is seeded for plain containers (list, `TensorDataset`) with the default collate function.
 
@@ -128,10 +128,7 @@ class MapData(Data):
         self._fingerprint: dict[str, JSON] | None = None
         self._epochs: dict[tuple[int, int], EpochBatches] = {}
         processes = require_count("num_workers", num_workers, at_least=0)
-        count = self._sampling.num_samples
-        self._pool = Pool(
-            lambda: Fetcher(dataset, collate, reading, num_samples=count), num_workers=processes, reading=reading
-        )
+        self._pool = Pool(lambda: Fetcher(dataset, collate, reading), num_workers=processes, reading=reading)
 
     @property
     def num_samples(self) -> int:

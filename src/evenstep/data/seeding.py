@@ -1,7 +1,7 @@
 """The generators that dataset code draws from (torch's, numpy's legacy one, Python's), seeded from a key.
 
 Seeding before each sample makes its augmentation a function of (seed, epoch, sample) alone. It is not the
-randomness of the model, which the update seeds. Generators of the dataset's own are found, and left as they are.
+randomness of the model, which the update seeds. Generators of the dataset's own are left as they are.
 """
 
 import random
@@ -11,12 +11,10 @@ from contextlib import contextmanager
 from copy import deepcopy
 from ctypes import string_at
 from functools import lru_cache
-from types import MethodType, ModuleType
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from evenstep.errors import ArgumentError
 
@@ -126,34 +124,3 @@ def set_generator_state(generator: Any, state: Any) -> None:
         generator.setstate(state)
     else:
         generator.set_state(state)
-
-
-_MOST, _HELD = 1000, 100  # objects that are looked into, and items of a list that is: larger ones are data
-
-
-def own_generators(*holders: object) -> dict[str, Any]:
-    """The random generators among the attributes of some objects, and of what these hold, by their places.
-
-    >>> class Noise: rng = None
-    >>> noise = Noise(); noise.rng = random.Random(1)
-    >>> list(own_generators([noise, noise]))
-    ['Noise.rng']
-    """
-    found: dict[str, Any] = {}
-    seen: dict[int, object] = {}
-    rest = [("", one) for one in holders]
-    while rest and len(seen) < _MOST:
-        name, one = rest.pop()
-        if id(one) in seen:
-            continue
-        seen[id(one)] = one
-        if is_generator(type(one)):
-            found[name] = one
-            continue
-        if isinstance(one, list | tuple | dict) and len(one) <= _HELD:
-            rest += [(name, each) for each in list(cast("Any", one.values() if isinstance(one, dict) else one))]
-        if isinstance(one, MethodType):
-            rest.append((name, one.__self__))
-        elif hasattr(one, "__dict__") and not isinstance(one, type | ModuleType | Tensor | np.ndarray):
-            rest += [(f"{type(one).__name__}.{key}", each) for key, each in vars(one).items()]
-    return found

@@ -28,8 +28,7 @@ class StreamData(IteratedData):
     Each epoch iterates the stream again; a run on a generator, which can be iterated only once, ends with it. If the
     stream has `set_epoch(epoch)`, that is called before each epoch. If it has `state_dict` and `load_state_dict`, a run
     resumes without reading the stream from its beginning: the saved state is the one after the last global batch that
-    was used, not after items that were read ahead. A run that keeps checkpoints tries this at its start (see
-    `try_resume`).
+    was used, not after items that were read ahead. Whether that state says all, `evenstep prove` finds.
 
     Random numbers that the stream draws from the global generators of torch, numpy and Python are keyed by (seed,
     epoch, item, rank).
@@ -49,8 +48,6 @@ class StreamData(IteratedData):
         num_microbatches: ready-made batches of one update, over all ranks; the last of an epoch may be fewer.
         samples_in: the number of samples of a ready-made batch; by default the first dimension of its first part.
         shared: whether all ranks read the same stream, instead of each its own.
-        exact_resume: False for a stream whose state is known to be incomplete, such as one with a shuffle buffer: a
-            resumed run goes on near where it was, with other samples, and the test at the start is left out.
 
     Raises:
         ArgumentError: an argument is wrong, or has no effect together with the others.
@@ -72,7 +69,6 @@ class StreamData(IteratedData):
         num_microbatches: int = 1,
         samples_in: Callable[[Any], int] = samples_in,
         shared: bool = False,
-        exact_resume: bool = True,
     ) -> None:
         for name, flag in (("batched", batched), ("shared", shared)):
             require_flag(name, flag)
@@ -99,7 +95,7 @@ class StreamData(IteratedData):
             check_micro_batch(
                 "micro_batch_size", require_count("micro_batch_size", micro_batch_size), global_batch_size
             )
-        super().__init__(stream, exact_resume=exact_resume)
+        super().__init__(stream)
         self._global_batch_size = global_batch_size
         self._micro_batch_size = micro_batch_size
         self._collate = collate

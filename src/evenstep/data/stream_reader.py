@@ -91,6 +91,15 @@ class Reader:
             return state.copy()  # most are a few counters, and one is taken in every update
         return deepcopy(state)
 
+    def beginning(self) -> dict[str, Any] | None:
+        """State of the stream before it is read; None if it has none yet."""
+        with undisturbed():
+            self._enter(0, number=0)
+            try:
+                return self.state()
+            except Exception:  # noqa: BLE001 - some streams have a state only once they are read
+                return None
+
     def go_to(self, state: dict[str, Any], *, epoch: int, number: int) -> None:
         """Put `state` into the stream, and look at the item after it, which is `number` of `epoch`."""
         stateful = cast(Stateful, self._stateful)

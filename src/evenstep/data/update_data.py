@@ -94,7 +94,6 @@ class UpdateData(IteratedData):
         stream: gives one update after the other; iterating it again is the next epoch. To be resumable it needs
             `state_dict` and `load_state_dict`.
         samples_in: the number of samples of a batch; by default the first dimension of its first part.
-        exact_resume: False for a stream whose state is known not to say all; see `StreamData`.
 
     Raises:
         ArgumentError: it cannot be iterated.
@@ -105,12 +104,10 @@ class UpdateData(IteratedData):
     ([(0, 'class', ['a']), (1, 'box', ['b', 'c'])], 3)
     """
 
-    def __init__(
-        self, stream: Iterable[Any], *, samples_in: Callable[[Any], int] = samples_in, exact_resume: bool = True
-    ) -> None:
+    def __init__(self, stream: Iterable[Any], *, samples_in: Callable[[Any], int] = samples_in) -> None:
         check_stream(stream, gives_batches=True)
         require_callable("samples_in", samples_in, purpose="counts the samples of a batch")
-        super().__init__(stream, exact_resume=exact_resume)
+        super().__init__(stream)
         self._samples_in = samples_in
 
     @property

@@ -78,9 +78,6 @@ class WrappedData(Data):
     def to_cut_finer(self, samples: int) -> str:
         return self.data.to_cut_finer(samples)
 
-    def try_resume(self) -> str:
-        return self.data.try_resume()
-
     def state_dict(self, at: Position | None = None) -> dict[str, object]:
         return self.data.state_dict(at)
 

@@ -113,7 +113,7 @@ class Trainer(TrainerAttributes):
         from evenstep.train.agreement import check_agreement
         from evenstep.train.build_loop import build_loop
         from evenstep.train.checks.arguments import check_engine_arguments, check_trainer_arguments
-        from evenstep.train.checks.resume import check_keeping, check_rewinding, try_resume
+        from evenstep.train.checks.resume import check_keeping, check_rewinding
         from evenstep.train.resolve import evaluations_of, policies_of
         from evenstep.train.setup import set_up
 
@@ -144,7 +144,6 @@ class Trainer(TrainerAttributes):
         check_rewinding(policies, failures, checkpoint)
         self._group = setup.group
         self._sharing = type(setup.strategy).__name__
-        self._said_of_data = try_resume(batches, setup.strategy.group) if keeps else []
         self.model, self.optimizer, self.evaluations = model, optimizer, sets
         self.device, self.storage = setup.device, setup.storage
         self.folder = None if folder is None else Path(folder).expanduser()
@@ -278,8 +277,6 @@ class Trainer(TrainerAttributes):
             writers.event("train_begin", begin)
             checkpointer.folder.clean(self.progress.update)
             checkpointer.leave_later()
-            while self._said_of_data:
-                loop.reporter.report(self._said_of_data.pop())
             with loop.engine.bus.span("train", lambda: begin, end):
                 try:
                     if loop.policies.may_rewind and not checkpointer.folder.newest_first():

@@ -125,7 +125,6 @@ PUBLIC_KEYS = {
             "collate",
             "curriculum_epochs",
             "evaluations",
-            "exact_resume",
             "global_batch_size",
         ),
         *("global_batch_tokens", "length_window", "micro_batch_size", "micro_batch_tokens", "num_workers"),

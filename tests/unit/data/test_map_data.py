@@ -1,7 +1,6 @@
 import random
 import time
 import tracemalloc
-from contextlib import closing
 from itertools import chain, islice
 from typing import Any
 
@@ -48,21 +47,6 @@ class Remembering(Dataset[tuple[int, int]]):
 
     def set_epoch(self, epoch: int) -> None:
         self.told.append(epoch)
-
-
-class Growing(Dataset[int]):
-    """One sample more in each epoch."""
-
-    epoch = 0
-
-    def __len__(self) -> int:
-        return 4 + self.epoch
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
 
 
 class Failing(Dataset[int]):
@@ -370,18 +354,6 @@ def test_parts_of_one_dataset_that_are_read_by_turns_are_each_in_their_own_epoch
         epochs.append(next(batches).microbatches[0].data[1].tolist())
         epochs.append(next(evaluated.batches(Position(), seed=1)).microbatches[0].data[1].tolist())
     assert epochs == [[3, 3], [0], [3, 3], [0], [4, 4], [0]]
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_samples_that_a_dataset_gains_with_an_epoch_are_said_to_be_left_out(num_workers: int) -> None:
-    data = MapData(Growing(), global_batch_size=3, micro_batch_size=2, num_workers=num_workers, num_epochs=3)
-    with closing(data):
-        faults = [
-            (tuple(batch.position), one.message) for batch in data.batches(Position(), seed=1) for one in batch.faults
-        ]
-    [(place, message), (later, _)] = faults
-    assert (place, later) == ((1, 0), (2, 0))
-    assert message.startswith("the dataset has 5 samples in epoch 1, but had 4 when `MapData` was made of it")
 
 
 def test_a_failing_set_epoch_is_named() -> None:

@@ -95,7 +95,7 @@ def test_a_rate_by_epoch_is_that_of_the_updates_batch() -> None:
 
 def test_a_rate_by_epoch_follows_a_stream_whose_length_nobody_knows() -> None:
     rates = Rates()
-    data = StreamData([*POINTS], global_batch_size=8, exact_resume=False)
+    data = StreamData([*POINTS], global_batch_size=8)
     trainer_of(rates, Step(every=1, factor=0.5, unit="epochs"), data=data, updates=9).train()
     assert [one[0] for one in rates.by_update.values()] == [0.5] * 3 + [0.25] * 3 + [0.125] * 3
 
@@ -382,6 +382,6 @@ def test_of_a_stream_of_unknown_length_a_schedule_is_asked_only_for_updates_that
             return [1.0, 0.5, 0.25, 0.125, 0.1][update - 1]
 
     rates = Rates()
-    data = StreamData([*POINTS], global_batch_size=4, exact_resume=False)
+    data = StreamData([*POINTS], global_batch_size=4)
     trainer_of(rates, Given(), data=data, epochs=1, updates=None).train()
     assert [one[0] for one in rates.by_update.values()] == [0.5, 0.25, 0.125, 0.0625, 0.05]

@@ -1,10 +1,8 @@
 """Checks that a run can go on from the checkpoints that it saves, or will go back to."""
 
 from evenstep.data import Data
-from evenstep.errors import ArgumentError, DataError
-from evenstep.events import Incident
+from evenstep.errors import ArgumentError
 from evenstep.options import Checkpointing, Failures, check_rewinds
-from evenstep.parallel import Group
 from evenstep.train.failures import Rewind
 from evenstep.train.failures.policies import Policies
 
@@ -22,27 +20,6 @@ def check_keeping(data: Data, *, keeps: bool, rewinds: bool) -> None:
             "resumed; give the stream `state_dict` and `load_state_dict`, give what has samples by number (a list, a "
             "dataset with a length) to `MapData`, or save none with `checkpoint=Checkpointing(keep_last=0)`."
         )
-
-
-def try_resume(data: Data, group: Group) -> list[Incident]:
-    """What is to be said about a resume on these data, found by trying it on their first items; all ranks ask together.
-
-    Raises:
-        DataError: on all ranks, when a resume on one of them would not be exact.
-    """
-    said, fault = "", ""
-    raised: DataError | None = None
-    try:
-        said = data.try_resume()
-    except DataError as error:
-        fault, raised = str(error), error
-    everybody = group.gather((said, fault)) if data.resumable and not data.knows_length else []
-    if raised is not None:
-        raise raised
-    for rank, (_, theirs) in enumerate(everybody):
-        if theirs:
-            raise DataError(f"on rank {rank}: {theirs}")
-    return [Incident(kind="resume", update=0, message=said, rank=group.rank)] if said else []
 
 
 def check_rewinding(policies: Policies, failures: Failures, checkpoint: Checkpointing) -> None:
