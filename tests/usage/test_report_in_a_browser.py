@@ -157,22 +157,6 @@ def test_a_chart_is_zoomed_by_dragging_by_keys_and_by_numbers_and_goes_back(tab:
     assert tab.problems == []
 
 
-def test_the_axis_may_count_updates_samples_tokens_or_time(tab: Tab, runs: list[Path]) -> None:
-    open_page(tab, runs[:1])
-    found = {}
-    for axis in ("samples", "tokens", "time", "updates"):
-        tab.click(f".choice label:has(input[value={axis}])")
-        found[axis] = ends(tab)[1]
-    assert found == {
-        "samples": 8 * UPDATES,
-        "tokens": 1024 * UPDATES,
-        "time": pytest.approx(0.5 * UPDATES, abs=1),
-        "updates": UPDATES,
-    }
-    assert pixels(tab, "--c0") > 100
-    assert tab.problems == []
-
-
 def test_the_slider_smooths_a_noisy_curve_and_leaves_a_smooth_one(tab: Tab, runs: list[Path]) -> None:
     open_page(tab, runs[:1])
     raw = 4 * math.exp(-UPDATES * 0.01) + 0.3 * math.sin(1.7 * UPDATES) + 1
@@ -205,7 +189,7 @@ def test_arrow_keys_read_the_values_aloud_and_the_mouse_reads_an_incident(tab: T
     open_page(tab, runs[:1])
     tab.run(f"document.querySelector('{LOSS} .plot').focus()")
     tab.press("ArrowLeft")
-    assert text(tab, "#reading").startswith(f"loss, updates {UPDATES}: ")
+    assert text(tab, "#reading").startswith(f"loss, update {UPDATES}: ")
     left, right, middle = inside_plot(tab)
     tab.hover(left + (right - left) * (200 - 1) / (UPDATES - 1), middle)
     assert text(tab, f"{LOSS} .said") == "update 200, overflow: the loss scale was halved"
@@ -274,16 +258,15 @@ def test_a_followed_page_shows_what_is_new_and_keeps_what_was_chosen(tab: Tab, t
             tab.problems.clear()
             tab.open(address_of(serving))
             tab.wait(f"document.querySelector('{LOSS} canvas')")
-            tab.click(".choice label:has(input[value=samples])")
-            assert ends(tab)[1] == 800
+            assert ends(tab)[1] == 100
             slide(tab, 0)
             tab.wait("document.body.dataset.seen")
             with (run / "metrics.jsonl").open("a") as file:
-                file.write('{"update": 110, "train/loss": 1.5, "progress/samples": 880}\n')
+                file.write('{"update": 110, "train/loss": 1.5}\n')
             (run / "status.json").write_text(
                 '{"state": "done", "update": 110, "updates": 110, "reason": "all is done"}'
             )
-            tab.wait("document.getElementById('to').valueAsNumber === 880")
+            tab.wait("document.getElementById('to').valueAsNumber === 110")
             tab.wait("document.querySelector('.state').innerText.includes('all is done')")
             assert legend(tab)["train"] == "1.5"  # as before, not smoothed
             assert tab.problems == []

@@ -51,8 +51,7 @@ def test_a_page_does_not_take_the_place_of_a_device(runs: Path) -> None:
     [
         (["runs/a", "runs/none"], "`runs/none` must be a run folder, but is not there"),
         (["runs", "."], "none of the 2 paths is a run folder"),
-        (["runs/none"], "`runs/none` must be a run folder, with `config.toml`"),
-        (["runs"], "give the runs in it, `runs/*`"),
+        (["runs/none"], "`runs/none` has no `config.toml`"),
         (["runs/a", "--follow", "--to", "x.html"], "`--to` can't be given with `--follow`"),
         (["runs/a", "--to", "runs/a/config.toml/x.html"], "/runs/a/config.toml` is no folder; give another file"),
         (["runs/none", "--to", "runs"], "`--to` is runs, which can't be written: it is a folder; give another file"),

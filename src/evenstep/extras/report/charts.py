@@ -1,8 +1,8 @@
 """Which curves share a chart, and their points as the page draws them.
 
 Metrics that measure the same (`train/loss`, `valid/loss`) share axes, and so do the runs of one page; each `perf/`
-metric has its own, since their units differ. Smoothing is the page's, by hand; of a series that is too long for a page
-it gets the means of its stretches, so that what it smooths are all values.
+metric has its own, since their units differ. A series that is too long
+for a page is drawn as means of neighbouring values.
 """
 
 import math
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from evenstep.extras.report.figures import in_order
-from evenstep.extras.report.thinning import MAX_STRETCHES, Point, means, thin
 
 _RANKS = {"loss": 0, "grad_norm": 2, "lr": 3}
 _OWN = ("perf", "mem", "time", "progress")  # of these each metric is a measure of its own
 _NOISY_FROM = 20
 NUM_COLORS = 8
+_MOST_POINTS = 5_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,6 @@ class Curve:
         color: number of its colour; of one run each source has its own, of several each run.
         dash: number of its pattern, 0 for a line: of several runs each source has its own.
         noisy: it goes up and down more than it goes anywhere, so that smoothing shows where it goes.
-        means: where `values` are not all that there are: (update, mean, how many values) of each stretch.
     """
 
     run: int
@@ -39,7 +38,6 @@ class Curve:
     noisy: bool
     updates: list[int]
     values: list[float | None]
-    means: list[tuple[float, float, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +58,7 @@ class Chart:
     curves: list[Curve]
 
 
+Point = tuple[int, float]
 Metrics = Mapping[str, Mapping[int, float]]
 
 
@@ -131,9 +130,10 @@ def _chart(
                 label = (
                     names[run] if len(metrics) == 1 and _source(name) in ("train", *_OWN) else f"{names[run]} {source}"
                 )
-            drawn = thin(points)
-            if len(drawn) < len(points):
-                notes.append(f"{label}: {len(points):,} values, drawn by the extremes of {MAX_STRETCHES} stretches")
+            together = math.ceil(len(points) / _MOST_POINTS)
+            drawn = _means(points, together)
+            if together > 1:
+                notes.append(f"{label}: {len(points):,} values, drawn as means of {together:,}")
             broken = [update for update, value in points if not math.isfinite(value)]
             if broken:
                 notes.append(f"{label}: {len(broken):,} not finite, the first at update {broken[0]:,}")
@@ -147,9 +147,6 @@ def _chart(
                     noisy=len(points) >= _NOISY_FROM and _changes_often(points),
                     updates=[update for update, _ in drawn],
                     values=[_short(value) if math.isfinite(value) else None for _, value in drawn],
-                    means=[(at, _short(mean), count) for at, mean, count in means(points)]
-                    if len(drawn) < len(points)
-                    else [],
                 )
             )
     finite = [
@@ -161,6 +158,22 @@ def _chart(
     ]
     can_log = sum(value > 0 for value in finite) > 1 and min(finite) >= 0
     return Chart(title=title, group=group_of(title), can_log=can_log, notes=notes, curves=curves)
+
+
+def _means(points: Sequence[Point], together: int) -> list[Point]:
+    """Mean of the finite values of each `together` neighbours, at the first one's update.
+
+    >>> _means([(1, 4.0), (2, 2.0), (3, math.nan), (4, 1.0)], 2)
+    [(1, 3.0), (3, 1.0)]
+    """
+    if together == 1:
+        return list(points)
+    found: list[Point] = []
+    for place in range(0, len(points), together):
+        values = [value for _, value in points[place : place + together] if math.isfinite(value)]
+        mean = math.fsum(value / len(values) for value in values) if values else math.nan
+        found.append((points[place][0], mean))
+    return found
 
 
 def _changes_often(points: list[Point]) -> bool:

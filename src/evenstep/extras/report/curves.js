@@ -1,5 +1,5 @@
 "use strict";
-// Draws charts: what they show comes from the page's data, how they show it from `view` (axis, smoothing, zoom, runs).
+// Draws charts: what they show comes from the page's data, how they show it from `view` (smoothing, zoom, runs).
 const curves = (() => {
   const color = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const cursors = uPlot.sync("curves");
@@ -17,36 +17,12 @@ const curves = (() => {
     return `${Number((value / 1000 ** power).toPrecision(4))} ${["B", "kB", "MB", "GB", "TB", "PB"][power]}`;
   };
 
-  const spellTime = seconds => {
-    const size = Math.abs(seconds), two = number => String(Number(number.toPrecision(3)));
-    return size >= 7200 ? `${two(seconds / 3600)} h` : size >= 180 ? `${two(seconds / 60)} min` : `${two(seconds)} s`;
-  };
-
-  const spellAt = (axis, x) => (x == null ? "–" : axis === "time" ? spellTime(x) : x >= 1e6 ? spell(x) : Math.round(x).toLocaleString("en"));
-
-  // counts that are known at some updates, at any: on the line between two, and on along the last one
-  const at = ([updates, counts], update) => {
-    let low = 0, high = updates.length - 1;
-    while (high - low > 1) {
-      const middle = (low + high) >> 1;
-      if (updates[middle] <= update) low = middle; else high = middle;
-    }
-    const slope = (counts[high] - counts[low]) / (updates[high] - updates[low]);
-    return counts[low] + slope * (update - updates[low]);
-  };
-
-  const over = (run, axis, updates) => {
-    if (axis === "updates") return updates;
-    const known = run.axes[axis];
-    return known ? updates.map(update => at(known, update)) : null;
-  };
+  const spellUpdate = x => (x == null ? "–" : x >= 1e6 ? spell(x) : Math.round(x).toLocaleString("en"));
 
   // The mean of all values within half a window of each point. Near the begin as far before as after, so that a steep
   // fall is not flattened; near the end there is only less after.
   const smoothed = (curve, percent) => {
-    const points = curve.means.length
-      ? curve.means
-      : curve.updates.map((update, index) => [update, curve.values[index], 1]).filter(point => point[1] !== null);
+    const points = curve.updates.map((update, index) => [update, curve.values[index]]).filter(point => point[1] !== null);
     if (points.length < 3) return null;
     const first = points[0][0], last = points[points.length - 1][0], half = (last - first) * percent / 200;
     if (points.filter(point => point[0] <= first + 2 * half).length < 3) return null;
@@ -58,8 +34,8 @@ const curves = (() => {
       while (points[begin][0] < here - reach) begin++;
       let total = 0, count = 0;
       for (let next = begin; next < points.length && points[next][0] <= here + reach; next++) {
-        total += points[next][1] * points[next][2];
-        count += points[next][2];
+        total += points[next][1];
+        count++;
       }
       updates.push(here);
       values.push(total / count);
@@ -81,13 +57,13 @@ const curves = (() => {
   };
 
   // without a pointer in the chart, the legend tells the last value of each curve
-  const tellLast = (axis, tell) => plot => {
+  const tellLast = tell => plot => {
     if (plot.cursor.idx != null) return;
     plot.data.forEach((values, index) => {
       let last = values.length - 1;
       while (last >= 0 && values[last] == null) last--;
       const cell = plot.root.querySelectorAll(".u-legend .u-series")[index]?.querySelector(".u-value");
-      if (cell && last >= 0) cell.textContent = index === 0 ? spellAt(axis, values[last]) : tell(values[last], index, last);
+      if (cell && last >= 0) cell.textContent = index === 0 ? spellUpdate(values[last]) : tell(values[last]);
     });
   };
 
@@ -114,17 +90,17 @@ const curves = (() => {
   const rangeOf = (least, most) => (least == null ? [null, null] : least === 0 && most === 0 ? [0, 1] : uPlot.rangeNum(least, most, 0.1, true));
   const heightOf = (holder, large) => (holder.clientWidth < 500 ? 220 : large ? 340 : 250);
 
-  // One chart. `view`: axis, smooth (percent), zoom ([from, to] or null), hidden (numbers of runs); `told`: what to call
+  // One chart. `view`: smooth (percent), zoom ([from, to] or null), hidden (numbers of runs); `told`: what to call
   // when it is zoomed (with a range, or null) or read (with a sentence).
   const draw = (data, chart, figure, view, told) => {
     const holder = figure.querySelector(".plot"), log = figure.querySelector(".log")?.checked ?? false;
     const tellValue = chart.title.endsWith("_bytes") ? spellBytes : spell;
     const positive = value => (log && value !== null && value <= 0 ? null : value);
-    const tables = [], series = [], without = new Set(), owners = [];
+    const tables = [], series = [], owners = [];
     const shown = chart.curves.filter(curve => !view.hidden.has(curve.run));
     const add = (curve, points, faint, words) => {
-      const x = over(data.runs[curve.run], view.axis, points.updates), stroke = color(`--c${curve.color}`);
-      tables.push([x, points.values.map(positive)]);
+      const stroke = color(`--c${curve.color}`);
+      tables.push([points.updates, points.values.map(positive)]);
       series.push({
         label: curve.label + words, width: faint ? 1 : 2, stroke: faint ? stroke + "55" : stroke,
         dash: curve.dash ? [[8, 4], [3, 3], [8, 3, 2, 3]][(curve.dash - 1) % 3] : undefined,
@@ -134,44 +110,38 @@ const curves = (() => {
     };
     const means = [];
     for (const curve of shown) {
-      if (over(data.runs[curve.run], view.axis, [0]) === null) {
-        without.add(data.runs[curve.run].name);
-        continue;
-      }
       const mean = view.smooth > 0 && curve.noisy ? smoothed(curve, view.smooth) : null;
       add(curve, curve, mean !== null, "");
       if (mean) means.push([curve, mean]);
     }
     for (const [curve, mean] of means) add(curve, mean, false, ", smoothed");
     const said = figure.querySelector(".said");
-    const lacking = without.size ? `${[...without].join(", ")}: no ${view.axis} are known` : "";
     const tell = words => { said.textContent = words; said.hidden = !words; };
-    tell(lacking);
+    tell("");
     holder.replaceChildren();
     if (!tables.length) {
-      if (!lacking) tell("Nothing is chosen to be shown here.");
+      tell("Nothing is chosen to be shown here.");
       return null;
     }
     const incidents = data.runs.flatMap((run, number) => {
       if (view.hidden.has(number) || !chart.curves.some(curve => curve.run === number)) return [];
-      const x = over(run, view.axis, run.incidents.map(incident => incident[0]));
-      return x === null ? [] : run.incidents.map((incident, index) => [x[index], incident]);
+      return run.incidents;
     });
     const nearest = plot => {
       const {left} = plot.cursor;
       const close = left == null || left < 0 ? [] : incidents.filter(([x]) => Math.abs(plot.valToPos(x, "x") - left) < 8);
-      tell(close.length ? close.slice(0, 3).map(([, [update, words]]) => `update ${update.toLocaleString("en")}, ${words}`).join(" · ") : lacking);
+      tell(close.length ? close.slice(0, 3).map(([update, words]) => `update ${update.toLocaleString("en")}, ${words}`).join(" · ") : "");
     };
     const narrow = holder.clientWidth < 500;
     const plot = new uPlot({
       width: holder.clientWidth, height: heightOf(holder, chart === data.charts[0]),
-      series: [{label: view.axis.replace(/s$/, ""), value: (_, x) => spellAt(view.axis, x)}, ...series],
+      series: [{label: "update", value: (_, x) => spellUpdate(x)}, ...series],
       scales: {
         x: {time: false, range: (_, least, most) => view.zoom ?? view.extent ?? [least, most]},
         y: log ? {distr: 3} : {range: (_, least, most) => rangeOf(least, most)},
       },
       axes: [
-        lineAxis({size: 30, space: narrow ? 62 : 76, values: (_, splits) => splits.map(x => (view.axis === "updates" && x % 1 ? "" : spellAt(view.axis, x)))}),
+        lineAxis({size: 30, space: narrow ? 62 : 76, values: (_, splits) => splits.map(x => (x % 1 ? "" : spellUpdate(x)))}),
         lineAxis({size: axisSize, values: (_, splits) => splits.map(y => (y == null ? null : tellValue(y)))}),
       ],
       cursor: {
@@ -179,7 +149,7 @@ const curves = (() => {
         bind: {dblclick: () => () => { told.zoom(null); return null; }},
       },
       hooks: {
-        setLegend: [tellLast(view.axis, tellValue)], setCursor: [nearest], draw: [marks(incidents)],
+        setLegend: [tellLast(tellValue)], setCursor: [nearest], draw: [marks(incidents)],
         setSelect: [self => {
           if (self.select.width < 4 || self.cursor.event == null) return;
           const ends = [self.posToVal(self.select.left, "x"), self.posToVal(self.select.left + self.select.width, "x")];
@@ -196,7 +166,7 @@ const curves = (() => {
     }, uPlot.join(tables), holder);
     const rows = holder.querySelectorAll(".u-legend .u-series");
     owners.forEach((curve, index) => { if (owners.lastIndexOf(curve) > index) rows[index + 1].hidden = true; });
-    tellLast(view.axis, tellValue)(plot);
+    tellLast(tellValue)(plot);
     nearest(plot);
     holder.onkeydown = event => {
       const [from, to] = [plot.scales.x.min, plot.scales.x.max], xs = plot.data[0];
@@ -207,7 +177,7 @@ const curves = (() => {
         const next = inside[now < 0 ? (step < 0 ? inside.length - 1 : 0) : Math.min(inside.length - 1, Math.max(0, now + step))];
         plot.setCursor({left: plot.valToPos(xs[next], "x"), top: 10});
         const values = plot.series.slice(1).map((one, index) => [one.label, plot.data[index + 1][next]]).filter(one => one[1] != null);
-        told.read(`${chart.title}, ${view.axis} ${spellAt(view.axis, xs[next])}: ${values.map(([label, value]) => `${label} ${tellValue(value)}`).join(", ")}`);
+        told.read(`${chart.title}, update ${spellUpdate(xs[next])}: ${values.map(([label, value]) => `${label} ${tellValue(value)}`).join(", ")}`);
       } else if ("+=".includes(event.key)) {
         const middle = plot.cursor.idx == null ? (from + to) / 2 : xs[plot.cursor.idx];
         told.zoom([Math.max(from, middle - (to - from) / 4), Math.min(to, middle + (to - from) / 4)]);
@@ -226,34 +196,5 @@ const curves = (() => {
     };
   };
 
-  // The phases of an update over the run, one above the other.
-  const stack = (phases, holder) => {
-    holder.replaceChildren();
-    const sums = phases.updates.map(() => 0);
-    const layers = phases.names.map((name, place) => {
-      phases.seconds[place].forEach((seconds, index) => { sums[index] += 1000 * seconds; });
-      return [...sums];
-    });
-    const order = phases.names.map((_, place) => place).reverse();  // the highest is drawn first
-    const fill = place => color(phases.names[place] === "rest" ? "--line" : `--c${place % 8}`);
-    return new uPlot({
-      width: holder.clientWidth, height: heightOf(holder, false),
-      series: [
-        {label: "update", value: (_, x) => spellAt("updates", x)},
-        ...order.map(place => ({
-          label: phases.names[place] === "rest" ? "not accounted for" : phases.names[place], stroke: fill(place), fill: fill(place), width: 1, points: {show: false},
-          value: (_, __, ___, index) => spell(index == null ? null : 1000 * phases.seconds[place][index]),
-        })),
-      ],
-      scales: {x: {time: false}, y: {range: (_, least, most) => [0, most || 1]}},
-      axes: [
-        lineAxis({size: 30, space: 76, values: (_, splits) => splits.map(x => (x % 1 ? "" : spellAt("updates", x)))}),
-        lineAxis({size: axisSize, values: (_, splits) => splits.map(spell)}),
-      ],
-      cursor: {y: false, drag: {x: true, y: false}, points: {show: false}},
-      hooks: {setLegend: [plot => tellLast("updates", (_, index, last) => spell(1000 * phases.seconds[order[index - 1]][last]))(plot)]},
-    }, [phases.updates, ...order.map(place => layers[place])], holder);
-  };
-
-  return {draw, stack, over, smoothed, spell, spellAt};
+  return {draw};
 })();

@@ -17,7 +17,7 @@ from evenstep.extras.report.page import render
 from evenstep.extras.report.run import read_run
 
 HOST = "127.0.0.1"
-_WATCHED = ("*.json", "*.jsonl", "*.toml", "*.csv", "checkpoints/*/manifest.json", "timeline/*.json", "profile/*.json")
+_WATCHED = ("*.json", "*.jsonl", "*.toml", "*.csv", "checkpoints/*/manifest.json")
 
 
 def follow_runs(folders: Sequence[Path], say: Callable[[str], None]) -> None:

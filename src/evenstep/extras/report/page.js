@@ -1,13 +1,12 @@
 "use strict";
-// What may be chosen on the page: theme, runs, metrics, axis, smoothing, range. Charts are drawn when they are seen.
+// What may be chosen on the page: theme, runs, metrics, smoothing, range. Charts are drawn when they are seen.
 (() => {
   const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
   const one = id => document.getElementById(id);
   const root = document.documentElement;
   let data = JSON.parse(one("data").textContent);
-  const view = {axis: "updates", smooth: 2, zoom: null, extent: null, hidden: new Set()};
+  const view = {smooth: 2, zoom: null, extent: null, hidden: new Set()};
   const drawn = new Map();  // by number of the chart
-  let stack = null;
 
   // some browsers keep nothing for pages from a disk
   const kept = {
@@ -32,9 +31,8 @@
     let least = Infinity, most = -Infinity;
     for (const chart of data.charts) for (const curve of chart.curves) {
       if (view.hidden.has(curve.run) || !curve.updates.length) continue;
-      const ends = curves.over(data.runs[curve.run], view.axis, [curve.updates[0], curve.updates[curve.updates.length - 1]]);
-      if (!ends) continue;
-      for (const x of curves.over(data.runs[curve.run], view.axis, data.runs[curve.run].incidents.map(incident => incident[0]))) {
+      const ends = [curve.updates[0], curve.updates[curve.updates.length - 1]];
+      for (const [x] of data.runs[curve.run].incidents) {
         ends[0] = Math.min(ends[0], x);
         ends[1] = Math.max(ends[1], x);
       }
@@ -56,7 +54,7 @@
   const showRange = () => {
     if (!one("tools")) return;
     const [from, to] = view.zoom ?? view.extent ?? [null, null];
-    const short = value => (value === null ? "" : view.axis === "updates" ? Math.round(value) : Number(value.toPrecision(6)));
+    const short = value => (value === null ? "" : Math.round(value));
     one("from").value = short(from);
     one("to").value = short(to);
     one("all").disabled = view.zoom === null;
@@ -74,14 +72,6 @@
     measure();
     showRange();
     figures().filter(figure => drawn.has(Number(figure.dataset.chart))).forEach(draw);
-  };
-
-  const drawStack = () => {
-    const phases = data.runs.length === 1 ? data.runs[0].phases : null, holder = one("stack");
-    if (!holder || !phases || phases.updates.length < 2) return;
-    holder.closest("figure").hidden = false;
-    stack?.destroy();
-    stack = curves.stack(phases, holder);
   };
 
   const seen = new IntersectionObserver(entries => {
@@ -121,11 +111,6 @@
       one("width").textContent = view.smooth ? `${view.smooth} %` : "off";
       drawAll();
     });
-    all("input[name=axis]").forEach(input => input.addEventListener("change", () => {
-      view.axis = input.value;
-      view.zoom = null;
-      drawAll();
-    }));
     const range = () => {
       const ends = [one("from").valueAsNumber, one("to").valueAsNumber];
       if (ends.every(Number.isFinite) && ends[0] < ends[1]) zoom(ends); else showRange();
@@ -134,11 +119,6 @@
     one("to").addEventListener("change", range);
     one("all").addEventListener("click", () => zoom(null));
   };
-
-  const offerAxes = () => all("input[name=axis]").forEach(input => {
-    input.disabled = input.value !== "updates" && !data.runs.some(run => run.axes[input.value]);
-    input.closest("label").title = input.disabled ? `Nothing here says how ${input.value === "time" ? "long" : `many ${input.value}`} an update took.` : "";
-  });
 
   const bindFigures = () => figures().forEach(figure => {
     figure.querySelector(".log")?.addEventListener("change", () => draw(figure));
@@ -149,7 +129,7 @@
     all(".show").forEach(button => {
       button.hidden = false;
       button.addEventListener("click", () => {
-        const place = curves.over(data.runs[0], view.axis, [Number(button.dataset.update)])?.[0] ?? 0;
+        const place = Number(button.dataset.update);
         const width = view.extent ? (view.extent[1] - view.extent[0]) / 20 : 10;
         zoom([place - width, place + width]);
         one("curves").scrollIntoView({behavior: "smooth"});
@@ -169,24 +149,20 @@
     kept.set(root.dataset.theme);
     showTheme();
     drawAll();
-    drawStack();
   });
-  dark.addEventListener("change", () => { showTheme(); drawAll(); drawStack(); });
+  dark.addEventListener("change", () => { showTheme(); drawAll(); });
   let width = innerWidth;
   addEventListener("resize", () => {
     if (width === innerWidth) return;  // a phone that hides its address bar
     width = innerWidth;
     drawn.forEach(each => each?.resize());
-    drawStack();
   });
 
   bindTools();
-  offerAxes();
   measure();
   showRange();
   bindFigures();
   bindRest();
-  drawStack();
 
   // A page that follows a run asks for a newer one, and takes over what is new; what was chosen stays.
   const takeOver = text => {
@@ -205,11 +181,8 @@
     });
     all("details.more").forEach((details, place) => { details.open = open.has(place); });
     document.querySelector("footer").innerHTML = fresh.querySelector("footer").innerHTML;
-    stack = null;
-    offerAxes();
     drawAll();
     bindRest();
-    drawStack();
     if (one("find")?.value) find();
   };
 

@@ -5,7 +5,6 @@ are trusted. The page forbids itself, by its content security policy, to load an
 the server that it came from for a newer one.
 """
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from evenstep.errors import EvenstepError
-from evenstep.extras.report.axes import axes, is_axis, names_of_axes
 from evenstep.extras.report.charts import NUM_COLORS, Chart, charts
 from evenstep.extras.report.figures import (
     MetricFigures,
@@ -26,10 +24,8 @@ from evenstep.extras.report.figures import (
     spell_figure,
     spell_number,
 )
-from evenstep.extras.report.phases import PhaseShares, phases
 from evenstep.extras.report.run import ReportedRun, moment, number, read_run
 from evenstep.extras.report.settings import Row, between, from_defaults
-from evenstep.extras.report.timeline import Timelines, draw, timelines
 from evenstep.version import __version__
 
 if TYPE_CHECKING:
@@ -64,8 +60,6 @@ class _Shown:
     tiles: list[tuple[str, str, tuple[str, ...]]]
     figures: dict[str, MetricFigures]
     changed: list[Row] | None
-    phases: PhaseShares | None
-    timelines: Timelines | None
 
     @property
     def color(self) -> int:
@@ -123,17 +117,11 @@ def render(runs: Sequence[ReportedRun], *, live: bool = False) -> str:
         live: whether it comes from a server that has newer ones.
     """
     names = _names(runs)
-    drawn = charts(
-        [
-            (name, {metric: values for metric, values in run.metrics.items() if not is_axis(metric)})
-            for name, run in zip(names, runs, strict=True)
-        ]
-    )
+    drawn = charts([(name, run.metrics) for name, run in zip(names, runs, strict=True)])
     shown = [_shown(place, run) for place, run in enumerate(runs)]
     return _template().render(
         title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
         names=names,
-        axes=names_of_axes(runs),
         shown=shown,
         one=shown[0] if len(runs) == 1 else None,
         metrics=list(dict.fromkeys(name for each in shown for name in each.figures)),
@@ -159,13 +147,12 @@ def _template() -> "Template":
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     filters: dict[str, Any] = environment.filters
-    filters.update(number=spell_number, bytes=spell_bytes, moment=_moment, plain=_plain, code=_code)
-    filters.update(picture=_picture, figure=spell_figure)
+    filters.update(number=spell_number, bytes=spell_bytes, figure=spell_figure, moment=_moment, code=_code)
     return environment.get_template("page.html")
 
 
 def _shown(place: int, run: ReportedRun) -> _Shown:
-    figures = metric_figures({name: values for name, values in run.metrics.items() if not is_axis(name)})
+    figures = metric_figures(run.metrics)
     return _Shown(
         number=place,
         run=run,
@@ -174,8 +161,6 @@ def _shown(place: int, run: ReportedRun) -> _Shown:
         tiles=_tiles(run, figures),
         figures={one.name: one for one in figures},
         changed=from_defaults(run.config, run.defaults),
-        phases=phases(run.metrics),
-        timelines=timelines(run.timeline),
     )
 
 
@@ -208,9 +193,7 @@ def _data(names: Sequence[str], shown: Sequence[_Shown], drawn: Sequence[Chart],
     runs = [
         {
             "name": name,
-            "axes": {axis: list(zip(*points, strict=True)) for axis, points in axes(each.run).items()},
             "incidents": [[one.update, f"{one.kind}: {one.message}"] for one in each.run.incidents[:1000]],
-            "phases": None if each.phases is None else asdict(each.phases),
         }
         for name, each in zip(names, shown, strict=True)
     ]
@@ -222,15 +205,6 @@ def _trusted(path: str) -> "Markup":
     from markupsafe import Markup
 
     return Markup((_HERE / path).read_text(encoding="utf-8"))
-
-
-def _picture(found: Timelines) -> "Markup":
-    """The recorded update, and its plan on the same scale: both are made of numbers and our own words."""
-    from markupsafe import Markup
-
-    pictures = [found.recorded, found.planned] if found.planned else [found.recorded]
-    scale_s = max(picture.span_s for picture in pictures)
-    return Markup("".join(f"<figcaption>{one.title}</figcaption>{draw(one, scale_s)}" for one in pictures))
 
 
 def _state(run: ReportedRun) -> str:
@@ -269,12 +243,6 @@ def _tiles(run: ReportedRun, figures: Sequence[MetricFigures]) -> list[tuple[str
 def _moment(text: str) -> str:
     found = moment(text)
     return text if found is None else f"{found.astimezone(UTC):%Y-%m-%d %H:%M UTC}"
-
-
-def _plain(value: object) -> str:
-    if value is None or value == []:
-        return "none"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _code(text: str) -> "Markup":

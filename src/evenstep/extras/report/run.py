@@ -5,7 +5,6 @@ it looks on the page is not decided here.
 """
 
 import json
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,15 +14,11 @@ from typing import cast
 
 from evenstep.errors import ArgumentError
 from evenstep.extras.report.files import MAX_COUNT, Files
-from evenstep.extras.report.profiled import Profiled, read_profile
 from evenstep.extras.report.shown import ShownItem, read_shown
-from evenstep.extras.timeline import FOLDER as TIMELINE
-from evenstep.extras.timeline import RankTimeline, read_rank
 
 CONFIG, METRICS, STATUS = "config.toml", "metrics.jsonl", "status.json"
 METRICS_TABLE = "metrics.csv"  # read where there is no other
-DEFAULTS, ENVIRONMENT, INCIDENTS = "defaults.toml", "environment.json", "incidents.jsonl"
-SHOWN, STARTS = "shown.jsonl", "starts.jsonl"
+DEFAULTS, INCIDENTS, SHOWN = "defaults.toml", "incidents.jsonl", "shown.jsonl"
 
 _NUMBERS = {
     "nan": float("nan"),
@@ -55,19 +50,6 @@ class CheckpointLine:
     is_latest: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartLine:
-    """One start of the run as a line of `starts.jsonl` tells it."""
-
-    update: int
-    time: str
-    resumed_from: str
-    command: str
-    layout: Mapping[str, object]
-    git: Mapping[str, object]
-    environment: Mapping[str, object]
-
-
 @dataclass(slots=True, kw_only=True)
 class ReportedRun:
     """What a run folder says.
@@ -75,12 +57,10 @@ class ReportedRun:
     Args:
         metrics: name → update → value, by update; of a value that came twice the later one.
         config: the text of `config.toml`, empty if there is none; `defaults` likewise.
-        status: the fields of `status.json`; `environment` likewise.
+        status: the fields of `status.json`.
         incidents: in the order in which they came.
-        checkpoints: the oldest first, as `starts` are.
+        checkpoints: the oldest first.
         shown: texts, images and histograms, by update.
-        timeline: what each rank did in one recorded update, by rank.
-        profiled: the operators of some updates, or None.
         problems: a sentence for each thing that could not be read.
     """
 
@@ -89,13 +69,9 @@ class ReportedRun:
     config: str = ""
     defaults: str = ""
     status: dict[str, object] = field(default_factory=dict)
-    environment: dict[str, object] = field(default_factory=dict)
     incidents: list[IncidentLine] = field(default_factory=list)
     checkpoints: list[CheckpointLine] = field(default_factory=list)
-    starts: list[StartLine] = field(default_factory=list)
     shown: list[ShownItem] = field(default_factory=list)
-    timeline: list[RankTimeline] = field(default_factory=list)
-    profiled: Profiled | None = None
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -116,11 +92,8 @@ def read_run(folder: Path) -> ReportedRun:
         ArgumentError: `folder` is not one, as it has neither a config, metrics nor a status.
     """
     if not is_run(folder):
-        what = "holds none of them" if folder.is_dir() else "is not a folder"
-        holds_runs = folder.is_dir() and any(map(is_run, folder.iterdir()))
-        meant = f"the runs in it, `{folder / '*'}`" if holds_runs else "the folder that `evenstep train` printed"
         raise ArgumentError(
-            f"`{folder}` must be a run folder, with `{CONFIG}`, `{METRICS}` or `{STATUS}`, but {what}; give {meant}."
+            f"`{folder}` has no `{CONFIG}`, `{METRICS}` or `{STATUS}`; give a run folder.", field="folder"
         )
     run = ReportedRun(folder=folder)
     files = Files(folder, run.problems)
@@ -133,19 +106,8 @@ def read_run(folder: Path) -> ReportedRun:
     if files.has(INCIDENTS):
         run.incidents = [_incident(update, content) for update, content in files.lines(INCIDENTS)]
     _read_checkpoints(files, run)
-    if files.has(STARTS):
-        run.starts = [_start(update, content) for update, content in files.lines(STARTS)]
-    if run.starts:
-        run.environment = dict(run.starts[-1].environment)
-    if not run.environment and files.has(ENVIRONMENT):
-        run.environment = files.json_object(ENVIRONMENT, "it is left out")
     if files.has(SHOWN):
         run.shown = read_shown(files, SHOWN)
-    run.profiled = read_profile(files)
-    for path in sorted((folder / TIMELINE).glob("rank-*.json")):
-        rank = files.parsed(f"{TIMELINE}/{path.name}", read_rank, "this rank is left out of the timeline")
-        if rank is not None:
-            run.timeline.append(rank)
     return run
 
 
@@ -201,34 +163,6 @@ def _incident(update: int, content: Mapping[str, object]) -> IncidentLine:
         message=str(content.get("message", "")),
         details=json.dumps(details, ensure_ascii=False) if details else "",
     )
-
-
-def _start(update: int, content: Mapping[str, object]) -> StartLine:
-    command = content.get("command")
-    words = cast("list[object]", command) if isinstance(command, list) else []
-    return StartLine(
-        update=update,
-        time=str(content.get("time", "")),
-        resumed_from=str(content.get("resumed_from") or ""),
-        command=shlex.join(_program(list(map(str, words)))),
-        layout=_mapping(content.get("layout")),
-        git=_mapping(content.get("git")),
-        environment=_mapping(content.get("environment")),
-    )
-
-
-def _program(words: list[str]) -> list[str]:
-    """The words of a command, with the name of evenstep's program for the file that it was started by.
-
-    >>> _program(["/usr/lib/python3/evenstep/__main__.py", "train", "run.toml"])
-    ['evenstep', 'train', 'run.toml']
-    """
-    is_ours = bool(words) and (Path(words[0]).name == "evenstep" or words[0].endswith("/evenstep/__main__.py"))
-    return ["evenstep", *words[1:]] if is_ours else words
-
-
-def _mapping(value: object) -> dict[str, object]:
-    return cast("dict[str, object]", value) if isinstance(value, dict) else {}
 
 
 def _read_checkpoints(files: Files, run: ReportedRun) -> None:

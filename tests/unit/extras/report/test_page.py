@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.extras.report import write_report
+from refused import refused
 
 VOID = {"meta", "input", "link", "img", "br"}
 
@@ -60,7 +61,6 @@ def run(tmp_path: Path) -> Path:
     status = {"state": "done", "update": 2, "updates": 2, "reason": "all `2` updates are done <b>"}
     times = {"started": "2026-01-01T00:00:00+00:00", "changed": "2026-01-01T00:03:12+00:00"}
     (folder / "status.json").write_text(json.dumps(status | times))
-    (folder / "environment.json").write_text('{"torch": "2.13.0", "accelerators": ["<i>"]}')
     (folder / "latest").write_text("step-00000002\n")
     (step / "manifest.json").write_text(
         '{"update": 2, "created": "2026-01-02T03:04:05+00:00", "files": {"model.safetensors": {"bytes": 1500000}}}'
@@ -86,7 +86,6 @@ def test_the_page_tells_what_the_run_folder_says(run: Path):
         "non_finite update 2 show in the curves the loss was <nan>",
         "step-00000002 latest 1.5 MB 2026-01-02 03:04 UTC",
         'name = "</script><script>alert(1)</script>"',
-        'torch 2.13.0 accelerators ["<i>"]',
         "train: 1 not finite, the first at update 2",
     ):
         assert expected in text
@@ -166,7 +165,7 @@ def test_only_the_last_hundred_incidents_are_listed(tmp_path: Path):
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path):
-    with pytest.raises(ArgumentError, match="must be a run folder"):
+    with refused(ArgumentError, "folder"):
         write_report(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -213,7 +212,6 @@ def test_whatever_the_files_hold_there_is_a_page(
     step = folder / "checkpoints" / "step-00000001"
     step.mkdir(parents=True)
     (folder / "status.json").write_text(json.dumps(status))
-    (folder / "environment.json").write_text(json.dumps(manifest))
     (step / "manifest.json").write_text(json.dumps({"update": 1, "created": "", "files": {}} | manifest))
     for name in ("metrics.jsonl", "incidents.jsonl"):
         (folder / name).write_text("".join(json.dumps({"update": 1} | line) + "\n" for line in lines))
