@@ -46,7 +46,6 @@ def test_what_reads_a_folder_refuses_an_address(read: Callable[[Any], object], k
         ("export", ADDRESS, "--to", "x.safetensors"),
         ("average", ADDRESS, "--last", "2"),
         ("inspect", ADDRESS),
-        ("replay", ADDRESS),
         ("report", "runs/other", ADDRESS),
         ("resume", ADDRESS),
         ("train", "s3://bucket/run.toml"),

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from evenstep.checkpoint.async_writer import AsyncWriter, SaveResult
     from evenstep.checkpoint.averaging import AveragedCheckpoint, average_checkpoints
     from evenstep.checkpoint.damage import UnreadableError
-    from evenstep.checkpoint.emergency import find_failure, write_emergency, write_failure
+    from evenstep.checkpoint.emergency import write_emergency
     from evenstep.checkpoint.export import export_weights
     from evenstep.checkpoint.folders import complete_checkpoints, step_name, step_update
     from evenstep.checkpoint.lock import LOCK, locked
@@ -41,7 +41,6 @@ __all__ = [
     "discard_parts",
     "ended_on_all",
     "export_weights",
-    "find_failure",
     "is_sharded",
     "join_parts",
     "locked",
@@ -59,7 +58,6 @@ __all__ = [
     "verify",
     "write_checkpoint",
     "write_emergency",
-    "write_failure",
     "write_part",
 ]
 
@@ -69,7 +67,7 @@ __getattr__, __dir__ = lazy_names(
         ".async_writer": "AsyncWriter SaveResult",
         ".averaging": "AveragedCheckpoint average_checkpoints",
         ".damage": "UnreadableError",
-        ".emergency": "find_failure write_emergency write_failure",
+        ".emergency": "write_emergency",
         ".export": "export_weights",
         ".folders": "complete_checkpoints step_name step_update",
         ".lock": "LOCK locked",

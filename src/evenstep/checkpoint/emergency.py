@@ -1,17 +1,15 @@
-"""What a failing run still saves: its state as of the last committed update, and the batch that it failed at.
+"""Checkpoint that a failing run writes: its state as of the last committed update.
 
-Every rank acts alone, as the others may be gone: of ranks that hold the same state, the one that makes a folder first
-saves it. The state becomes an ordinary checkpoint. The batch goes to `failures/update-NNNNNNNN-rank-NNNNN`, in the same
-format. Whether the state can be trusted is for the caller to know.
+Every rank acts alone, as the others may be gone: of ranks that hold the same state, the one that makes the folder first
+writes it. The result is an ordinary checkpoint. The caller answers for the state.
 """
 
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from evenstep.checkpoint.folders import CHECKPOINTS, CLAIM, FAILURES, is_complete, step_name, step_update
-from evenstep.checkpoint.reader import read_checkpoint
-from evenstep.checkpoint.writer import CheckpointWrite, write_checkpoint
+from evenstep.checkpoint.folders import CLAIM, is_complete, step_name
+from evenstep.checkpoint.writer import write_checkpoint
 from evenstep.errors import CheckpointError
 
 
@@ -57,47 +55,3 @@ def write_once(folder: Path, name: str, write: Callable[[], Path]) -> Path | Non
         return write()
     finally:
         claim.rmdir()
-
-
-def write_failure(run: Path, update: int, rank: int, failure: Mapping[str, object]) -> Path:
-    """Save what a rank failed at.
-
-    Args:
-        failure: what is known of it, a state as for `write_checkpoint`.
-
-    Raises:
-        CheckpointError: it cannot be written.
-    """
-    name = f"update-{update:08d}-rank-{rank:05d}"
-    return CheckpointWrite(run / FAILURES, update, {"failure": dict(failure)}, name=name).run()
-
-
-def find_failure(path: Path) -> Path:
-    """The folder of the failure that `path` means: itself, the one after the checkpoint `path`, or a run's newest.
-
-    Of several ranks' the first one's that did not fail because of another.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    if path.parent.name == FAILURES and is_complete(path):
-        return path
-    step = step_update(path.name)
-    run = path.parent.parent if step is not None and path.parent.name == CHECKPOINTS else path
-    wanted = "update-*" if step is None else f"update-{step + 1:08d}-*"
-    found = sorted(each for each in (run / FAILURES).glob(wanted) if is_complete(each))
-    if not found:
-        which = "" if step is None else f" of update {step + 1}"
-        raise CheckpointError(
-            f"there is no failure{which} in `{run / FAILURES}`; give the folder of a run that has failed, its "
-            f"checkpoint of the update before, or a folder in its `{FAILURES}`."
-        )
-    newest = [each for each in found if each.name[:15] == found[-1].name[:15]]
-    if len(newest) == 1:
-        return newest[0]
-    return next((one for one in newest if not _has_lost_another(one)), newest[0])
-
-
-def _has_lost_another(failure: Path) -> bool:
-    """Whether a rank failed only because of another: it has nothing to show."""
-    return read_checkpoint(failure).state["failure"].get("error", "").startswith("LostRankError")

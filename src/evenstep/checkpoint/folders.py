@@ -8,7 +8,6 @@
     checkpoints/left-1-step-00001000/      complete, of a course that the run has left for an earlier state
     checkpoints/.emergency-step-00001000/  a rank of a failing run says by it that it saves this update
     emergency/update-00001000-part-…       what one rank of a failing run held of the state (`parts`)
-    failures/update-00001001-rank-00000/   what a rank failed at (`emergency`)
     latest                                 the name of the newest, for people; nothing here reads it
 
 Whatever the instant at which a process dies, what it leaves is one of these. This module neither changes anything
@@ -22,7 +21,7 @@ from evenstep.addresses import check_here
 from evenstep.checkpoint.manifest import MANIFEST
 from evenstep.errors import ArgumentError, CheckpointError
 
-CHECKPOINTS, EMERGENCY, FAILURES = "checkpoints", "emergency", "failures"
+CHECKPOINTS, EMERGENCY = "checkpoints", "emergency"
 LATEST = "latest"
 STATE = "state.json"
 TENSORS_SUFFIX = ".safetensors"

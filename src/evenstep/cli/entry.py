@@ -190,12 +190,6 @@ COMMANDS = {
             Option(name="tokenizer", help="with --layout hf: also copy the tokenizer in this folder", value="FOLDER"),
         ),
     ),
-    "replay": Command(
-        module="replay",
-        summary="repeat the update that a run failed in, and show where it fails",
-        path=("FAILURE", "a folder in the run's `failures`, the checkpoint before the failure, or the run folder"),
-        settings="changes a key for this repetition, such as --device cpu or --train.precision 32-true",
-    ),
     "config-schema": Command(module="config_schema", summary="print the JSON schema of run files"),
 }
 

@@ -163,8 +163,8 @@ def _effective(settings: list[Setting], faults: list[str]) -> list[Setting]:
 def settings_in(values: Mapping[str, object], origin: str) -> list[Setting]:
     """The settings of values by dotted keys, such as a command gives by itself.
 
-    >>> settings_in({"launch.ranks": 2}, "replay")
-    [Setting(path=('launch', 'ranks'), text='2', origin='replay')]
+    >>> settings_in({"launch.ranks": 2}, "prove")
+    [Setting(path=('launch', 'ranks'), text='2', origin='prove')]
     """
     return [Setting(path=tuple(key.split(".")), text=str(value), origin=origin) for key, value in values.items()]
 

@@ -6,18 +6,14 @@ It never hides the error that is in flight, and it cannot go on from it: that is
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from evenstep.checkpoint import Mirror, write_emergency, write_failure, write_part
-from evenstep.data import GlobalBatch
-from evenstep.errors import CheckpointError, LostRankError, clause, keepable
+from evenstep.checkpoint import Mirror, write_emergency, write_part
+from evenstep.errors import CheckpointError, LostRankError, clause
 from evenstep.events import Incident
-from evenstep.parallel import Reducers
 from evenstep.parallel.group import Interrupted
 from evenstep.train.checkpointing.checkpointer import Checkpointer
 from evenstep.train.reporter import failed
-from evenstep.train.state.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from evenstep.train.loop import Loop
@@ -70,28 +66,15 @@ def _save(error: BaseException, loop: "Loop", *, lacking: str) -> None:
     if isinstance(error, KeyboardInterrupt | CheckpointError) or update == 0:
         return  # somebody is in a hurry, the disk is the trouble, or nothing was reached
     checkpointer.folder.check_place()
-    with ExitStack() as after:
-        if loop.in_progress is not None:
-            after.callback(_keep_failure, error, *loop.in_progress, checkpointer, loop.engine.reducers)
-        if update <= checkpointer.saved_at:
-            return
-        if checkpointer.state.part_held[1] > 1 and loop.engine.group.can_change:
-            message = (
-                "what this rank alone holds is lost with it, and the others go on without; if none can, the newest"
-            )
-            _tell(checkpointer, update, f"{message} checkpoint stands.")
-        elif lacking:
-            _tell(checkpointer, update, f"{lacking}: the newest checkpoint stands.")
-        else:
-            _save_state(checkpointer, update)
-
-
-def _keep_failure(
-    error: BaseException, batch: GlobalBatch, number: int, checkpointer: Checkpointer, reducers: Reducers
-) -> None:
-    path = _write_failure(checkpointer.folder, describe_failure(error, batch, number, reducers))
-    message = f"what update {number} failed with is kept: `evenstep replay {quote(str(path))}` runs it again."
-    _tell(checkpointer, checkpointer.state.engine.progress.update, message)
+    if update <= checkpointer.saved_at:
+        return
+    if checkpointer.state.part_held[1] > 1 and loop.engine.group.can_change:
+        message = "what this rank alone holds is lost with it, and the others go on without; if none can, the newest"
+        _tell(checkpointer, update, f"{message} checkpoint stands.")
+    elif lacking:
+        _tell(checkpointer, update, f"{lacking}: the newest checkpoint stands.")
+    else:
+        _save_state(checkpointer, update)
 
 
 def _save_state(checkpointer: Checkpointer, update: int) -> None:
@@ -123,43 +106,5 @@ def _copied(mirror: Mirror, path: Path) -> str:
     return f" Its copy is in {mirror.address}."
 
 
-def _write_failure(folder: RunFolder, failure: dict[str, Any]) -> Path:
-    run = folder.checkpoints.parent
-    try:
-        return write_failure(run, failure["update"], folder.group.rank, failure)
-    except CheckpointError as error:
-        if isinstance(error.__cause__, OSError):
-            raise
-        # batches may hold anything; where they are has to do then
-        return write_failure(run, failure["update"], folder.group.rank, {**failure, "microbatches": None})
-
-
 def _tell(checkpointer: Checkpointer, update: int, message: str) -> None:
     checkpointer.reporter.report(Incident(kind="emergency", update=update, message=message, details={}))
-
-
-def describe_failure(error: BaseException, batch: GlobalBatch, update: int, reducers: Reducers) -> dict[str, Any]:
-    """What is known of the update that failed with `error`, as a state that `evenstep.train.tryouts.replay` takes."""
-    return {
-        "update": update,
-        "rank": reducers.rank,
-        "ranks": reducers.ranks,
-        "error": keepable(f"{type(error).__name__}: {error}"),
-        "position": {"epoch": batch.position.epoch, "batch": batch.position.batch},
-        "following": {"epoch": batch.following.epoch, "batch": batch.following.batch},
-        "num_microbatches": batch.num_microbatches,
-        "num_samples": batch.num_samples,
-        "ends_epoch": batch.ends_epoch,
-        "microbatches": [
-            {
-                "index": one.index,
-                "num_samples": one.num_samples,
-                "counted": one.counted,
-                "in_columns": one.in_columns,
-                "task": one.task,
-                "data": one.data,
-            }
-            for one in batch.microbatches
-        ],
-        "parts": [[one.task, one.num_microbatches, one.num_samples] for one in batch.parts],
-    }

@@ -454,24 +454,6 @@ class Trainer(TrainerAttributes):
         checkpointer.saved_at, checkpointer.is_named = -1, True  # what was saved may be of another course
         self._resumed = True
 
-    def replay(self, state: Tree, failure: Tree) -> str:
-        """Run the update of a failure again, up to its gradients; says what is not finite in it, or "".
-
-        Args:
-            state: of the update before, as `state_dict` gave it; the model is taken, its average, what the tasks have
-                saved, and a loss scale.
-            failure: what a failing run has kept of it.
-
-        Raises:
-            CheckpointError: the state is of another model.
-            Exception: what the update raises.
-        """
-        from evenstep.train.tryouts.replay import replay_failure
-
-        self._check_idle("replay", "call it on a trainer that does not train")
-        require_state(state, "a trainer's `state_dict`")
-        return replay_failure(self._loop.engine, self._loop.feed.data, state, failure)
-
     def find_lr(
         self, *, lowest: float = 1e-7, highest: float = 1.0, updates: int = 100, divergence: float = 4.0
     ) -> FoundLr:

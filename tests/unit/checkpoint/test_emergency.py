@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -10,11 +9,9 @@ import torch
 from evenstep.checkpoint import (
     Shard,
     clean_leftovers,
-    find_failure,
     read_checkpoint,
     write_checkpoint,
     write_emergency,
-    write_failure,
 )
 from evenstep.errors import CheckpointError
 
@@ -41,18 +38,3 @@ def test_a_rank_that_holds_a_part_only_says_so(folder: Path) -> None:
     with pytest.raises(CheckpointError, match=r"`model\.w` is cut over ranks, but one process alone"):
         write_emergency(folder, 4, {"model": {"w": part}})
     assert list(folder.iterdir()) == []
-
-
-def test_a_failure_is_found_by_itself_its_checkpoint_or_its_run(tmp_path: Path, state: State) -> None:
-    run = tmp_path / "run"
-    step = write_checkpoint(run / "checkpoints", 4, state(4))
-    batch = {"update": 5, "microbatches": [{"index": 0, "data": (torch.ones(2), "text")}]}
-    failures = [write_failure(run, 5, rank, batch) for rank in (1, 0)]
-    assert failures[0] == run / "failures" / "update-00000005-rank-00001"
-    assert find_failure(failures[0]) == failures[0]
-    assert find_failure(step) == find_failure(run) == failures[1]
-    found: Any = read_checkpoint(failures[1]).state["failure"]
-    assert found["microbatches"][0]["data"][1] == "text"
-    assert (run / "latest").read_text() == "step-00000004\n"
-    with pytest.raises(CheckpointError, match="there is no failure of update 4"):
-        find_failure(run / "checkpoints" / "step-00000003")

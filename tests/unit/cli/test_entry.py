@@ -31,7 +31,6 @@ def test_the_commands_are_these() -> None:
         "inspect",
         "average",
         "export",
-        "replay",
         "config-schema",
     ]
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Checkpointing, Failures, Hook, Local, Logging, MapData, Task, Trainer, Training
-from evenstep.checkpoint import read_checkpoint
 from evenstep.errors import CheckpointError, LostRankError, NonFiniteError
 from evenstep.events import Incident
 from evenstep.parallel import Ddp, Group
@@ -258,28 +257,6 @@ def test_a_scale_at_its_floor_on_one_rank_stops_all_by_name(on_ranks: OnRanks) -
     assert second[0].startswith("NonFiniteError") and "below the floor of" in second[0]
     assert second[1:] == (0, fits * 3.9)  # as before the update
     assert first[0].startswith("LostRankError") and "rank 1 failed" in first[0]
-
-
-def test_a_failed_update_of_one_rank_is_run_again_with_its_own_parameters_and_scale(
-    on_ranks: OnRanks, tmp_path: Path
-) -> None:
-    def act(group: Group) -> Any:
-        kept = {"folder": tmp_path / "run", "checkpoint": Checkpointing(every_updates=6, asynchronous=False)}
-        one, _ = trainer(group, spoilt=7, **kept)
-        try:
-            one.train()
-        except (NonFiniteError, LostRankError) as error:
-            if group.rank == 1:
-                group.abort(group.abort_reason() or str(error))
-
-    on_ranks(2, act)
-    failure = read_checkpoint(tmp_path / "run" / "failures" / "update-00000007-rank-00001").state["failure"]
-    state = read_checkpoint(tmp_path / "run" / "checkpoints" / "step-00000006").state
-    alone, hears = trainer(Group())
-    hears.net.spoils = True
-    assert "the output of module `line`" in alone.replay(state, failure)
-    own, scales, _ = by_hand(2, 6)
-    assert (held(alone.model) - own[1]).abs().max() < 1e-12 and scale_of(alone) == scales[1]
 
 
 def test_a_bad_batch_on_one_rank_is_no_overflow_and_leaves_its_scale_as_it_was(on_ranks: OnRanks) -> None:

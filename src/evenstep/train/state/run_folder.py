@@ -24,7 +24,6 @@ from evenstep.checkpoint import (
 from evenstep.checkpoint.folders import (
     CHECKPOINTS,
     EMERGENCY,
-    FAILURES,
     LATEST,
     LATEST_SAVING,
     is_complete,
@@ -40,7 +39,7 @@ from evenstep.parallel import Group
 from evenstep.writable import nearest
 
 _METRICS = ("metrics.jsonl", "metrics.csv")
-FOLDERS = (CHECKPOINTS, EMERGENCY, FAILURES, "incidents", "shown", "profile", "events", "wandb", "mlruns")
+FOLDERS = (CHECKPOINTS, EMERGENCY, "incidents", "shown", "profile", "events", "wandb", "mlruns")
 FILES = (
     *_METRICS,
     "incidents.jsonl",
