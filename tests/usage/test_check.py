@@ -168,55 +168,6 @@ def test_what_check_passes_trains(name: str, run: Command, recipe: Path) -> None
     assert code == 0, err
 
 
-CUTS = {
-    "a sum": ([], "two cuts    the same gradient with micro-batches cut in two, up to rounding"),
-    "dropout": (["--model.args.dropout", "0.5"], ", as Dropout sees other micro-batches then"),
-    "a weight that is no sum": (
-        ["--task.target", "parts.py:Constant", "--train.check_loss", "false"],
-        "not compared: a micro-batch of weight 1",
-    ),
-    "a loss of the batch": (
-        ["--task.target", "parts.py:OfTheBatch", "--train.check_loss", "false"],
-        "training would depend on the micro-batch size; look at `loss`, `weight` and `split` of the task",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CUTS)
-def test_one_update_is_compared_at_two_cuts(name: str, run: Command) -> None:
-    settings, says = CUTS[name]
-    code, out, err = run("check", "run.toml", *settings)
-    assert code == 0, err
-    (line,) = [line for line in out.splitlines() if line.startswith("two cuts")]
-    assert says in line
-
-
-@pytest.mark.parametrize(
-    ("statistics", "says"),
-    [
-        ("shared", "not compared: cut in two, a micro-batch has parts of one sample"),
-        ("frozen", "the same gradient with"),
-    ],
-)
-def test_a_model_with_batch_norm_in_micro_batches_of_two_samples_is_checked(
-    statistics: str, says: str, run: Command, recipe: Path
-) -> None:
-    normed = "\nclass Normed(Still):\n    def __init__(self):\n        super().__init__()\n"
-    (recipe / "parts.py").write_text(
-        (recipe / "parts.py").read_text() + normed + "        self.layers.insert(1, nn.BatchNorm1d(4))\n"
-    )
-    settings = ("--data.micro_batch_size", "2", "--train.norm_statistics", statistics)
-    code, out, err = run("check", "run.toml", "--model.target", "parts.py:Normed", *settings)
-    assert code == 0, err
-    assert f"two cuts    {says}" in out
-
-
-def test_micro_batches_of_one_sample_are_not_compared(run: Command) -> None:
-    code, out, _ = run("check", "run.toml", "--data.micro_batch_size", "1")
-    assert code == 0
-    assert "two cuts" not in out
-
-
 RANKS = {
     "ddp": ["--parallel.strategy", "ddp"],
     "fsdp": ["--parallel.strategy", "fsdp", "--optimizer.name", "AdamW"],
@@ -237,7 +188,6 @@ RANKS = {
 def test_ranks_build_and_try_what_each_of_them_holds(name: str, recipe: Path) -> None:
     first, second = on_ranks(2, command, str(recipe), "check", "run.toml", *RANKS[name])
     assert first[0] == second[0] == 0, (first, second)
-    assert "two cuts    the same gradient" in first[1]
     assert "checked     1 update of 8 samples in 2 micro-batches" in first[1]
     assert second[1] == ""
     assert not (recipe / "runs").exists()
@@ -254,7 +204,6 @@ def test_check_starts_the_ranks_that_the_run_is_for(settings: list[str], recipe:
     done = subprocess.run(line, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert "ranks       2 on this machine" in done.stdout
-    assert "two cuts    the same gradient" in done.stdout
     assert not (recipe / "runs").exists()
 
 

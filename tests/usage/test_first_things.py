@@ -164,17 +164,6 @@ def test_nothing_is_loaded_while_it_trains(event: str, what: str) -> None:
         _trainer(hooks=[Loads()]).train()
 
 
-@pytest.mark.parametrize("what", ["compare_cuts"])
-def test_an_update_is_not_run_again_in_the_midst_of_another(what: str) -> None:
-    class Compares(evenstep.Hook):
-        def after_forward(self, event: Any) -> None:
-            trainer: Any = self.trainer
-            getattr(trainer, what)()
-
-    with pytest.raises(ArgumentError, match=f"`{what}` was called in the midst of update 1"):
-        _trainer(hooks=[Compares()]).train()
-
-
 def _with(**members: Any) -> evenstep.Trainer:
     model = nn.Linear(2, 1)
     task = type("Own", (Line,), members)()

@@ -1,8 +1,8 @@
 """`evenstep check RUN.toml`: finds every fault, builds everything, tries it: what it passes is not refused.
 
-It starts the ranks that `train` would start, builds on each what it would hold, looks at the run folder, compares the
-gradient of the first update at two cuts, makes that update, evaluates one batch of each set, looks for the metrics
-that hooks follow, and packs the state as a checkpoint would. Nothing is written: no folder, no checkpoint, no metric,
+It starts the ranks that `train` would start, builds on each what it would hold, looks at the run folder, makes the
+first update, evaluates one batch of each set, looks for the metrics that hooks follow, and packs the state as a
+checkpoint would. Nothing is written: no folder, no checkpoint, no metric,
 no byte code. It says nothing about how well the run trains, and does not call the methods of the recipe's own hooks.
 """
 
@@ -155,10 +155,6 @@ def _check(opened: OpenRun, folder: Path, source: str, group: Group, unmet: str)
         hooks = Bus([*([] if best is None else [best]), *build_hooks(opened.config, parts.hooks)], trainer)
         if not (source == "auto" and mirror and _begun_from_copy(trainer, group, folder, mirror)):
             _begin(trainer, source, folder, opened.config.reset)
-        if not group.can_change:  # whose ranks meet only when they train
-            compared = trainer.compare_cuts()
-            if says and compared:
-                print(f"two cuts    {compared}", flush=True)
         result = trainer.train()
         states = {
             "hooks": hooks.state_dict(),

@@ -462,13 +462,6 @@ class Trainer(TrainerAttributes):
         self._check_not_training("find_lr")
         return search(self._loop, lowest=lowest, highest=highest, updates=updates, divergence=divergence)
 
-    def compare_cuts(self) -> str:
-        """How far the next update's gradient is from that with finer micro-batches, in words; changes nothing."""
-        from evenstep.train.tryouts.cuts import compare_cuts
-
-        self._check_idle("compare_cuts", "call it between updates, such as in `after_update`")
-        return compare_cuts(self._loop.engine, self._loop.feed.data)
-
 
 def _inside(method: str) -> AbstractContextManager[None]:
     """While ranks do this together: of one that does something else the others are told both. A hook says it itself."""
