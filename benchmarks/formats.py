@@ -22,6 +22,7 @@ from torch import Tensor, nn  # noqa: E402
 from evenstep import Engine, Task  # noqa: E402
 from evenstep.internals import foreach_copy  # noqa: E402
 from evenstep.optim.stepping import MasterSteps, RoundedSteps  # noqa: E402
+from evenstep.train.memory.footprint import footprint  # noqa: E402
 from harness.row import Row, Times, compared, table, write_rows  # noqa: E402
 
 RESULTS = HERE / "results" / "formats.json"
@@ -133,7 +134,7 @@ def memory_of(precision: str) -> Row:
     engine = Engine(model, Squares(), fused(model.parameters()), precision=precision, device="cpu")
     engine.update(torch.ones(2, 512))
     count = sum(one.numel() for one in model.parameters())
-    allocated, computed = (bytes_alive() - before) / count, engine.footprint().total / count
+    allocated, computed = (bytes_alive() - before) / count, sum(footprint(engine.parts.saved).values()) / count
     ratio = max(allocated / computed, computed / allocated)
     return Row(
         case="bytes per parameter, AdamW",

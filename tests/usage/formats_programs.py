@@ -139,7 +139,7 @@ def train(
     values = [value.double().flatten() for value in state["model"].values()]
     return {
         "resumed from": begun,
-        "masters": trainer.footprint().masters,
+        "masters": trainer.footprint()["masters"],
         "values": torch.cat(values).tolist(),
         "model": digest(state["model"]),
         "optimizer": digest(state["optimizer"]["state"]),

@@ -48,6 +48,7 @@ from evenstep.options import Reset
 from evenstep.parallel import Group, device_of_rank
 from evenstep.parallel.rank_info import is_launched
 from evenstep.train import Trainer
+from evenstep.train.memory.footprint import per_parameter
 from evenstep.train.standard_hooks import writers_of
 
 _MOST_RANKS = 16  # more are not started only to look at a run
@@ -166,7 +167,7 @@ def _check(opened: OpenRun, folder: Path, source: str, group: Group, unmet: str)
         parameters, _ = parameters_of(parts.model)  # by all ranks together
         if says and one.num_samples:
             of_rank = "" if group.ranks == 1 else f", on the first of {group.ranks} ranks"
-            print(f"memory      {trainer.footprint().described(parameters)}{of_rank}")
+            print(f"memory      {per_parameter(trainer.footprint(), parameters)}{of_rank}")
         if says:
             _say(one, result.metrics)
 

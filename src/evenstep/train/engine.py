@@ -53,7 +53,6 @@ from evenstep.train.update.outcome import Aborted, Committed, PendingUpdate, Sum
 from evenstep.train.update.weigh import UnseenError
 
 if TYPE_CHECKING:
-    from evenstep.train.memory.footprint import Footprint
     from evenstep.train.setup import Setup
 
 
@@ -516,12 +515,6 @@ class Engine:
         """What this rank holds of them, without asking the others, where it `is_whole`."""
         self._end_update()
         return self.parts.saved.part()
-
-    def footprint(self) -> "Footprint":
-        """What this rank keeps in memory for the parameters; the optimizer's state is known after the first update."""
-        from evenstep.train.memory.footprint import footprint
-
-        return footprint(self.parts.saved)
 
     def own_part(
         self, state: Tree, *, take: Callable[[Tensor, Tensor], Tensor] | None = None, ranks: RankGroup = ALONE

@@ -40,7 +40,6 @@ from evenstep.training_mode import require_gradients
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-    from evenstep.train.memory.footprint import Footprint
 
 
 @final
@@ -165,9 +164,11 @@ class Trainer(TrainerAttributes):
         mark_used({**setup.kept, **self._loop.engine.bus.kept})
         self._is_built = True
 
-    def footprint(self) -> "Footprint":
-        """Bytes that this rank keeps in memory for the parameters; with optimizer state after the first update."""
-        return self._loop.engine.footprint()
+    def footprint(self) -> dict[str, int]:
+        """Bytes on this rank for parameters, by use; with optimizer state after the first update."""
+        from evenstep.train.memory.footprint import footprint
+
+        return footprint(self._loop.engine.parts.saved)
 
     def request_stop(self, reason: str, *, requeue: bool = False) -> None:
         """Stop at the end of this update.

@@ -17,6 +17,7 @@ from evenstep.pipeline import Layers, PipelineModel
 from evenstep.pipeline import compiled as forwards
 from evenstep.train.linear_layers import choose_linear_layers
 from evenstep.train.memory.blocks import choose_modules
+from evenstep.train.memory.footprint import footprint, per_parameter
 
 pytest.importorskip("torchao", reason="the extra `float8` is not installed")
 
@@ -151,7 +152,8 @@ def test_a_layer_keeps_its_parameters_names_and_hooks_and_all_who_hold_it() -> N
     assert all(one is parameters[name] and one.dtype == torch.float32 for name, one in model.named_parameters())
     assert calls
     assert {str(one.dtype) for one in engine.state_dict()["model"].values()} == {"torch.float32"}
-    assert engine.footprint().described(sum(one.numel() for one in model.parameters())).startswith("16 bytes")
+    count = sum(one.numel() for one in model.parameters())
+    assert per_parameter(footprint(engine.parts.saved), count).startswith("16 bytes")
 
 
 def test_a_model_that_trains_on_in_another_precision_has_plain_layers_again() -> None:
