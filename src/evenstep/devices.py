@@ -68,8 +68,3 @@ def make_current(device: torch.device) -> None:
     """Let `device` be the one that torch takes in this process where nobody names one; "cuda" is that already."""
     if device.type == "cuda" and device != torch.device("cuda"):
         torch.cuda.set_device(device)
-
-
-def memory_of(device: torch.device) -> int | None:
-    """The bytes of memory of a CUDA device; None for others, which do not say."""
-    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None

@@ -104,8 +104,8 @@ class Training:
         compile: with "model", `torch.compile` compiles the model, block by block if it has blocks, and each shape
             separately; random numbers are the same as with "off", results differ in the last digits. "update" compiles
             the whole update into one graph, for models so small that launching kernels takes most of the time.
-        fit_memory: whether to find at the start, by trying, how small micro-batches must be to fit into memory. If the
-            model is sharded or in stages, the first updates find it by running out of memory.
+        fit_memory: whether micro-batches are larger than fits into memory at first. The first updates cut them in two
+            until they fit, as at any later time (`Failures.out_of_memory`).
         memory: a `Memory`: which activations are recomputed instead of kept.
 
     Raises:

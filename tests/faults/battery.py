@@ -236,12 +236,12 @@ def in_evaluation() -> None:
     assert "out_of_memory" in ended.kinds
 
 
-@case("micro-batch size auto: found by trying, with the same updates")
+@case("micro-batch size auto: found by the first update, with the same updates")
 def auto() -> None:
     fault = Fault(act=out_of_memory, phase="backward", times=None, larger_than=5)
     ended = good(train(None, [fault], micro=16, fit_memory=True))
     same(ended, undisturbed(), ROUNDED)
-    assert ended.kinds == [], "no update may fail for it"
+    assert {*ended.kinds} == {"out_of_memory"}
 
 
 # Numbers that are not finite, and losses that jump.

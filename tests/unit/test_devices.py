@@ -1,6 +1,5 @@
 """What the host gives to a device, and which device is the process's own; CUDA's answers are stood in for."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,6 @@ import torch
 from evenstep import devices
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Processes
-from evenstep.train.memory.sub_batch import SubBatch
-from evenstep.train.tasks.task import Task
-from evenstep.train.tryouts.fit import fitting
 
 CPU = torch.device("cpu")
 
@@ -34,27 +30,6 @@ def test_a_numbered_cuda_device_becomes_the_current_one(monkeypatch: pytest.Monk
     assert chosen == [torch.device("cuda:1")]
 
 
-def test_the_memory_that_a_part_must_fit_into_is_that_of_the_runs_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    def reserved(device: Any) -> int:
-        asked.append(device)
-        return 95
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=100))
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", asked.append)
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", reserved)
-    one = torch.device("cuda:1")
-    assert (
-        fitting(Whole(), SubBatch(torch.zeros(2)), lambda part: True, device=one) == 1
-    )  # more than 90 of 100 bytes each time
-    assert set(asked) == {one}
-    asked.clear()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert fitting(Whole(), SubBatch(torch.zeros(2)), lambda part: True, device=CPU) is None
-    assert not asked  # a run on the CPU leaves a CUDA device that is there alone
-
-
 def test_a_rank_on_a_device_that_is_not_there_says_so_before_it_waits_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -62,11 +37,6 @@ def test_a_rank_on_a_device_that_is_not_there_says_so_before_it_waits_for_others
         monkeypatch.setenv(name, value)
     with pytest.raises(ArgumentError, match="an accelerator of this machine, but is 'cuda:77'"):
         Processes("cuda:77")
-
-
-class Whole(Task):
-    def loss(self, output: Any, batch: Any) -> torch.Tensor:
-        return output.sum()
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,12 @@
 """Puts the loop of a run together, from a setup and plain arguments: reporter, engine, feed, evaluations, checkpoints.
 
-Here is decided, once, how often an update's verdict is read and whether micro-batches are fitted to the memory. It runs
-nothing.
+It decides how often the verdict of an update is read, and runs nothing.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 from evenstep.checkpoint import Mirror
-from evenstep.data import Data, GlobalBatch, Mixture
+from evenstep.data import Data, Mixture
 from evenstep.events import HookTrainer
 from evenstep.optim.schedules import plateaus_of
 from evenstep.options import Checkpointing, Failures, Logging
@@ -23,7 +21,6 @@ from evenstep.train.setup import Setup
 from evenstep.train.standard_hooks import Follow, build_reporter
 from evenstep.train.state.run_folder import RunFolder
 from evenstep.train.tasks.listening import listeners
-from evenstep.train.tryouts.fit import fit
 from evenstep.train.tryouts.flops import count_flops
 
 
@@ -55,12 +52,7 @@ def build_loop(
         data.check(planned)
     engine = Engine.of(setup, updates=planned, bus=reporter.bus, report=reporter.report)
     folder, config, train = trainer.folder, dict(checkpoint.config or {}), setup.train
-    tryouts: list[Callable[[GlobalBatch], None]] = []
-    # where ranks wait for each other in a pass none can try alone: the first updates find what fits
-    if train.fit_memory and not engine.parts.execution.evaluates_together:
-        tryouts.append(partial(fit, engine))
-    if log.flops:
-        tryouts.append(partial(count_flops, engine, reporter.report, log.peak_tflops))
+    tryout = partial(count_flops, engine, reporter.report, log.peak_tflops) if log.flops else None
     settle = train.settle_every_updates or log.every_updates
     known_at_once = engine.parts.reads_at_once or not data.knows_length
     evaluator = Evaluations(engine=engine, sets=sets, reporter=reporter)
@@ -94,5 +86,5 @@ def build_loop(
         epochs=epochs,
         log_every_updates=log.every_updates,
         settle_every_updates=1 if known_at_once else settle,
-        tryouts=tryouts,
+        tryout=tryout,
     )

@@ -13,7 +13,7 @@ batch is taken again or left out, with those that were taken since; or the run g
 begins from there with a new pass over the data. Each step returns why the loop must leave it: `End`, `GoBack`, or None.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn, TypeAlias, cast, final
@@ -47,7 +47,7 @@ class Loop:
         epochs: how many epochs to take; None: as many as the updates need.
         log_every_updates: how often metrics are written.
         settle_every_updates: how many updates may be dispatched before their verdicts are read.
-        tryouts: what is found out by trying, once, with the first global batch before anything is trained on it.
+        tryout: called once with the first global batch, before anything is trained on it.
         in_progress: the batch and the number of the update in progress, or of the one that ended the run by an error.
     """
 
@@ -62,7 +62,7 @@ class Loop:
     epochs: int | None
     log_every_updates: int
     settle_every_updates: int
-    tryouts: Sequence[Callable[[GlobalBatch], None]] = ()
+    tryout: Callable[[GlobalBatch], None] | None = None
     in_progress: tuple[GlobalBatch, int] | None = None
     _has_remarked: bool = False
 
@@ -162,12 +162,12 @@ class Loop:
         return self.settle() or self.end()
 
     def _try_out(self) -> None:
-        if not self.tryouts or self.end() is not None:
+        if self.tryout is None or self.end() is not None:
             return
-        if (batch := self.feed.peek()) is not None:
-            for one in self.tryouts:
-                one(batch)
-        self.tryouts = ()
+        batch = self.feed.peek()
+        if batch is not None:
+            self.tryout(batch)
+        self.tryout = None
 
     def _epoch(self) -> Leave:
         engine = self.engine

@@ -30,7 +30,6 @@ from evenstep.optim.sharing import TORCH, Granularity, known, why_not_by
 from evenstep.parallel import Fsdp, Group, Ordered, Single, Strategy, Zero1
 from evenstep.train.checks.optimizer import check_optimizer
 from evenstep.train.trained import TrainedParameters
-from evenstep.train.tryouts.fit import state_allocated
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
 
@@ -521,12 +520,6 @@ def test_how_often_is_evaluated_changes_nothing_of_an_optimizer_with_modes() -> 
     assert all(torch.equal(a, b) for a, b in zip(seldom[1], often[1], strict=True))
 
 
-def test_an_optimizer_of_sparse_gradients_only_has_its_state_while_trying_what_fits() -> None:
-    table, rest = nn.Embedding(4, 2, sparse=True), nn.Linear(2, 1)
-    sparse, dense = torch.optim.SparseAdam(table.parameters()), torch.optim.AdamW(rest.parameters())
-    with state_allocated(MultiOptimizer(sparse, dense)):
-        assert sparse.state[table.weight]["exp_avg"].shape == (4, 2) and len(dense.state) == 2
-    assert not sparse.state and not dense.state and table.weight.grad is None
 
 
 def test_ranks_that_share_an_optimizer_take_no_notice_of_a_group_of_one() -> None:

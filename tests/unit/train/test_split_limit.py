@@ -11,7 +11,6 @@ from evenstep.data.split import halves, num_elements
 from evenstep.errors import TaskError
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.memory.sub_batch import SubBatch
-from evenstep.train.tryouts.fit import fitting
 
 Pair = namedtuple("Pair", "x y")
 
@@ -87,35 +86,6 @@ def test_a_late_weight_is_not_asked_for() -> None:
 
 def test_what_can_not_be_cut_is_said() -> None:
     assert not SplitLimit().finer(Count(), SubBatch(torch.zeros(1, 9)))
-
-
-@given(samples=st.integers(1, 40), fits=st.integers(0, 40))
-def test_the_largest_part_that_fits_is_found(samples: int, fits: int) -> None:
-    tried: list[int] = []
-
-    def fit(part: torch.Tensor) -> bool:
-        tried.append(len(part))
-        return len(part) <= fits
-
-    limit = fitting(Count(), SubBatch(torch.zeros(samples)), fit)
-    assert tried == sorted(tried)
-    assert (limit is None) == (samples <= fits)
-    if limit is not None:
-        assert limit <= max(fits, 1)
-
-
-@pytest.mark.parametrize(("fits", "wanted"), [(9, None), (4, 4), (1, 2)])
-def test_parts_too_small_to_be_run_say_nothing_of_the_larger_ones(fits: int, wanted: int | None) -> None:
-    """Such as a single sample that BatchNorm would normalise by itself."""
-
-    def fit(part: torch.Tensor) -> bool:
-        if len(part) == 1:
-            raise ValueError("Expected more than 1 value per channel when training")
-        return len(part) <= fits
-
-    assert fitting(Count(), SubBatch(torch.zeros(8)), fit) == wanted
-    with pytest.raises(ValueError, match="Expected more than 1 value"):
-        fitting(Count(), SubBatch(torch.zeros(1)), fit)
 
 
 def test_two_pairs_that_the_default_collate_function_has_made_columns_of_are_cut_in_two_where_memory_is_short() -> None:
