@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from evenstep.arguments import require_flag, require_object, require_state, said, unknown_argument
+from evenstep.arguments import require_flag, require_object, said, unknown_argument
 from evenstep.data import Data, data_of
 from evenstep.data.seeding import drawing_alone, undisturbed
 from evenstep.errors import ArgumentError
