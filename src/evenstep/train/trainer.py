@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 
-
 @final
 class Trainer(TrainerAttributes):
     """Trains a model: one update is one update, however it is cut.

@@ -520,8 +520,6 @@ def test_how_often_is_evaluated_changes_nothing_of_an_optimizer_with_modes() -> 
     assert all(torch.equal(a, b) for a, b in zip(seldom[1], often[1], strict=True))
 
 
-
-
 def test_ranks_that_share_an_optimizer_take_no_notice_of_a_group_of_one() -> None:
     one = trainer(lambda model: torch.optim.Muon(matrices(model)), strategy=Zero1(Ordered(Group())), updates=1)
     one.train()
