@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from evenstep.data.split import rebuilt
 from evenstep.errors import ArgumentError, clause
-from evenstep.train.side_effects import evaluating, without_side_effects
+from evenstep.training_mode import evaluating
 
 _FIRST, _SECOND = 4, 5  # tokens of the documents that are tried
 
@@ -80,7 +80,7 @@ def check_documents(model: nn.Module) -> None:
         return cast(Tensor, output["logits"])[0, -_SECOND:].double()
 
     try:
-        with without_side_effects([model]), evaluating(model, weight.device):
+        with evaluating(model, weight.device):
             alone = scores(tokens[_FIRST:], positions[_FIRST:])
             packed = scores(tokens, positions)
             beside = scores(other, positions)

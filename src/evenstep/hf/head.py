@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError, TaskError, clause
 from evenstep.train import chunked_cross_entropy
-from evenstep.train.side_effects import evaluating, without_side_effects
+from evenstep.training_mode import evaluating
 
 
 @final
@@ -89,7 +89,7 @@ def _check_scores(model: nn.Module, linear: nn.Linear) -> None:
         given.append(100 * torch.randn(*input.shape[:-1], linear.out_features).to(input))
         return given[-1]
 
-    with without_side_effects([model]), evaluating(model, device):
+    with evaluating(model, device):
         linear.forward = scores
         try:
             output: Any = model(input_ids=tokens, use_cache=False, **decoder)
@@ -98,6 +98,8 @@ def _check_scores(model: nn.Module, linear: nn.Linear) -> None:
                 f"`chunked` needs a model that can be tried on tokens alone, but {type(model).__name__} raised "
                 f"{clause(error)}; leave `chunked` out."
             ) from error
+        finally:
+            del linear.forward
     logits = cast(Tensor, output["logits"])
     if len(given) != 1 or not torch.equal(logits.to(given[0].dtype), given[0]):
         raise ArgumentError(

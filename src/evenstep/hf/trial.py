@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from evenstep.train.side_effects import evaluating, without_side_effects
+from evenstep.training_mode import evaluating
 
 T = TypeVar("T")
 _TOKENS = 8
@@ -30,7 +30,7 @@ def tried(model: nn.Module, act: Callable[[Tensor, Tensor], T]) -> T | None:
         return None
     tokens = (torch.arange(_TOKENS, device=found.weight.device) * 7 + 3) % found.num_embeddings
     try:
-        with without_side_effects([model]), evaluating(model, found.weight.device):
+        with evaluating(model, found.weight.device):
             return act(tokens, found.weight)
     except Exception:  # noqa: BLE001 - see above
         return None

@@ -6,7 +6,6 @@ and their counters count the micro-batches of all ranks. Of any other buffer not
 ranks take it from the first that moved it. So ranks hold the same after each update, and a checkpoint holds all.
 """
 
-from collections.abc import Sequence
 from typing import Protocol, final
 
 import torch
@@ -79,20 +78,16 @@ class Looks:
 
 @final
 class SharedBuffers:
-    """The buffers of one rank's replica of a module.
+    """The buffers of one rank's replica of a module."""
 
-    Args:
-        frozen: its parameters that nothing trains, and that its forwards may move as they move buffers.
-    """
-
-    def __init__(self, module: nn.Module, group: Group, frozen: Sequence[nn.Parameter] = ()) -> None:
+    def __init__(self, module: nn.Module, group: Group) -> None:
         self._group = group
         self._counters: list[Tensor] = []
         self._statistics: list[tuple[Tensor, int | None]] = []  # with the place of its counter, where that weighs it
         for norm in (part for part in module.modules() if is_norm(part)):
             self._add(norm)
         known = {id(buffer) for buffer in running_statistics(module)}
-        self._others = [*(buffer for buffer in module.buffers() if id(buffer) not in known), *frozen]
+        self._others = [buffer for buffer in module.buffers() if id(buffer) not in known]
         self.look_anew()
         self._moving: list[int] = []
 

@@ -99,8 +99,7 @@ class Reducers:
         if type(own).after_update is not Reducer.after_update:
             self._comparing.append(own)
         if self.group.ranks > 1:
-            frozen = [one for one in module.parameters() if not one.requires_grad and not hasattr(one, "to_local")]
-            self._buffers.append(SharedBuffers(module, self.group, frozen))
+            self._buffers.append(SharedBuffers(module, self.group))
         if isinstance(own, PaddedReducer):
             self.per_pass.append(own)
         self.gather_per_plan = self.gather_per_plan or isinstance(own, PlanReducer)

@@ -50,7 +50,6 @@ from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import check_task_states, load_task_state, states_of
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted, left_out
-from evenstep.train.update.weigh import UnseenError
 
 if TYPE_CHECKING:
     from evenstep.train.setup import Setup
@@ -229,7 +228,7 @@ class Engine:
         with told, self.together(), undisturbed, torch.enable_grad():
             if self._last_loss is not None:
                 self._last_loss.finish()  # before connections may be made anew
-            self.parts.guard(batch)
+            self.parts.check_loss(batch)
             while True:
                 pending, aborted = self.dispatch(batch), self.settle()
                 if aborted is not None and aborted.is_own:
@@ -346,11 +345,7 @@ class Engine:
     def dispatch(self, batch: GlobalBatch) -> PendingUpdate:
         """Compute one update, and apply it where its gradient is finite; the device may be at it still on return."""
         began = self.storage.mark() if self.reducers.is_alone else (0, 0)
-        try:
-            pending = self._compute(batch, self.progress)
-        except UnseenError as unseen:  # on all ranks, before anything is computed
-            self.parts.guard.look_at_weightless(batch, unseen.weights)
-            pending = self._compute(batch, self.progress)
+        pending = self._compute(batch, self.progress)
         pending.began = began
         return self._dispatched(pending)
 
@@ -402,12 +397,11 @@ class Engine:
             ReplicaError: the ranks' parameters have become different.
         """
         if self.progress.update >= number and not self.reducers.is_ended(number):
-            meet = self.reducers.owes_share(number)
             self.reducers.after_update(number)
             if self.reducers.alone is not None:
                 self.core.begin()  # statistics that ranks have shared by now stay, whatever breaks off next
-            if meet:
-                self.core.look_at_tasks(number)
+            if self.parts.look is not None:
+                self.parts.look(number)
             if self._empty_cache is not None:
                 self._empty_cache(number)
 
@@ -495,7 +489,6 @@ class Engine:
                 context=replace(context, cuts=self._cuts.setdefault(name, SplitLimit(sums=context.cuts.sums))),
                 execution=self.parts.execution,
                 report=self._report,
-                guard=self.parts.guard,
             )
             with self.evaluating(average=average):
                 records += evaluation(self.progress.update)

@@ -4,7 +4,6 @@ Here is decided, once, what the update then asks nothing about: how it is applie
 verdict is read. It runs nothing.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -27,13 +26,11 @@ from evenstep.parallel import Strategy
 from evenstep.pipeline.compiled import release
 from evenstep.precision import Precision
 from evenstep.train.checks.alike import check_shared
-from evenstep.train.checks.first_step import FirstStep
-from evenstep.train.checks.loss import Guard
-from evenstep.train.checks.loss_runner import LossRunner
 from evenstep.train.checks.whole_update import check_listeners
 from evenstep.train.compiled import CompiledModel, compile_model
 from evenstep.train.layer_keys import in_order, key_layers
 from evenstep.train.linear_layers import convert_linear_layers
+from evenstep.train.loss_check import LossCheck
 from evenstep.train.memory.activation_checkpointing import recompute
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.number_formats import averaged_as, build_steps
@@ -47,7 +44,6 @@ from evenstep.train.tasks.norm_statistics import Norms
 from evenstep.train.tasks.tasks import poison_of
 from evenstep.train.teacher import Teacher, build_teacher
 from evenstep.train.trained import TrainedParameters
-from evenstep.train.update.changed_attributes import ChangedAttributes
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution, build_execution
 from evenstep.train.update.outcome import PendingUpdate
@@ -70,6 +66,7 @@ class Parts(NamedTuple):
         reads_at_once: whether the host knows of each update at once whether it was applied.
         settings: what updates are made with, as plain values.
         compiled: what is compiled; None: nothing.
+        look: reports what was compiled, after an update; None where nothing is.
     """
 
     context: TrainContext
@@ -77,12 +74,13 @@ class Parts(NamedTuple):
     core: Update
     compute: Callable[[GlobalBatch, Progress], PendingUpdate]
     teacher: Teacher | None
-    guard: Guard
+    check_loss: LossCheck
     modes: Modes
     saved: TrainState
     reads_at_once: bool
     settings: dict[str, Any]
     compiled: "CompiledModel | CompiledUpdate | None"
+    look: Callable[[int], None] | None
 
 
 def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Parts:
@@ -115,7 +113,8 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     if train.ema is not None:
         train.ema.check(updates)
     learning_rates = LearningRates(optimizer, setup.lr_schedule, updates)
-    unkeyed = "" if whole else key_layers(model, context.randomness)
+    if not whole:
+        key_layers(model, context.randomness)
     release(model)
     recompute(model, {}, context.randomness)  # what an earlier engine has chosen is not to be compiled
     compiled = compile_model(model, report, setup.group.rank) if train.compile == "model" else None
@@ -129,9 +128,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     recompute(model, setup.recomputed.here, context.randomness)
     # After the strategy has made replicas equal: the average begins as a copy of the parameters.
     saved = _saved(setup, execution, names, rounded)
-    first = FirstStep(saved.steps, model, saved.layout, report, saved.fault_of_files if setup.keeps else None)
-    apply = _apply(setup, execution, first)
-    guard = _guard(setup, context, execution, report)
+    apply = _apply(setup, execution, saved.steps)
     core = Update(
         model=model,
         parameters=_stepped(model, names),
@@ -144,10 +141,6 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         report=report,
         trained=saved.trained,
         combine=tasks.combine,
-        unkeyed=unkeyed,
-        looks=(guard.attributes.look,) if compiled is None else (guard.attributes.look, compiled.look),
-        begins=guard.attributes.begin,
-        unseen=guard.weightless,
     )
     update = _whole_update(setup, core, context, execution, report) if whole else None
     return Parts(
@@ -156,32 +149,19 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         core=core,
         compute=update or core,
         teacher=teacher,
-        guard=guard,
+        check_loss=LossCheck(
+            model=model,
+            context=context,
+            execution=execution,
+            rollback=core.rollback,
+            pending=set(context.tasks) if train.check_loss else set(),
+        ),
         modes=Modes(optimizer, model.parameters(), execution.reducers.after_step),
         saved=saved,
         reads_at_once=device.type == "cpu" if whole else apply.reads_at_once,
         settings=settings,
         compiled=update or compiled,
-    )
-
-
-def _guard(setup: Setup, context: TrainContext, execution: Execution, report: Callable[[Incident], None]) -> Guard:
-    """What looks at losses before the first update, and at the attributes that the first ones change."""
-    checks = setup.train.check_loss
-    attributes = ChangedAttributes(
-        model=setup.model,
-        tasks=context.tasks,
-        execution=execution,
-        report=report,
-        is_on=checks or not execution.evaluates_together,  # where what is raised in a look ends the run
-    )
-    return Guard(
-        run=LossRunner(context=context, execution=execution),
-        model=setup.model,
-        attributes=attributes,
-        # on standard error, unless Python's `logging` is told otherwise; once for all ranks
-        say=logging.getLogger("evenstep").warning if execution.group.rank == 0 else lambda text: None,
-        pending=set(context.tasks) if checks else set(),
+        look=None if compiled is None else compiled.look,
     )
 
 

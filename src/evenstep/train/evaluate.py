@@ -15,15 +15,14 @@ from torch import nn
 from evenstep.data import Data, Microbatch, Position
 from evenstep.errors import DataError, LostRankError, TaskError
 from evenstep.events import Incident, Record
-from evenstep.train.checks.loss import Guard
 from evenstep.train.reporter import data_incidents
-from evenstep.train.side_effects import evaluating
 from evenstep.train.tasks.task import evaluates_itself
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
 from evenstep.train.update.microbatch import MicrobatchStep
 from evenstep.train.update.recovery import Recovery
 from evenstep.train.update.weigh import Weights, weigh
+from evenstep.training_mode import evaluating
 
 
 @final
@@ -35,7 +34,6 @@ class Evaluation:
         below: what stands between that and the metrics' own names: "parameters/" gives "valid/parameters/loss".
         data: evaluated for one epoch, whole, in its own order.
         report: told of incidents, such as samples that could not be read.
-        guard: looks whether losses are sums, of tasks that were not trained before.
     """
 
     def __init__(
@@ -48,7 +46,6 @@ class Evaluation:
         context: TrainContext,
         execution: Execution,
         report: Callable[[Incident], None],
-        guard: Guard,
     ) -> None:
         self._name, self._prefix = name, f"{name}/{below}"
         self._data = data
@@ -57,7 +54,6 @@ class Evaluation:
         self._execution = execution
         self._report = report
         self._recovery = Recovery(execution=execution, context=context, report=report, evaluation=name)
-        self._guard = guard
         self._own = [task for task, one in context.tasks.items() if evaluates_itself(one)]
 
     def __call__(self, update: int) -> list[Record]:
@@ -105,7 +101,6 @@ class Evaluation:
                     )
                 for incident in data_incidents(batch, update, self._execution.group.rank):
                     self._report(incident)
-                self._guard(batch, besides=self._own)
                 weights = weigh(context.tasks, batch, reducers.group)
                 for name in weights.totals:  # one task after the other, on all ranks
                     self._through(weights.of(name), update, batch.position.batch)

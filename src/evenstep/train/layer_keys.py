@@ -40,12 +40,6 @@ _QUIET = {
 _LOUD = (nn.RReLU, nn.MultiheadAttention, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
-_COMPILED = (
-    "the model is compiled as a whole, so its dropout is keyed by micro-batch: not compiled, or in stages, the same "
-    "run draws other masks."
-)
-
-
 def may_draw(module: nn.Module) -> bool:
     """Whether a module may draw from a generator: all but those made of torch's classes that never do.
 
@@ -56,8 +50,8 @@ def may_draw(module: nn.Module) -> bool:
     return any(type(part).__module__ not in _QUIET or isinstance(part, _LOUD) or has_hooks(part) for part in parts)
 
 
-def key_layers(model: nn.Module, randomness: Randomness) -> str:
-    """Let each layer of a whole model begin with its own key; gives what could not be keyed so, for people, or "".
+def key_layers(model: nn.Module, randomness: Randomness) -> None:
+    """Let each layer of a whole model begin with its own key.
 
     Args:
         model: whose layers are known if it is an `nn.Sequential` or has a method `layers()`; others are keyed by
@@ -65,35 +59,25 @@ def key_layers(model: nn.Module, randomness: Randomness) -> str:
     """
     if isinstance(model, PipelineModel):  # its stages say by themselves which layer begins
         randomness.by_layer = True
-        return ""
+        return
     original = unwrapped(model)
     layers = layers_of(original)
-    if not layers:
-        return ""
-    if original is not model or compiled_in_place(model):
-        return _COMPILED if _drops(original) else ""
+    if not layers or original is not model or compiled_in_place(model):
+        return
     parts = {id(part) for part in model.modules()}
     places: dict[int, list[int]] = {}
     modules: dict[int, nn.Module] = {}
-    foreign: list[str] = []
     for place, layer in enumerate(layers):
         module = layer.build
         if not isinstance(module, nn.Module) or id(module) not in parts or _takes_no_hooks(module):
-            foreign.append(layer.name)
-        elif may_draw(module):
+            continue
+        if may_draw(module):
             modules[id(module)] = module
             places.setdefault(id(module), []).append(place)
     for key, module in modules.items():
         # before others' hooks, which may draw
         module.register_forward_pre_hook(_Begin(randomness, places[key]), prepend=True)
     randomness.by_layer = True
-    if not foreign or not _drops(model):
-        return ""
-    return (
-        f"the dropout of layer {', '.join(foreign[:5])}{' and others' if len(foreign) > 5 else ''} is keyed by "
-        f"micro-batch, since what `{type(model).__name__}.layers()` gives for it is not a part of the model or was "
-        f"compiled (in place, or by `torch.jit`): in stages the same run draws other masks there."
-    )
 
 
 def in_order(model: nn.Module, names: Iterable[str]) -> list[str]:
@@ -165,9 +149,3 @@ def _is_needed(parameter: Any) -> bool:
         parameter.VAR_POSITIONAL,
         parameter.VAR_KEYWORD,
     )
-
-
-def _drops(model: nn.Module) -> bool:
-    """Whether something in the model says that it drops, as torch's layers and many others do by `p` or `dropout`."""
-    rates = [getattr(part, "p" if "Dropout" in type(part).__name__ else "dropout", 0) for part in model.modules()]
-    return any(isinstance(rate, float) and rate > 0 for rate in rates)

@@ -229,9 +229,10 @@ class Loop:
         engine, leave, skipped = self.engine, None, 0
         number, lap = engine.progress.update + 1, engine.phases.lap
         self.in_progress = batch, number
-        if engine.parts.guard.is_due:
+        if engine.parts.check_loss.pending:
             with engine.phases.only("check"):
-                began += engine.parts.guard(batch)
+                engine.parts.check_loss(batch)
+            began = lap("loop") - data_s
         waited_s = engine.reducers.group.waited_s
         if not self._has_remarked and tells_of_others(batch):
             self._remark(batch)

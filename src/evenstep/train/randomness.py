@@ -8,7 +8,6 @@ generators cost more to seed than a small update may; they are seeded as well wh
 """
 
 import random
-import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, final
@@ -101,15 +100,13 @@ class Randomness:
         self._fresh: bytes | None = None  # numpy's state after both were seeded, while it looks
         self._callers: tuple[Any, Any] | None = None  # the caller's states, while they are to be given back
         self._keeps = False
-        self._drawn: set[str] = set()
-        self._is_first = True
+        self._has_drawn = False
         self.by_layer = False  # whether a whole model's layers are known, so that the loss has a key of its own
         self.under_way = False
         self.begun = 0
         self._moment: RandomnessSnapshot | None = None  # of the part of a forward that runs now, to be computed again
         # that which is being computed again
         self._again: tuple[RandomnessSnapshot, Iterator[tuple[int, ...]]] | None = None
-        self.found = ""  # what was not keyed until now, for whoever tells people; they empty it
 
     @contextmanager
     def undisturbed(self, device: torch.device) -> Generator[None]:
@@ -127,11 +124,10 @@ class Randomness:
     def begin_passage(self, *kind: object) -> None:
         """Some micro-batches begin; those of one `kind` may draw where others do not."""
         number = self._passages[kind] = self._passages.get(kind, 0) + 1
-        looks = not self._drawn and number >= self._next_look.get(kind, 1)
+        looks = not self._has_drawn and number >= self._next_look.get(kind, 1)
         if looks:
             self._next_look[kind] = number * 2 if number < LOOKS else number + LOOKS
-        self._seeds_all = looks or bool(self._drawn)
-        self._is_first = number == 1
+        self._seeds_all = looks or self._has_drawn
 
     def end_passage(self) -> None:
         """They have ended."""
@@ -162,7 +158,7 @@ class Randomness:
         True
         """
         self._look()
-        outer = self._seeds_all, self._is_first, self.under_way
+        outer = self._seeds_all, self.under_way
         self.begin_passage(kind)
         self._device, self.under_way = device, False
         cpu, others = _get_cpu(), (random.getstate(), np.random.get_state()) if self._seeds_all else None
@@ -178,7 +174,7 @@ class Randomness:
             if others is not None:
                 random.setstate(others[0])
                 np.random.set_state(others[1])
-            self._seeds_all, self._is_first, self.under_way = outer
+            self._seeds_all, self.under_way = outer
 
     def begin(self, device: torch.device, state: int) -> None:
         """A micro-batch begins, with what comes before the model.
@@ -260,7 +256,7 @@ class Randomness:
         if self._keeps and self._callers is None:
             self._callers = random.getstate(), np.random.get_state()
         _seed_python_and_numpy(number)
-        if not self._drawn:
+        if not self._has_drawn:
             self._fresh = numpy_words()
 
     def _look(self) -> None:
@@ -269,13 +265,8 @@ class Randomness:
             return
         fresh, self._fresh = self._fresh, None
         words, gauss = random.getstate()[1:]
-        if (words[0], words[-1], gauss) != _SEEDED:
-            self._drawn.add("Python's `random`")
-        if numpy_words() != fresh:
-            self._drawn.add("`numpy.random`")
-        # beside other threads, which may have drawn as well, it is keyed from now on, but nobody is named
-        if self._drawn and not self._is_first and threading.current_thread() is threading.main_thread():
-            self.found = " and ".join(sorted(self._drawn))
+        if (words[0], words[-1], gauss) != _SEEDED or numpy_words() != fresh:
+            self._has_drawn = True
 
 
 def branch_of(state: int, index: int, path: tuple[int, ...]) -> int:

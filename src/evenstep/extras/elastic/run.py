@@ -139,20 +139,17 @@ class ElasticRun:
 
     def _agree_on_what_is_done(self) -> None:
         """Take for evaluated, saved and looked at what the others have: processes that have come know nothing of it."""
-        evaluations, saves, guard = self.loop.evaluator, self.loop.checkpointer, self.loop.engine.parts.guard
+        evaluations, saves, check = self.loop.evaluator, self.loop.checkpointer, self.loop.engine.parts.check_loss
         saved = saves.saved_at, saves.is_prepared
         storage = self.loop.engine.storage
-        looked = guard.pending, guard.evaluated, guard.tries
-        told = self.group.gather((evaluations.evaluated_at, saved, looked, storage.settled))
+        told = self.group.gather((evaluations.evaluated_at, saved, check.pending, storage.settled))
         storage.follow(max(settled for *_, settled in told))
         evaluated = [theirs for theirs, *_ in told]
         evaluations.evaluated_at = {name: min(one.get(name, -1) for one in evaluated) for name in evaluations.sets}
         saves.saved_at = told[0][1][0]
         saves.is_prepared = any(is_prepared for _, (_, is_prepared), *_ in told)
-        for _, _, (pending, as_evaluated, tries), _ in told:
-            guard.pending &= pending
-            guard.evaluated &= as_evaluated
-            guard.tries |= tries  # the larger of each
+        for _, _, pending, _ in told:
+            check.pending &= pending
 
     def _tell(self, before: Mapping[str, int], update: int) -> None:
         now = self._before = dict(self.group.members)

@@ -5,6 +5,7 @@ module by module, output, loss, weight, gradients, steps. The first point at whi
 seen there beside: buffers that move, generators that are drawn from, hooks on parameters.
 """
 
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -20,7 +21,6 @@ from evenstep.extras.prove.subject import Subject, Variant
 from evenstep.extras.prove.trace import TORCHS, MicrobatchTrace, ModuleCall, Tracer, UpdateTrace, Values
 from evenstep.internals import has_backward_hooks, has_gradient_hooks
 from evenstep.train import Task
-from evenstep.train.checks.additive import equal
 
 Across = Literal["cuts", "runs", "workers", "resume", "processes", "ranks"]  # what two traces differ in
 Open = Callable[[Variant], AbstractContextManager[Subject]]
@@ -323,13 +323,17 @@ def _in_microbatches(
             f"some, or keeps them back for the next"
         )
     weights = [[each.weight or 0.0 for each in microbatches] for microbatches in (one, other)]
-    if None not in (each.weight for each in (*one, *other)) and not equal(sum(weights[0]), sum(weights[1])):
+    if None not in (each.weight for each in (*one, *other)) and not math.isclose(
+        sum(weights[0]), sum(weights[1]), rel_tol=1e-6
+    ):
         return (
             f"the weights of the micro-batches add up to {sum(weights[1]):g}, but the weight of the whole is "
             f"{sum(weights[0]):g}: `{kind}.weight` must count the units that the loss covers (padding is none)"
         )
     losses = [[each.loss or 0.0 for each in microbatches] for microbatches in (one, other)]
-    is_other = not equal(sum(losses[0]), sum(losses[1])) or (across in _EXACT and losses[0] != losses[1])
+    is_other = not math.isclose(sum(losses[0]), sum(losses[1]), rel_tol=1e-6) or (
+        across in _EXACT and losses[0] != losses[1]
+    )
     if is_other and across in _BY:
         there = {"ranks": "of all ranks", "resume": "of the resumed run"}.get(across, "of the other run")
         return (

@@ -20,7 +20,6 @@ from evenstep.internals import buffers_of, compiled_in_place, pytree, times_writ
 from evenstep.memory import is_out_of_memory
 from evenstep.parallel.buffers import is_norm
 from evenstep.train.randomness import Randomness, RandomnessSnapshot
-from evenstep.train.side_effects import as_they_were, attributes_within
 
 MAY_DEPEND = (
     "it may depend on what it keeps in attributes, or in a cache that it is given, as models of transformers do unless "
@@ -122,13 +121,12 @@ class _RecordedForward:
             is then where the caller looks for it.
     """
 
-    __slots__ = ("_called_with", "_copies", "_form", "_held", "_leaves", "_moment", "_objects", "_of")
+    __slots__ = ("_called_with", "_copies", "_form", "_held", "_leaves", "_moment", "_of")
 
     def __init__(
         self, of: CheckpointedForward, leaves: Sequence[Any], form: pytree.TreeSpec, *, called_with: tuple[Any, Any]
     ) -> None:
         self._of, self._leaves, self._form, self._called_with = of, leaves, form, called_with
-        self._objects = attributes_within(leaves)
         self._moment: RandomnessSnapshot | None = None
         self._held: list[Tensor | None] = []
         self._copies: dict[int, Tensor] = {}  # of buffers that the forward moves, from before it
@@ -138,7 +136,7 @@ class _RecordedForward:
         if self._moment is not None:
             leaves = [tensors[one.place] if isinstance(one, _TensorIndex) else one for one in self._leaves]
             args, kwargs = pytree.tree_unflatten(leaves, self._form)
-            with of.randomness.again(self._moment), self._buffers_again(), as_they_were(self._objects):
+            with of.randomness.again(self._moment), self._buffers_again():
                 return self._forward_again(*args, **kwargs)
         (args, kwargs), self._called_with = self._called_with, ((), {})
         versions = self._keep_buffers()

@@ -7,7 +7,7 @@ kept for the rest of the run. It decides how batches are cut, not when, and runs
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import final
 
 from evenstep.data import Microbatch
@@ -31,12 +31,10 @@ class SplitLimit:
         limit: the most numbers, in all its tensors, that a piece of several samples may hold; None for no limit.
         sums: whether losses are known to be sums over samples, or are looked at before the first update. Where they
             are not, one may be meant over its micro-batch as a whole, which only a `split` of the task's own may cut.
-        uncut: the tasks whose batches must not be cut, because their halves have failed, and why.
     """
 
     limit: int | None = None
     sums: bool = True
-    uncut: list[tuple[Task, str]] = field(default_factory=list[tuple[Task, str]])
 
     def pieces(self, task: Task, whole: SubBatch) -> list[SubBatch]:
         """A micro-batch in pieces within the limit, or of one sample.
@@ -80,7 +78,7 @@ class SplitLimit:
     def _why_uncut(self, task: Task) -> str:
         if not self.sums and type(task).split is Task.split:
             return _MEANT_WHOLE
-        return next((why for one, why in self.uncut if one is task), "")
+        return ""
 
     def _within(self, task: Task, piece: SubBatch, limit: int) -> list[SubBatch]:
         if num_elements(piece.data) <= limit:

@@ -5,8 +5,8 @@ clipping and ranks treat it as they treat all parameters and buffers. It runs no
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Self, cast, final
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,11 @@ from torch.optim import Optimizer
 from evenstep.arguments import said
 from evenstep.errors import ArgumentError, CheckpointError, TaskError
 from evenstep.events.restore import restore_state
-from evenstep.internals import pytree, times_written, unwrapped
+from evenstep.internals import unwrapped
 from evenstep.names import LEARNED, parameters_in
 from evenstep.options import NormStatistics, check_task_names
 from evenstep.parallel import Strategy
-from evenstep.parallel.replicas import bits
 from evenstep.train.failures import FailurePolicy
-from evenstep.train.side_effects import Attributes, tensors_of
 from evenstep.train.tasks.coefficients import Coefficients, Fixed
 from evenstep.train.tasks.combine import Combine, Separate
 from evenstep.train.tasks.norm_statistics import Norms, build_norms
@@ -109,112 +107,6 @@ def state_of(task: Task, name: str) -> dict[str, Any]:
             f"`{{}}` where there is nothing to keep."
         )
     return cast("dict[str, Any]", state)
-
-
-def values_by_place(tasks: Mapping[str, Task]) -> dict[str, int | str]:
-    """The numbers, texts and tensors that tasks keep in checkpoints, by task and place: equal values where they are.
-
-    >>> class Counts(Task):
-    ...     loss = lambda self, output, batch: output
-    ...     state_dict = lambda self: vars(self)
-    >>> one, other = Counts(), Counts(); one.seen, other.center = {"a": 1}, torch.zeros(2)
-    >>> values_by_place({"": one}), values_by_place({"first": one, "second": other})
-    ({"Counts['seen']['a']": '1'}, {"first['seen']['a']": '1', "second['center']": 0})
-    """
-    values: dict[str, int | str] = {}
-    for name, state in states_of(tasks).items():
-        for place, value in pytree.tree_flatten_with_path(state)[0]:
-            called = (name or type(tasks[name]).__name__) + pytree.keystr(place)
-            if isinstance(value, Tensor):
-                values[called] = int(bits(value))
-            elif isinstance(value, bool | int | float | str):  # of what else, nothing is known but where it is
-                values[called] = repr(value)  # of which NaN is equal to itself
-    return values
-
-
-class _TaskStates(NamedTuple):
-    """What tasks remember as an update begins; of tensors how often they were written to, and perhaps a copy."""
-
-    update: int
-    attributes: list[Attributes]
-    tensors: dict[str, tuple[Tensor, int, Tensor | None]]
-
-
-@final
-class StatesOfTasks:
-    """What tasks remember, as it was when an update began: put back where that is aborted, or done again.
-
-    Those remember something that have a `state_dict` of their own. Tensors that they write to in place are copied at
-    the beginning of each update, until one has passed in which they were not.
-
-    >>> Counts = type("Counts", (Task,), {"loss": lambda self, output, batch: output, "state_dict": vars})
-    >>> task = Counts(); task.seen, task.sums = 1, torch.zeros(1); states = StatesOfTasks([task]); states.begin(1)
-    >>> task.seen += 1; _ = task.sums.add_(1); states.put_back(); task.seen, task.sums
-    (1, tensor([0.]))
-    """
-
-    def __init__(self, tasks: Iterable[Task]) -> None:
-        self._tasks = [one for one in tasks if type(one).state_dict is not Task.state_dict]
-        self._begun: list[_TaskStates] = []  # as updates began whose verdict the host does not know, and the last one
-        self._tensors: dict[str, tuple[Tensor, int, Tensor | None]] = {}  # of the last one
-        self._still = set[str]()
-
-    def begin(self, update: int) -> None:
-        """An update begins."""
-        if not self._tasks:
-            return
-        for name, (tensor, times, _) in self._tensors.items():
-            (self._still.add if times_written(tensor) == times else self._still.discard)(name)
-        self._tensors = {
-            name: (one, times_written(one), None if name in self._still else one.clone())
-            for number, task in enumerate(self._tasks)
-            for name, one in ((f"{number}.{place}", one) for place, one in tensors_of(task))
-        }
-        self._begun.append(_TaskStates(update, [Attributes(task) for task in self._tasks], self._tensors))
-
-    def put_back(self) -> None:
-        """Let all be as it was when the last update began.
-
-        Raises:
-            TaskError: something was written to that was not in the update before, so that no copy was made.
-        """
-        if self._begun:
-            self._put_back(len(self._begun) - 1)
-
-    def keep(self) -> None:
-        """What the last update did stays, or was put back."""
-        if self._begun:
-            self._begun.pop()
-
-    def settle(self, aborted: int | None) -> None:
-        """What updates did stays whose verdict was not known; what those from number `aborted` on did is put back.
-
-        Raises:
-            TaskError: as of `put_back`.
-        """
-        if not self._begun:
-            return
-        places = [place for place, one in enumerate(self._begun) if one.update == aborted]
-        if places:
-            self._put_back(places[0])
-        self._begun.clear()
-
-    def _put_back(self, place: int) -> None:
-        for name, (tensor, times, _) in self._begun[place].tensors.items():
-            if times_written(tensor) == times:
-                continue
-            later = [one.tensors[name] for one in self._begun[place:] if name in one.tensors]  # still as it was
-            copies = [copy for other, then, copy in later if other is tensor and then == times and copy is not None]
-            if not copies:
-                number, _, attribute = name.partition(".")
-                raise TaskError(
-                    f"{type(self._tasks[int(number)]).__name__} has written to its `{attribute}` in place, which it "
-                    f"had not done before, in an update that is aborted or must be done again, so what it was is not "
-                    f"known; put a new tensor there instead, `self.NAME = …`."
-                )
-            tensor.copy_(copies[0])
-        for kept in self._begun[place].attributes:
-            kept.put_back()
 
 
 def states_of(tasks: Mapping[str, Task]) -> dict[str, dict[str, Any]]:

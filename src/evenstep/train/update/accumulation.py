@@ -16,8 +16,8 @@ from evenstep.train.trained import TrainedParameters
 from evenstep.train.update.context import MicrobatchResults, TrainContext
 from evenstep.train.update.execution import Execution
 from evenstep.train.update.microbatch import MicrobatchStep
-from evenstep.train.update.pass_effects import PassEffects
 from evenstep.train.update.recovery import Recovery
+from evenstep.train.update.rollback import Rollback
 from evenstep.train.update.weigh import Weights
 
 
@@ -27,7 +27,7 @@ class Accumulation:
 
     Args:
         recovery: told what runs, so that it can cut what does not fit.
-        effects: forget the gradients of what ran before.
+        rollback: forgets the gradients of an earlier attempt.
     """
 
     def __init__(
@@ -36,17 +36,17 @@ class Accumulation:
         context: TrainContext,
         execution: Execution,
         recovery: Recovery,
-        effects: PassEffects,
+        rollback: Rollback,
         trained: TrainedParameters,
     ) -> None:
         self._context, self._execution = context, execution
-        self._recovery, self._effects, self._trained = recovery, effects, trained
+        self._recovery, self._rollback, self._trained = recovery, rollback, trained
         self._may_be_late = any(task.late_weight for task in context.tasks.values())
 
     def __call__(self, weights: Weights, update: int) -> MicrobatchResults:
         """Run the micro-batches that have a weight; gives what is known of this rank's."""
         context, execution = self._context, self._execution
-        self._effects.forget_gradients()
+        self._rollback.forget_gradients()
         step = MicrobatchStep.of_update(context, weights, update)
         with context.teaching(*weights.totals), step:
             if execution.reducers.per_pass:
@@ -77,7 +77,7 @@ class Accumulation:
     def _dummy(self, microbatch: Microbatch) -> Generator[MicrobatchStep]:
         """A micro-batch that counts nowhere, after which buffers are as before."""
         step = MicrobatchStep.dummy(self._context, microbatch)
-        with self._effects.buffers.unchanged(), step:
+        with self._rollback.buffers.unchanged(), step:
             self._recovery.runs(step)
             yield step
 

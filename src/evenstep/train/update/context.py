@@ -20,7 +20,6 @@ from evenstep.train.randomness import Randomness
 from evenstep.train.tasks.coefficients import Coefficients, Fixed
 from evenstep.train.tasks.norm_statistics import Norms
 from evenstep.train.tasks.task import Task
-from evenstep.train.update.transfer import LentBatches
 
 
 def _nothing_held(*tasks: str, everywhere: bool = False) -> AbstractContextManager[None]:
@@ -44,7 +43,6 @@ class TrainContext:
             ranks come to the end of the update and abort it together; None raises at once.
         teaching: around passes of tasks of these names, which all ranks make together: what they may ask of the average
             is there. With `everywhere` on all ranks of a pipeline, not only where losses are.
-        lent: which tasks write into their batches.
         cuts: how finely micro-batches are cut to fit into this rank's memory.
     """
 
@@ -65,7 +63,6 @@ class TrainContext:
     phases: Phases = field(default_factory=Phases)
     poison: Callable[[], Tensor] | None = None
     teaching: Callable[..., AbstractContextManager[None]] = _nothing_held
-    lent: LentBatches = field(default_factory=LentBatches)
     cuts: SplitLimit = field(default_factory=SplitLimit)
 
     def silently(self) -> "TrainContext":

@@ -17,14 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
-from evenstep.arguments import first_of
 from evenstep.data import Microbatch
-from evenstep.data.split import marks, tensors_in, written
-from evenstep.errors import TaskError
-from evenstep.internals import run_backward, times_written, unwrapped
+from evenstep.internals import run_backward, unwrapped
 from evenstep.keys import branch
 from evenstep.memory import is_out_of_memory
-from evenstep.nothing import NOTHING
 from evenstep.pipeline import Stage
 from evenstep.pipeline.compiled import as_written
 from evenstep.precision.kernels import explain_kernels
@@ -33,8 +29,7 @@ from evenstep.train.memory.sub_batch import SubBatch, part_of, whole_of
 from evenstep.train.randomness import LOSS, branch_of
 from evenstep.train.tasks.derivatives import explain_derivatives
 from evenstep.train.tasks.norm_statistics import explain
-from evenstep.train.tasks.observed import behind
-from evenstep.train.tasks.task import Task, evaluates_itself, explain_inputs, loss_of
+from evenstep.train.tasks.task import evaluates_itself, explain_inputs, loss_of
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.microbatch_events import MicrobatchEvents
 from evenstep.train.update.recording import Recording
@@ -149,17 +144,12 @@ class MicrobatchStep:
         try:
             if one.index in self._weights.failures:
                 raise self._weights.failures[one.index]
-            looks, lent = stage.takes_batch and self._looks(stage, one), None
-            if stage.takes_batch:  # another stage of this rank may take the same
-                lent = context.lent.lend(one.task, piece.data, apart=looks and not stage.is_whole)
-            with self._looked_at(stage, one, piece, lent) if looks else NOTHING:
-                batch = self._prepared(stage, one, piece, lent)
-                self.doing = "forward", one.index, piece
-                if itself is None:
-                    with _not_keeping(batch, stage, task) if looks and not stage.gives_loss else NOTHING:
-                        given, loss = self._applied(stage, received, one, batch)
-                else:
-                    given, loss = {}, self._evaluated(itself, stage, one, batch)
+            batch = self._prepared(stage, one, piece)
+            self.doing = "forward", one.index, piece
+            if itself is None:
+                given, loss = self._applied(stage, received, one, batch)
+            else:
+                given, loss = {}, self._evaluated(itself, stage, one, batch)
             if not stage.gives_loss:
                 return given, None
             total = self._recording.take(task, one, piece, loss, method="loss" if itself is None else "evaluate")
@@ -176,11 +166,12 @@ class MicrobatchStep:
             self._events.saw(microbatch, given, total)
         return {}, total
 
-    def _prepared(self, stage: Stage, one: Microbatch, piece: SubBatch, batch: Any) -> Any:
+    def _prepared(self, stage: Stage, one: Microbatch, piece: SubBatch) -> Any:
         """The batch as the model's inputs and the loss are made of it, for a stage that takes it; what is random in
         either is seeded.
         """
         context, takes_batch = self._context, stage.takes_batch
+        batch = piece.data if takes_batch else None
         if takes_batch and context.transfer is not None:
             batch = context.transfer(batch)
             context.phases.lap("transfer")
@@ -222,38 +213,6 @@ class MicrobatchStep:
         context, events = self._context, self._events.forward(stage, one, batch)
         with context.precision.forward(context.device), lent(model, context) as whole, events:
             return context.tasks[one.task].evaluate(whole, batch)
-
-    def _looks(self, stage: Stage, one: Microbatch) -> bool:
-        """Whether a pass is looked at for what it does beside what it gives: the first ones of a kind are."""
-        is_check = self._update == 0  # of a loss: it may need a graph as well
-        kind = one.task, stage.gives_loss, torch.is_grad_enabled(), self._model is not None, is_check
-        return self._context.lent.looks(kind, self._update)
-
-    @contextmanager
-    def _looked_at(self, stage: Stage, one: Microbatch, piece: SubBatch, batch: Any) -> Generator[None]:
-        """Around such a pass.
-
-        Raises:
-            TaskError: it has written to the gradients that the update sums up.
-        """
-        before, gradients = marks(batch), _marks_of_gradients(stage.module)
-        held = {name for name, _ in stage.module.named_parameters()}
-        yield
-        is_training = torch.is_grad_enabled() and self._update > 0
-        self._context.lent.see(one.task, batch, before, is_own=is_training and batch is piece.data)
-        if is_training and (made := [name for name, _ in stage.module.named_parameters() if name not in held]):
-            raise TaskError(
-                f"the forward of micro-batch {one.index} has made the parameter `{made[0]}`, which no optimizer holds, "
-                f"so it would not be trained. Make it when the model is built, or call the model once before the "
-                f"optimizer is built from its `parameters()`."
-            )
-        if is_training and _marks_of_gradients(stage.module) != gradients:
-            raise TaskError(
-                f"the forward of micro-batch {one.index}, or a method of {type(self._context.tasks[one.task]).__name__}"
-                f", has called `backward` or `zero_grad`, which changes the gradients that the update sums up in the "
-                f"parameters' `.grad`. Take derivatives by `torch.autograd.grad(energy, samples)`, which gives them "
-                f"and leaves those alone."
-            )
 
     def backward(self, loss: Tensor, microbatch: int) -> None:
         """Go back from the loss of a micro-batch, by its number in the plan."""
@@ -299,44 +258,6 @@ class MicrobatchStep:
     ) -> None:
         self._context.randomness.end_passage()
         self._events.end_all(error)
-
-
-@contextmanager
-def _not_keeping(batch: Any, stage: Stage, task: Task) -> Generator[None]:
-    """Around a pass through a stage that does not give the loss.
-
-    Raises:
-        TaskError: it has written into the batch, or left tensors in attributes of the task: the loss is computed by
-            another rank, or when this one has gone on to other micro-batches.
-    """
-    task = behind(task)
-    before, had, tensors = marks(batch), dict(getattr(task, "__dict__", {})), tensors_in(batch)
-    yield
-    del tensors  # alive until now, so that no other has taken the place of one
-    kind = type(task).__name__
-    advice = (
-        "Do it in the task's `transform`, which is called for each stage that takes the batch or gives the loss, and "
-        "draws the same for all; what it returns, `inputs` and `loss` both get."
-    )
-    if found := written(before, batch):
-        raise TaskError(
-            f"stage {stage.index} has written into the batch ({first_of([one or 'its tensor' for one in found], 3)}), "
-            f"in `{kind}.inputs` or in a layer, but later stages and the loss get it as it was, so they would not "
-            f"compute what they do without stages. Write into a copy (`x = x / 255` for `x.div_(255)`, layers without "
-            f"`inplace=True`). Or: {advice}"
-        )
-    now = getattr(task, "__dict__", {})
-    if kept := [name for name, value in now.items() if had.get(name) is not value and tensors_in(value)]:
-        raise TaskError(
-            f"stage {stage.index} has left a tensor in {first_of([f'`{kind}.{name}`' for name in kept], 3)}, in "
-            f"`{kind}.inputs` or in a layer, but the loss is computed in another stage, on another rank or after other "
-            f"micro-batches, and would find none there, or theirs. {advice}"
-        )
-
-
-def _marks_of_gradients(module: nn.Module) -> list[Any]:
-    """What is another when something was written to gradients, or into their place."""
-    return [None if one.grad is None else (id(one.grad), times_written(one.grad)) for one in module.parameters()]
 
 
 def backward_of(loss: Tensor, gradient: Tensor) -> None:

@@ -8,13 +8,13 @@ so are its batches.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, cast, final
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from evenstep.data.split import copied, marks, rebuilt
+from evenstep.data.split import rebuilt
 from evenstep.internals import pytree
 
 Change: TypeAlias = Callable[[Any], Any]
@@ -67,47 +67,6 @@ def build_cast(format: torch.dtype | None) -> Change | None:
         return item
 
     return cast_all
-
-
-@final
-class LentBatches:
-    """Who writes into the batches that it is given: such a task gets copies, so that what is done again begins alike.
-
-    Whether one does shows before the first update, where losses are looked at, and in the first passes of each kind.
-
-    Attributes:
-        spoiled: the task that has written into the loader's own batch, in the update that is computed; None if none.
-
-    >>> lent, batch = LentBatches(), {"x": torch.zeros(1)}; before = marks(batch)
-    >>> _ = batch["x"].add_(1); lent.see("", batch, before); lent.lend("", batch)["x"] is batch["x"], lent.spoiled
-    (False, None)
-    """
-
-    def __init__(self) -> None:
-        self._writing, self._first = set[str](), dict[Any, int]()
-        self.spoiled: str | None = None
-
-    def looks(self, kind: Any, update: int) -> bool:
-        """Whether passes of this kind are to be looked at: those of the update in which they are first made."""
-        return self._first.setdefault(kind, update) == update
-
-    def lend(self, task: str, batch: Any, *, apart: bool = False) -> Any:
-        """What passes of a task are given.
-
-        Args:
-            apart: whether others are given the same one later, of whom this is not to be seen.
-        """
-        return copied(batch) if apart or task in self._writing else batch
-
-    def see(self, task: str, batch: Any, before: list[Any], *, is_own: bool = False) -> None:
-        """A pass was given `batch`, of which `before` are the marks.
-
-        Args:
-            is_own: whether an update that is done again would begin with this very batch.
-        """
-        if marks(batch) != before:
-            self.spoiled = task if is_own and task not in self._writing else self.spoiled
-            self._writing.add(task)
 
 
 def channels_last(batch: object) -> object:

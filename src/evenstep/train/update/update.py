@@ -2,11 +2,11 @@
 
 Everything that depends on how the run is set up is an object that was chosen when it was built: the strategy, the
 precision, the way of applying. The update asks nothing about modes. Micro-batches are run by `accumulation`, what they
-leave behind is taken back by `pass_effects`, and until it applies, it may be begun anew at any point (`recovery`). It
+changed is undone by `rollback`, and until it applies, it may be begun anew at any point (`recovery`). It
 does not count, log, save, find out why an update was aborted, or decide what to do about that.
 """
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from math import fsum
@@ -25,23 +25,19 @@ from evenstep.nothing import NOTHING
 from evenstep.optim.apply import Apply, gradients
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
-from evenstep.train.buffers import Buffers
 from evenstep.train.failures import FailurePolicy
-from evenstep.train.frozen import TrainedWrites
 from evenstep.train.progress import Progress
 from evenstep.train.tasks.combine import Combine
-from evenstep.train.tasks.task import Task
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.update.accumulation import Accumulation
 from evenstep.train.update.context import MicrobatchResults, TrainContext
 from evenstep.train.update.execution import Execution
 from evenstep.train.update.late_weights import build_gather
-from evenstep.train.update.layout_dependence import Dependence
 from evenstep.train.update.outcome import PendingUpdate
-from evenstep.train.update.pass_effects import PassEffects
 from evenstep.train.update.pipeline_batches import check_batches, check_weights
 from evenstep.train.update.recovery import Attempt, Recovery
-from evenstep.train.update.weigh import UnseenError, Weights, weigh
+from evenstep.train.update.rollback import Rollback
+from evenstep.train.update.weigh import Weights, weigh
 
 
 @final
@@ -52,13 +48,9 @@ class Update:
         parameters: those of the model that are clipped and stepped together, on whichever rank.
         on_out_of_memory: the policy for micro-batches that don't fit: retry, cut in two, or stop.
         combine: what is made of the tasks' separate gradients; None accumulates them into one.
-        unkeyed: what randomness is not keyed by layer though it would be in stages, for people.
-        looks: called with the number of each update after its passes, to say what they have shown.
-        begins: called with it before them.
-        unseen: the tasks of which no micro-batch of weight 0 was looked at yet; see `Guard`.
 
     Attributes:
-        effects: what passes leave behind, and how it is taken back.
+        rollback: undoes what passes changed.
         is_computing: whether an update is being made now.
         is_whole: False if an error came while the state was changed and can't be taken back: it is that of no update.
     """
@@ -77,10 +69,6 @@ class Update:
         report: Callable[[Incident], None],
         trained: TrainedParameters,
         combine: Combine | None = None,
-        unkeyed: str = "",
-        looks: Sequence[Callable[[int], None]] = (),
-        begins: Callable[[int], None] = lambda update: None,
-        unseen: Set[str] = frozenset(),
     ) -> None:
         self._model, self._parameters, self.trained = model, parameters, trained
         self._sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
@@ -90,26 +78,15 @@ class Update:
         self._recovery = recovery = Recovery(
             execution=execution, context=context, report=report, on_out_of_memory=on_out_of_memory
         )
-        self._buffers = Buffers(model)
-        self.effects = effects = PassEffects(self._buffers, context, execution, trained, begins)
+        self.rollback = rollback = Rollback(model, context, execution, trained)
         self._accumulate = Accumulation(
-            context=context, execution=execution, recovery=recovery, effects=effects, trained=trained
+            context=context, execution=execution, recovery=recovery, rollback=rollback, trained=trained
         )
         self._gather: Callable[[Weights, int], MicrobatchResults] = self._accumulate
         if combine is not None:
             held = {id(one) for one in parameters}
             by_name = {name: one for name, one in named_parameters(model).items() if id(one) in held}
             self._gather = build_gather(self._accumulate, combine, by_name, context, execution)
-        self._dependence = dependence = Dependence(
-            buffers=self._buffers,
-            randomness=context.randomness,
-            unkeyed=unkeyed,
-            execution=execution,
-            report=report,
-            tasks={name: one for name, one in context.tasks.items() if type(one).state_dict is not Task.state_dict},
-            writes=TrainedWrites(model),
-        )
-        self._looks, self._unseen = (dependence.look, *looks), unseen
         self.is_whole, self.is_computing = True, False
         self._in_doubt: Callable[[], PendingUpdate] | None = None
         self._first = 0  # the update that is made first
@@ -125,9 +102,8 @@ class Update:
         update = before.update + 1
         self.is_computing = True
         try:
-            self.effects.begin(update, batch.position)
+            self.rollback.begin(update, batch)
             self.trained.follow()
-            self._dependence.begin(update)
             if not self._model.training:
                 raise TaskError(
                     f"update {update} trains a model that is in evaluation mode; something has called `eval()` on it "
@@ -162,7 +138,7 @@ class Update:
 
     def _attempts(self, place: str, update: int, *, by_all: bool = False) -> Iterator[Attempt]:
         """Attempts of all ranks at something, each from the beginning, until one has succeeded; see `Recovery`."""
-        return self._recovery.attempts(place, update, self.effects.begin_passes(), by_all=by_all)
+        return self._recovery.attempts(place, update, self.rollback.begin_passes(), by_all=by_all)
 
     def _compute(self, batch: GlobalBatch, before: Progress, *, by_all: bool) -> Callable[[], PendingUpdate]:
         """Compute the update's gradients and their squared norm; gives what applies them.
@@ -174,7 +150,6 @@ class Update:
         if update == self._first and self._execution.pipeline.ranks > 1:  # each time it is begun: all ask together
             check_batches(self._execution.pipeline, batch)
         weights = self.weigh(batch)
-        self.require_seen(weights)
         self._context.phases.lap("weigh")
         pending = PendingUpdate(
             batch=batch,
@@ -188,12 +163,9 @@ class Update:
         grads, squared = list[Tensor](), None
         if weights.totals:  # else nobody has work
             pending.gathered = self._gather(weights, update)
-            if self._buffers.exist:
-                self._buffers.settle()
-                self._buffers.find()
-            self.look(update)
-            self._execution.reducers.share_buffers(self._buffers)
-            self._buffers.find_received()
+            self.rollback.check_writes()
+            self.rollback.buffers.settle()
+            self._execution.reducers.share_buffers(self.rollback.buffers)
             grads = gradients(self._parameters, sparse=self._sparse)
             squared = self._execution.norms.squared(grads)
         if by_all:
@@ -211,7 +183,7 @@ class Update:
         update, reducers = pending.number, self._execution.reducers
         rates = self.learning_rates(update, pending.batch.position.epoch)
         if squared is None:  # nobody has work, or no loss of what is trained
-            self.effects.judge(1.0)
+            self.rollback.judge(1.0)
             return pending
         pending.total, divisor = self._total_and_divisor(weights, pending.gathered)
         self.is_whole = False  # until all that follows has been applied
@@ -224,7 +196,7 @@ class Update:
                 applied = self._apply(grads, squared, divisor, update)
             reducers.after_step()
         pending.aborted, pending.norm = applied.aborted, applied.norm
-        self.effects.judge(pending.aborted)
+        self.rollback.judge(pending.aborted)
         # a verdict that is still on the device is not read here: the average follows it there; of ranks that step alone
         # it follows what they share
         if self._ema is not None and not pending.is_known_aborted and not reducers.is_alone:
@@ -266,18 +238,9 @@ class Update:
                     f"process, or compute it without `sparse=True`."
                 )
 
-    def look(self, update: int) -> None:
-        """Say what the update's passes have shown that is worth knowing, once."""
-        for look in self._looks:
-            look(update)
-
-    def look_at_tasks(self, update: int) -> None:
-        """Say what of the things that tasks remember is not the same on ranks that step alone, where these meet."""
-        self._dependence.look_at_tasks(update)
-
     def begin(self) -> None:
         """Take the buffers as they are: whatever the user did to them since the last update stays."""
-        self.effects.follow()
+        self.rollback.follow()
 
     def abandon(self, aborted: int | None = None) -> None:
         """Undo what an update that has raised in the middle did, and be ready for another.
@@ -288,18 +251,15 @@ class Update:
             aborted: the number of the first update that had turned out to be aborted by then.
         """
         self._in_doubt, self._promised = None, 0
-        try:
-            self.effects.take_back()
-            self.effects.settle(aborted)
-        except TaskError:  # what a task remembered is not known; the error that ends the update says more
-            self.is_whole = False
+        self.rollback.take_back()
+        self.rollback.settle(aborted)
         self._execution.reset()
         self.resume()
 
     def settle(self, aborted: int | None) -> None:
         """The verdicts of all updates so far are known: those from number `aborted` on have changed nothing."""
         was, self.is_whole = self.is_whole, False
-        self.effects.settle(aborted)
+        self.rollback.settle(aborted)
         self.is_whole = was
 
     def resume(self) -> None:
@@ -312,14 +272,14 @@ class Update:
         for attempt in self._attempts(place, update):
             with attempt:
                 self._gather(self.weigh(batch), update)
-        self.effects.judge(1.0)
+        self.rollback.judge(1.0)
 
     def rerun_task(self, task: str, weights: Weights, update: int) -> None:
         """The same of one of its tasks alone."""
         for attempt in self._attempts(f"task {task} of update {update}", update):
             with attempt:
                 self._accumulate(weights.of(task), update)
-        self.effects.judge(1.0)
+        self.rollback.judge(1.0)
 
     def has_finite_gradient(self) -> bool:
         """Whether what was computed last is finite; all ranks ask together."""
@@ -335,11 +295,3 @@ class Update:
         if self._execution.pipeline.ranks > 1:
             check_weights(self._execution.pipeline, batch, weights)
         return weights
-
-    def require_seen(self, weights: Weights) -> None:
-        """Raise UnseenError where micro-batches are to be left out of which nobody knows whether their loss is 0.
-
-        Ranks that step alone do not look: the others, which a look needs, know nothing of it.
-        """
-        if weights.weightless and not self._execution.reducers.is_alone and {*weights.weightless} & self._unseen:
-            raise UnseenError(weights)

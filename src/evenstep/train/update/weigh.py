@@ -33,7 +33,6 @@ class Weights:
         failures: what `weight` has raised for micro-batches of this rank, where it is to be agreed on later; each
             weighs 1 until then.
         skipped_samples: how many samples all ranks had to leave out because they could not be read.
-        weightless: the tasks that have work, and beside it a micro-batch of weight 0, on whichever rank.
     """
 
     totals: Mapping[str, float]
@@ -44,7 +43,6 @@ class Weights:
     num_tasks: int
     failures: dict[int, Exception] = field(default_factory=dict)
     skipped_samples: int = 0
-    weightless: tuple[str, ...] = ()
 
     @property
     def total(self) -> float:
@@ -70,14 +68,6 @@ class Weights:
         """The part of these tasks."""
         work = tuple(microbatch for microbatch in self.work if microbatch.task in tasks)
         return replace(self, totals={task: self.totals[task] for task in tasks}, work=work)
-
-
-class UnseenError(Exception):
-    """An update leaves out micro-batches of weight 0 of tasks of which none was looked at yet; nothing is computed."""
-
-    def __init__(self, weights: Weights) -> None:
-        super().__init__(weights.weightless)
-        self.weights = weights
 
 
 def weigh(
@@ -124,7 +114,7 @@ def weigh(
             f"`requires_grad` or the optimizer's `lr` was changed on some ranks only. Change it on all of them at the "
             f"same update; a hook that is `first_rank_only` runs on one."
         )
-    totals, divisors, weightless = _summed(tasks, batch, everybody)
+    totals, divisors = _summed(tasks, batch, everybody)
     return Weights(
         totals=totals,
         num_microbatches=batch.num_microbatches,
@@ -134,17 +124,15 @@ def weigh(
         num_tasks=len(totals),
         failures=failures,
         skipped_samples=int(everybody[-2]),
-        weightless=tuple(weightless),
     )
 
 
 def _summed(
     tasks: Mapping[str, Task], batch: GlobalBatch, everybody: Sequence[float]
-) -> tuple[dict[str, float], dict[int, float], list[str]]:
-    """`Weights.totals`, `divisors` and `weightless`, from the weights of all micro-batches of the update."""
+) -> tuple[dict[str, float], dict[int, float]]:
+    """`Weights.totals` and `divisors`, from the weights of all micro-batches of the update."""
     totals: dict[str, float] = {}
     divisors: dict[int, float] = {}
-    weightless: list[str] = []
     spans = _spans(batch) if batch.parts else {"": [range(batch.num_microbatches)]}
     for name, theirs in spans.items():
         numbers = theirs[0] if len(theirs) == 1 else list(chain.from_iterable(theirs))
@@ -154,15 +142,13 @@ def _summed(
             continue
         task = tasks[name]
         totals[name] = total
-        if 0.0 in each:
-            weightless.append(name)
         if task.late_weight or task.reduction == "sum":
             divisors.update(dict.fromkeys(numbers, 1.0))
         elif task.reduction == "weight":
             divisors.update(dict.fromkeys(numbers, total))
         else:
             divisors.update(_of_batches(theirs, everybody))
-    return totals, divisors, weightless
+    return totals, divisors
 
 
 def _of_batches(spans: Sequence[range], everybody: Sequence[float]) -> Iterator[tuple[int, float]]:

@@ -6,7 +6,7 @@ update in which nobody has work, and whatever is looked at again after an abort,
 stands.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any, cast, final
 from zlib import crc32
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evenstep.data import GlobalBatch, Microbatch
-from evenstep.data.split import copied, marks
+from evenstep.data.seeding import undisturbed
+from evenstep.data.split import copied
 from evenstep.errors import OutOfMemoryError
 from evenstep.events import Incident
 from evenstep.internals import NoGrad, buffers_of, pytree, times_written
@@ -25,11 +26,11 @@ from evenstep.memory import is_out_of_memory
 from evenstep.optim.ema import Ema
 from evenstep.optim.formula_state import FormulaState
 from evenstep.parallel.buffers import running_statistics
+from evenstep.pipeline.compiled import as_written
 from evenstep.train.checks.whole_update import check_shows_nothing, check_still_capturable
 from evenstep.train.memory.sub_batch import SubBatch
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import branch_of
-from evenstep.train.side_effects import with_modules, without_side_effects
 from evenstep.train.tasks.task import Loss, Task
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
@@ -95,7 +96,6 @@ class CompiledUpdate:
         self._dispatched = 0
         self._weights: Weights | None = None  # of the update in progress, and its number
         self._number = 0
-        self._kept: list[str] = []  # attributes in which passes keep tensors
 
     def __call__(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
         """Execute the update that follows `before` with `batch`; see `Update`."""
@@ -109,10 +109,9 @@ class CompiledUpdate:
 
     def _made(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
         core, context, update = self._core, self._context, before.update + 1
-        core.effects.begin(update, batch.position)
+        core.rollback.begin(update, batch)
         core.trained.follow()
         weights = core.weigh(batch)
-        core.require_seen(weights)
         context.phases.lap("weigh")
         if not weights.totals or not self._model.training:
             return core(batch, before)
@@ -122,8 +121,8 @@ class CompiledUpdate:
             state.read()
             self._halted = None
         state.follow()
-        undo = core.effects.begin_passes()
-        self._weights, self._number = self._unwritten(weights, update), update
+        undo = core.rollback.begin_passes()
+        self._weights, self._number = weights, update
         rates_before = core.learning_rates.last
         rates = core.learning_rates(update, batch.position.epoch)
         core.is_whole = False  # until all that follows has been applied
@@ -132,12 +131,6 @@ class CompiledUpdate:
         except Exception as error:
             core.is_whole = not is_out_of_memory(error)  # all else is raised before anything is changed
             state.forget()
-            if self._kept and "TensorWrapper" in str(error):  # as torch calls a tensor that a graph would have to keep
-                error.add_note(
-                    f"The forward or the loss keeps a tensor in an attribute, {', '.join(self._kept)}, which a graph "
-                    f"can't. Leave that out, or give the number as a metric, `Loss(total, metrics={{'name': (sum, "
-                    f"weight)}})`."
-                )
             core.learning_rates.put_back(rates_before)
             if is_out_of_memory(error):
                 raise _no_memory(update, error) from error
@@ -149,10 +142,10 @@ class CompiledUpdate:
             return core(batch, before)
         self._dispatched = update
         applied = self._verdict(outcome)
-        core.effects.judge(applied[1])
+        core.rollback.judge(applied[1])
         put = context.storage.put
         recording = self._record(weights, outcome, update)
-        core.look(update)
+        core.rollback.check_writes()
         put("train/grad_norm", applied[0], update=update)
         for name, rate in zip(core.learning_rates.names, rates, strict=True):
             put(name, rate, update=update)
@@ -210,29 +203,14 @@ class CompiledUpdate:
         share = 0.0 if self._ema is None else self._ema.share(update)
         return Work(tuple(key), tuple(tasks), batches, factors, scale, share, self._halted, update)
 
-    def _looks(self, task: str, update: int) -> bool:
-        """Whether it is not known yet if a task writes into its batches, as these are the first of its."""
-        return self._context.lent.looks((task, "whole update"), update)
-
-    def _unwritten(self, weights: Weights, update: int) -> Weights:
-        """The micro-batches as they will still be, for a look at them, when a task has written into its own."""
-        if not any(self._looks(one.task, update) for one in weights.work):
-            return weights
-        return replace(weights, work=tuple([replace(one, data=copied(one.data)) for one in weights.work]))
-
     def _prepared(self, one: Microbatch, own: int) -> Any:
         """A micro-batch's data as `inputs` and `loss` take them, with the randomness that it has without compiling."""
-        context, lent = self._context, self._context.lent
-        given = batch = lent.lend(one.task, one.data)
-        looks = self._looks(one.task, self._number)
-        before = marks(given) if looks else []
+        context, batch = self._context, one.data
         if context.transfer is not None:
             batch = context.transfer(batch)
         if one.task in self._transforms:
             context.randomness.begin(context.device, branch_of(own, one.index, ()))
             batch = context.tasks[one.task].transform(batch)
-        if looks:
-            lent.see(one.task, given, before, is_own=given is one.data)
         return batch if context.reorder is None else context.reorder(batch)
 
     def _verdict(self, outcome: Outcome) -> tuple[float | Tensor, float | Tensor]:
@@ -280,15 +258,13 @@ class CompiledUpdate:
         context, weights, update = self._context, self._weights, self._number
         assert weights is not None
         silent = context.silently()
-        owners = [self._model, *context.tasks.values()]
-        with without_side_effects(owners), torch.enable_grad():
-            attributes = _tensors_in_attributes(owners)
+        work = tuple([replace(one, data=copied(one.data)) for one in weights.work])
+        weights = replace(weights, work=work)
+        with self._core.rollback.unchanged(), undisturbed(), as_written(), torch.enable_grad():
             before = {name: (one, times_written(one)) for name, one in self._model.named_buffers()}
             with MicrobatchStep.of_update(silent, weights, update) as step:
                 self._execution.try_one(step)
             moving = self._moving(before)
-            now = _tensors_in_attributes(owners).items()
-            self._kept = [name for name, one in now if one is not attributes.get(name)]
         check_shows_nothing([one.name for one in silent.storage.take_shown()])
         used = tuple([number for number, one in enumerate(self._state.parameters) if one.grad is not None])
         for one in self._core.trained.with_grad:
@@ -307,16 +283,6 @@ class CompiledUpdate:
                 if times_written(one) != version or id(one) in silent or id(one) not in standing
             ]
         )
-
-
-def _tensors_in_attributes(owners: Sequence[object]) -> dict[str, Tensor]:
-    """What modules and tasks hold beside parameters and buffers, by what it is called."""
-    return {
-        f"`{name}` of {type(owner).__name__}": value
-        for owner in with_modules(owners)
-        for name, value in (vars(owner).items() if hasattr(owner, "__dict__") else ())
-        if isinstance(value, Tensor)
-    }
 
 
 def running_statistics_of(part: nn.Module) -> list[Tensor]:
