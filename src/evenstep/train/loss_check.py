@@ -260,4 +260,4 @@ def _value(task: Task, given: Any, piece: SubBatch) -> LossValue | None:
         weight = _weight(task, piece) if not task.late_weight or late is None else float(late)
     except (TypeError, ValueError, RuntimeError):
         return None
-    return LossValue(float(total), weight, count)
+    return LossValue(float(total.detach()), weight, count)

@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 
 from evenstep.arguments import first_of, format_name
 from evenstep.checkpoint import ALONE, RankGroup, Shard, on_all_ranks
-from evenstep.checkpoint.state import pack
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.internals import unwrapped
 from evenstep.names import load_state, named_parameters, plain, state_of
@@ -103,19 +102,6 @@ class TrainState:
 
     def fault(self) -> str:
         """Why nothing could go on from what is saved now, and what to do; "" where it could."""
-        return self._of_outlines()
-
-    def fault_of_files(self) -> str:
-        """The same of what checkpoints hold: the optimizer may keep what no file does."""
-        if fault := self.fault():
-            return fault
-        try:
-            pack(optimizer_state(self.optimizer, self._own, self._built), "optimizer", {})
-        except CheckpointError as error:
-            return str(error).removesuffix(".")
-        return ""
-
-    def _of_outlines(self) -> str:
         now = _outlines_of(self.model)
         if now == self._outlines:
             return ""

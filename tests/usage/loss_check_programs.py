@@ -1,4 +1,4 @@
-"""What the tests of the guard on several ranks run."""
+"""Runs of the loss check on several ranks."""
 
 from typing import Any
 
@@ -16,10 +16,9 @@ SAMPLES = [(torch.randn(6, generator=torch.Generator().manual_seed(n)), torch.te
 
 class Classify(evenstep.Task):
     def __init__(self, reduction: str) -> None:
-        self.how, self.calls = reduction, 0
+        self.how = reduction
 
     def loss(self, output: Any, batch: Any) -> Any:
-        self.calls += 1  # which is looked at
         return F.cross_entropy(output, batch[1], reduction=self.how)
 
 
@@ -49,25 +48,3 @@ def train(name: str, reduction: str, check_loss: bool, size: int = 12) -> tuple[
     )
     result = trainer.train()
     return digest(trainer.state_dict()["model"]), result.metrics["train/loss"]
-
-
-class Ignored(Classify):
-    def weight(self, batch: Any) -> int:
-        return 0
-
-
-def train_beside_weight_0(name: str) -> int:
-    """The updates of a run in which no rank has anything to run of the second task."""
-    model = nn.Sequential(*layers())
-    trainer = evenstep.Trainer(
-        model=model,
-        task={"a": Classify("sum"), "b": Ignored("sum")},
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        data=evenstep.Mixture(
-            {task: evenstep.MapData(SAMPLES, global_batch_size=8, micro_batch_size=4) for task in "ab"}
-        ),
-        updates=3,
-        device="cpu",
-        strategy=strategy_named(name, group_of_ranks()),
-    )
-    return trainer.train().update
