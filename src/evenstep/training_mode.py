@@ -4,14 +4,13 @@ That is said in two ways: by `eval()` of single parts, or by a `train` of the mo
 call at its beginning. Both hold.
 """
 
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
 
-from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError
 
 
@@ -87,22 +86,3 @@ def put_back(modes: Mapping[nn.Module, bool]) -> None:
             part.train(training)
     for part, training in modes.items():
         part.training = training
-
-
-@contextmanager
-def evaluating(model: nn.Module, device: torch.device, tasks: Iterable[object] = ()) -> Generator[None]:
-    """Inside, `model` is in evaluation mode, without gradients; its modes and the generators come back as they were.
-
-    Args:
-        tasks: their own networks are in evaluation mode as well.
-    """
-    values = [value for task in tasks for value in (task, *getattr(task, "__dict__", {}).values())]
-    models = [*(value for value in values if isinstance(value, nn.Module)), model]
-    modes = {part: part.training for one in models for part in one.modules()}
-    for one in models:
-        one.eval()
-    try:
-        with torch.no_grad(), undisturbed(device):
-            yield
-    finally:
-        put_back(modes)

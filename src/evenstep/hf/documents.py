@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from evenstep.data.split import rebuilt
 from evenstep.errors import ArgumentError, clause
-from evenstep.training_mode import evaluating
+from evenstep.train.evaluating import evaluating
 
 _FIRST, _SECOND = 4, 5  # tokens of the documents that are tried
 

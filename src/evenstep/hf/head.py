@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError, TaskError, clause
 from evenstep.train import chunked_cross_entropy
-from evenstep.training_mode import evaluating
+from evenstep.train.evaluating import evaluating
 
 
 @final

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from evenstep.training_mode import evaluating
+from evenstep.train.evaluating import evaluating
 
 T = TypeVar("T")
 _TOKENS = 8

@@ -15,6 +15,7 @@ from torch import nn
 from evenstep.data import Data, Microbatch, Position
 from evenstep.errors import DataError, LostRankError, TaskError
 from evenstep.events import Incident, Record
+from evenstep.train.evaluating import evaluating
 from evenstep.train.reporter import data_incidents
 from evenstep.train.tasks.task import evaluates_itself
 from evenstep.train.update.context import TrainContext
@@ -22,7 +23,6 @@ from evenstep.train.update.execution import Execution
 from evenstep.train.update.microbatch import MicrobatchStep
 from evenstep.train.update.recovery import Recovery
 from evenstep.train.update.weigh import Weights, weigh
-from evenstep.training_mode import evaluating
 
 
 @final

@@ -21,6 +21,7 @@ from evenstep.errors import LostRankError, TaskError
 from evenstep.memory import give_back, is_out_of_memory
 from evenstep.parallel.buffers import is_batch_norm
 from evenstep.pipeline.compiled import as_written
+from evenstep.train.evaluating import evaluating
 from evenstep.train.memory.sub_batch import SubBatch, part_of, parts_of, whole_of
 from evenstep.train.tasks.now import checking_losses
 from evenstep.train.tasks.observed import ObservedTask
@@ -31,7 +32,6 @@ from evenstep.train.update.microbatch import MicrobatchStep
 from evenstep.train.update.recovery import Recovery
 from evenstep.train.update.rollback import Rollback
 from evenstep.train.update.weigh import Weights
-from evenstep.training_mode import evaluating
 
 SIXTEEN_BITS = frozenset({torch.float16, torch.bfloat16})
 _OFF = "`train=Training(check_loss=False)`"

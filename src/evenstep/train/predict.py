@@ -19,6 +19,7 @@ from evenstep.errors import LostRankError, OutOfMemoryError, clause
 from evenstep.internals import pytree
 from evenstep.parallel import Group
 from evenstep.pipeline.wire import Address, Wire
+from evenstep.train.evaluating import evaluating
 from evenstep.train.result import Prediction
 from evenstep.train.tasks.observed import ObservedTask
 from evenstep.train.tasks.task import Task
@@ -27,7 +28,6 @@ from evenstep.train.update.execution import Execution
 from evenstep.train.update.microbatch import MicrobatchStep
 from evenstep.train.update.recovery import Recovery
 from evenstep.train.update.weigh import Weights, task_of
-from evenstep.training_mode import evaluating
 
 Kept: TypeAlias = tuple[int, str, list[int], Any]  # number of the micro-batch, its task, samples, and what is kept
 

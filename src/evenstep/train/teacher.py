@@ -24,10 +24,10 @@ from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.compiled import as_written
 from evenstep.pipeline.layers import arguments
 from evenstep.pipeline.whole_model import WholeModel
+from evenstep.train.evaluating import evaluating
 from evenstep.train.tasks.task import Task
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
-from evenstep.training_mode import evaluating
 
 
 @final
