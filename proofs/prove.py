@@ -23,7 +23,6 @@ from rows import (
     faults,
     formats,
     groups,
-    local,
     optimizers,
     pipeline,
     ranks,
@@ -37,7 +36,7 @@ from rows.row import Row
 ROWS: list[Row] = [
     *(*cutting.ROWS, *resume.ROWS, *ranks.ROWS, *pipeline.ROWS, *walk.ROWS),
     *(*faults.ROWS, *tasks.ROWS, *optimizers.ROWS, *formats.ROWS, *weights.ROWS),
-    *(*local.ROWS, *groups.ROWS, *compiled.ROWS),
+    *(*groups.ROWS, *compiled.ROWS),
 ]
 
 

@@ -97,7 +97,6 @@ if TYPE_CHECKING:
         Ddp,
         Fsdp,
         Group,
-        Local,
         Mesh,
         Ordered,
         OrderedFsdp,
@@ -185,7 +184,6 @@ __all__ = [
     "JsonlWriter",
     "Layers",
     "Listed",
-    "Local",
     "Logging",
     "Loss",
     "LossSpikes",
@@ -262,7 +260,7 @@ _HOMES = {
     ".optim.schedules": "Constant Cosine CosineRestarts InverseSqrt Linear Listed LrSchedule Multiplicative "
     "PerGroup Plateau Polynomial Step TriStage Triangular Wsd",
     ".options": "Checkpointing Failures Logging Memory Training",
-    ".parallel": "Ddp Fsdp Group Local Mesh Ordered OrderedFsdp Processes Single Strategy Zero1",
+    ".parallel": "Ddp Fsdp Group Mesh Ordered OrderedFsdp Processes Single Strategy Zero1",
     ".pipeline": "Layers PipelineModel",
     ".precision": "Bf16Mixed Bf16NoMaster Bf16True Float8Mixed Fp16Mixed Fp16NoMaster Fp16True FullPrecision Precision",
     ".train": "Aborted Coefficients Combine Committed DropTask Engine FailurePolicy Fixed Loss "

@@ -38,10 +38,6 @@ _PARTS_OF_STATES: dict[str, tuple[str, dict[str, type]]] = {
     ),
     "data": ("fingerprint states ranks", {"fingerprint": dict, "states": dict, "ranks": int}),
     "position": ("epoch batch", {"epoch": int, "batch": int}),
-    "local": (
-        "ranks shared momentum means own",
-        {"ranks": int, "shared": dict, "momentum": dict, "means": dict, "own": dict},
-    ),
 }
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from alone import CHECKS as ALONE
 from divided import CHECKS
 from equipped import CHECKS as EQUIPPED
 from injector import (
@@ -117,7 +116,7 @@ def memory(phase: str, rank: int, strategy: str, ranks: int, act: Callable[[], o
     assert "out_of_memory" in ends[0].kinds, "the first rank must hear of it"
 
 
-LAYOUTS = [("single", 1), ("ordered", 1), ("ordered", 2), ("ddp", 2), ("ddp-buckets", 2), ("zero1", 2), ("local", 2)]
+LAYOUTS = [("single", 1), ("ordered", 1), ("ordered", 2), ("ddp", 2), ("ddp-buckets", 2), ("zero1", 2)]
 for strategy, ranks in LAYOUTS:
     for (number, phase), rank in itertools.product(
         enumerate(("transfer", "forward", "backward", "armed")), range(ranks)
@@ -827,7 +826,7 @@ LOST: list[tuple[str, int, str, dict[str, Any]]] = [
     ("deadlock", 1, "rank 1", {"timeout_s": 6, "watch_s": 14, "phase": "before_update"}),  # in a hook
     ("hold", 1, "rank 1", {"timeout_s": 6, "watch_s": 14}),  # Python's lock, for ever
 ]
-for strategy in ("ddp", "zero1", "local", "fsdp", "ordered-fsdp"):
+for strategy in ("ddp", "zero1", "fsdp", "ordered-fsdp"):
     LOST += [("kill", 1, "rank 1 is gone", {"strategy": strategy})]
     LOST += [("raise", rank, f"rank {rank} {BUG}", {"strategy": strategy}) for rank in (0, 1)]
 LOST += [("freeze", 1, "rank 1 did not come within 6 s", {"strategy": "fsdp", "frozen": True, "timeout_s": 6})]
@@ -877,7 +876,7 @@ def processes_out_of_memory() -> None:
         assert ends[0].said["sha256"] == ends[1].said["sha256"]
 
 
-CASES += [Case(name, check, slow) for name, check, slow in (*CHECKS, *REDONE, *EQUIPPED, *ALONE)]
+CASES += [Case(name, check, slow) for name, check, slow in (*CHECKS, *REDONE, *EQUIPPED)]
 
 
 def limited(check: Callable[[], None], limit_s: float) -> float:

@@ -3,7 +3,7 @@
 One interpreter imports torch and torchft once and forks everybody: torchft's lighthouse, the processes, and those that
 take the place of lost ones. The JSON says how many processes there are, and who is hit by what:
 {"count": 3, "updates": 12, "strategy": "ordered", "hits": [[NUMBER, UPDATE, PLACE, SIGNAL]], "again": true, ...}
-With "alone" the run is that of `alone_run`; "away_s" says how long a lost process is away.
+"away_s" says how long a lost process is away.
 Each process prints a line of JSON when it has ended.
 """
 
@@ -21,7 +21,6 @@ import torch._dynamo  # which the first optimizer imports, in more than a second
 from torch import nn
 
 import evenstep
-from evenstep.errors import LostRankError
 from evenstep.events import Evaluate, JsonlWriter, Save
 from evenstep.extras.elastic import Elastic, ElasticRank, Lighthouse
 from evenstep.extras.elastic.lighthouse import coordination
@@ -78,11 +77,6 @@ class Strike(evenstep.Hook):
                 mark.write_text(str(time.time()))
                 if name == "raise":
                     raise ValueError("a bug of the user's")
-                if name == "stop":
-                    self.trainer.request_stop("for now")
-                    return
-                if name == "lost":
-                    raise LostRankError("what others have done did not come here (injected)")
                 if name == "memory":
                     raise torch.OutOfMemoryError("the device has no memory left (injected)")
                 os.kill(os.getpid(), getattr(signal, name))
@@ -102,13 +96,6 @@ def grouped(model: nn.Module) -> torch.optim.Optimizer:
 def train(group: Group, number: int) -> None:
     torch.manual_seed(number)  # other parameters on each: all must take the first one's
     strike = Strike(number)
-    if WHAT.get("alone"):
-        from alone_run import train_alone
-
-        again = FOLDER / f"again-{number}"
-        back = (lambda: (FOLDER / f"back-{number}").write_text(again.read_text())) if again.exists() else None
-        train_alone(group, number, strike, FOLDER, WHAT, back)
-        return
     layers = [nn.Linear(3, 16), *([nn.BatchNorm1d(16)] if WHAT.get("norm") else []), nn.Dropout(0.1), nn.Linear(16, 1)]
     model = nn.Sequential(*layers)
     points = torch.randn(48, 3, generator=torch.Generator().manual_seed(1))
@@ -152,7 +139,7 @@ def train(group: Group, number: int) -> None:
 
 
 def is_ordinary() -> bool:
-    return WHAT["count"] == 1 and not WHAT.get("alone")
+    return WHAT["count"] == 1
 
 
 def process(number: int, port: int) -> int:

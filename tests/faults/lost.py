@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import battery
-import lost_alone
 from scripts import Script
 
 MINE: list[battery.Case] = []
@@ -90,4 +89,4 @@ def _() -> None:
     assert any("ran out of memory in the forward of 2 samples" in str(one["heard"]) for one in said), said
 
 
-CASES = [*battery.CASES, *MINE, *lost_alone.MINE]
+CASES = [*battery.CASES, *MINE]

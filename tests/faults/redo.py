@@ -28,8 +28,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "ddp": {"strategy": "ddp-buckets"},
     "ordered": {"strategy": "ordered"},
     "zero1": {"strategy": "zero1"},
-    "local": {"strategy": "local"},
-    "local, while a mean is on its way": {"strategy": "local-streamed"},
     "fsdp": {"strategy": "fsdp"},
     "ordered fsdp": {"strategy": "ordered-fsdp"},
     "fsdp, every rank holds all": {"strategy": "fsdp-copies"},
@@ -38,13 +36,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "interleaved": {"pipeline": 2, "schedule": "interleaved"},
     "zb_v": {"pipeline": 2, "schedule": "zb_v"},
     "fsdp × 1f1b": {"strategy": "fsdp", "pipeline": 2, "ranks": 4},
-    "local × 1f1b": {"strategy": "local", "pipeline": 2, "ranks": 4},
-    "local, while a mean is on its way × interleaved": {
-        "strategy": "local-streamed",
-        "pipeline": 2,
-        "schedule": "interleaved",
-        "ranks": 4,
-    },
     "ordered × zb_h1": {"strategy": "ordered", "pipeline": 2, "schedule": "zb_h1", "ranks": 4},
 }
 
@@ -90,9 +81,8 @@ def twice_in_a_row() -> None:
 
 def _alone_with(group: Group) -> Recovery:
     """The recovery of a run that has nothing but its ranks."""
-    reducers = SimpleNamespace(is_alone=False, break_off=lambda: None)
     context = cast("TrainContext", SimpleNamespace(tasks={}, cuts=SplitLimit()))
-    execution = cast("Execution", SimpleNamespace(group=group, reducers=reducers, reset=lambda: None, alike=list))
+    execution = cast("Execution", SimpleNamespace(group=group, reset=lambda: None, alike=list))
     return Recovery(execution=execution, context=context, report=lambda incident: None)
 
 
@@ -164,8 +154,6 @@ CHECKS: Checks = [
             ("ddp", "armed", 1),
             ("ordered", "backward", 0),
             ("zero1", "forward", 1),
-            ("local", "backward", 1),
-            ("local, while a mean is on its way", "forward", 0),
             ("fsdp", "armed", 0),
             ("ordered fsdp", "backward", 1),
             ("fsdp, every rank holds all", "forward", 1),
@@ -175,8 +163,6 @@ CHECKS: Checks = [
             ("zb_v", "backward", 1),
             ("fsdp × 1f1b", "backward", 2),
             ("ordered × zb_h1", "forward", 1),
-            ("local × 1f1b", "forward", 3),
-            ("local, while a mean is on its way × interleaved", "backward", 0),
         )
     ),
     ("micro-batch size auto: fsdp", partial(auto, "fsdp"), True),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import evenstep
 from evenstep.events import Incident
-from evenstep.parallel import Ddp, Fsdp, Group, Local, Mesh, Ordered, OrderedFsdp, Single, Strategy, Zero1
+from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Ordered, OrderedFsdp, Single, Strategy, Zero1
 from evenstep.pipeline import PipelineModel
 from evenstep.signals import stopping
 
@@ -22,15 +22,6 @@ STRATEGIES: dict[str, Callable[[Group], Strategy]] = {
     "ordered": Ordered,
     "ddp": Ddp,
     "zero1": lambda group: Zero1(Ddp(group)),
-    "local": lambda group: Local(Ddp(group), every_updates=3),
-    "local-streamed": lambda group: Local(
-        Ordered(group),
-        every_updates=4,
-        outer_momentum=0.5,
-        fragments=2,
-        overlap_updates=2,
-        own_share=0.5,
-    ),
     "zero1-ordered": lambda group: Zero1(Ordered(group)),
     "fsdp": Fsdp,
     "ordered-fsdp": OrderedFsdp,

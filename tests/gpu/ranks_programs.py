@@ -9,14 +9,13 @@ from torch import Tensor
 from work import SIDE, Mean, Small, Squares, Waves, batches, flat, in_blocks, network, precision_of, sha256, wide_batch
 
 from evenstep import Ema, Engine, Loss, Training
-from evenstep.parallel import Ddp, Fsdp, Group, Local, Mesh, Ordered, Processes, Single, Strategy, Zero1
+from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Ordered, Processes, Single, Strategy, Zero1
 from evenstep.pipeline import PipelineModel
 
 KINDS: dict[str, Any] = {
     "ddp": Ddp,
     "ordered": Ordered,
     "zero1": lambda group: Zero1(Ddp(group)),
-    "local": lambda group: Local(Ddp(group), every_updates=2, outer_momentum=0.5, fragments=2, overlap_updates=1),
 }
 UPDATES, MICROBATCHES = 4, 8
 ROOM = 600 << 20  # bytes: of what `Waves` needs, less than all and more than half

@@ -48,13 +48,6 @@ def test_ranks_on_one_device_make_the_update_of_one(device: torch.device, strate
     torch.testing.assert_close(torch.tensor(two[1]), torch.tensor(one[1]), rtol=1e-4, atol=1e-5)
 
 
-def test_ranks_on_one_device_that_step_alone_share_what_they_do_on_the_cpu(device: torch.device) -> None:
-    """Without dropout, of which each kind of device draws its own numbers."""
-    here, there = (on_ranks(2, trained, name, "local", 1, "32-true", 0.0)[0] for name in (device.type, "cpu"))
-    assert not isinstance(here, str) and not isinstance(there, str), (here, there)
-    torch.testing.assert_close(torch.tensor(here[1]), torch.tensor(there[1]), rtol=1e-4, atol=1e-5)
-
-
 def test_ranks_of_which_one_has_no_memory_make_the_update_of_those_that_have(device: torch.device) -> None:
     """They break off, meet again and do it over, in parts."""
     short, ample = (on_ranks(2, starved, device.type, starves) for starves in (True, False))

@@ -2,7 +2,6 @@
 
 import pytest
 from lost import UPDATES, ran
-from lost_alone import killed
 
 
 @pytest.mark.timeout(280)
@@ -14,12 +13,3 @@ def test_processes_killed_one_after_the_other_in_the_midst_of_updates_leave_no_t
     # the process that was killed first, and came back, has heard of both others, and all of the last
     assert "process 0 is lost" in str(said[1]["heard"])
     assert all("process 2 is lost" in str(each["heard"]) for each in said[:2])
-
-
-@pytest.mark.slow  # `make faults` shows more of it
-@pytest.mark.timeout(280)
-def test_what_is_left_of_processes_that_step_alone_is_where_it_is_by_hand_whatever_they_were_doing() -> None:
-    """Killed in an update; in a share that one has made and one has not; in an update that one has applied already."""
-    shares = [[2, 8, "shared", "SIGKILL"], [1, 8, "shared", "lost"]]
-    applies = [[2, 11, "promised", "SIGKILL"], [1, 11, "promised", "lost"]]
-    killed("DiLoCo", 1, 4, "loss", *shares, *applies, missing=[(11, (2, 1))])

@@ -79,27 +79,6 @@ ALONE: dict[str, Refusal] = {
     "compression where sums are ordered": _of(
         "--parallel.compression", "bf16", "--parallel.reduction", "ordered", says="`parallel.compression`"
     ),
-    "compression where ranks step alone": _of(
-        "--parallel.compression", "bf16", "--parallel.strategy", "local", says="leave"
-    ),
-    "a share that nothing takes": _of(
-        "--parallel.local.every_updates", "4", says='`parallel.local` is for `parallel.strategy` "local"'
-    ),
-    "an outer momentum of 1": _of(
-        *("--parallel.strategy", "local", "--parallel.local.outer_momentum", "1.0"),
-        says="`parallel.local.outer_momentum` must be in [0, 1)",
-    ),
-    "an outer momentum that looks ahead of nothing": _of(
-        *("--parallel.strategy", "local", "--parallel.local.nesterov", "true"),
-        says="`parallel.local.outer_momentum` is 0",
-    ),
-    "a mean that comes too late": _of(
-        *("--parallel.strategy", "local", "--parallel.local.overlap_updates", "16"),
-        says="`parallel.local.overlap_updates` must be below the 16",
-    ),
-    "ranks that step alone and go back": _of(
-        *("--parallel.strategy", "local", "--failures.non_finite", "rewind"), says="`failures.non_finite`: a rank that"
-    ),
     "compression without ddp": _of("--parallel.compression", "bf16", "--parallel.strategy", "zero1", says="leave"),
     "shards without fsdp": _of("--parallel.shard_ranks", "2", says='is for `parallel.strategy` "fsdp"'),
     "stages without a pipeline": _of("--parallel.stages_per_rank", "2", says="is for `parallel.pipeline` of 2 or more"),

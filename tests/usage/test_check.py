@@ -173,10 +173,6 @@ RANKS = {
     "fsdp": ["--parallel.strategy", "fsdp", "--optimizer.name", "AdamW"],
     "ordered fsdp": ["--parallel.strategy", "fsdp", "--parallel.reduction", "ordered"],
     "zero1": ["--parallel.strategy", "zero1"],
-    "local": [
-        *("--parallel.strategy", "local", "--parallel.local.every_updates", "4"),
-        *("--ema.decay", "0.9"),
-    ],
     "ordered": ["--parallel.reduction", "ordered"],
     "a pipeline": ["--parallel.pipeline", "2", "--model.target", "parts.py:layers"],
 }

@@ -50,7 +50,6 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
 # Blocks of TOML whose runs are built by a slow test only: they start ranks, or load large libraries.
 SLOWLY_BUILT = {
     ("failures", "launch"): "four ranks",
-    ("local", "parallel"): "four ranks",
     ("hosts", "launch"): "eight ranks",
     ("optimizers", "target"): "torchao compiles a kernel for each shape",
     ("precision", "float8"): "loads torchao",

@@ -14,7 +14,6 @@ from evenstep.builders.options import (
     build_failures,
     build_logging,
     build_precision,
-    build_training,
 )
 from evenstep.builders.pipeline import build_layout
 from evenstep.builders.ranks import ranks_of
@@ -33,15 +32,13 @@ from evenstep.events.hooks.target import MetricTarget
 from evenstep.optim.ema import Ema
 from evenstep.optim.groups import Grouping, ParameterGroup
 from evenstep.options import Memory, Training, check_evaluation_names, check_length, check_rewinds, check_task_names
-from evenstep.parallel import Ddp, Group, Local, device_of_rank
+from evenstep.parallel import device_of_rank
 from evenstep.parallel.mesh import check_pipelines
 from evenstep.parallel.named import check_single
 from evenstep.parallel.rank_info import is_launched
 from evenstep.parallel.reducer.sharded import check_sharding
 from evenstep.precision import PRECISIONS, Float8Mixed, LossScaled
-from evenstep.train.checks.local import check_answer, check_training
 from evenstep.train.checks.whole_update import check_kinds
-from evenstep.train.resolve import policies_of
 
 
 def refused(config: Config) -> list[Fault]:
@@ -225,15 +222,6 @@ def _ranks(config: Config) -> Iterator[Fault]:
         yield told(f"{said} `launch.ranks` to 2 or more, or leave it out.", *counts)
     yield from faults_of(partial(check_pipelines, ranks, parallel.pipeline), keys)
     yield from faults_of(partial(build_layout, config), keys)
-    if parallel.strategy == "local":
-        build = partial(Local, Ddp(Group()), **parallel.local.model_dump())
-        yield from faults_of(build, keys_in("parallel.local", parallel.local), "parallel.strategy")
-        names = {"combine": "combine", "non_finite": "failures.non_finite"}
-        for key, rule in (
-            ("combine", lambda: check_training(build_training(config))),
-            ("failures.non_finite", lambda: check_answer(policies_of(build_failures(config)))),
-        ):
-            yield from faults_of(rule, names, key, "parallel.strategy")
     if parallel.strategy == "fsdp" and ranks > 1:
         is_here = config.launch.slurm is None  # a job's machines may have other devices
         check = partial(check_sharding, shard_ranks=parallel.shard_ranks, offload=parallel.offload and is_here)

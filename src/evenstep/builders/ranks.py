@@ -94,5 +94,4 @@ def build_strategy(config: Config, group: Group) -> Strategy:
         gather_dtype=None if parallel.gather_dtype is None else torch.bfloat16,
         offload=parallel.offload,
         compression=COMPRESSIONS[parallel.compression](),
-        local=parallel.local.model_dump(),
     )

@@ -119,7 +119,7 @@ def _of_folder(path: Path, settings: Sequence[Setting]) -> list[str]:
 def ranks_to_try(config: Config) -> int:
     """How many ranks the run is tried on: those that it starts, or two where its strategy is for several."""
     ranks = ranks_of(config)
-    if ranks == 1 and config.parallel.strategy in ("ddp", "fsdp", "zero1", "local"):
+    if ranks == 1 and config.parallel.strategy in ("ddp", "fsdp", "zero1"):
         return max(2, config.parallel.shard_ranks or 0)
     return ranks
 

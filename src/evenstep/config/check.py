@@ -20,7 +20,6 @@ ONLY_FOR: dict[str, dict[Sequence[object], tuple[str, ...]]] = {
     "parallel.strategy": {
         ("fsdp",): ("parallel.shard_ranks", "parallel.gather_dtype", "parallel.offload"),
         ("auto", "ddp"): ("parallel.compression",),
-        ("local",): ("parallel.local",),
     },
     "parallel.pipeline": {range(2, 2**31): ("parallel.stages_per_rank", "parallel.split_at")},
     "parallel.reduction": {("fast",): ("parallel.compression",)},  # "ordered" promises bits, which rounding would spoil

@@ -299,7 +299,7 @@ class FailuresTable(Section, of=options.Failures):
     do."""
     lost_rank: Literal["stop", "continue"] = "stop"
     """When one of several ranks dies: `stop` ends the run; `continue` divides the update among the remaining ranks, and
-    takes the lost one back when it returns (on CPUs, with strategy ddp or local, and the extra `torchft`)."""
+    takes the lost one back when it returns (on CPUs, with strategy ddp, and the extra `torchft`)."""
 
 
 class MemoryTable(Section, of=options.Memory):

@@ -1,52 +1,30 @@
 """What a run file may say of ranks: how they share a model and its gradients, and how they are started."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from evenstep.config.section import Args, Count, Names, Natural, NonNegative, Positive, Section
+from evenstep.config.section import Args, Count, Names, Natural, Positive, Section
 from evenstep.extras.slurm import Job
 from evenstep.options import default_of
-from evenstep.parallel import Fsdp, Local, Processes
-from evenstep.parallel.reducer.local import InnerState
+from evenstep.parallel import Fsdp, Processes
+from evenstep.parallel.named import INSTEAD_OF_LOCAL
 from evenstep.pipeline import PipelineModel
 
 
-class LocalTable(Section, of=Local):
-    """Strategy local: how ranks that make their own optimizer steps average their parameters."""
-
-    every_updates: Count
-    """Average the parameters over the ranks after every this many updates."""
-    outer_lr: Positive
-    """Step size towards the average of the ranks: 1.0 replaces the parameters by the average."""
-    outer_momentum: NonNegative
-    """Momentum of these steps, at least 0 and below 1."""
-    nesterov: bool
-    """Use Nesterov momentum for these steps, as DiLoCo and Nesterov's BMUF do."""
-    by_inner_rate: bool
-    """Keep the momentum in units of the learning rate, as SlowMo does, so that it still fits when the learning rate
-    changes."""
-    synchronous_updates: Natural
-    """Sum the gradients over the ranks, as ddp does, in the first this many updates."""
-    inner_state: InnerState
-    """What happens to each rank's optimizer state when parameters are averaged: `keep` it, or `reset` it."""
-    fragments: Count
-    """Cut the parameters into this many parts, and average one part at a time, in turn."""
-    overlap_updates: Natural
-    """How many more updates the ranks make while an average is computed in the background."""
-    own_share: NonNegative
-    """Share of its own parameters that each rank keeps when they are averaged, at least 0 and below 1."""
+def _without_local(strategy: object) -> object:
+    if strategy == "local":
+        raise ValueError(f"it must be {INSTEAD_OF_LOCAL}")
+    return strategy
 
 
 class ParallelTable(Section, of=(Fsdp, Processes, PipelineModel)):
     """How several processes (ranks) share the model and its gradients."""
 
-    strategy: Literal["auto", "single", "ddp", "fsdp", "zero1", "local"] = "auto"
+    strategy: Annotated[Literal["auto", "single", "ddp", "fsdp", "zero1"], BeforeValidator(_without_local)] = "auto"
     """`single`: one process. `ddp`: each rank has the whole model. `fsdp`: parameters, gradients and optimizer state
-    are sharded. `zero1`: the whole model on each rank, optimizer state sharded. `local`: each rank trains by itself,
-    and parameters are averaged now and then. `auto`: ddp if there are several ranks."""
-    local: LocalTable = LocalTable.empty()
-    """Strategy local: when and how parameters are averaged."""
+    are sharded. `zero1`: the whole model on each rank, optimizer state sharded. `auto`: ddp if there are several
+    ranks."""
     shard_ranks: Count | None
     """Strategy fsdp: number of neighbouring ranks that share one copy of the parameters (hybrid sharding). By default
     all ranks."""

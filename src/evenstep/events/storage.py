@@ -133,15 +133,10 @@ class Storage:
             self._meters.reset()
         self.settled = settled
 
-    def discard_from(self, update: int, *, but: tuple[int, int] = (0, 0)) -> None:
-        """Forget what is pending for `update` and later: those updates were given up.
-
-        Args:
-            but: a mark; what was put and shown before it stays.
-        """
-        pending, shown = but
-        self._pending[pending:] = [entry for entry in self._pending[pending:] if entry[0] < update]
-        self._shown[shown:] = [one for one in self._shown[shown:] if one.update < update]
+    def discard_from(self, update: int) -> None:
+        """Forget what is pending for `update` and later: those updates were given up."""
+        self._pending = [entry for entry in self._pending if entry[0] < update]
+        self._shown = [one for one in self._shown if one.update < update]
         self._meters.discard_from(update)
 
     def mark(self) -> tuple[int, int]:
@@ -187,7 +182,7 @@ class Storage:
         pending = self._pending.copy()
         self._pending.clear()
         pairs = pairs_of(pending)
-        if self._clip_norm is not None:  # of each rank's own norm, for some step alone
+        if self._clip_norm is not None:
             norms = [(update, pair[0]) for (update, name), pair in pairs.items() if name == _NORM]
             pairs |= {(update, _CLIPPED): (float(norm > self._clip_norm), 1.0) for update, norm in norms}
         pairs.update(self._meters.seen())

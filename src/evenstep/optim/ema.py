@@ -9,7 +9,7 @@ with d = decay, or d = min(decay, (1 + n) / (10 + n)) at the n-th move where it 
 ones too.
 """
 
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal, final, get_args
 
@@ -77,7 +77,6 @@ class Ema:
         self._moving: list[str] = []
         self._copied: list[str] = []
         self._formats: dict[str, torch.dtype] = {}
-        self._shared: Callable[[], Mapping[str, Tensor]] = dict
 
     @property
     def settings(self) -> dict[str, float]:
@@ -118,18 +117,11 @@ class Ema:
             )
 
     @torch.no_grad()
-    def attach(
-        self,
-        model: nn.Module,
-        formats: Mapping[str, torch.dtype] | None = None,
-        shared: Callable[[], Mapping[str, Tensor]] = dict,
-    ) -> None:
+    def attach(self, model: nn.Module, formats: Mapping[str, torch.dtype] | None = None) -> None:
         """Follow `model`, whose tensors are on their device already. The average begins as a copy.
 
         Args:
             formats: to which parameters of these names are rounded where the average takes them.
-            shared: gives, by name, what is followed now in the place of the model's, in any format: what ranks share
-                where each has made something else of it.
         """
         if self._live:
             raise ArgumentError(
@@ -149,7 +141,7 @@ class Ema:
         if self._average.keys() != self._live.keys():
             self._average = {name: _begun(tensor) for name, tensor in self._live.items()}
 
-        self._formats, self._shared = dict(formats or {}), shared
+        self._formats = dict(formats or {})
         self.restart(self._formats)
         self._moving = [name for name, one in self._average.items() if one.is_floating_point() or one.is_complex()]
         self._copied = [name for name in self._average if name not in self._moving]
@@ -217,10 +209,9 @@ class Ema:
 
     def _values(self, names: Sequence[str]) -> list[Tensor]:
         """What this rank holds of what is followed, as the model computes with it."""
-        shared, values = self._shared(), list[Tensor]()
+        values = list[Tensor]()
         for name in names:
-            live = local_tensor(self._live[name])
-            value = shared[name].to(live.dtype) if name in shared and shared[name].shape == live.shape else live
+            value = local_tensor(self._live[name])
             values.append(value.to(self._formats[name]) if name in self._formats else value)
         return values
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from evenstep.parallel.rank_info import RankInfo, rank_info_of
     from evenstep.parallel.reducer.ddp import Ddp
     from evenstep.parallel.reducer.fsdp import Fsdp
-    from evenstep.parallel.reducer.local import Local
     from evenstep.parallel.reducer.ordered import Ordered
     from evenstep.parallel.reducer.ordered_fsdp import OrderedFsdp
     from evenstep.parallel.reducer.reducer import Reducer
@@ -31,7 +30,6 @@ __all__ = [
     "Fp16",
     "Fsdp",
     "Group",
-    "Local",
     "Mesh",
     "Ordered",
     "OrderedFsdp",
@@ -66,7 +64,6 @@ __getattr__, __dir__ = lazy_names(
         ".rank_info": "RankInfo rank_info_of",
         ".reducer.ddp": "Ddp",
         ".reducer.fsdp": "Fsdp",
-        ".reducer.local": "Local",
         ".reducer.ordered": "Ordered",
         ".reducer.ordered_fsdp": "OrderedFsdp",
         ".reducer.reducer": "Reducer",

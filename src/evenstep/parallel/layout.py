@@ -169,7 +169,7 @@ class Shards(ParameterLayout):
 
 
 class OwnStates(ParameterLayout):
-    """Every rank holds tensors of its own, whole: where each steps alone, a model and an optimizer's state."""
+    """Every rank holds other whole tensors, as the owners of ZeRO-1 do."""
 
     @property
     def shard_index(self) -> int:

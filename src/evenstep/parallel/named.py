@@ -4,9 +4,6 @@ Which rank this process is, and with whom, is the environment's word (see `rank_
 """
 
 import os
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any
 
 import torch
 
@@ -18,14 +15,14 @@ from evenstep.parallel.processes import Processes
 from evenstep.parallel.rank_info import rank_info_of
 from evenstep.parallel.reducer.ddp import Ddp
 from evenstep.parallel.reducer.fsdp import Fsdp
-from evenstep.parallel.reducer.local import Local
 from evenstep.parallel.reducer.ordered import Ordered
 from evenstep.parallel.reducer.ordered_fsdp import OrderedFsdp
 from evenstep.parallel.reducer.single import Single
 from evenstep.parallel.reducer.strategy import Strategy
 from evenstep.parallel.reducer.zero1 import Zero1
 
-STRATEGIES = {name: name for name in ("auto", "single", "ddp", "fsdp", "zero1", "local")}
+STRATEGIES = {name: name for name in ("auto", "single", "ddp", "fsdp", "zero1")}
+INSTEAD_OF_LOCAL = '"single" with the hook `evenstep.contrib.local_sgd:LocalSgd`'
 _JOINED: dict[torch.device, Group] = {}  # a process can join the others only once
 
 
@@ -38,7 +35,6 @@ def strategy_named(
     gather_dtype: torch.dtype | None = None,
     offload: bool = False,
     compression: Compression | None = None,
-    local: Mapping[str, Any] = MappingProxyType({}),
 ) -> Strategy:
     """How gradients and parameters are shared between the ranks. One rank shares nothing, whatever the strategy.
 
@@ -47,7 +43,6 @@ def strategy_named(
         ordered: whether gradients are summed in an order that gives the same bits on any number of ranks.
         shard_ranks, gather_dtype, offload: of `Fsdp`.
         compression: of `Ddp`.
-        local: further arguments of `Local`.
 
     Raises:
         ArgumentError: there is no such strategy, or it is for one rank.
@@ -55,6 +50,8 @@ def strategy_named(
     >>> type(strategy_named("ddp", Group())).__name__
     'Single'
     """
+    if name == "local":
+        raise ArgumentError(f'`strategy` must be {INSTEAD_OF_LOCAL}, but is "local".', field="strategy")
     name = choose("strategy", name, STRATEGIES)
     if group.ranks == 1:
         return Ordered(group) if ordered else Single(group)
@@ -63,8 +60,6 @@ def strategy_named(
         kind = OrderedFsdp if ordered else Fsdp
         return kind(group, shard_ranks=shard_ranks, gather_dtype=gather_dtype, offload=offload)
     replicas = Ordered(group) if ordered else Ddp(group, compression=compression or Compression())
-    if name == "local":
-        return Local(replicas, **local)
     return Zero1(replicas) if name == "zero1" else replicas
 
 

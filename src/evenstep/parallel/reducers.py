@@ -6,7 +6,7 @@ other parameters, or tied ones (`pipeline.ties`).
 """
 
 from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, final
 
@@ -15,16 +15,13 @@ from torch import nn
 
 from evenstep.names import parameters_in
 from evenstep.parallel.buffers import Before, SharedBuffers
-from evenstep.parallel.group import Group
 from evenstep.parallel.layout import mapped
 from evenstep.parallel.reducer.ddp import DdpReducer
-from evenstep.parallel.reducer.local import Local, LocalReducer
 from evenstep.parallel.reducer.padded import PaddedReducer
 from evenstep.parallel.reducer.per_plan import PlanReducer
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer
 from evenstep.parallel.reducer.strategy import Strategy
 from evenstep.parallel.reducer.zero1 import Owners
-from evenstep.parallel.shares import Shares
 
 
 @final
@@ -42,7 +39,6 @@ class Reducers:
             the same time.
         gather_per_plan: whether plans begin with UNSHARD and end with RESHARD.
         gather_dtype: see `Strategy`.
-        alone: what lets ranks step alone; None where they always step together.
     """
 
     def __init__(self, strategy: Strategy, *, per_plan: bool = False) -> None:
@@ -53,18 +49,11 @@ class Reducers:
         self.gather_dtype = strategy.gather_dtype
         self.per_pass: list[PaddedReducer] = []
         self.gather_per_plan = False
-        self.alone = Shares(strategy) if isinstance(strategy, Local) else None
         self._all: list[Reducer] = []
         self.beginning: list[Reducer] = []
         self._comparing: list[Reducer] = []
         self._buffers: list[SharedBuffers] = []
         self._replaced: dict[int, nn.Parameter] = {}  # what has taken the place of a parameter
-        self.follow(0)
-
-    def say_last_mean(self, updates: int | None) -> None:
-        """Say what ranks that step alone would not share in a run of so many updates, if known."""
-        if isinstance(self._strategy, Local):
-            self._strategy.say_last_mean(updates)
 
     @property
     def rank(self) -> int:
@@ -75,16 +64,6 @@ class Reducers:
     def ranks(self) -> int:
         """How many data-parallel ranks there are."""
         return self.group.ranks
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether the next update is this rank's own, or that of its pipeline."""
-        return self.alone is not None and self.alone.is_alone
-
-    @property
-    def together(self) -> Group:
-        """The data-parallel ranks that make the next update together: all, or, where each steps alone, this one."""
-        return Group() if self.is_alone else self.group
 
     def wrap(self, module: nn.Module) -> tuple[nn.Module, Reducer]:
         """What to call in place of a stage's module, and the stage's reducer."""
@@ -158,7 +137,7 @@ class Reducers:
 
     def share_buffers(self, before: Before) -> None:
         """After an update's passes: make equal on all ranks the buffers that their forwards have changed."""
-        for buffers in () if self.is_alone else self._buffers:
+        for buffers in self._buffers:
             buffers.share(before)
 
     def after_step(self) -> None:
@@ -170,39 +149,6 @@ class Reducers:
         """Called after `update` was committed."""
         for own in self._comparing:
             own.after_update(update)
-        if self.alone is not None:
-            self.alone.after_update(update)
-            self.follow(update)
-
-    def follow(self, update: int) -> None:
-        """`update` updates are committed, or were loaded: who makes the next one together."""
-        if self.alone is not None:
-            self.alone.follow(update)
-            for own in self._all:
-                if isinstance(own, LocalReducer):
-                    own.follow(update)
-
-    @property
-    def is_torn(self) -> bool:
-        """Whether an error came while ranks shared parameters, so that this one holds the state of no update."""
-        return self.alone is not None and self.alone.is_torn
-
-    @property
-    def in_flight(self) -> bool:
-        """Whether something is on its way between ranks, without which the state of this one is not whole."""
-        return self.alone is not None and self.alone.in_flight
-
-    def is_ended(self, update: int) -> bool:
-        """Whether this rank, which steps alone, has done what follows committed update `update`."""
-        return self.alone is not None and self.alone.is_alone and self.alone.shared_until >= update
-
-    def owes_share(self, update: int) -> bool:
-        """Whether other ranks must be met before the state of this one is that after committed update `update`."""
-        return self.alone is not None and self.alone.is_alone and self.alone.owes_share(update)
-
-    def shown(self) -> AbstractContextManager[None]:
-        """Inside, modules hold what ranks share, where each has made something else of it since."""
-        return nullcontext() if self.alone is None else self.alone.shown()
 
     def abandon(self) -> None:
         """Forget what an update that has raised in the middle has left behind."""
@@ -212,16 +158,6 @@ class Reducers:
             own.relearn()
         for buffers in self._buffers:
             buffers.look_anew()
-
-    def promise(self) -> None:
-        """Return when all ranks have computed an update that each applies by itself, if one may be lost before that."""
-        if self.is_alone and self.group.can_change:
-            self.group.sum_floats([1.0])
-
-    def break_off(self) -> None:
-        """Connections are about to be made anew, so what travels beside updates does not come."""
-        if self.alone is not None:
-            self.alone.break_off()
 
     @contextmanager
     def uncompressed(self) -> Generator[str]:

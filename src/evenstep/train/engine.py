@@ -49,7 +49,7 @@ from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import check_task_states, load_task_state, states_of
 from evenstep.train.update.context import TrainContext
-from evenstep.train.update.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted, left_out
+from evenstep.train.update.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted
 
 if TYPE_CHECKING:
     from evenstep.train.setup import Setup
@@ -231,10 +231,6 @@ class Engine:
             self.parts.check_loss(batch)
             while True:
                 pending, aborted = self.dispatch(batch), self.settle()
-                if aborted is not None and aborted.is_own:
-                    if aborted.incident.kind != "no_weight":
-                        self._report(left_out(aborted.incident))
-                    aborted = None
                 if aborted is None:
                     self.after_update(pending.number)
                     self._last_loss = SummedLoss(self.storage.pending_sum(LOSS, update=update), self.group)
@@ -344,20 +340,7 @@ class Engine:
 
     def dispatch(self, batch: GlobalBatch) -> PendingUpdate:
         """Compute one update, and apply it where its gradient is finite; the device may be at it still on return."""
-        began = self.storage.mark() if self.reducers.is_alone else (0, 0)
         pending = self._compute(batch, self.progress)
-        pending.began = began
-        return self._dispatched(pending)
-
-    def carry_out(self) -> None:
-        """Apply what was computed when a rank was lost, since another has applied its own: see `Update.is_in_doubt`."""
-        self._dispatched(self.core.carry_out())
-
-    def _dispatched(self, pending: PendingUpdate) -> PendingUpdate:
-        while self.reducers.is_alone and (overflow := self._causes.own_overflow(pending)):
-            self._report(overflow)  # made again at once: the other ranks, which step alone too, know nothing of it
-            self.lower_scale()
-            pending = replace(self._compute(pending.batch, pending.before), began=pending.began)
         self._pending.append(pending)
         progress = pending.before.committed(pending.batch, skipped_samples=pending.skipped_samples)
         object.__setattr__(self, "progress", progress)  # not by way of what refuses all others
@@ -372,16 +355,13 @@ class Engine:
     def settle(self) -> Aborted | None:
         """Learn what became of all dispatched updates: the first that was aborted, or None.
 
-        After an abort the counters are those before it, and updates that were dispatched since were not applied. Where
-        ranks step alone, the counters go on (`Aborted.is_own`).
+        After an abort the counters are those before it, and updates that were dispatched since were not applied.
         """
         updates, index = self._undispatched()
         self.core.settle(None if index is None else updates[index].number)
         if index is None:
             return None
         first = updates[index]
-        if self.reducers.is_alone:  # the others know nothing of it: this rank leaves its own step out
-            return Aborted(incident=self._causes.own_incident(first), pending=first, is_own=True)
         self.storage.discard_from(first.number)
         self._go_back_before(first)
         self.core.resume()
@@ -391,15 +371,11 @@ class Engine:
     def after_update(self, number: int) -> None:
         """End update `number`: where it is not known to be aborted, nothing that follows takes it back.
 
-        Where ranks step alone, it has ended already if a hook has asked for the state after it.
-
         Raises:
             ReplicaError: the ranks' parameters have become different.
         """
-        if self.progress.update >= number and not self.reducers.is_ended(number):
+        if self.progress.update >= number:
             self.reducers.after_update(number)
-            if self.reducers.alone is not None:
-                self.core.begin()  # statistics that ranks have shared by now stay, whatever breaks off next
             if self.parts.look is not None:
                 self.parts.look(number)
             if self._empty_cache is not None:
@@ -443,8 +419,7 @@ class Engine:
     @property
     def is_whole(self) -> bool:
         """Whether this rank holds its part of the state after the last committed update, without asking the others."""
-        away = self.reducers.is_torn or self.reducers.in_flight or self.reducers.owes_share(self.progress.update)
-        return self.core.is_whole and not away
+        return self.core.is_whole
 
     def stretch(self, updates: int | None) -> None:
         """Let schedules stretch over a run of so many updates.
@@ -453,8 +428,6 @@ class Engine:
             ArgumentError: one does not fit into it, or the average would not move in it.
         """
         self.parts.context.coefficients.check(updates)
-        if updates != self.core.learning_rates.updates:  # else it was said already
-            self.reducers.say_last_mean(updates)
         if self._ema is not None:
             self._ema.check(updates)
         self.core.learning_rates.updates = updates
@@ -469,9 +442,8 @@ class Engine:
     def evaluating(self, *, average: bool | None = None) -> Generator[None]:
         """Inside, the parameters are the average's, where that is to be evaluated (first), or else the optimizer's."""
         self.require_whole()
-        self._end_update()
         ema = self._ema if (self._evaluated[0][1] if average is None else average) else None
-        with self.parts.modes.evaluating(), self.reducers.shown() if ema is None else ema.swapped():
+        with self.parts.modes.evaluating(), NOTHING if ema is None else ema.swapped():
             yield
 
     def evaluated(self, name: str, data: Data, *, context: TrainContext | None = None) -> list[Record]:
@@ -501,12 +473,10 @@ class Engine:
             whole: False to leave tensors that are cut over ranks as they are, which costs no memory.
         """
         self.require_whole()
-        self._end_update()
         return self.parts.saved.state_dict(whole=whole)
 
     def held_tensors(self) -> Tree:
         """What this rank holds of them, without asking the others, where it `is_whole`."""
-        self._end_update()
         return self.parts.saved.part()
 
     def own_part(
@@ -524,7 +494,6 @@ class Engine:
         settings = [*self.changed_settings(state).values()]
         goes_back, self.progress = self.progress.update > 0, Progress.from_state_dict(state["progress"])
         self.core.is_whole = False  # until all of it is loaded
-        self.reducers.follow(self.progress.update)
         for name, theirs in state.get("tasks", {}).items():
             task = self.parts.context.tasks.get(name)
             if task is not None and (theirs or task.state_dict()):
@@ -546,16 +515,10 @@ class Engine:
             error = self.group.explained(raised)
             if not isinstance(error, LostRankError):
                 self.group.fail(clause(error))
-            self.core.is_whole = self.core.is_whole and not self.reducers.is_torn
             self.abandon()
             if error is raised:
                 raise
             raise error from raised
-
-    def _end_update(self) -> None:
-        """Where ranks step alone, do what follows the last committed update, for a hook that asks for what it gave."""
-        if self.reducers.is_alone:
-            self.after_update(self.progress.update)
 
     def _metrics(self, update: int) -> Mapping[str, float]:
         with inside("`metrics`", alone=False):

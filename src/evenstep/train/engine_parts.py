@@ -36,7 +36,6 @@ from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.number_formats import averaged_as, build_steps
 from evenstep.train.progress import Progress
 from evenstep.train.setup import Setup
-from evenstep.train.state.local_state import build_local_state
 from evenstep.train.state.pipeline_state import build_pipeline_state_sharding
 from evenstep.train.state.settings import settings_of
 from evenstep.train.state.train_state import TrainState, parameter_names
@@ -122,7 +121,6 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     setup.group.go_on()  # after an error of all ranks in what was built with this group before
     check_shared(model, strategy)
     execution = build_execution(model, strategy, optimizer, device)
-    execution.reducers.say_last_mean(updates)
     teacher = build_teacher(tasks.by_name, model, train.ema, execution)
     context = context if teacher is None else replace(context, teaching=teacher.held)
     recompute(model, setup.recomputed.here, context.randomness)
@@ -238,13 +236,12 @@ def _saved(setup: Setup, execution: Execution, names: list[list[str]], rounded: 
         steps=steps,
         averaged_as=averaged_as(precision, model, rounded),
         trained=TrainedParameters(model, optimizer, names, share=reducers.share, check=precision.check_trained),
-        local=build_local_state(unwrapped(model), reducers, optimizer, steps, ema, sharding),
         sharding=sharding,
     )
 
 
 def _apply(setup: Setup, execution: Execution, steps: Steps) -> Apply:
-    settle = 1 if execution.reducers.alone is not None else setup.train.settle_every_updates
+    settle = setup.train.settle_every_updates
     return build_apply(
         setup.optimizer,
         clip_norm=setup.train.clip_norm,

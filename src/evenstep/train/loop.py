@@ -31,7 +31,7 @@ from evenstep.train.feed import Feed
 from evenstep.train.reporter import Reporter
 from evenstep.train.requests import End, GoBack, Requests
 from evenstep.train.tasks.parameters import holding_stages, not_held
-from evenstep.train.update.outcome import Aborted, left_out
+from evenstep.train.update.outcome import Aborted
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 Leave: TypeAlias = "End | GoBack | None"
@@ -292,8 +292,6 @@ class Loop:
 
     def _answer(self, aborted: Aborted) -> GoBack | None:
         """Do what is decided about an aborted update."""
-        if aborted.is_own:
-            return self._answer_own(aborted)
         self.requests.forget_actions()
         batch, number = aborted.pending.batch, aborted.pending.number
         decision = self.policies.about_abort(aborted.incident)
@@ -312,15 +310,6 @@ class Loop:
             self.engine.lower_scale()
         self.feed.take_again(again)
         return None
-
-    def _answer_own(self, aborted: Aborted) -> None:
-        """The same where this rank has left its own step out, and the others know nothing of it."""
-        if aborted.incident.kind == "no_weight":  # others have work, or it is the end of an epoch
-            return
-        decision = self.policies.about_abort(aborted.incident)
-        if decision.answer is Answer.STOP:
-            self._stop_for(aborted, decision.incident)
-        self.reporter.report(left_out(decision.incident))
 
     def _stop_for(self, aborted: Aborted, incident: Incident) -> NoReturn:
         """Raise what an aborted update ends the run with."""

@@ -130,7 +130,7 @@ def strategy_of(given: object, device: object, model: nn.Module) -> Strategy:
         return strategy_named(given, launched_group(device_of_rank(name)))
     if given is None:
         return Single()
-    advice = "one of 'auto', 'single', 'ddp', 'fsdp', 'zero1', 'local', or an object such as `Ddp(Processes(device))`"
+    advice = "one of 'auto', 'single', 'ddp', 'fsdp', 'zero1', or an object such as `Ddp(Processes(device))`"
     require_object("strategy", given, Strategy, advice)
     return cast("Strategy", given)
 

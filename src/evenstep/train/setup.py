@@ -24,7 +24,6 @@ from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
 from evenstep.single_use import check_unused
 from evenstep.train.checks.launch import check_covers, check_launched
-from evenstep.train.checks.local import check_local
 from evenstep.train.checks.model import (
     check_buffers,
     check_layers,
@@ -139,7 +138,6 @@ def set_up(
         check_parameters(model, optimizer, formats)
         check_buffers(model, ranks=sharing.group.ranks, keeps=keeps)
         on = device_of(device, formats)
-        check_local(sharing, optimizer=optimizer, train=train, policies=policies)
         check_formats(formats, model=model, optimizer=optimizer, strategy=sharing)
         check_layers(model, strategy=sharing, precision=formats, train=train)
         check_memory(model, sharing)

@@ -56,9 +56,9 @@ class Trainer(TrainerAttributes):
         epochs: how many epochs of the data to take.
         seed: of the data order, augmentation and dropout; any integer.
         device: "auto" takes the accelerator if there is one, else the CPU.
-        strategy: how ranks share the model and its gradients: a `Strategy`, or "ddp", "zero1", "fsdp", "local" or
-            "auto", which use the ranks that a launcher such as torchrun has started, or one process if there is none.
-            None is for a single process, and refused if a launcher has started several.
+        strategy: how ranks share the model and its gradients: a `Strategy`, or "ddp", "zero1", "fsdp" or "auto", which
+            use the ranks that a launcher such as torchrun has started, or one process if there is none. None is for a
+            single process, and refused if a launcher has started several.
         precision: the number formats, as a `Precision` or by name, such as "bf16-mixed"; float32 by default.
         lr_schedule: multiplies each group's learning rate: an `LrSchedule`, its name, such as "cosine", or a table,
             `{"kind": "cosine", "warmup_updates": 100}`. None leaves the rates alone, so that hooks may set them.

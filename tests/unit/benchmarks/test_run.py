@@ -210,12 +210,12 @@ def test_a_bound_that_fails_makes_the_exit_code_1(
 def test_a_typo_lists_the_benchmarks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["run.py", "overhed"])
     assert run.main() == 2
-    there = "checkpoint, formats, gpu, local, local_scores, overhead, pipeline, ranks, scale, tasks"
+    there = "checkpoint, formats, gpu, overhead, pipeline, ranks, scale, tasks"
     assert capsys.readouterr().err.endswith(f"there are: {there}. Did you mean 'overhead'?\n")
 
 
 def test_all_benchmarks_run_unless_one_is_named() -> None:
-    names = ["checkpoint", "formats", "gpu", "local", "local_scores", "overhead", "pipeline", "ranks", "scale", "tasks"]
+    names = ["checkpoint", "formats", "gpu", "overhead", "pipeline", "ranks", "scale", "tasks"]
     assert run.names(BENCHMARKS) == names
     assert run.choose("", ["a", "b"]) == run.choose(None, ["a", "b"]) == ["a", "b"]
     assert run.choose("b", ["a", "b"]) == ["b"]

@@ -98,7 +98,7 @@ PUBLIC_KEYS = {
         *("overlap_updates", "own_share", "synchronous_updates"),
     ],
     "Parallel": [
-        *("compression", "gather_dtype", "local", "offload", "pipeline", "pipeline_schedule", "reduction"),
+        *("compression", "gather_dtype", "offload", "pipeline", "pipeline_schedule", "reduction"),
         *("shard_ranks", "split_at", "stages_per_rank", "strategy", "timeout_s"),
     ],
     "Best": ["keep", "metric", "mode"],
@@ -209,7 +209,6 @@ def test_ema_and_loss_scale_have_the_defaults_of_their_namesakes() -> None:
         ("Coefficients", evenstep.Uncertainty),
         ("Parallel", evenstep.Fsdp),
         ("Parallel", evenstep.Processes),
-        ("Local", evenstep.Local),
     ],
     ids=lambda one: one if isinstance(one, str) else one.__name__,
 )

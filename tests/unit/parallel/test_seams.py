@@ -12,7 +12,6 @@ from evenstep.parallel import (
     Ddp,
     Fsdp,
     Group,
-    Local,
     Ordered,
     OrderedFsdp,
     ParameterLayout,
@@ -35,7 +34,6 @@ MADE: list[Callable[[Group], Strategy]] = [
     Fsdp,
     OrderedFsdp,
     lambda group: Zero1(Ddp(group)),
-    lambda group: Local(Ddp(group)),
 ]
 
 
@@ -85,7 +83,6 @@ def test_a_strategy_describes() -> None:
         (Fsdp, True, {ChoosesTrained, PlanReducer}),
         (OrderedFsdp, False, {ChoosesTrained, PaddedReducer}),
         (OrderedFsdp, True, {ChoosesTrained, PlanReducer}),
-        (lambda group: Local(Ddp(group)), False, {ChoosesTrained}),
     ],
 )
 def test_reducers_have_the_powers_that_they_need(make: Any, per_plan: bool, powers: set[type]) -> None:

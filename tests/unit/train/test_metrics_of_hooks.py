@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ddp, Failures, Fp16Mixed, Hook, Local, MapData, Retry, Skip, Task, Trainer
+from evenstep import Ddp, Failures, Fp16Mixed, Hook, MapData, Retry, Skip, Task, Trainer
 from evenstep.events import MicrobatchBegin, StepBegin, UpdateBegin, UpdateEnd
 from evenstep.parallel import Group, Ordered
 
@@ -123,28 +123,3 @@ def test_ranks_put_theirs_once_where_one_of_them_overflows(kind: Any, on_ranks: 
     for weights, value in on_ranks(2, act):
         assert weights == dict.fromkeys(range(1, UPDATES + 1), 4.0)
         assert value == (1.0 + 2.0) / 4.0
-
-
-@pytest.mark.parametrize("what", ["its own step is left out", "its own gradient overflows"])
-def test_of_ranks_that_step_alone_each_update_has_the_values_of_all(
-    what: str, on_ranks: Callable[..., list[Any]]
-) -> None:
-    """The others know nothing of it, so that rank hears of the update once."""
-
-    def act(group: Group) -> list[Any]:
-        more: dict[str, Any] = {"failures": Failures(non_finite=Skip(limit=9))}
-        if "overflows" in what:
-            more = {"precision": Fp16Mixed(initial=2.0**40 if group.rank else 2.0**4)}
-        task = Square(bad=3, bad_tries=9) if group.rank and "left out" in what else Square()
-        hook = Puts()
-        strategy = Local(Ddp(group), every_updates=2)
-        trainer = trainer_of(task, hook, micro_batch_size=1, strategy=strategy, **more)
-        trainer.train()
-        names = ("before_update", "after_update", "before_microbatch")
-        return [hook.calls.count("before_update"), *(put(trainer, name) for name in names)]
-
-    for calls, before, after, parts in on_ranks(2, act):
-        assert calls == UPDATES
-        assert before == after == dict.fromkeys(range(1, UPDATES + 1), 4.0)
-        first = 4.0 if "left out" in what else 8.0  # of what was computed in vain nothing is kept
-        assert parts == {1: first, **dict.fromkeys(range(2, UPDATES + 1), 8.0)}

@@ -15,7 +15,7 @@ from evenstep import Ema, Engine, Logging, Loss, MapData, Mixture, Task, Trainer
 from evenstep.errors import DataError, TaskError
 from evenstep.events import Best, EarlyStop, Evaluate
 from evenstep.events.derived import DerivedMetrics
-from evenstep.parallel import Ddp, Local, Ordered, Zero1
+from evenstep.parallel import Ddp, Ordered, Zero1
 
 WORDS, LONGEST = 5, 6
 ORDERS = range(1, 5)
@@ -169,11 +169,7 @@ def test_every_cut_on_any_ranks_gives_the_same_bits(
         assert found == by_hand(writer())
 
 
-def local(group: Any) -> Local:
-    return Local(Ddp(group), every_updates=2)
-
-
-@pytest.mark.parametrize("strategy", [Ddp, lambda group: Zero1(Ddp(group)), local])
+@pytest.mark.parametrize("strategy", [Ddp, lambda group: Zero1(Ddp(group))])
 def test_all_strategies_whose_ranks_hold_the_model_evaluate_alike(
     on_ranks: Callable[..., list[Any]], strategy: Any
 ) -> None:
@@ -181,8 +177,7 @@ def test_all_strategies_whose_ranks_hold_the_model_evaluate_alike(
     alone = trainer_of().train().metrics
     for name in ("valid/wer", "valid/bleu"):
         assert first[name] == second[name]
-        if strategy is not local:
-            assert first[name] == alone[name]
+        assert first[name] == alone[name]
 
 
 def test_the_loss_is_there_beside_it_if_the_task_computes_it() -> None:

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Ema, Hook, MapData, Mixture, Task, Trainer, Training
-from evenstep.checkpoint import read_checkpoint
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.events import Best, Evaluate, Incident, UpdateEnd
 from evenstep.extras.multitask import Scheduled
 from evenstep.optim.schedules import Linear
-from evenstep.parallel import Ddp, Local, Ordered, Zero1
+from evenstep.parallel import Ordered, Zero1
 
 
 class Square(Task):
@@ -270,22 +269,6 @@ def test_new_options_of_the_optimizer_win_and_are_said_and_no_schedule_undoes_th
     said = " ".join(seen.said)
     assert "the optimizer's `lr` was 0.1 and is now 0.02" in said
     assert "the optimizer's `momentum` was 0.9 and is now 0.5" in said
-
-
-def test_ranks_that_stepped_alone_begin_at_what_they_share(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
-    def act(group: Any) -> None:
-        data = MapData(points(), global_batch_size=4, micro_batch_size=2)
-        trainer_of(tmp_path / "first", updates=3, data=data, strategy=Local(Ddp(group), every_updates=2)).train()
-
-    on_ranks(2, act)
-    data = MapData(points(), global_batch_size=4, micro_batch_size=2)
-    with pytest.raises(CheckpointError, match="2 ranks that step alone"):
-        trainer_of(tmp_path / "second", data=data).resume(tmp_path / "first", new_settings=True)
-    trainer = trainer_of(tmp_path / "second", data=data)
-    trainer.resume(tmp_path / "first", reset="optimizer", new_settings=True)
-    shared = read_checkpoint(tmp_path / "first").state["model"]
-    assert all(torch.equal(one, shared[name]) for name, one in trainer.model.state_dict().items())
-    assert trainer.train().update == 8
 
 
 def test_two_values_of_what_is_one_parameter_by_now_are_refused(tmp_path: Path) -> None:

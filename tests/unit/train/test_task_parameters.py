@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from evenstep import Ema, Engine, Hook, Logging, MapData, Mixture, Task, Trainer, Training
 from evenstep.errors import ArgumentError
-from evenstep.parallel import Ddp, Group, Local, Ordered, Zero1
+from evenstep.parallel import Ddp, Group, Ordered, Zero1
 from evenstep.pipeline import PipelineModel
 
 CLASSES, CLIP, DECAY = 3, 0.5, 0.8
@@ -158,20 +158,6 @@ def test_ranks_train_what_one_process_does(on_ranks: Callable[..., list[Any]], s
     first, *others = on_ranks(ranks, act)
     close(first, plain_loop()[0])
     assert all(torch.equal(one, mine) for other in others for one, mine in zip(other, first, strict=True))
-
-
-def test_ranks_that_step_alone_share_them(on_ranks: Callable[..., list[Any]]) -> None:
-    def act(group: Any) -> float:
-        def trained(strategy: Any) -> Tensor:
-            model, task = network(), Centers()
-            sgd = torch.optim.SGD([*model.parameters(), *task.parameters()], lr=0.05)
-            one = trainer_of(model, task, micro=3, optimizer=sgd, train=Training(), strategy=strategy)
-            one.train()
-            return torch.cat([one.flatten() for one in of(model, task)])
-
-        return float((trained(Local(Ordered(group), every_updates=1)) - trained(Ordered(group))).abs().max())
-
-    assert max(on_ranks(2, act)) < 1e-14
 
 
 def test_ordered_sums_give_the_bits_of_one_process(on_ranks: Callable[..., list[Any]]) -> None:

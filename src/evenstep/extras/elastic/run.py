@@ -1,8 +1,7 @@
 """The run of ranks that come and go: begun anew from the last committed update whenever they have changed.
 
     join         the processes that are there form a group; each has a new rank
-    heal         who holds something else takes the state of the one that has committed most; ranks that step alone
-                 keep what is their own (`alone`)
+    heal         who holds something else takes the state of the one that has committed most
     work         as ever, from the last committed update on
     give up      whatever a lost process, or one that has come, has interrupted
 
@@ -14,12 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
+import torch
 from torch import Tensor
 
-from evenstep.errors import ArgumentError, LostRankError
+from evenstep.checkpoint import pack, unpack
+from evenstep.errors import ArgumentError, EvenstepError, LostRankError
 from evenstep.events import Incident, Json
-from evenstep.extras.elastic.alone import Reunion, check_held, shared
 from evenstep.internals import unwrapped
+from evenstep.parallel import Group
 from evenstep.parallel.replicas import bits
 from evenstep.train.loop import Loop
 from evenstep.train.requests import End, GoBack
@@ -46,14 +47,10 @@ class ElasticRun:
     agree: Callable[[], None]
     _is_whole: bool = True  # whether this process holds the state of an update
     _before: dict[str, int] = field(default_factory=dict[str, int])  # the members when the loop last ran
-    _reunion: Reunion | None = None
 
     def __post_init__(self) -> None:
         engine = self.loop.engine
-        alone = engine.reducers.alone
-        if alone is not None:
-            self._reunion = Reunion(self.loop, self.group, alone, self._take)
-        elif engine.parts.execution.part_held[1] > 1:
+        if engine.parts.execution.part_held[1] > 1:
             raise ArgumentError("ranks that may be lost must each hold the whole state; use `Ddp` or `Ordered`.")
         if not self.loop.feed.data.knows_length:
             raise ArgumentError(
@@ -85,21 +82,16 @@ class ElasticRun:
         return self.loop.engine.progress.update if self._is_whole else -1
 
     def _give_up(self) -> None:
-        core = self.loop.engine.core
-        if not core.is_in_doubt:
-            self.loop.abandon()
-        self._is_whole = self._is_whole and core.is_whole
+        self.loop.abandon()
+        self._is_whole = self._is_whole and self.loop.engine.core.is_whole
         if self.loop.checkpointer.settle_alone():
             self.loop.requests.save = True  # of those that are left, as soon as they are together
 
     def _heal(self) -> None:
         """Bring all to one place, and do what was still to be done there."""
-        reunion = self._reunion
-        before, update = self._same_state() if reunion is None else reunion.unite(self._update)
+        before, update = self._same_state()
         self._agree_on_what_is_done()
         self.agree()
-        if reunion is not None:
-            reunion.united()
         self._tell(before, update)
         if update:
             leave = self.loop.act()  # what was wanted at that update may not have been done
@@ -118,7 +110,8 @@ class ElasticRun:
         everybody = [theirs for theirs, _ in told]
         source = max(range(group.ranks), key=lambda rank: (everybody[rank][0], -rank))
         most, _ = everybody[source]
-        check_held(most)
+        if most < 0:
+            raise EvenstepError("no process that is left holds the state of an update; go on from the last checkpoint.")
         if any(theirs != everybody[source] for theirs in everybody):
             whole = self.loop.checkpointer.state.state_dict(whole=True) if group.rank == source else None
             state = shared(group, whole, source)
@@ -169,3 +162,21 @@ class ElasticRun:
 def _processes(numbers: list[int]) -> str:
     names = ", ".join(map(str, numbers))
     return f"process {names} is" if len(numbers) == 1 else f"processes {names} are"
+
+
+def shared(group: Group, tree: Any, source: int) -> Any:
+    """The tree of tensors that `source` has, on every rank: they are sent one by one.
+
+    >>> shared(Group(), {"a": [torch.ones(2), "b"]}, 0)
+    {'a': [tensor([1., 1.]), 'b']}
+    """
+    tensors, skeleton = pack(tree, "state") if group.rank == source else ({}, None)
+    forms = [(name, one.shape, one.dtype) for name, one in tensors.items()]
+    skeleton, forms = group.gather((skeleton, forms))[source]
+    for name, shape, dtype in forms:
+        whole = tensors[name] if group.rank == source else torch.empty(shape, dtype=dtype)
+        flat = whole.contiguous().reshape(-1)
+        if flat.numel():
+            group.broadcast([flat.view(torch.uint8)], source)
+        tensors[name] = flat.view(shape)
+    return unpack(skeleton, tensors, "state")

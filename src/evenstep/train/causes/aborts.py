@@ -117,22 +117,6 @@ class AbortCauses:
             message += f"; {first_of(causes, 3, '; ')}." if causes else "."
         return Incident(kind=kind, update=number, message=message, details=details)
 
-    def own_incident(self, pending: PendingUpdate) -> Incident:
-        """Why an update was aborted on this rank, which steps alone and is then as before its try."""
-        self.context.storage.discard_from(pending.number, but=pending.began)
-        self.context.precision.state = pending.precision
-        self.core.resume()
-        found, rank = self.incident(pending), self.execution.reducers.rank  # that of its pipeline which speaks for it
-        who = "replica" if self.execution.pipeline.ranks > 1 else "rank"
-        return replace(found, message=f"on {who} {rank}, which steps alone: {found.message}", rank=rank)
-
-    def own_overflow(self, pending: PendingUpdate) -> Incident | None:
-        """What is to be said of an update that overflowed the loss scale of this rank, which steps alone."""
-        if not (pending.is_known_aborted and self.context.precision.retries_overflow):
-            return None
-        incident = self.own_incident(pending)
-        return incident if incident.kind == "overflow" else None
-
     def _looked_into(self, pending: PendingUpdate) -> tuple[bool, list[FailureCause]]:
         """Whether the loss scale is to blame, or who else. All ranks find the same.
 
@@ -145,14 +129,14 @@ class AbortCauses:
         if self._overflowing == place:
             return True, []
         self._overflowing = None
-        causes = find_causes(pending.gathered, self.execution.together)
+        causes = find_causes(pending.gathered, self.execution.group)
         if causes:
             return False, causes
         with self._at_lowest_scale():
             overflowed = self.context.precision.retries_overflow and self._is_finite(pending)
             if not overflowed:
                 causes = self._failing_tasks(pending)
-        self.context.storage.discard_from(number, but=pending.began)  # looking for it may have put metrics again
+        self.context.storage.discard_from(number)  # looking for it may have put metrics again
         if overflowed:
             self._overflowing, self._scale_before = place, self.context.precision.state
         return overflowed, causes
@@ -213,7 +197,7 @@ class AbortCauses:
             return incident, TaskError(f"{incident.message} {kept}")
         cause = self._cause(pending)
         found = f"{incident.message} When it is run again, {cause}."
-        norms = gradient_norms(unwrapped(self.model), self.execution.together)
+        norms = gradient_norms(unwrapped(self.model), self.execution.group)
         self.context.storage.discard_from(incident.update)
         return replace(incident, message=found, details={**incident.details, "grad_norms": norms}), NonFiniteError(
             f"{found} {kept} Look at this batch and at the loss, lower the "
@@ -224,7 +208,7 @@ class AbortCauses:
         """Where the numbers come from that are not finite, as that rank says that has seen most of it."""
         with self.execution.reducers.uncompressed() as advice, self._at_lowest_scale():
             cause = diagnose(self.model, lambda: self.core.rerun(pending.batch, pending.number), if_finite=advice)
-        causes = self.execution.together.gather(cause)
+        causes = self.execution.group.gather(cause)
         return next(iter(sorted(set(causes), key=_vagueness)))
 
 

@@ -289,4 +289,4 @@ def _ranks(count: int) -> str:
 
 def _is_dealt_out(name: str) -> bool:
     """Whether ranks may hold different parts of the tensor `PART/NAME` of a checkpoint."""
-    return name.startswith(("model/", "ema/", "optimizer/state.", "local/own."))
+    return name.startswith(("model/", "ema/", "optimizer/state."))

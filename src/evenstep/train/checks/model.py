@@ -15,7 +15,7 @@ from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import unwrapped
 from evenstep.names import named_parameters, parameters_in, state_of
 from evenstep.options import Training
-from evenstep.parallel import Local, Strategy
+from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel, pipeline_of
 from evenstep.pipeline.ties import check_frozen
 from evenstep.precision import Precision, SixteenBits
@@ -222,12 +222,11 @@ def check_layers(model: nn.Module, *, strategy: Strategy, precision: Precision, 
     It says so itself by `evenstep_not_for`: why it can't be in a run of a kind, by the kind. The core knows the kinds,
     not the layers.
 
-    The kinds are "local", "changing ranks", "16 bits" (of the parameters themselves) and "compile"; and "whole of
+    The kinds are "changing ranks", "16 bits" (of the parameters themselves) and "compile"; and "whole of
     stages", where tasks ask for the whole of a model in stages (`checks.tasks`).
     """
     holds_float32 = precision.keeps_masters and strategy.layout.divides == "elements"  # and rounds what it gathers
     kinds = {
-        "local": isinstance(strategy, Local),
         "changing ranks": strategy.group.can_change,
         "16 bits": isinstance(precision, SixteenBits) and not holds_float32,
         "compile": train.compile != "off",

@@ -1,7 +1,6 @@
 """Skip the global batch of an incident, but not for ever.
 
-A run in which one update fails again and again, batch after batch, has diverged; skipping would only hide it. So has a
-rank that steps alone if it leaves out one step after the other.
+A run in which one update fails again and again, batch after batch, has diverged; skipping would only hide it.
 """
 
 from typing import final
@@ -14,8 +13,6 @@ from evenstep.train.failures.policy import Answer, FailurePolicy
 @final
 class Skip(FailurePolicy):
     """Skips, and stops when the same update has failed with more than `limit` global batches.
-
-    Of ranks that step alone (`Local`) updates count all the same, so one stops that leaves out more steps in a row.
 
     Args:
         limit: how many global batches in a row may be skipped.
@@ -33,7 +30,6 @@ class Skip(FailurePolicy):
         self._in_a_row = 0
 
     def __call__(self, incident: Incident) -> Answer:
-        is_own = incident.rank is not None  # of a rank that steps alone: the others have made the update
-        self._in_a_row = self._in_a_row + 1 if incident.update == self._update + is_own else 1
+        self._in_a_row = self._in_a_row + 1 if incident.update == self._update else 1
         self._update = incident.update
         return Answer.SKIP if self._in_a_row <= self._limit else Answer.STOP

@@ -1,7 +1,6 @@
 """What of a checkpoint begins afresh when a run goes on from it, because somebody asked for that.
 
-    optimizer      its state (moments, counts) and its options are those that it was built with; ranks that stepped
-                   alone begin at what they share
+    optimizer      its state (moments, counts) and its options are those that it was built with
     lr_schedule    it counts from here, and stretches over the updates that are left
     metrics        nothing is known of earlier ones; what follows one (the best, early stopping) begins afresh
     data           the next batch is the first of the data that the trainer was given, also of other data
@@ -81,8 +80,7 @@ def begun_afresh(state: Tree, reset: Collection[Reset], data: Tree) -> Tree:
     update, run = state["progress"]["update"], state["run"]
     begun = dict(run.get("begun") or {})
     if "optimizer" in reset:
-        shared = {part: one for part, one in state.items() if part != "local"}  # each rank's own goes with its moments
-        state = {**shared, "optimizer": None}
+        state = {**state, "optimizer": None}
     if "lr_schedule" in reset:
         settings = {name: one for name, one in run.get("settings", {}).items() if name != "lr_schedule"}
         run, begun = {**run, "settings": settings}, {**begun, "lr_schedule": update}

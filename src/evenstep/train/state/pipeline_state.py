@@ -4,7 +4,7 @@ A checkpoint holds the whole model under the names that it has on one process, s
 model that each rank holds whole needs none of this. It does not touch files.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from evenstep.checkpoint import Shard, is_sharded, outline
 from evenstep.errors import ArgumentError
 from evenstep.names import named_buffers, named_parameters, state_of
-from evenstep.parallel import Group, mapped
+from evenstep.parallel import mapped
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.wire import Address, Wire
 from evenstep.train.layer_keys import in_order
@@ -22,20 +22,7 @@ T = TypeVar("T")
 
 
 class PipelineStateSharding:
-    """The whole model: nothing has to be gathered.
-
-    Attributes:
-        pipeline: the ranks that hold its other stages.
-        aliases: for each copy of a tied parameter its name in checkpoints.
-    """
-
-    def __init__(self) -> None:
-        self.pipeline: Group = Group()
-        self.aliases: Mapping[str, str] = {}
-
-    def sizes(self, own: Mapping[str, int]) -> dict[str, int]:
-        """Of parameters of all ranks, in the order of the layers, tied ones once; all ranks call it together."""
-        return dict(own)
+    """The whole model: nothing has to be gathered."""
 
     def gathered(self, state: Tree) -> Tree:
         """The whole state, on the first rank at least; all ranks call it together."""
@@ -58,9 +45,10 @@ class StageStateSharding(PipelineStateSharding):
     """
 
     def __init__(self, model: PipelineModel, wire: Wire) -> None:
-        super().__init__()
-        self._model, self._wire = model, wire
-        self.pipeline, self.aliases = model.mesh.pipeline, model.aliases
+        self._model = model
+        self._wire = wire
+        self.pipeline = model.mesh.pipeline
+        self.aliases = model.aliases
 
     def gathered(self, state: Tree) -> Tree:
         """The whole state on the first rank of the first pipeline; elsewhere this rank's own.
@@ -78,10 +66,6 @@ class StageStateSharding(PipelineStateSharding):
             return state
         others = [self._wire.receive(_address(rank), rank) for rank in range(1, self.pipeline.ranks)]
         return {**state, **self._merged([mine, *others])}
-
-    def sizes(self, own: Mapping[str, int]) -> dict[str, int]:
-        sizes = _union(self.pipeline.gather(dict(own)))
-        return {name: sizes[name] for name in self._ordered(sizes)}
 
     def part(self, state: Tree) -> Tree:
         merged = self._merged([self._parts(state)])
@@ -108,30 +92,10 @@ class StageStateSharding(PipelineStateSharding):
             "optimizer": saved,
             "ema": _under(averaged, state["ema"], aliases),
             "trained": _under(trained, state.get("trained", {}), aliases),
-            **self._own_of_alone(state, trained, averaged),
         }
-
-    def _own_of_alone(self, state: Tree, trained: Sequence[str], averaged: Sequence[str]) -> Tree:
-        """The part "local" of a state, where it has one, of what this rank holds."""
-        if not (local := state.get("local")):
-            return {}
-        aliases = self.aliases
-        own = {
-            replica: {
-                **theirs,
-                "model": _under(averaged, theirs["model"], aliases),
-                "optimizer": {n: _copied(one) for n, one in _under(trained, theirs["optimizer"], aliases).items()},
-            }
-            for replica, theirs in local["own"].items()
-        }
-        means = {
-            number: {**one, "mean": _under(trained, one["mean"], aliases)} for number, one in local["means"].items()
-        }
-        shared, momentum = (_under(averaged, local[part], aliases) for part in ("shared", "momentum"))
-        return {"local": {**local, "shared": shared, "momentum": momentum, "means": means, "own": own}}
 
     def _parts(self, state: Tree) -> Tree:
-        return {part: state[part] for part in ("model", "optimizer", "ema", "trained", "local") if part in state}
+        return {part: state[part] for part in ("model", "optimizer", "ema", "trained")}
 
     def _with_others(self, mine: Tree) -> list[Tree]:
         """The parts of all pipeline ranks, by rank: this one's tensors, and what the others' are."""
@@ -154,36 +118,12 @@ class StageStateSharding(PipelineStateSharding):
         states_of = _union(state["optimizer"]["state"] for state in states)
         averages = _union(state["ema"] for state in states)
         values = _union(state["model"] for state in states)
-        alone = [state["local"] for state in states if "local" in state]
         return {
             "model": {name: values[name] for name in self._ordered(values, aliases=True)},
             "optimizer": {**first, "state": {n: states_of[n] for n in self._ordered(states_of)}, "groups": groups},
             "ema": {name: averages[name] for name in self._ordered(averages)},
             "trained": _union(state["trained"] for state in states),
-            **({"local": self._merged_of_alone(alone)} if alone else {}),
         }
-
-    def _merged_of_alone(self, parts: list[Tree]) -> Tree:
-        """The part "local" of the whole, from those of all pipeline ranks."""
-
-        def joined(trees: Iterable[Mapping[str, Any]]) -> Tree:
-            union = _union(trees)
-            return {name: union[name] for name in self._ordered(union)}
-
-        first = parts[0]
-        own = {
-            replica: {
-                **theirs,
-                **{what: joined(part["own"][replica][what] for part in parts) for what in ("model", "optimizer")},
-            }
-            for replica, theirs in first["own"].items()
-        }
-        means = {
-            number: {**one, "mean": joined(part["means"][number]["mean"] for part in parts)}
-            for number, one in first["means"].items()
-        }
-        shared, momentum = (joined(part[what] for part in parts) for what in ("shared", "momentum"))
-        return {**first, "shared": shared, "momentum": momentum, "means": means, "own": own}
 
     def _ordered(self, names: Iterable[str], *, aliases: bool = False) -> list[str]:
         """In the order of the layers, each tied parameter under its first name only unless `aliases`."""

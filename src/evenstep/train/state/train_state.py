@@ -25,7 +25,6 @@ from evenstep.parallel import ParameterLayout, ShardedTensorRef, States, mapped
 from evenstep.pipeline.pipeline_model import in_stages
 from evenstep.precision import Precision
 from evenstep.train.state import Tree
-from evenstep.train.state.local_state import LocalState
 from evenstep.train.state.optimizer_state import (
     changed_options,
     check_optimizer,
@@ -68,7 +67,6 @@ class TrainState:
         precision: whose state may be a loss scale.
         steps: whose masters, where there are some, are the values of the parameters.
         averaged_as: the formats in which the average takes parameters that are held in others, by name.
-        local: what each rank has by itself, where ranks step alone.
         sharding: which part of the whole model this rank holds.
 
     Attributes:
@@ -86,7 +84,6 @@ class TrainState:
     trained: TrainedParameters
     steps: Steps = field(default_factory=Steps)
     averaged_as: Mapping[str, torch.dtype] = field(default_factory=dict)
-    local: LocalState = field(default_factory=LocalState)
     sharding: PipelineStateSharding = field(default_factory=PipelineStateSharding)
     _own: list[list[str]] = field(init=False)
     _built: list[Tree] = field(init=False)
@@ -98,7 +95,7 @@ class TrainState:
         self._built = options_of(self.optimizer)
         self._outlines = _outlines_of(self.model)
         if self.ema is not None:
-            self.ema.attach(self.model, self.averaged_as, self.local.followed)
+            self.ema.attach(self.model, self.averaged_as)
 
     def fault(self) -> str:
         """Why nothing could go on from what is saved now, and what to do; "" where it could."""
@@ -122,14 +119,13 @@ class TrainState:
             whole: False to leave tensors that are cut over ranks as they are, which costs no memory.
         """
         taken = partial(mapped, act=self.layout.gather_full if whole else _as_shard)
-        tree = self.local.told(self._tree(taken, self.layout.optimizer_state), taken)
+        tree = self._tree(taken, self.layout.optimizer_state)
         return self.sharding.gathered({**tree, "trained": self.trained.state_dict()})
 
     def part(self) -> Tree:
         """The same of what this rank holds; it needs no other rank."""
         tree, others = self._tree(dict, lambda states: states), self.steps.rounded - self.steps.masters.keys()
         elsewhere = _under_all_names(self.model, dict.fromkeys(others))  # ranks that hold their masters give them
-        tree = self.local.told(tree, None)
         model = {name: one for name, one in tree["model"].items() if name not in elsewhere}
         return self.sharding.part({**tree, "model": model, "trained": self.trained.state_dict()})
 
@@ -154,7 +150,6 @@ class TrainState:
 
     def _check(self, state: Tree) -> None:
         """Raise CheckpointError unless this rank's part of a whole state fits."""
-        self.local.check(state)
         masters = _under_all_names(self.model, dict.fromkeys(self.steps.rounded, torch.float32))
         check_fits(state["model"], state_of(self.model), "model", formats=masters)
         _check_tied(state["model"], self.model)
@@ -192,7 +187,7 @@ class TrainState:
         return on_all_ranks(ranks, fitting)
 
     def _taken(self, state: Tree, take: Callable[[Tensor, Tensor], Tensor]) -> Tree:
-        state, live = self.local.own_part(state, take), state_of(self.model)
+        live = state_of(self.model)
         stepped = {name: live[name] for group in self._own for name in group}
         optimizer: Tree | None = state["optimizer"]
         saved: Tree = {} if optimizer is None else optimizer["state"]
@@ -215,7 +210,7 @@ class TrainState:
         if state["optimizer"] is not None:
             load_optimizer(state["optimizer"], self.optimizer, self._own, self._built)
         self.precision.state = state["precision"]
-        changed = [*self.local.load(state), *self._load_average(state["ema"])]
+        changed = self._load_average(state["ema"])
         self.trained.load_state_dict(state.get("trained", {}))
         return changed
 

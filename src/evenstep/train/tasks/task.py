@@ -188,7 +188,7 @@ class Task(ABC):
         samples: as many as the loader has put in, unless its tensors say something else; where the loader does not
         know, dim 0 of all its tensors. A micro-batch of weight 0 contributes nothing and is not run. Where its loss is
         not 0, as that of images without boxes, set `late_weight`: then it is run. The first one that comes is looked at
-        (`check_loss`), and such a loss is refused, but not where ranks step alone (`local`).
+        (`check_loss`), and such a loss is refused.
 
         Raises:
             TaskError: that is not certain.

@@ -87,5 +87,5 @@ class Accumulation:
         each = torch.zeros(weights.num_microbatches, dtype=dtype, device=self._context.device)
         for microbatch, weight in late.items():
             each[microbatch] = weight
-        self._execution.together.sum(each)()
+        self._execution.group.sum(each)()
         return each.sum()

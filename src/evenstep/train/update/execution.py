@@ -76,16 +76,6 @@ class Execution:
         place, places = self.reducers.layout.shard_index, self.reducers.layout.num_shards
         return self.pipeline.rank * places + place, self.pipeline.ranks * places
 
-    @property
-    def together(self) -> Group:
-        """The ranks that make the next update together: all, or those of this replica alone."""
-        return self.pipeline if self.reducers.is_alone else self.group
-
-    def await_replicas(self) -> None:
-        """Return when all pipelines that step alone have computed the update, which then none breaks off any more."""
-        if self.reducers.is_alone and self.pipeline.ranks > 1:
-            self.group.sum_floats([0.0])
-
     def begin(self) -> None:
         """The accumulation of an update begins, perhaps anew after a failed try."""
         for reducer in self.reducers.beginning:

@@ -7,7 +7,7 @@ it. After an abort the device applies nothing until the host has answered, so go
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Self, cast, final
 
 import torch
@@ -34,8 +34,6 @@ class PendingUpdate:
         norm: ‖g‖₂ before clipping; None where there is no gradient.
         skipped_samples: how many samples all ranks had to leave out.
         gathered: what is known of this rank's micro-batches.
-        began: of a rank that steps alone, the mark of its metrics as it began: it does not hear of the update again, so
-            what hooks had put by then stays where its own step is left out or made again.
     """
 
     batch: GlobalBatch
@@ -47,7 +45,6 @@ class PendingUpdate:
     norm: float | Tensor | None = None
     skipped_samples: int = 0
     gathered: MicrobatchResults = field(default_factory=MicrobatchResults)
-    began: tuple[int, int] = (0, 0)
 
     @property
     def number(self) -> int:
@@ -132,11 +129,6 @@ class Committed:
         return self._metrics()
 
 
-def left_out(incident: Incident) -> Incident:
-    """The incident of an update on one rank that steps alone, which goes on without its own step."""
-    return replace(incident, message=f"{incident.message} This rank leaves its own step out, and goes on.")
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aborted:
@@ -145,14 +137,11 @@ class Aborted:
     Args:
         incident: why, the same on all ranks: `incident.kind` is "non_finite", "no_weight", "task_error" or "overflow".
         since: the global batches of the updates that were dispatched after it; they were not applied either.
-        is_own: whether it is this rank's alone, which has left its own step out and counts the update as all do (see
-            `Local`).
     """
 
     incident: Incident
     pending: PendingUpdate = field(repr=False)
     since: tuple[GlobalBatch, ...] = field(default=(), repr=False)
-    is_own: bool = False
 
 
 @final

@@ -51,9 +51,7 @@ class Recovery:
         self._together = not evaluation or execution.evaluates_together
         self._step: MicrobatchStep | None = None
 
-    def attempts(
-        self, place: str, update: int, discard: Callable[[], None], *, by_all: bool = True
-    ) -> Iterator["Attempt"]:
+    def attempts(self, place: str, update: int, discard: Callable[[], None]) -> Iterator["Attempt"]:
         """Attempts at something, each from the beginning, until one has succeeded on all ranks that make it.
 
             for attempt in recovery.attempts(…):
@@ -66,26 +64,18 @@ class Recovery:
             place: what and where, so that ranks can see that they mean the same.
             update: the number under which incidents are reported.
             discard: undoes what a failed attempt has left on this rank.
-            by_all: whether all ranks do it, also where each rank, or each pipeline, steps alone.
 
         Raises:
             OutOfMemoryError: this rank has no memory for it, and must not, or can't, cut any finer.
             LostRankError: another rank has failed for good, is gone, or has gone on to something else.
         """
-        has_peers = self._execution.pipeline.ranks > 1  # who wait for this rank within a plan
-        together = self._together and (not self._execution.reducers.is_alone or (by_all and has_peers))
+        together = self._together
         number = self._execution.group.begin_work() if together else 0
         attempt = Attempt(self._broken_off, together)
         while True:
             yield attempt
             if attempt.broken_off is None:
                 break
-            if has_peers and not together:
-                raise OutOfMemoryError(
-                    f"rank {self._execution.group.rank} ran out of memory in {place}, which its replica does by "
-                    f"itself, so that nobody else would do it again. Make the micro-batches smaller "
-                    f"(`data.micro_batch_size`), and go on from the last checkpoint."
-                )
             reason = attempt.broken_off or self._cut(place, update, attempt.fault)
             self._step = None  # which holds what must be freed
             if together:
@@ -140,7 +130,6 @@ class Recovery:
         """
         group = self._execution.group
         self._execution.reset()
-        self._execution.reducers.break_off()
         discard()
         give_back()
         everybody = group.meet((place, number, said))

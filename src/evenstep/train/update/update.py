@@ -88,9 +88,7 @@ class Update:
             by_name = {name: one for name, one in named_parameters(model).items() if id(one) in held}
             self._gather = build_gather(self._accumulate, combine, by_name, context, execution)
         self.is_whole, self.is_computing = True, False
-        self._in_doubt: Callable[[], PendingUpdate] | None = None
         self._first = 0  # the update that is made first
-        self._promised = 0  # the update that this rank has promised to apply, at whatever loss scale it fits
 
     def __call__(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
         """Execute the update that follows `before` with `batch`.
@@ -109,42 +107,24 @@ class Update:
                     f"update {update} trains a model that is in evaluation mode; something has called `eval()` on it "
                     f"and not `train()` afterwards. Freeze single layers by calling `eval()` on those."
                 )
-            is_first = self._promised != update  # and not at another loss scale, of which others know nothing
-            computed = None
-            for attempt in self._attempts(f"update {update}", update, by_all=is_first):
+            apply = None
+            for attempt in self._attempts(f"update {update}", update):
                 with attempt:
-                    computed = self._compute(batch, before, by_all=is_first)
-            self._in_doubt = computed
-            if is_first:
-                self._promised = update
-                self._execution.reducers.promise()
-            return self.carry_out()
+                    apply = self._compute(batch, before)
+            assert apply is not None, "one attempt has succeeded"
+            return apply()
         except RuntimeError:
             self._refuse_sparse()
             raise
         finally:
             self.is_computing = False
 
-    @property
-    def is_in_doubt(self) -> bool:
-        """Whether a rank was lost while all promised to apply what each has computed by itself: others may have."""
-        return self._in_doubt is not None
-
-    def carry_out(self) -> PendingUpdate:
-        """Apply the update that is computed."""
-        apply, self._in_doubt = self._in_doubt, None
-        assert apply is not None, "it has been computed"
-        return apply()
-
-    def _attempts(self, place: str, update: int, *, by_all: bool = False) -> Iterator[Attempt]:
+    def _attempts(self, place: str, update: int) -> Iterator[Attempt]:
         """Attempts of all ranks at something, each from the beginning, until one has succeeded; see `Recovery`."""
-        return self._recovery.attempts(place, update, self.rollback.begin_passes(), by_all=by_all)
+        return self._recovery.attempts(place, update, self.rollback.begin_passes())
 
-    def _compute(self, batch: GlobalBatch, before: Progress, *, by_all: bool) -> Callable[[], PendingUpdate]:
-        """Compute the update's gradients and their squared norm; gives what applies them.
-
-        Where all ranks do so, no pipeline that steps alone is through before the others are.
-        """
+    def _compute(self, batch: GlobalBatch, before: Progress) -> Callable[[], PendingUpdate]:
+        """Compute the update's gradients and their squared norm; gives the function that applies them."""
         update = before.update + 1
         self._first = self._first or update
         if update == self._first and self._execution.pipeline.ranks > 1:  # each time it is begun: all ask together
@@ -168,8 +148,6 @@ class Update:
             self._execution.reducers.share_buffers(self.rollback.buffers)
             grads = gradients(self._parameters, sparse=self._sparse)
             squared = self._execution.norms.squared(grads)
-        if by_all:
-            self._execution.await_replicas()
         return partial(self._judge_and_apply, pending, weights, grads, squared)
 
     def _judge_and_apply(
@@ -197,9 +175,8 @@ class Update:
             reducers.after_step()
         pending.aborted, pending.norm = applied.aborted, applied.norm
         self.rollback.judge(pending.aborted)
-        # a verdict that is still on the device is not read here: the average follows it there; of ranks that step alone
-        # it follows what they share
-        if self._ema is not None and not pending.is_known_aborted and not reducers.is_alone:
+        # a verdict that is still on the device is not read here: the average follows it there
+        if self._ema is not None and not pending.is_known_aborted:
             self._ema.after_update(update, pending.aborted)
         self.is_whole = True
         put = self._context.storage.put
@@ -250,7 +227,6 @@ class Update:
         Args:
             aborted: the number of the first update that had turned out to be aborted by then.
         """
-        self._in_doubt, self._promised = None, 0
         self.rollback.take_back()
         self.rollback.settle(aborted)
         self._execution.reset()
@@ -289,7 +265,7 @@ class Update:
     def weigh(self, batch: GlobalBatch) -> Weights:
         """Count the weights of an update; see `weigh`."""
         context = self._context
-        group, tolerant = self._execution.reducers.together, context.poison is not None
+        group, tolerant = self._execution.reducers.group, context.poison is not None
         stamp = 1.0 if group.ranks == 1 else 1.0 + (self.trained.stamp ^ self.learning_rates.stamp)
         weights = weigh(context.tasks, batch, group, tolerant=tolerant, stamp=stamp)
         if self._execution.pipeline.ranks > 1:

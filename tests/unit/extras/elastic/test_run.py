@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import evenstep
 from evenstep.errors import ArgumentError, LostRankError
 from evenstep.extras.elastic import Elastic, ElasticRank
-from evenstep.extras.elastic.alone import shared
+from evenstep.extras.elastic.run import shared
 from evenstep.parallel import Ddp, Group, Ordered, Strategy, Zero1
 from evenstep.train.requests import Requests
 
