@@ -53,7 +53,6 @@ def test_the_public_names_are_these_and_sorted() -> None:
         "InverseSqrt",
         "JsonlWriter",
         "Layers",
-        "Local",
         "Logging",
         "Loss",
         "LossSpikes",

@@ -135,8 +135,8 @@ class Storage:
 
     def discard_from(self, update: int) -> None:
         """Forget what is pending for `update` and later: those updates were given up."""
-        self._pending = [entry for entry in self._pending if entry[0] < update]
-        self._shown = [one for one in self._shown if one.update < update]
+        self._pending[:] = [entry for entry in self._pending if entry[0] < update]
+        self._shown[:] = [one for one in self._shown if one.update < update]
         self._meters.discard_from(update)
 
     def mark(self) -> tuple[int, int]:

@@ -93,10 +93,6 @@ PUBLIC_KEYS = {
         *("hook", "loader", "loader_retries", "loss_spike", "lost_rank", "max_rewinds", "max_skipped_samples"),
         *("non_finite", "out_of_memory", "spike_threshold", "spike_window_updates"),
     ],
-    "Local": [
-        *("by_inner_rate", "every_updates", "fragments", "inner_state", "nesterov", "outer_lr", "outer_momentum"),
-        *("overlap_updates", "own_share", "synchronous_updates"),
-    ],
     "Parallel": [
         *("compression", "gather_dtype", "offload", "pipeline", "pipeline_schedule", "reduction"),
         *("shard_ranks", "split_at", "stages_per_rank", "strategy", "timeout_s"),
