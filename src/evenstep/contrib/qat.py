@@ -22,7 +22,6 @@ from evenstep.plugins import load_optional
 
 _NOT_FOR = {
     "whole of stages": "which does not round in a model that is put together of stages; leave one of them out",
-    "local": "which needs ranks that step together; take the strategy `ddp`, `zero1` or `fsdp`",
     "changing ranks": "which ranks that join later would not round; let a lost rank end the run",
     "compile": "which computes otherwise from a set update on; leave `compile` out",
 }
