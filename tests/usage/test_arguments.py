@@ -75,7 +75,6 @@ BUILT: dict[str, Callable[[], dict[str, Any]]] = {
     "Fsdp": lambda: {"group": ALONE},
     "OrderedFsdp": lambda: {"group": ALONE},
     "Zero1": lambda: {"replicas": evenstep.Ordered()},
-    "Local": lambda: {"replicas": evenstep.Ordered()},
     "Processes": lambda: {"device": "cpu"},
     "Layer": lambda: {"name": "a", "build": nn.Linear(2, 1)},
     "Layers": lambda: {"layers": (evenstep.pipeline.layers.Layer("a", nn.Linear(2, 1)),)},
