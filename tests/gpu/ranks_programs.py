@@ -1,14 +1,13 @@
 """What the ranks of the tests run: updates of the small network on whatever device they are given."""
 
 import os
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from work import SIDE, Mean, Small, Squares, Waves, batches, flat, in_blocks, network, precision_of, sha256, wide_batch
 
-from evenstep import Ema, Engine, Loss, Training
+from evenstep import Engine, Training
 from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Ordered, Processes, Single, Strategy, Zero1
 from evenstep.pipeline import PipelineModel
 
@@ -89,44 +88,6 @@ def starved(name: str, starves: bool) -> tuple[list[float], int | None]:
     group.gather(None)
     ended = flat(model).tolist(), engine.parts.context.cuts.limit
     group.close()
-    return ended
-
-
-class Taught(Squares):
-    """Learns from the average, and evaluates by itself how far the model is from it."""
-
-    uses_average = True
-
-    def loss(self, output: Any, batch: Any) -> Loss:
-        loss: Any = super().loss(output, batch)
-        return replace(loss, sum=loss.sum + (output - self.now.teacher(batch[0] * 2)).float().square().sum())
-
-    def evaluate(self, model: Any, batch: Any) -> Loss:
-        apart = (model(batch[0]) - self.now.teacher(batch[0])).abs().amax()
-        return Loss(None, metrics={"apart": (apart, 1.0)})
-
-
-def taught(name: str, stages: int, precision: str) -> tuple[str, float]:
-    """What a run with a teacher ends with on as many ranks as stages: its sha256, how far it is from its average."""
-    world = _group(name)
-    mesh = Mesh.of(world, pipeline=stages)
-    model = PipelineModel(network(), mesh=mesh)
-    engine = Engine(
-        model,
-        Taught(),
-        torch.optim.AdamW(model.parameters(), lr=0.01, fused=True),
-        strategy=Ordered(mesh.data),
-        precision=precision_of(precision, torch.device(name)),
-        device=name,
-        train=Training(check_loss=False, ema=Ema(decay=0.8, evaluated="parameters")),
-    )
-    for _ in range(UPDATES):
-        engine.update(*batches(MICROBATCHES))
-    found = engine.evaluate(*batches(MICROBATCHES))
-    state = engine.state_dict()["model"]
-    world.gather(None)
-    ended = sha256(state) if world.rank == 0 else "", found["apart"]
-    world.close()
     return ended
 
 

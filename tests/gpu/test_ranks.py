@@ -6,7 +6,7 @@ import pytest
 import torch
 from launched import free_port
 from launched import on_ranks as launched_on_ranks
-from ranks_programs import alone, sharded, single, starved, taught, trained
+from ranks_programs import alone, sharded, single, starved, trained
 from work import precision_of
 
 from evenstep.precision import PRECISIONS
@@ -28,17 +28,6 @@ def test_one_sha256_over_all_cuts_with_ordered(device: torch.device, precision: 
     }
     assert {type(end) for end in ends.values()} == {tuple}, ends
     assert len({end[0] for end in ends.values()}) == 1, ends
-
-
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
-def test_the_whole_of_stages_teaches_and_is_evaluated_as_on_one_rank(device: torch.device, precision: str) -> None:
-    if device.type == "cpu" and precision != "32-true":
-        pytest.skip("on the CPU `tests/ranks/test_staged_shards.py` shows it")
-    precision_of(precision, device)  # skipped where it can't be
-    one, two = (on_ranks(stages, taught, device.type, stages, precision)[0] for stages in (1, 2))
-    assert type(one) is type(two) is tuple, (one, two)
-    assert one[0] == two[0]
-    assert two[1] == pytest.approx(one[1], rel=1e-12) and one[1] > 0
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1"])

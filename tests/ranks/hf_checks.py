@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
-from evenstep import Logging, Loss, MapData, Task, Trainer
+from evenstep import Logging, MapData, Task, Trainer
 from evenstep.hf import CausalLM, Packing, SavePretrained, Seq2Seq
 from evenstep.parallel import Ddp, Fsdp, Group, Processes, Single, Strategy
 
@@ -156,39 +156,6 @@ def what_a_run_leaves_as_the_hub_has_models_is_that_of_one_process(group: Group)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
     return found
-
-
-class Writes(Seq2Seq):
-    """Sums up what is generated, of each sample another length; so ranks generate for different numbers of steps."""
-
-    def evaluate(self, model: Any, batch: Any) -> Loss:
-        total = count = 0
-        for number, row in enumerate(batch["input_ids"]):
-            longest = 2 + (int(row[0]) + number) % 7
-            text = model.generate(row[None], max_new_tokens=longest, num_beams=2, do_sample=False)
-            total, count = total + int((text * torch.arange(text.shape[1])).sum()), count + text.numel()
-        return Loss(None, metrics={"written": (total, count)})
-
-
-def written(strategy: Strategy) -> float:
-    model, _, data = t5()
-    trainer = Trainer(
-        model=model,
-        task=Writes(),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-        data=data,
-        evaluations=MapData(DOCUMENTS, global_batch_size=7, micro_batch_size=2, collate=padded, shuffle=False),
-        updates=1,
-        device="cpu",
-        strategy=strategy,
-        log=Logging(writers=()),
-    )
-    return trainer.evaluate()["valid"]["written"]
-
-
-def what_a_t5_generates_is_that_of_one_process(group: Group) -> dict[str, float]:
-    alone = written(Single())
-    return {type(one).__name__: abs(written(one) - alone) for one in (Ddp(group), Fsdp(group))}
 
 
 def main() -> None:

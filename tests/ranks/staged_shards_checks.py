@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, Logging, Loss, MapData, Mixture, Task, Trainer, Training
+from evenstep import Ema, Logging, MapData, Mixture, Task, Trainer, Training
 from evenstep.checkpoint import verify
 from evenstep.data import AllTasks, RoundRobin
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Ddp, Fsdp, Mesh, Ordered, OrderedFsdp, Processes, Strategy, Zero1
-from evenstep.pipeline import Layer, Layers, PipelineModel
+from evenstep.pipeline import Layers, PipelineModel
 
 UPDATES = 2  # of five micro-batches, and of four
 FOLDER = Path()
@@ -325,125 +325,6 @@ def a_fused_optimizer_is_refused_where_bits_must_be_equal() -> object:
     except ArgumentError as error:
         return "foreach=True" in str(error)
     return "not refused"
-
-
-class Deep(nn.Module):
-    """A model with a method of its own, and dropout."""
-
-    def __init__(self, dropout: float = 0.3) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(layer.build for layer in layers().layers if isinstance(layer.build, nn.Module))
-        self.blocks.insert(2, nn.Dropout(dropout))
-
-    def layers(self) -> list[Layer]:
-        return [Layer(f"blocks.{number}", block) for number, block in enumerate(self.blocks)]
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-    def written(self, x: Tensor) -> list[float]:
-        """It goes on until a number of steps that depends on what it gives."""
-        values = [float(self(x))]
-        while len(values) < 5 + values[-1]:
-            values.append(float(self(x * values[-1])))
-        return values
-
-
-class Writes(Square):
-    """Evaluates what the model writes, and learns from its average."""
-
-    uses_average = True
-
-    def loss(self, output: Any, batch: Any) -> Tensor:
-        return super().loss(output, batch) + ((output - self.now.teacher(batch[0] + 0.5)) ** 2).sum()
-
-    def evaluate(self, model: Any, batch: Any) -> Loss:
-        assert type(model) is Deep, "as it was given"
-        texts = [model.written(x[None]) for x in batch[0]]
-        return Loss(None, metrics={"steps": (sum(map(len, texts)), len(texts)), "each": (1.0, 1.0)})
-
-
-def writing(strategy: Any, *, mesh: Mesh | None = None, task: Task | None = None, **more: Any) -> Trainer:
-    task = task or Writes()
-    valid = MapData(points(5), global_batch_size=4, micro_batch_size=1, shuffle=False)
-    more = {"model": Deep(), "task": task, "evaluations": {"valid": valid}, "optimizer": momentum, **more}
-    return trainer(strategy, mesh=mesh, **more)
-
-
-def tasks_write_and_are_taught_in_stages_as_in_one_process() -> object:
-    def hybrid(group: Any) -> Strategy:
-        return OrderedFsdp(group, shard_ranks=1)
-
-    wanted = writing(Ordered)
-    metrics, state, found = wanted.train().metrics, wanted.state_dict(), list[object]()
-    ways = (Ordered, "1f1b"), (OrderedFsdp, "zb_v"), (hybrid, "interleaved"), (zero1, "zb_h1"), (Fsdp, "1f1b")
-    for strategy, schedule in ways:
-        ours = writing(strategy, mesh=MESH, schedule=schedule)
-        mine, here = ours.train().metrics, ours.state_dict()
-        equals = near(here, state) < 1e-6 if strategy is Fsdp else equal(here, state)
-        each = ours.storage.history("valid/each")[-1].weight == 5
-        found.append(equals and each and mine["valid/steps"] == metrics["valid/steps"])
-    return found
-
-
-def a_run_with_a_teacher_goes_on_with_other_stages() -> object:
-    def go_on(strategy: Any, mesh: Mesh, updates: int) -> Trainer:
-        one = writing(strategy, mesh=mesh, updates=updates, folder=FOLDER / "taught")
-        one.resume("auto")
-        one.train()
-        return one
-
-    go_on(OrderedFsdp, MESH, 2)
-    last = go_on(Ordered, Mesh.of(MESH.world, pipeline=4), 5)
-    return equal(last.state_dict(), trained(Ordered, model=Deep(), task=Writes(), updates=5, optimizer=momentum))
-
-
-def a_rank_of_a_pipeline_that_runs_out_of_memory_learns_and_writes_in_parts() -> object:
-    hit, struck = max(rank for rank, last in enumerate(MESH.world.gather(MESH.pipeline.rank == 1)) if last), list[int]()
-
-    class Short(Writes):
-        def loss(self, output: Any, batch: Any) -> Tensor:
-            if MESH.world.rank == hit and self.now.is_training and self.now.update == 2 and not struck:
-                struck.append(1)
-                raise MemoryError("injected")
-            return super().loss(output, batch)
-
-        def evaluate(self, model: Any, batch: Any) -> Loss:
-            if MESH.world.rank == 1 and len(batch[0]) > 1:
-                model.written(batch[0][:1])
-                raise MemoryError("injected")
-            return super().evaluate(model, batch)
-
-    valid = MapData(points(9), global_batch_size=9, micro_batch_size=3, shuffle=False)
-    more: dict[str, Any] = {"evaluations": {"valid": valid}, "optimizer": momentum, "check_loss": True}
-    ours = trainer(OrderedFsdp, mesh=MESH, model=Deep(0.0), task=Short(), **more)
-    wanted = trainer(Ordered, model=Deep(0.0), task=Writes(), **more)
-    metrics = ours.train().metrics, wanted.train().metrics
-    assert MESH.world.gather(len(struck))[hit]
-    return (
-        metrics[0]["valid/steps"] == metrics[1]["valid/steps"] and near(ours.state_dict(), wanted.state_dict()) < 1e-6
-    )
-
-
-def the_teacher_of_the_first_update_gives_what_the_model_gives() -> object:
-    """In every format, since the average begins as a copy of the parameters."""
-    found: list[bool] = []
-
-    class Compares(Square):
-        uses_average = True
-
-        def loss(self, output: Any, batch: Any) -> Tensor:
-            if self.now.update == 1 and self.now.is_training:
-                found.append(torch.equal(self.now.teacher(self.inputs(batch)), output.detach()))
-            return super().loss(output, batch)
-
-    for strategy, precision in ((Fsdp, "32-true"), (Fsdp, "bf16-mixed"), (Fsdp, "bf16-true"), (zero1, "bf16-true")):
-        more: dict[str, Any] = {"precision": precision, "updates": 1, "optimizer": momentum}
-        trainer(strategy, mesh=MESH, task=Compares(), **more).train()
-    everybody = MESH.world.gather(found)
-    return sorted(len(one) for one in everybody), all(all(one) for one in everybody)
 
 
 def a_model_without_stages_is_refused_the_ranks_of_one_column() -> object:

@@ -21,7 +21,6 @@ from evenstep.pipeline.pipeline_model import pipeline_of
 from evenstep.plugins import load_optional
 
 _NOT_FOR = {
-    "whole of stages": "which does not round in a model that is put together of stages; leave one of them out",
     "changing ranks": "which ranks that join later would not round; let a lost rank end the run",
     "compile": "which computes otherwise from a set update on; leave `compile` out",
 }

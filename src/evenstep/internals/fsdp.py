@@ -1,8 +1,7 @@
 """What is used of FSDP2 beside its public names, of torch 2.13 and newer."""
 
 import weakref
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from functools import partial
 from operator import attrgetter
 from typing import Any, cast
@@ -72,46 +71,6 @@ def forget_gathers(root: Any) -> None:
     """Forget gathers that were begun and will not end: FSDP2 would wait for them before it forgets anything."""
     for group in records(root):
         group._all_gather_result = None
-
-
-@contextmanager
-def gathering_nothing(root: Any) -> Generator[None]:
-    """Inside, modules compute with the parameters that they hold now: FSDP2 gathers and frees none of them.
-
-    Its hooks still put inputs into the format of the parameters.
-    """
-    kept = [(of_part, of_part._fsdp_param_groups) for of_part in (state(part) for _, part in parts(root))]
-    for of_part, _ in kept:
-        of_part._fsdp_param_groups = []
-    try:
-        yield
-    finally:
-        for of_part, groups in kept:
-            of_part._fsdp_param_groups = groups
-
-
-_MANAGED = "_is_fsdp_managed_module"
-
-
-@contextmanager
-def looking_whole(root: Any) -> Generator[None]:
-    """Inside, modules have their own classes, and no mark of FSDP2.
-
-    Libraries look for them, and speak to other ranks where they are there: `generate` of transformers, in each step.
-    """
-    kinds = [(part, cast("Any", type(part))) for _, part in parts(root)]
-    marked = [vars(module) for module in root.modules() if _MANAGED in vars(module)]
-    for part, _ in kinds:
-        part.__class__ = class_before_sharding(part)
-    for attributes in marked:
-        del attributes[_MANAGED]
-    try:
-        yield
-    finally:
-        for part, kind in kinds:
-            part.__class__ = kind
-        for attributes in marked:
-            attributes[_MANAGED] = True
 
 
 def at_end_of_backward(part: Any, act: Callable[[], None]) -> None:

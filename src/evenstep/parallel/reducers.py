@@ -109,26 +109,6 @@ class Reducers:
             if isinstance(own, ChoosesTrained):
                 own.share([parameter for parameter in own.module.parameters() if id(parameter) in trained])
 
-    @contextmanager
-    def whole(self) -> Generator[None]:
-        """See `PaddedReducer.whole`; nothing where each rank holds its modules whole anyway. Of stages its own."""
-        with ExitStack() as stack:
-            for own in self.per_pass:
-                stack.enter_context(own.whole())
-            for own in self._all:
-                if isinstance(own, PlanReducer):
-                    stack.callback(own.reshard)
-                    own.unshard()
-            yield
-
-    @contextmanager
-    def gathering_nothing(self) -> Generator[None]:
-        """See `PaddedReducer.gathering_nothing`."""
-        with ExitStack() as stack:
-            for own in self.per_pass:
-                stack.enter_context(own.gathering_nothing())
-            yield
-
     def explained(self, error: Exception) -> Exception:
         """What an error of torch's in a pass means; `error` itself if nothing more is known."""
         for own in self.per_pass:

@@ -23,7 +23,6 @@ from evenstep.parallel.group import Group
 from evenstep.parallel.mesh import Mesh
 from evenstep.pipeline.layers import Build, Layer, Layers, built, check_covered, check_nothing_around, check_ties
 from evenstep.pipeline.layout import Layout
-from evenstep.pipeline.outline import Outline
 from evenstep.pipeline.schedules import SCHEDULES, Schedule
 from evenstep.pipeline.split import cut, flows, stages_per_rank_for
 from evenstep.pipeline.stage_module import StageModule, register
@@ -37,16 +36,13 @@ class PipelineModel(nn.Module):
     Args:
         model: an `nn.Sequential`, a list of modules or of functions that build one, `Layers`, or any module with a
             method `layers()`. Functions are called only for the layers of this rank, each seeded by itself, so that
-            no rank holds the whole model, unless a task needs it for a while.
+            no rank holds the whole model.
         mesh: the ranks; one process by default.
         schedule: name of the pipeline schedule.
         stages_per_rank: how many stages each rank holds; None: as few as the schedule allows.
         split_at: names of the layers that begin the second and later stages; None: equal numbers of layers.
         ties: sets of names of parameters that are one; those that modules share are found by themselves.
         seed: of the layers that are built here.
-
-    Attributes:
-        outline: the modules of the whole model, without tensors.
 
     Raises:
         ArgumentError: the model can't be cut like this.
@@ -101,7 +97,6 @@ class PipelineModel(nn.Module):
         self.layout = Layout(rank_of=chain.rank_of, edges=tuple(self.carried))
         self.own = self.layout.stages_of(self.mesh.pipeline.rank)
         shared = _shared(self.layers)
-        self.outline = Outline(model, self.layers, seed)
         mine = self._build(seed)
         _separate(mine.values())
         _check_whole(mine.values())
@@ -192,14 +187,6 @@ class PipelineModel(nn.Module):
         ['0', '1']
         """
         return {name: one for stage in self.own for name, one in self.stage_modules[stage].called.items()}
-
-    def rank_of_layer(self, place: int) -> int:
-        """The pipeline rank that holds the layer at `place`.
-
-        >>> PipelineModel([nn.ReLU(), nn.Tanh()]).rank_of_layer(1)
-        0
-        """
-        return next(self.layout.rank_of[stage] for stage, places in enumerate(self._places) if place in places)
 
     def _build(self, seed: int) -> dict[int, nn.Module]:
         """This rank's layers, by place."""

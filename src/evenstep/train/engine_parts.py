@@ -6,7 +6,6 @@ verdict is read. It runs nothing.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -121,8 +120,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     setup.group.go_on()  # after an error of all ranks in what was built with this group before
     check_shared(model, strategy)
     execution = build_execution(model, strategy, optimizer, device)
-    teacher = build_teacher(tasks.by_name, model, train.ema, execution)
-    context = context if teacher is None else replace(context, teaching=teacher.held)
+    teacher = build_teacher(tasks.by_name, model, train.ema)
     recompute(model, setup.recomputed.here, context.randomness)
     # After the strategy has made replicas equal: the average begins as a copy of the parameters.
     saved = _saved(setup, execution, names, rounded)

@@ -116,15 +116,12 @@ class Evaluation:
 
     def _forwards(self, weights: Weights, update: int, batch: int) -> None:
         execution, task = self._execution, next(iter(weights.totals))
-        if task in self._own:  # how often it calls the model is its own affair
-            with self._context.teaching(task, everywhere=True):
-                execution.evaluate_by_itself(weights, partial(self._step, update=update, batch=batch))
-        else:
-            with self._context.teaching(task):
-                passes = self._context.cuts.passes(self._context.tasks, weights.work)
-                execution.pad_passes(passes, self._dummy, backward=False, kind=task)
-                with self._step(weights, None, update=update, batch=batch) as step:
-                    execution.evaluator.run(execution.forwards(step.lay_out(step.work)), step)
+        generates = task in self._own
+        if not generates:
+            passes = self._context.cuts.passes(self._context.tasks, weights.work)
+            execution.pad_passes(passes, self._dummy, backward=False, kind=task)
+        with self._step(weights, self._model if generates else None, update=update, batch=batch) as step:
+            execution.evaluator.run(execution.forwards(step.lay_out(step.work)), step)
         if execution.evaluates_together:  # none goes on while another may have to begin anew
             execution.group.sum_floats([0.0])
 

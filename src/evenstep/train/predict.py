@@ -95,10 +95,9 @@ def _kept(batch: GlobalBatch, context: TrainContext, execution: Execution) -> li
         recorders, silent = _recording(context)
         weights = Weights.of_forwards(name, work, num_microbatches=batch.num_microbatches)
         path = ("predict", batch.position.batch)
-        with context.teaching(name):
-            execution.pad_passes(work, partial(_dummy, context), backward=False, kind=f"predict {name}")
-            with MicrobatchStep(silent, weights, path=path) as step:
-                execution.evaluator.run(execution.forwards(step.lay_out(step.work)), step)
+        execution.pad_passes(work, partial(_dummy, context), backward=False, kind=f"predict {name}")
+        with MicrobatchStep(silent, weights, path=path) as step:
+            execution.evaluator.run(execution.forwards(step.lay_out(step.work)), step)
         if execution.holds_output:
             outputs = recorders[name].kept if work else []
             kept += [

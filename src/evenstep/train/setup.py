@@ -33,7 +33,7 @@ from evenstep.train.checks.model import (
     check_trains,
 )
 from evenstep.train.checks.optimizer import check_optimizer
-from evenstep.train.checks.tasks import check_evaluates, check_tasks, check_teachers
+from evenstep.train.checks.tasks import check_tasks, check_whole_model
 from evenstep.train.checks.whole_update import check_whole_update
 from evenstep.train.compiled import check_compiled
 from evenstep.train.failures.policies import Policies
@@ -146,8 +146,7 @@ def set_up(
         check_optimizer(optimizer, model=model, strategy=sharing, device=on, keeps=keeps)
         tasks = Tasks.of(task, train.coefficients, combine_named(train.combine), train.norm_statistics)
         check_tasks(tasks, data, evaluations, model=model, policy=policies.non_finite)
-        check_evaluates(tasks.by_name, train, model, formats)
-        check_teachers(tasks.by_name, train, model, formats)
+        check_whole_model(tasks.by_name, train.ema, model, sharing)
         for one in tasks.by_name.values():
             one.prepare(model)
         if train.compile == "update":

@@ -5,25 +5,19 @@ before anyone adds them. How gradients are reduced is the variants'.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from evenstep.errors import OutOfMemoryError
 from evenstep.internals.fsdp import (
     at_end_of_backward,
-    forget_gathers,
     forget_order,
-    gathering_nothing,
-    looking_whole,
     parts,
     record,
 )
-from evenstep.memory import is_out_of_memory
 from evenstep.parallel.collective_order import CollectiveOrder
 from evenstep.parallel.reducer.sharded import Sharded, ShardedReducer
 from evenstep.parallel.shardable import explained
@@ -40,7 +34,6 @@ class PaddedReducer(ShardedReducer):
     def __init__(self, module: nn.Module, strategy: Sharded) -> None:
         super().__init__(module, strategy)
         self._muted = False
-        self._gathers = True  # in the passes that run now
         self._examples: dict[str, Any] = {}  # a micro-batch of each kind
         self._order = CollectiveOrder(strategy.group)
         self._dummy: Callable[[], None]  # runs a dummy pass
@@ -101,45 +94,6 @@ class PaddedReducer(ShardedReducer):
         finally:
             self._muted = False
 
-    @contextmanager
-    def whole(self) -> Generator[None]:
-        """Inside, this rank holds all parameters, and may call any part of the module as often as it likes.
-
-        All ranks enter together, between passes; no rank waits for another inside.
-        """
-        self._order.end_pass()
-        try:
-            self._gather_all()
-            with self.gathering_nothing(), looking_whole(self.module):
-                yield
-        finally:
-            forget_gathers(self.module)
-            self._fsdp.reset_iter_state()
-
-    def _gather_all(self) -> None:
-        try:
-            with self._order.in_step():
-                for part in self._parts():
-                    part.unshard()
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise OutOfMemoryError(
-                f"rank {self.group.rank} has no memory for the whole model, which is gathered for tasks that evaluate "
-                f"by themselves (`Task.evaluate`) or ask its average (`now.teacher`). Evaluate checkpoints in a run "
-                f"with more memory, or leave the average to a smaller model."
-            ) from error
-
-    @contextmanager
-    def gathering_nothing(self) -> Generator[None]:
-        """Inside, the module is called with values that stand in the place of its parameters, so none are gathered."""
-        before, self._gathers = self._gathers, False
-        try:
-            with gathering_nothing(self.module):
-                yield
-        finally:
-            self._gathers = before
-
     def explained(self, error: Exception) -> Exception:
         """What an error of torch's in a pass means; `error` itself if nothing more is known."""
         return explained(error, dict(self.module.named_parameters(remove_duplicate=False)))
@@ -174,10 +128,8 @@ class PaddedReducer(ShardedReducer):
 
     def _begin_pass(self, *_: Any) -> None:
         """Let all passes be alike: what FSDP2 remembers of those before would make it gather at other times."""
-        if self._gathers:
-            self._order.begin_forward()
-            forget_order(self.module)
+        self._order.begin_forward()
+        forget_order(self.module)
 
     def _end_forward(self, *_: Any) -> None:
-        if self._gathers:
-            self._order.begin_backward()
+        self._order.begin_backward()

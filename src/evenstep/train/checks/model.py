@@ -222,8 +222,7 @@ def check_layers(model: nn.Module, *, strategy: Strategy, precision: Precision, 
     It says so itself by `evenstep_not_for`: why it can't be in a run of a kind, by the kind. The core knows the kinds,
     not the layers.
 
-    The kinds are "changing ranks", "16 bits" (of the parameters themselves) and "compile"; and "whole of
-    stages", where tasks ask for the whole of a model in stages (`checks.tasks`).
+    The kinds are "changing ranks", "16 bits" (of the parameters themselves) and "compile".
     """
     holds_float32 = precision.keeps_masters and strategy.layout.divides == "elements"  # and rounds what it gathers
     kinds = {

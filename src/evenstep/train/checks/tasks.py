@@ -11,9 +11,9 @@ from torch import nn
 from evenstep.arguments import advice, require_flag, said
 from evenstep.data import Data, Mixture
 from evenstep.errors import ArgumentError
-from evenstep.options import Training
+from evenstep.optim.ema import Ema
+from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
-from evenstep.precision import Precision
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.tasks.listening import MOMENTS, heard
 from evenstep.train.tasks.task import Task, evaluates_itself
@@ -97,57 +97,22 @@ def check_taken_once(what: str, data: Data, otherwise: str) -> None:
         )
 
 
-def check_evaluates(tasks: Mapping[str, Task], train: Training, model: nn.Module, precision: Precision) -> None:
-    """Raise ArgumentError for a task that evaluates by itself where the whole model can't be given to it."""
-    own = [type(task).__name__ for task in tasks.values() if evaluates_itself(task)]
-    if own and isinstance(model, PipelineModel):
-        said = f"`{own[0]}.evaluate` is given the whole model"
-        _check_put_together(said, model, model.outline.unfit_as_given, precision)
-        if train.norm_statistics == "per-task":
+def check_whole_model(tasks: Mapping[str, Task], ema: Ema | None, model: nn.Module, strategy: Strategy) -> None:
+    """Raise ArgumentError for a task that calls the whole model where no rank holds it."""
+    for name, task in tasks.items():
+        if task.uses_average and ema is None:
             raise ArgumentError(
-                f'{said}, but `norm_statistics` is "per-task", which only the stages know of; let them be "shared" or '
-                f'"frozen".'
+                f"task `{name}` has `uses_average`, but the run has no average; give it `train=Training(ema=Ema(…))`, "
+                f"in a run file a table `[ema]`.",
+                field="ema",
             )
-
-
-def check_teachers(tasks: Mapping[str, Task], train: Training, model: nn.Module, precision: Precision) -> None:
-    """Raise ArgumentError for a task that asks the average where there is none, or it can't be put together."""
-    asking = [type(task).__name__ for task in tasks.values() if task.uses_average]
-    if not asking:
-        return
-    said = f"`{asking[0]}` has `uses_average`, so it asks the average of the model"
-    if train.ema is None:
-        raise ArgumentError(
-            f"{said}, but the run has none; give it one, `train=Training(ema=Ema(decay=0.999))`, in a run file a table "
-            f"`[ema]`."
-        )
-    if train.norm_statistics == "per-task":
-        raise ArgumentError(
-            f'{said}, but `norm_statistics` is "per-task", and an average has no statistics of one task; let them be '
-            f'"shared" or "frozen".'
-        )
-    if isinstance(model, PipelineModel):
-        _check_put_together(said, model, model.outline.unfit, precision)
-
-
-def _check_put_together(said: str, model: PipelineModel, unfit: str, precision: Precision) -> None:
-    """Raise ArgumentError for a model in stages that no rank could hold whole for a while."""
-    whole = (
-        "give the model itself instead of its layers"
-        if model.layout.ranks == 1
-        else 'train without stages, with `strategy="ddp"`, `"zero1"` or `"fsdp"`'
-    )
-    if unfit:
-        raise ArgumentError(f"{said}, which is put together of stages, but {unfit}, or {whole}.")
-    for name, module in model.named_modules():
-        not_for: Mapping[str, str] = getattr(module, "evenstep_not_for", {})
-        if why := not_for.get("whole of stages"):
-            raise ArgumentError(f"{said}, but `{name}` is a {type(module).__name__}, {why}.")
-    if precision.layers != "none":
-        raise ArgumentError(
-            f"{said}, which is put together of stages, but precision '{precision.name}' changes the layers within "
-            f"them; take 'bf16-mixed', or {whole}."
-        )
+        needs = "uses_average" if task.uses_average else "evaluate" if evaluates_itself(task) else ""
+        if needs and (isinstance(model, PipelineModel) or strategy.layout.divides == "elements"):
+            raise ArgumentError(
+                f"task `{name}` calls the whole model (`{needs}`), which no rank holds in stages or shards; train with "
+                f"`ddp` or `zero1`, or evaluate its checkpoints on one process.",
+                field=needs,
+            )
 
 
 def _check_methods(kind: type[Task]) -> None:

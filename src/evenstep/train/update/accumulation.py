@@ -48,7 +48,7 @@ class Accumulation:
         context, execution = self._context, self._execution
         self._rollback.forget_gradients()
         step = MicrobatchStep.of_update(context, weights, update)
-        with context.teaching(*weights.totals), step:
+        with step:
             if execution.reducers.per_pass:
                 self._run_in_turn(weights, step)
             else:

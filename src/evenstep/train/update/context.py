@@ -4,7 +4,6 @@ It runs nothing; `train/update/microbatch.py` does.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast, final
 
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor
 
 from evenstep.events import Bus, Storage
-from evenstep.nothing import NOTHING
 from evenstep.precision.precision import Precision
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.phases import Phases
@@ -20,10 +18,6 @@ from evenstep.train.randomness import Randomness
 from evenstep.train.tasks.coefficients import Coefficients, Fixed
 from evenstep.train.tasks.norm_statistics import Norms
 from evenstep.train.tasks.task import Task
-
-
-def _nothing_held(*tasks: str, everywhere: bool = False) -> AbstractContextManager[None]:
-    return NOTHING
 
 
 @final
@@ -41,8 +35,6 @@ class TrainContext:
         seeds: the factors that backwards began with last, as tensors: mostly the next ones' too.
         poison: gives a loss whose gradient is not finite, in place of one that could not be computed, so that all
             ranks come to the end of the update and abort it together; None raises at once.
-        teaching: around passes of tasks of these names, which all ranks make together: what they may ask of the average
-            is there. With `everywhere` on all ranks of a pipeline, not only where losses are.
         cuts: how finely micro-batches are cut to fit into this rank's memory.
     """
 
@@ -62,7 +54,6 @@ class TrainContext:
     seeds: dict[torch.dtype, tuple[float, Tensor]] = field(default_factory=dict)
     phases: Phases = field(default_factory=Phases)
     poison: Callable[[], Tensor] | None = None
-    teaching: Callable[..., AbstractContextManager[None]] = _nothing_held
     cuts: SplitLimit = field(default_factory=SplitLimit)
 
     def silently(self) -> "TrainContext":

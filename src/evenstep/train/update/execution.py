@@ -4,9 +4,9 @@ A model that is whole is one stage, whose plan runs its micro-batches one after 
 plans of its pipeline schedule. Nothing else differs, and who runs a plan asks nothing about it.
 """
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar, final
 
@@ -28,10 +28,8 @@ from evenstep.pipeline import (
     executed,
     forwards,
 )
-from evenstep.pipeline.whole_model import WholeModel
 from evenstep.train.update.gradient_norms import GradientNorms, NormsOfStages, NormsOfWhole
 from evenstep.train.update.microbatch import MicrobatchStep
-from evenstep.train.update.weigh import Weights
 
 T = TypeVar("T")
 Numbers = tuple[int, ...]  # of what goes through a plan
@@ -51,8 +49,6 @@ class Execution:
         alone: runs plans whose gradients are shared with nobody.
         plan: the plan of an update's micro-batches; without reductions where others follow before the step.
         forwards: the plan of an evaluation's.
-        by_itself: runs plans of forwards in which a task evaluates this rank's own micro-batches.
-        lends: gives the whole model to such tasks for a while; all ranks call it together, between plans.
         holds_output: whether this rank has the model's outputs for its micro-batches.
     """
 
@@ -65,8 +61,6 @@ class Execution:
     plan: Callable[[Numbers, bool], Plan]
     forwards: Callable[[Numbers], Plan]
     norms: GradientNorms
-    by_itself: Runner
-    lends: Callable[[], AbstractContextManager[nn.Module]]
     holds_output: bool = True
     in_stages: bool = False
 
@@ -111,17 +105,6 @@ class Execution:
         numbers = step.lay_out(step.work)
         self.alone.run(self.plan(numbers, True) if backward else self.forwards(numbers), step)
 
-    def evaluate_by_itself(self, weights: Weights, begin: Callable[[Weights, nn.Module], MicrobatchStep]) -> None:
-        """Let a task evaluate by itself: the ranks of a pipeline, each of which has the whole model, divide the work.
-
-        Args:
-            weights: of the micro-batches that the pipeline has.
-            begin: gives the step of those of this rank, and with what model.
-        """
-        share = replace(weights, work=weights.work[self.pipeline.rank :: self.pipeline.ranks])
-        with self.lends() as model, begin(share, model) as step:
-            self.by_itself.run(_forwards(step.lay_out(step.work)), step)
-
     @property
     def evaluates_together(self) -> bool:
         """Whether ranks wait for each other within an evaluation's passes."""
@@ -159,11 +142,6 @@ def _of_whole(model: nn.Module, strategy: Strategy, optimizer: Optimizer) -> Exe
     reducers.shard_optimizer(optimizer)
     evaluator = Runner([Stage(model, reducer)], explained=reducers.explained)
 
-    @contextmanager
-    def lends() -> Generator[nn.Module]:
-        with reducers.whole():
-            yield model
-
     return Execution(
         group=strategy.group,
         pipeline=Group(),
@@ -174,8 +152,6 @@ def _of_whole(model: nn.Module, strategy: Strategy, optimizer: Optimizer) -> Exe
         plan=_sequential,
         forwards=_forwards,
         norms=norms,
-        by_itself=evaluator,
-        lends=lends,
     )
 
 
@@ -209,14 +185,6 @@ def _of_stages(model: PipelineModel, strategy: Strategy, optimizer: Optimizer, d
     def plan_of_forwards(numbers: Numbers) -> Plan:
         return executed(forwards(model.layout, numbers)[pipeline.rank], model.own, gathers=gathers)
 
-    assert runner.peers.wire is not None
-    whole = WholeModel(model, runner.peers.wire)
-
-    @contextmanager
-    def lends() -> Generator[nn.Module]:
-        with reducers.whole(), whole.filled(whole.gathered(ranks=range(pipeline.ranks))):
-            yield whole.as_given
-
     return Execution(
         group=model.mesh.world,
         pipeline=pipeline,
@@ -227,8 +195,6 @@ def _of_stages(model: PipelineModel, strategy: Strategy, optimizer: Optimizer, d
         plan=plan,
         forwards=plan_of_forwards,
         norms=NormsOfStages(model, strategy.layout, names, device),
-        by_itself=Runner([Stage(model, Single().reducer(model))]),
-        lends=lends,
         holds_output=model.last in model.own,
         in_stages=True,
     )
