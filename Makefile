@@ -15,12 +15,13 @@ INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINT
 RESULTS ?= benchmarks/results
 PYTHON_THERE ?= 3.11 3.12 3.13 3.14
 
-.PHONY: help recipes train test test-all browser check dist-check streams prove faults bench gpu gpu-wheels docs clean
+.PHONY: help recipes train test test-all anywhere browser check dist-check streams prove faults bench gpu gpu-wheels docs clean
 
 help:
 	@echo "make train      train the demo, a byte-level GPT, to its end (about 3 minutes on 2 cores)"
 	@echo "make test       all tests but the slow ones;  make test-all: all"
 	@echo "make test TORCH=2.15.0   the same in an environment of its own, of another torch (PYTHON=python3.13: and Python)"
+	@echo "make anywhere   the quick tests as another user, after a demo run, with other threads, locales … (WHERE=word for some)"
 	@echo "make check      ruff, pyright, and the direction of imports"
 	@echo "make dist-check wheel and sdist, each installed in an environment of its own and tried (some minutes)"
 	@echo "make streams    streams of torchdata and datasets, left and taken up (installs 300 MB)"
@@ -61,6 +62,9 @@ build/.browser:
 
 test: $(DEV_READY) browser
 	$(BIN)/pytest -m 'not slow' -n 3 --dist worksteal --doctest-modules src tests
+
+anywhere: $(DEV_READY)
+	$(BIN)/python tests/anywhere.py --where '$(WHERE)'
 
 test-all: $(DEV_READY) browser
 	$(BIN)/pytest -n 3 --dist worksteal --doctest-modules src tests

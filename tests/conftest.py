@@ -33,7 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
     import torch._dynamo  # else the first optimizer imports it, in the midst of a test
     from hypothesis import settings
 
-    torch.set_num_threads(1)  # the tests' tensors are tiny, and other workers and ranks need the other cores
+    # one by default: the tests' tensors are tiny, and other workers and ranks need the other cores
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     # How long an example takes depends on what else the machine does; what a test may take in all is pytest's timeout.
     settings.register_profile("evenstep", deadline=None, max_examples=50)
     settings.load_profile("evenstep")
