@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # one by default: the tests' tensors are tiny, and other workers and ranks need the other cores
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     # How long an example takes depends on what else the machine does; what a test may take in all is pytest's timeout.
-    settings.register_profile("evenstep", deadline=None, max_examples=50)
+    settings.register_profile("evenstep", deadline=None, max_examples=50, database=None)
     settings.load_profile("evenstep")
 
 
