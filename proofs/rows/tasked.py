@@ -8,6 +8,7 @@ sha256 of all that training changes.
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 import evenstep
 from evenstep import Logging
-from evenstep.data import AllTasks
+from evenstep.data import Mixing
 from evenstep.parallel import Ddp, Fsdp, Group, Ordered, Processes, Single, Strategy
 from rows.killed import digest
 
@@ -85,6 +86,16 @@ class Regress(evenstep.Task):
         return evenstep.Loss(total, weight=self.weight(batch) if self.late_weight else None)
 
 
+class Ends(Mixing):
+    """All tasks, c in the first updates only."""
+
+    def __call__(self, number: int, sizes: Mapping[str, int], *, seed: int) -> Sequence[str]:
+        return [name for name in sizes if name != "c" or number < LAST_OF_C for _ in range(REPEATS[name])]
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"kind": "ends"}
+
+
 def adamw(trained: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(trained.parameters(), lr=3e-3)
 
@@ -98,7 +109,7 @@ def trainer_of(trained: nn.Module, strategy: Strategy, updates: int, reduction: 
         model=trained,
         task={name: Regress(name, kind) for name, kind in REDUCTIONS[reduction].items()},
         optimizer=adamw(trained),
-        data=evenstep.Mixture(data, mixing=AllTasks(repeats=REPEATS), windows={"c": (1, LAST_OF_C)}),
+        data=evenstep.Mixture(data, mixing=Ends()),
         updates=updates,
         device="cpu",
         strategy=strategy,

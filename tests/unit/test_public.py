@@ -143,8 +143,8 @@ def test_the_snippet_in_the_readme_trains() -> None:
 
 
 def test_a_name_of_a_part_is_said_where_it_is() -> None:
-    with pytest.raises(AttributeError, match=r"no attribute 'FirstBatches'; it is `evenstep\.data\.FirstBatches`"):
-        evenstep.FirstBatches  # noqa: B018 # pyright: ignore
+    with pytest.raises(AttributeError, match=r"no attribute 'Position'; it is `evenstep\.data\.Position`"):
+        evenstep.Position  # noqa: B018 # pyright: ignore
     assert not hasattr(evenstep, "Firstbatch")
 
 

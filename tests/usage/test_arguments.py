@@ -47,13 +47,6 @@ ALONE = evenstep.Group()
 BUILT: dict[str, Callable[[], dict[str, Any]]] = {
     "Trainer": lambda: run(data=evenstep.MapData(**data()), updates=1),
     "Engine": run,
-    "MapData": data,
-    "StreamData": lambda: {"stream": DATA, "global_batch_size": 4},
-    "UpdateData": lambda: {"stream": DATA},
-    "FirstBatches": lambda: {"data": evenstep.MapData(**data()), "batches": 2},
-    "Mixture": lambda: {"data": {"a": evenstep.MapData(**data())}},
-    "Batch": lambda: {"task": "a", "data": 1},
-    "Sampled": lambda: {"weights": {"a": 1.0}},
     "EarlyStop": lambda: {"patience_evaluations": 2},
     "Evaluate": lambda: {"every_updates": 2},
     "Save": lambda: {"every_updates": 2},
@@ -101,7 +94,7 @@ NOT_BUILT = {  # bases, what evenstep gives, what each micro-batch makes, and wh
 }
 ALSO = {"values": "coefficients"}  # as whom it is mostly given
 OPTIONS = {"Training": "train", "Checkpointing": "checkpoint", "Failures": "failures", "Logging": "log"}
-PLACES: list[ModuleType] = [evenstep, evenstep.data, evenstep.train, evenstep.optim.schedules, evenstep.pipeline.layers]
+PLACES: list[ModuleType] = [evenstep, evenstep.train, evenstep.optim.schedules, evenstep.pipeline.layers]
 SEVERAL = "Sequence|Iterable|Collection|tuple|MapDataset|list"
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {  # a value, and the words of annotations that take it
     "an object": (object, "Any"),
@@ -126,7 +119,12 @@ def constructors() -> dict[str, type]:
     for place in PLACES:
         for name in getattr(place, "__all__", ()) or vars(place):
             one = getattr(place, name)
-            if isinstance(one, type) and one.__module__.startswith("evenstep") and not inspect.isabstract(one):
+            if (
+                isinstance(one, type)
+                and one.__module__.startswith("evenstep")
+                and ".data." not in one.__module__
+                and not inspect.isabstract(one)
+            ):
                 found[name] = one
     return {name: one for name, one in found.items() if name not in NOT_BUILT and not issubclass(one, Exception)}
 

@@ -44,7 +44,6 @@ from evenstep import (
 )
 from evenstep.checkpoint import complete_checkpoints, read_checkpoint
 from evenstep.cli.training import _train
-from evenstep.data import FirstBatches
 from evenstep.errors import ArgumentError, EvenstepError, HookError, TaskError
 from evenstep.events import ConsoleWriter, CsvWriter, JsonlWriter, Save
 from evenstep.exits import EXIT_DONE
@@ -259,7 +258,7 @@ def test_a_stream_that_is_trained_and_evaluated_on_at_once_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"'valid' reads the stream that `data` reads, .* of its own"):
         trainer_of(
             data=StreamData(stream, global_batch_size=4),
-            evaluations=FirstBatches(StreamData(stream, global_batch_size=4), 1),
+            evaluations=StreamData(stream, global_batch_size=4, limit_batches=1),
         )
     sets = {"valid": StreamData(PAIRS, global_batch_size=4)}  # which begins anew for each
     assert trainer_of(data=StreamData(PAIRS, global_batch_size=4), evaluations=sets).train().update == 4

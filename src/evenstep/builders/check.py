@@ -18,14 +18,13 @@ from evenstep.builders.options import (
 from evenstep.builders.pipeline import build_layout
 from evenstep.builders.ranks import ranks_of
 from evenstep.builders.schedule import build_schedule
-from evenstep.builders.tasks import build_coefficients, build_combine, build_mixing, windows_of
+from evenstep.builders.tasks import build_coefficients, build_combine, build_mixing
 from evenstep.config.faults import Fault, told
 from evenstep.config.schema import Config
 from evenstep.config.schema_lr import AnySchedule
 from evenstep.config.tasks import data_tables, evaluations_of, schedules_of
 from evenstep.config.translate import faults_of, keys_in
 from evenstep.data.batch_sizes import batch_sizes, check_micro_batch
-from evenstep.data.mixture import check_windows
 from evenstep.data.sampling import check_curriculum, check_only_for_tokens, check_packed, check_unit
 from evenstep.events import Profile
 from evenstep.events.hooks.target import MetricTarget
@@ -173,11 +172,9 @@ def _tasks(config: Config) -> Iterator[Fault]:
     for name in names:
         yield from faults_of(partial(check_task_names, [name]), {name: f"tasks.{name}"})
     keys = {
-        "windows": "tasks.NAME.end_update",
         "weights": "tasks.NAME.sampling_weight",
         "repeats": "tasks.NAME.repeats",
     }
-    yield from faults_of(partial(check_windows, windows_of(config), names, config.train.updates), keys)
     yield from faults_of(lambda: build_mixing(config).check(names), keys)
     if names:
         keys = {"coefficients": "coefficients.regression", "schedules": "tasks.NAME.coefficient_schedule"}

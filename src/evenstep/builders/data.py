@@ -13,9 +13,9 @@ from torch.utils.data import Subset
 
 from evenstep.config.arguments import Call
 from evenstep.config.schema import FailuresTable
-from evenstep.config.schema_data import DataTable, EvaluationTable
+from evenstep.config.schema_data import DataTable
 from evenstep.config.section import Section
-from evenstep.data import Data, FirstBatches, MapData, Reading, StreamData
+from evenstep.data import Data, MapData, Reading, StreamData
 from evenstep.data.batch_sizes import largest
 from evenstep.errors import ConfigError, DataError, EvenstepError
 
@@ -104,9 +104,14 @@ def build_evaluation(
                     [f"`{key}.evaluations.{name}.micro_batch_size` must be given, because its dataset is a stream."]
                 )
             stream = cast("Iterable[Any]", dataset)
-            data: Data = StreamData(stream, global_batch_size=size, shared=config.shared, **_collate(collate))
-            return _beginning(data, evaluation)
-        data = MapData(
+            return StreamData(
+                stream,
+                global_batch_size=size,
+                shared=config.shared,
+                limit_batches=evaluation.first_batches,
+                **_collate(collate),
+            )
+        return MapData(
             cast("Any", dataset),
             global_batch_size=size,
             global_batch_tokens=tokens,
@@ -116,13 +121,9 @@ def build_evaluation(
             num_workers=config.num_workers,
             reading=_reading(config, failures, skip_failing=False),
             shuffle=False,
+            limit_batches=evaluation.first_batches,
             **_collate(collate),
         )
-        return _beginning(data, evaluation)
-
-
-def _beginning(data: Data, evaluation: EvaluationTable) -> Data:
-    return data if evaluation.first_batches is None else FirstBatches(data, evaluation.first_batches)
 
 
 def _reading(config: DataTable, failures: FailuresTable, *, skip_failing: bool) -> Reading:

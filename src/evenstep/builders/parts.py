@@ -25,7 +25,6 @@ from evenstep.config.schema import Config, OneTaskTable
 from evenstep.config.tasks import data_tables, evaluations_of
 from evenstep.config.translate import keys_in, said_with
 from evenstep.data import Data, GlobalBatch, Mixture, Position
-from evenstep.data.first_batches import FirstBatches
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import ConfigError, TaskError
 from evenstep.events import Hook, Writer
@@ -250,7 +249,9 @@ def _build_sets(run: OpenRun) -> tuple[Data, dict[str, Data]]:
         return data, evaluations
     if not data.knows_length:
         raise ConfigError(["`limit.batches` is for datasets with a length, but there is a stream; leave it out."])
-    return FirstBatches(data, batches), {name: FirstBatches(one, batches) for name, one in evaluations.items()}
+    for one in (data, *evaluations.values()):
+        one.limit_batches = min(batches, one.limit_batches or batches)
+    return data, evaluations
 
 
 def _model_and_weights(run: OpenRun, mesh: Mesh | None, *, begins: bool) -> tuple[nn.Module, LoadedWeights | None]:

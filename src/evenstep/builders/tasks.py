@@ -13,13 +13,7 @@ from evenstep.train import Coefficients, Combine, Fixed
 def build_mixture(config: Config, data: dict[str, Data]) -> Mixture:
     """The training data of all tasks, mixed."""
     end = (config.mixture or MixtureTable.empty()).end
-    return Mixture(data, mixing=build_mixing(config), end=end, windows=windows_of(config))
-
-
-def windows_of(config: Config) -> dict[str, tuple[int, int | None]]:
-    """The first and last update of the tasks that do not take part in all."""
-    windows = {name: (task.start_update, task.end_update) for name, task in config.tasks.items()}
-    return {name: window for name, window in windows.items() if window != (1, None)}
+    return Mixture(data, mixing=build_mixing(config), end=end)
 
 
 def build_mixing(config: Config) -> Mixing:

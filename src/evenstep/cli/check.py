@@ -38,7 +38,6 @@ from evenstep.config.load import read
 from evenstep.config.named import OpenRun
 from evenstep.config.schema import Config
 from evenstep.config.sources import Setting, settings_of
-from evenstep.data import FirstBatches
 from evenstep.errors import CheckpointError, ConfigError, EvenstepError
 from evenstep.events import Bus, Evaluate
 from evenstep.events.writers.lines import LinesWriter
@@ -138,10 +137,12 @@ def _check(opened: OpenRun, folder: Path, source: str, group: Group, unmet: str)
     goes_on = source == "auto" and has_saved(folder, mirror)
     parts = build_parts(opened, mesh, begins=not goes_on)
     with closing(parts):
+        for data in parts.evaluations.values():
+            data.limit_batches = 1
         one = OneUpdate()
         trainer = replace(parts, config=staying(opened.config)).trainer(
             hooks=[*followers(opened.config), *([Evaluate(every_updates=1)] if parts.evaluations else []), one],
-            evaluations={name: FirstBatches(data, 1) for name, data in parts.evaluations.items()},
+            evaluations=parts.evaluations,
             strategy=build_strategy(opened.config, group if mesh is None else mesh.data),
             kept=opened.plain(),
         )

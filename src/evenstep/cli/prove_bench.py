@@ -27,7 +27,7 @@ from evenstep.config.schema_data import DataTable
 from evenstep.config.sources import Setting, settings_in
 from evenstep.config.target import loaded_from
 from evenstep.config.tasks import data_tables, schedules_of
-from evenstep.data import Data, FirstBatches
+from evenstep.data import Data
 from evenstep.data.batch_sizes import largest
 from evenstep.errors import DataError, EvenstepError
 from evenstep.events import Hook
@@ -239,11 +239,12 @@ def _varied(config: Config, variant: Variant) -> list[Setting]:
 
 def _subject(opened: OpenRun, parts: RunParts, strategy: Any) -> Subject:
     config = parts.config
-    evaluations = {name: FirstBatches(data, 1) for name, data in parts.evaluations.items()}
+    for data in parts.evaluations.values():
+        data.limit_batches = 1
 
     def trainer(data: Data, hooks: Sequence[Hook], folder: Path | None) -> Trainer:
         return replace(parts, data=data).trainer(
-            hooks=hooks, evaluations=evaluations, strategy=strategy, folder=folder, kept=opened.plain()
+            hooks=hooks, evaluations=parts.evaluations, strategy=strategy, folder=folder, kept=opened.plain()
         )
 
     own: Task | Mapping[str, Task] = parts.task

@@ -13,7 +13,6 @@ from evenstep.builders import RunParts
 from evenstep.config.schema import Config
 from evenstep.config.schema_data import DataTable
 from evenstep.data import Data, MapData, Mixture
-from evenstep.data.first_batches import FirstBatches
 from evenstep.pipeline import PipelineModel, pipeline_of
 from evenstep.train import Trainer
 
@@ -52,7 +51,7 @@ def _updates(parts: RunParts) -> list[str]:
     if config.data is not None:
         return [f"update      {_global_batch(config.data)}"]
     lines = [f"task        {name}: {_global_batch(task.data)}" for name, task in config.tasks.items()]
-    data = _all_of(parts.data)
+    data = parts.data
     assert isinstance(data, Mixture)
     first = [", ".join(_counted(tasks)) for tasks in data.preview(_FIRST_UPDATES, seed=config.seed)]
     return [*lines, f"mixture     updates 1 to {_FIRST_UPDATES}: {' | '.join(first)}"]
@@ -108,10 +107,9 @@ _MOST_NAMES = 6
 
 def _samples(parts: RunParts) -> str:
     sets: dict[str, Data] = {}
-    for name, given in {"train": parts.data, **parts.evaluations}.items():
-        data = _all_of(given)
+    for name, data in {"train": parts.data, **parts.evaluations}.items():
         tasks = data.data.items() if isinstance(data, Mixture) else ()
-        sets |= {f"{name}/{task}": _all_of(one) for task, one in tasks} or {name: data}
+        sets |= {f"{name}/{task}": one for task, one in tasks} or {name: data}
     return ", ".join(
         f"{name} {data.num_samples:,} samples"
         + (f" ({data.num_skipped:,} too long, skipped)" if data.num_skipped else "")
@@ -130,12 +128,6 @@ def _tried_out(config: Config) -> list[str]:
     if batches is not None:
         lines.append(f"the first {batches} batches of each epoch and of each evaluation (`limit.batches`)")
     return [f"trying out  {line}" for line in lines]
-
-
-def _all_of(data: Data) -> Data:
-    while isinstance(data, FirstBatches):
-        data = data.data
-    return data
 
 
 def _global_batch(data: DataTable) -> str:

@@ -139,10 +139,6 @@ class NamedTaskTable(OneTaskTable):
     sampling_weight: Positive | None = None
     """Mixture `sampled`: how often this task is drawn, relative to the others. By default its number of batches per
     epoch."""
-    start_update: Count = 1
-    """The first update that this task takes part in, counted from 1."""
-    end_update: Count | None = None
-    """The last update that this task takes part in. By default the last one of the run."""
 
 
 class MixtureTable(Section, of=(Mixture, Sampled)):

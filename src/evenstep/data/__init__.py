@@ -7,10 +7,8 @@ from evenstep.lazy import lazy_names
 
 if TYPE_CHECKING:
     from evenstep.data.batch import Data, DataFault, GlobalBatch, Microbatch, Part, Position
-    from evenstep.data.first_batches import FirstBatches
     from evenstep.data.map_data import MapData
-    from evenstep.data.mixing import AllTasks, Mixing, RoundRobin, Sampled
-    from evenstep.data.mixture import Mixture
+    from evenstep.data.mixture import AllTasks, Mixing, Mixture, RoundRobin, Sampled
     from evenstep.data.reading import Reading
     from evenstep.data.resolve import data_of
     from evenstep.data.stream import samples_in
@@ -22,7 +20,6 @@ __all__ = [
     "Batch",
     "Data",
     "DataFault",
-    "FirstBatches",
     "GlobalBatch",
     "MapData",
     "Microbatch",
@@ -45,10 +42,8 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         ".batch": "Data DataFault GlobalBatch Microbatch Part Position",
-        ".first_batches": "FirstBatches",
         ".map_data": "MapData",
-        ".mixing": "AllTasks Mixing RoundRobin Sampled",
-        ".mixture": "Mixture",
+        ".mixture": "AllTasks Mixing Mixture RoundRobin Sampled",
         ".reading": "Reading",
         ".resolve": "data_of",
         ".stream": "samples_in",

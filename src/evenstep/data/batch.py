@@ -123,7 +123,13 @@ class GlobalBatch:
 
 
 class Data(ABC):
-    """A source of global batches that can start at any of its positions."""
+    """A source of global batches that can start at any of its positions.
+
+    Attributes:
+        limit_batches: the most global batches of an epoch, to try things out; None for no limit.
+    """
+
+    limit_batches: int | None = None
 
     @abstractmethod
     def batches(

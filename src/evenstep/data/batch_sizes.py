@@ -33,8 +33,11 @@ class BatchSizes(NamedTuple):
         """The size in an epoch, where they change by epochs."""
         return self.sizes[bisect_right(self.begins, epoch) - 1]
 
-    def cut(self, num_samples: int, epoch: int) -> "Begins":
+    def cut(self, num_samples: int, epoch: int, limit: int | None = None) -> "Begins":
         """The places in the order of an epoch where each of its global batches begins.
+
+        Args:
+            limit: the most global batches that are taken of each epoch; None for all.
 
         >>> sizes = BatchSizes(begins=(0, 3), sizes=(2, 4), unit="updates")
         >>> [list(sizes.cut(10, epoch)) for epoch in range(2)]  # batches of 2, 2, 2, 4 and 4, 4, 2 samples
@@ -42,15 +45,15 @@ class BatchSizes(NamedTuple):
         """
         if self.unit == "epochs":
             return Begins((range(0, num_samples, self.of_epoch(epoch)),))
-        return self._cut_from(self._first(num_samples, epoch), num_samples)
+        return self._cut_from(self._first(num_samples, epoch, limit or num_samples), num_samples)
 
-    def _first(self, num_samples: int, epoch: int) -> int:
+    def _first(self, num_samples: int, epoch: int, limit: int) -> int:
         """The number, in the whole run, of the first global batch of an epoch."""
         number = 0
         for earlier in range(epoch):
             if number >= self.begins[-1]:  # all that follow are of one size
-                return number + (epoch - earlier) * -(-num_samples // self.sizes[-1])
-            number += len(self._cut_from(number, num_samples))
+                return number + (epoch - earlier) * min(-(-num_samples // self.sizes[-1]), limit)
+            number += min(len(self._cut_from(number, num_samples)), limit)
         return number
 
     def _cut_from(self, number: int, num_samples: int) -> "Begins":

@@ -81,9 +81,11 @@ class IteratedData(Data):
 
     Args:
         stream: gives items; iterating it again is the next epoch.
+        limit_batches: the global batches after which the data end.
     """
 
-    def __init__(self, stream: Iterable[Any]) -> None:
+    def __init__(self, stream: Iterable[Any], *, limit_batches: int | None = None) -> None:
+        self.limit_batches = limit_batches
         self._stream = stream
         self._stateful = stream if isinstance(stream, Stateful) else None
         self._set_epoch = stream_epoch_setters(stream)
@@ -112,8 +114,8 @@ class IteratedData(Data):
 
     @property
     def resumable(self) -> bool:
-        """Whether the stream has `state_dict` and `load_state_dict`."""
-        return self._stateful is not None
+        """Whether the stream has `state_dict` and `load_state_dict`, and is read to its end."""
+        return self._stateful is not None and self.limit_batches is None
 
     @property
     def unshared_stream(self) -> object:
@@ -229,7 +231,8 @@ class IteratedData(Data):
             if pins:
                 for microbatch in cut.microbatches:
                     microbatch.data = pin(microbatch.data)
-            more = cursor.reader.ahead is not END
+            is_last = position.batch + 1 == self.limit_batches
+            more = cursor.reader.ahead is not END and not is_last
             num_samples, goes_on = reading.others.taken(cut.num_samples, more=more)
             cursor.position = following = position.after(ends_epoch=not goes_on)
             faults = self._ran_out(cursor) if goes_on and not more else ()
@@ -246,6 +249,8 @@ class IteratedData(Data):
                 faults=faults,
                 parts=cut.parts,
             )
+            if is_last:  # a stream can't skip what is left of its epoch
+                return
 
     def _keep(self, cursor: _Cursor, before: Position) -> None:
         """Keep the state of the position that `cursor` has come to."""

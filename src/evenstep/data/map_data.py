@@ -74,6 +74,7 @@ class MapData(Data):
         num_workers: processes that read samples ahead; 0 reads in this process, when a batch is needed.
         reading: how far ahead they read, and what is done about samples that fail and workers that hang.
         num_epochs: the number of epochs after which `batches` ends; None for never.
+        limit_batches: the most global batches of an epoch, to try things out; None for no limit.
 
     Raises:
         ArgumentError: an argument is wrong, or the dataset is empty.
@@ -104,6 +105,7 @@ class MapData(Data):
         num_workers: int = 0,
         reading: Reading = Reading(),
         num_epochs: int | None = None,
+        limit_batches: int | None = None,
     ) -> None:
         require_object("reading", reading, Reading, "`reading=Reading(retries=2)`")
         require_callable("collate", collate, purpose="makes one batch of a list of samples")
@@ -124,9 +126,10 @@ class MapData(Data):
         )
         self._dataset = dataset
         self._num_epochs = None if num_epochs is None else require_count("num_epochs", num_epochs)
+        self.limit_batches = limit_batches
         self._in_columns = collate is DEFAULT_COLLATE
         self._fingerprint: dict[str, JSON] | None = None
-        self._epochs: dict[tuple[int, int], EpochBatches] = {}
+        self._epochs: dict[tuple[int, int, int | None], EpochBatches] = {}
         processes = require_count("num_workers", num_workers, at_least=0)
         self._pool = Pool(lambda: Fetcher(dataset, collate, reading), num_workers=processes, reading=reading)
 
@@ -160,7 +163,8 @@ class MapData(Data):
         """
         if self._fingerprint is None:  # made once: every checkpoint holds it
             self._fingerprint = self._new_fingerprint()
-        return dict(self._fingerprint)
+        limit: dict[str, JSON] = {} if self.limit_batches is None else {"limit_batches": self.limit_batches}
+        return {**self._fingerprint, **limit}
 
     def cut(self) -> dict[str, JSON]:
         size, tokens = self._sampling.micro_batch_size, self._sampling.micro_batch_tokens
@@ -264,12 +268,13 @@ class MapData(Data):
             position = following
 
     def _epoch(self, epoch: int, seed: int) -> EpochBatches:
-        batches = self._epochs.get((epoch, seed))
+        limit = self.limit_batches
+        batches = self._epochs.get((epoch, seed, limit))
         if batches is None:
-            batches = self._sampling.epoch(require_count("epoch", epoch, at_least=0), seed=seed)
+            batches = self._sampling.epoch(require_count("epoch", epoch, at_least=0), seed=seed, limit=limit)
             while len(self._epochs) >= _EPOCHS_KEPT:
                 del self._epochs[next(iter(self._epochs))]
-            self._epochs[epoch, seed] = batches
+            self._epochs[epoch, seed, limit] = batches
         return batches
 
 

@@ -1,23 +1,23 @@
-"""Global batches of several tasks, each with its own data: a `Data` made of `Data`s.
+"""Mixtures: global batches of several tasks, each with its own data, and the ways of mixing them.
 
-Which tasks update u takes batches of is a pure function of (seed, u) and of how many batches each task's data has, so
-all ranks agree, any position is a place to start, and nothing is saved. The micro-batches of all tasks are numbered
-together, 0..n-1: for ranks, plans and ordered sums a mixture is one global batch like any other. How the tasks' losses
-are weighed against each other is not decided here.
+The tasks of update u are a pure function of (seed, u) and of the number of batches of each task's data. So all ranks
+agree, a run can start at any position, and nothing is saved. The micro-batches of all tasks are numbered together,
+0..n-1: for ranks, plans and ordered sums a mixture is one global batch like any other. How the tasks' losses are
+weighed against each other is not decided here.
 """
 
+import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from copy import deepcopy
 from dataclasses import replace
+from itertools import accumulate
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, cast, final, get_args
 
-from evenstep.arguments import require_count, require_object, require_rank, require_table, require_word
+from evenstep.arguments import require_count, require_number, require_rank, require_word
 from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Part, Position
-from evenstep.data.mixing import AllTasks, Mixing
-from evenstep.data.mixing.mixing import check_known
 from evenstep.data.resolve import data_of
 from evenstep.errors import ArgumentError, DataError
 from evenstep.keys import key
@@ -26,8 +26,158 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 End = Literal["min", "max", "cycle"]
-Windows = Mapping[str, tuple[int, int | None]]
 _LOOKS_EVERY = 10**5  # updates of an epoch that are counted before it is asked, each time, whether it will ever end
+
+
+class Mixing(ABC):
+    """Chooses the tasks of each update.
+
+    A pure function of the run's seed and the number of the global batch: all ranks agree on it, and a resumed run goes
+    on with it.
+    """
+
+    @abstractmethod
+    def __call__(self, number: int, sizes: Mapping[str, int], *, seed: int) -> Sequence[str]:
+        """The tasks that global batch `number` takes one batch of each; a task named twice gives two.
+
+        Args:
+            number: of the global batch in the whole run, from 0.
+            sizes: batches per epoch of each task that has some left, in the mixture's order.
+        """
+
+    def check(self, tasks: Sequence[str]) -> None:
+        """Raise ArgumentError unless the options for single tasks are about `tasks`."""
+
+    @abstractmethod
+    def fingerprint(self) -> dict[str, JSON]:
+        """What must be equal for a resumed run to be exact."""
+
+
+class _Repeated(Mixing):
+    """Tasks with repeat factors.
+
+    Args:
+        repeats: repeat factor of a task, by its name; 1 by default.
+    """
+
+    def __init__(self, *, repeats: Mapping[str, int] | None = None) -> None:
+        self._repeats = dict(repeats or {})
+        for name, count in self._repeats.items():
+            require_count(f"repeats[{name!r}]", count)
+
+    def check(self, tasks: Sequence[str]) -> None:
+        _check_known("repeats", self._repeats, tasks)
+
+    def _all(self, tasks: Mapping[str, int]) -> list[str]:
+        return [name for name in tasks for _ in range(self._repeats.get(name, 1))]
+
+
+@final
+class AllTasks(_Repeated):
+    """One batch of each task, or as many as its repeat factor says.
+
+    Args:
+        repeats: batches of a task in each update, by task; 1 by default.
+
+    >>> AllTasks(repeats={"box": 2})(0, {"class": 9, "box": 9}, seed=1)
+    ['class', 'box', 'box']
+    """
+
+    def __call__(self, number: int, sizes: Mapping[str, int], *, seed: int) -> Sequence[str]:
+        return self._all(sizes)
+
+    def fingerprint(self) -> dict[str, JSON]:
+        return {"kind": "all", "repeats": dict(self._repeats)}
+
+
+@final
+class RoundRobin(_Repeated):
+    """One task after the other, each for as many updates as its repeat factor says.
+
+    Args:
+        repeats: updates of a task in each round, by task; 1 by default.
+
+    >>> mixing = RoundRobin(repeats={"box": 2})
+    >>> [mixing(number, {"class": 9, "box": 9}, seed=1) for number in range(4)]
+    [['class'], ['box'], ['box'], ['class']]
+    """
+
+    def __call__(self, number: int, sizes: Mapping[str, int], *, seed: int) -> Sequence[str]:
+        turns = self._all(sizes)
+        return [turns[number % len(turns)]]
+
+    def fingerprint(self) -> dict[str, JSON]:
+        return {"kind": "round_robin", "repeats": dict(self._repeats)}
+
+
+@final
+class Sampled(Mixing):
+    """Tasks drawn at random, in proportion to their data or flatter.
+
+    With n_t the batches per epoch of task t (or the weights given) and temperature T,
+
+        p_t = n_t^(1/T) / Σ_s n_s^(1/T)
+
+    so T = 1 is proportional, and T → ∞ draws all tasks alike. Draw d of global batch b is seeded from (seed, b, d).
+
+    Reference: Arivazhagan et al., "Massively multilingual neural machine translation in the wild", 2019 (temperature).
+
+    Args:
+        temperature: T of the formula, above 0.
+        weights: n_t of the formula; the tasks' batches per epoch by default.
+        draws: how many batches an update takes, each drawn by itself.
+
+    Raises:
+        ArgumentError: a number that cannot be.
+
+    >>> mixing = Sampled()
+    >>> names = [mixing(number, {"class": 30, "box": 10}, seed=1)[0] for number in range(1000)]
+    >>> 720 < names.count("class") < 780
+    True
+    """
+
+    def __init__(self, *, temperature: float = 1.0, weights: Mapping[str, float] | None = None, draws: int = 1) -> None:
+        require_number("temperature", temperature, "(0, inf)", "finite and above 0", "1 is proportional")
+        self._temperature = float(temperature)
+        self._weights = dict(weights or {})
+        self._draws = require_count("draws", draws)
+
+    def __call__(self, number: int, sizes: Mapping[str, int], *, seed: int) -> Sequence[str]:
+        names = list(sizes)
+        # relative to the largest, so that a small temperature overflows nothing
+        logs = [math.log(self._weights.get(name, sizes[name])) / self._temperature for name in names]
+        edges = list(accumulate(math.exp(log - max(logs)) for log in logs))
+        return sorted(
+            (names[_place(edges, key(seed, "mixture", number, draw))] for draw in range(self._draws)), key=names.index
+        )
+
+    def check(self, tasks: Sequence[str]) -> None:
+        _check_known("weights", self._weights, tasks)
+        if self._weights and len(self._weights) != len(tasks):
+            missing = next(name for name in tasks if name not in self._weights)
+            raise ArgumentError(f"`weights` of task `{missing}` must be given, since others have one.", field="weights")
+
+    def fingerprint(self) -> dict[str, JSON]:
+        return {
+            "kind": "sampled",
+            "temperature": self._temperature,
+            "weights": dict(self._weights),
+            "draws": self._draws,
+        }
+
+
+def _place(edges: list[float], drawn: int) -> int:
+    """Where a 63-bit number falls among cumulative weights."""
+    point = drawn / 2**63 * edges[-1]
+    return next((place for place, edge in enumerate(edges) if point < edge), len(edges) - 1)
+
+
+def _check_known(argument: str, given: Mapping[str, object], tasks: Sequence[str]) -> None:
+    for name in given:
+        if name not in tasks:
+            raise ArgumentError(
+                f"`{argument}` names task `{name}`, but the mixture has {', '.join(tasks)}; rename it.", field=argument
+            )
 
 
 @final
@@ -40,8 +190,12 @@ class _Walk:
         position: the same, by epochs of the mixture.
     """
 
-    def __init__(self, data: Mapping[str, Data], mixing: Mixing, end: End, windows: Windows, seed: int) -> None:
-        self._data, self._mixing, self._end, self._windows, self.seed = data, mixing, end, windows, seed
+    def __init__(self, data: Mapping[str, Data], mixing: Mixing, end: End, limit: int | None, seed: int) -> None:
+        self._data = data
+        self._mixing = mixing
+        self._end = end
+        self._limit = limit
+        self.seed = seed
         self.places = dict.fromkeys(data, Position())
         self.number, self.position = 0, Position()
         self._ended: set[str] = set()  # the tasks whose data have come to an end in this epoch of the mixture
@@ -49,17 +203,12 @@ class _Walk:
 
     def step(self) -> Sequence[str]:
         """Move behind the next global batch; gives the tasks whose batches it takes."""
-        ready = [name for name in self._active(self.number) if self._end != "max" or name not in self._ended]
-        if not ready:
-            raise DataError(
-                f"no task takes part in update {self.number + 1} of the mixture; widen `windows`, or train for fewer "
-                f"updates."
-            )
+        ready = [name for name in self._data if self._end != "max" or name not in self._ended]
         sizes = {name: self._size(name) for name in ready}
         tasks = [name for name in self._mixing(self.number, sizes, seed=self.seed) if self._take(name)]
         self.number += 1
-        later = set(self._active(self.number))
-        ends_epoch = bool(self._ended) if self._end == "min" else bool(self._ended) and self._ended >= later
+        ends_epoch = bool(self._ended) if self._end == "min" else len(self._ended) == len(self._data)
+        ends_epoch = ends_epoch or self.position.batch + 1 == self._limit
         self.position = self.position.after(ends_epoch=ends_epoch)
         if ends_epoch:
             self._ended = set()
@@ -67,12 +216,9 @@ class _Walk:
 
     def seldom(self) -> str:
         """A task for which this epoch lasts a thousand times as long as all would one after the other; "" if none."""
-        waiting = [name for name in self._active(self.number) if name not in self._ended]
+        waiting = [name for name in self._data if name not in self._ended]
         whole = sum(self._size(name) for name in self._data)
         return waiting[0] if waiting and self.position.batch > 1000 * whole else ""
-
-    def _active(self, number: int) -> list[str]:
-        return [name for name in self._data if _within(self._windows.get(name, (1, None)), number + 1)]
 
     def _size(self, name: str) -> int:
         epoch = self.places[name].epoch
@@ -92,10 +238,6 @@ class _Walk:
         if ends:
             self._ended.add(name)
         return True
-
-
-def _within(window: tuple[int, int | None], update: int) -> bool:
-    return window[0] <= update and (window[1] is None or update <= window[1])
 
 
 def task_seed(seed: int, task: str) -> int:
@@ -119,10 +261,10 @@ class Mixture(Data):
         data: of each task, by its name; data that know how many batches they have, or a `DataLoader`.
         mixing: chooses the tasks of each update; all by default.
         end: what happens when a task comes to the end of its data.
-        windows: (first, last) update of tasks that do not take part in all, counted from 1; a last one of None is open.
+        limit_batches: the most global batches of an epoch; the next epoch goes on with the batches that follow.
 
     Raises:
-        ArgumentError: a name, a window or a task's data that cannot be.
+        ArgumentError: a name or a task's data that cannot be.
 
     >>> from evenstep.data.map_data import MapData
     >>> sets = {"class": [1, 2, 3], "box": [10, 20]}
@@ -138,25 +280,17 @@ class Mixture(Data):
         *,
         mixing: Mixing | None = None,
         end: End = "cycle",
-        windows: Windows | None = None,
+        limit_batches: int | None = None,
     ) -> None:
-        if not isinstance(cast("object", data), Mapping):
-            raise ArgumentError(
-                f"a mixture must be given the data of each task by its name, `Mixture({{'class': data}})`, but is "
-                f"given a {type(data).__name__}."
-            )
         if not data:
-            raise ArgumentError("a mixture needs the data of one task at least, but `data` is empty.")
+            raise ArgumentError("a mixture needs the data of one task at least, but `data` is empty.", field="data")
         self._data = {name: data_of(one, f"data[{name!r}]") for name, one in data.items()}
         for name, one in self._data.items():
             _check_task(name, one)
-        require_object("mixing", mixing, Mixing, "`mixing=AllTasks()`", may_be_none=True)
-        require_table("windows", windows, "`windows={'box': (1, None)}`", may_be_none=True)
         require_word("end", end, get_args(End))
         self._mixing = mixing or AllTasks()
         self._end: End = end
-        check_windows(windows or {}, list(data))
-        self._windows: Windows = deepcopy(dict(windows or {}))
+        self.limit_batches = limit_batches
         self._mixing.check(list(data))
         self._epochs: dict[int, tuple[_Walk, list[int]]] = {}
 
@@ -174,15 +308,11 @@ class Mixture(Data):
 
         >>> from evenstep.data.map_data import MapData
         >>> data = {name: MapData([1, 2], global_batch_size=1) for name in ("class", "box")}
-        >>> Mixture(data, windows={"box": (2, None)}).preview(2, seed=1)
-        [['class'], ['class', 'box']]
+        >>> Mixture(data, mixing=RoundRobin()).preview(2, seed=1)
+        [['class'], ['box']]
         """
         walk = self._walk(seed)
         return [walk.step() for _ in range(count)]
-
-    def check(self, updates: int | None) -> None:
-        """Raise ArgumentError if no task takes part in the last of so many updates, if known."""
-        check_windows(self._windows, self.tasks, updates)
 
     def not_taken_once(self, *, seed: int) -> str:
         """The first task whose samples are not in exactly one batch each of the first epoch; "" if there is none.
@@ -193,7 +323,7 @@ class Mixture(Data):
         ('box', '')
         """
         walk, once = self._walk(seed), Position(1, 0)
-        while (self._end != "max" or self._windows) and not walk.position.epoch:
+        while self._end != "max" and not walk.position.epoch:
             walk.step()
             if again := next((name for name, place in walk.places.items() if place > once), ""):
                 return again  # not only then: an epoch of tasks that are drawn seldom is long
@@ -227,7 +357,7 @@ class Mixture(Data):
             "tasks": [[name, one.fingerprint()] for name, one in self._data.items()],
             "mixing": self._mixing.fingerprint(),
             "end": self._end,
-            "windows": {name: list[JSON](window) for name, window in self._windows.items()},
+            **({} if self.limit_batches is None else {"limit_batches": self.limit_batches}),
         }
 
     def cut(self) -> dict[str, JSON]:
@@ -255,7 +385,7 @@ class Mixture(Data):
             one.close()
 
     def _walk(self, seed: int) -> _Walk:
-        return _Walk(self._data, self._mixing, self._end, self._windows, seed)
+        return _Walk(self._data, self._mixing, self._end, self.limit_batches, seed)
 
     def _generate(self, walk: _Walk, *, rank: int, ranks: int, pin_memory: bool) -> Iterator[GlobalBatch]:
         with ExitStack() as stack:
@@ -313,50 +443,4 @@ def _check_task(name: str, data: Data) -> None:
             f"a mixture must know how many batches each task has, but the data of task `{name}` are a stream, which "
             f"does not say; mix in the stream itself and give it to `UpdateData`, or give the task a dataset with a "
             f"length."
-        )
-
-
-def check_windows(windows: Windows, tasks: Sequence[str], updates: int | None = None) -> None:
-    """Raise ArgumentError for updates between which a task, or any of `tasks`, can't take part.
-
-    Args:
-        windows: of the tasks that do not take part in all updates.
-        tasks: all.
-        updates: of the run; None if that is not known.
-    """
-    check_known("windows", windows, tasks)
-    for name, window in windows.items():
-        several = isinstance(cast("object", window), tuple | list) and len(window) == 2
-        first, last = window if several else (window, None)
-        if not several or type(first) is not int or first < 1 or not (last is None or type(last) is int):
-            raise ArgumentError(
-                f"`windows` of task `{name}` must be (first update, last update), from 1, with None for no last one, "
-                f"but is {window!r}."
-            )
-        if last is not None and last < first:
-            raise ArgumentError(
-                f"`windows` of task `{name}` must end at its first update, {first}, or later, but ends at {last}."
-            )
-    end, last_of = 0, ""  # until where no update is without a task, and the task that ends there
-    for name, (first, last) in sorted(
-        ((name, windows.get(name, (1, None))) for name in tasks), key=lambda one: one[1][0]
-    ):
-        if first > end + 1 and not end:
-            raise ArgumentError(
-                f"no task takes part in the first update: task `{name}` is the first to begin, at update {first}; let "
-                f"one begin at update 1."
-            )
-        if first > end + 1:
-            raise ArgumentError(
-                f"`windows` of task `{last_of}` must end at update {first - 1} or later, since no other task begins "
-                f"before update {first}, but ends at {end}; else no task takes part in between."
-            )
-        if last is None:
-            return
-        if last > end:
-            end, last_of = last, name
-    if last_of and updates is not None and updates > end:
-        raise ArgumentError(
-            f"`windows` of task `{last_of}` must end with update {updates}, the last of the run, or later, as no other "
-            f"task takes part after it, but ends at {end}; give it no end, or train for fewer updates."
         )

@@ -30,17 +30,19 @@ class EpochBatches(NamedTuple):
         num_samples: how many there are.
         begins: the place in that order where each batch begins.
         key: of all that is drawn while its samples are read.
+        limit: the most global batches; None for all.
     """
 
     visited: Order
     num_samples: int
     begins: Sequence[int]
     key: int
+    limit: int | None = None
 
     @property
     def num_batches(self) -> int:
-        """How many global batches the epoch has."""
-        return len(self.begins)
+        """Number of global batches of the epoch."""
+        return len(self.begins) if self.limit is None else min(len(self.begins), self.limit)
 
     def batch(self, number: int) -> NDArray[np.int64]:
         """The samples of global batch `number`."""
@@ -135,19 +137,19 @@ class Sampling:
         """How many samples of the dataset are in no batch."""
         return 0 if self.fits is None else self.num_samples - int(np.count_nonzero(self.fits))
 
-    def epoch(self, epoch: int, *, seed: int) -> EpochBatches:
-        """The global batches of `epoch`: a pure function of (seed, epoch)."""
+    def epoch(self, epoch: int, *, seed: int, limit: int | None = None) -> EpochBatches:
+        """The first `limit` global batches of `epoch`: a pure function of (seed, epoch)."""
         shuffle = self.shuffle and epoch >= self.curriculum_epochs
         visited = order_of(self.num_samples, seed=seed, epoch=epoch, shuffle=shuffle)
         epoch_key = key(seed, "sample", epoch)
         if self.global_batch_tokens is None and self.fits is None:
-            begins = self._begins(self.num_samples, epoch)
-            return EpochBatches(visited=visited, num_samples=self.num_samples, begins=begins, key=epoch_key)
+            begins = self._begins(self.num_samples, epoch, limit)
+            return EpochBatches(visited, self.num_samples, begins, epoch_key, limit)
         samples = visited(0, self.num_samples)
         if self.fits is not None:
             samples = samples[self.fits[samples]]
         if self.global_batch_tokens is None:
-            begins = self._begins(len(samples), epoch)
+            begins = self._begins(len(samples), epoch, limit)
         else:
             tokens = self.sizes.of_epoch(epoch) if self.sizes else cast("int", self.global_batch_tokens)
             samples, edges = self._cut_by_tokens(samples, tokens, key(seed, "batches", epoch) if shuffle else None)
@@ -156,12 +158,12 @@ class Sampling:
         def visit(start: int, stop: int) -> NDArray[np.int64]:
             return samples[start:stop]
 
-        return EpochBatches(visited=visit, num_samples=len(samples), begins=begins, key=epoch_key)
+        return EpochBatches(visit, len(samples), begins, epoch_key, limit)
 
-    def _begins(self, num_samples: int, epoch: int) -> Sequence[int]:
+    def _begins(self, num_samples: int, epoch: int, limit: int | None) -> Sequence[int]:
         """Where the batches by samples begin in the order of an epoch."""
         if self.sizes is not None:
-            return self.sizes.cut(num_samples, epoch)
+            return self.sizes.cut(num_samples, epoch, limit)
         return range(0, num_samples, cast("int", self.global_batch_size))
 
     def microbatches(self, samples: NDArray[np.int64]) -> list[list[int]]:

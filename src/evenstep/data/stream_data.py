@@ -48,6 +48,7 @@ class StreamData(IteratedData):
         num_microbatches: ready-made batches of one update, over all ranks; the last of an epoch may be fewer.
         samples_in: the number of samples of a ready-made batch; by default the first dimension of its first part.
         shared: whether all ranks read the same stream, instead of each its own.
+        limit_batches: the global batches after which the data end, to try things out; None for no limit.
 
     Raises:
         ArgumentError: an argument is wrong, or has no effect together with the others.
@@ -69,6 +70,7 @@ class StreamData(IteratedData):
         num_microbatches: int = 1,
         samples_in: Callable[[Any], int] = samples_in,
         shared: bool = False,
+        limit_batches: int | None = None,
     ) -> None:
         for name, flag in (("batched", batched), ("shared", shared)):
             require_flag(name, flag)
@@ -95,7 +97,7 @@ class StreamData(IteratedData):
             check_micro_batch(
                 "micro_batch_size", require_count("micro_batch_size", micro_batch_size), global_batch_size
             )
-        super().__init__(stream)
+        super().__init__(stream, limit_batches=limit_batches)
         self._global_batch_size = global_batch_size
         self._micro_batch_size = micro_batch_size
         self._collate = collate

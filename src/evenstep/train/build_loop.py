@@ -6,7 +6,7 @@ It decides how often the verdict of an update is read, and runs nothing.
 from functools import partial
 
 from evenstep.checkpoint import Mirror
-from evenstep.data import Data, Mixture
+from evenstep.data import Data
 from evenstep.events import HookTrainer
 from evenstep.optim.schedules import plateaus_of
 from evenstep.options import Checkpointing, Failures, Logging
@@ -48,8 +48,6 @@ def build_loop(
         trainer, setup.group, hooks, followers, log=log, checkpoint=checkpoint, on_hook_error=failures.hook
     )
     planned = updates if epochs is None else updates_of(data, epochs, setup.seed)
-    if isinstance(data, Mixture):
-        data.check(planned)
     engine = Engine.of(setup, updates=planned, bus=reporter.bus, report=reporter.report)
     folder, config, train = trainer.folder, dict(checkpoint.config or {}), setup.train
     tryout = partial(count_flops, engine, reporter.report, log.peak_tflops) if log.flops else None

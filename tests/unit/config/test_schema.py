@@ -138,8 +138,8 @@ PUBLIC_KEYS = {
     "LossScale": ["floor", "growth_updates", "initial", "tolerance"],
     "Mixture": ["draws", "end", "kind", "temperature"],
     "NamedTask": [
-        *("args", "coefficient", "coefficient_schedule", "data", "end_update", "metrics", "repeats"),
-        *("sampling_weight", "start_update", "target"),
+        *("args", "coefficient", "coefficient_schedule", "data", "metrics", "repeats"),
+        *("sampling_weight", "target"),
     ],
     "OneTask": ["args", "metrics", "target"],
     "Optimizer": ["args", "groups", "layer_decay", "layers", "lr", "name", "target", "weight_decay_on"],

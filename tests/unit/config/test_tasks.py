@@ -115,11 +115,6 @@ def test_faults_between_tables_are_said(several: Callable[[str], list[str]], add
         ('"parts.py:Task"\n[tasks.box.data]', '"parts.py:Tusk"\n[tasks.box.data]', "`tasks.box.target` .*Task"),
         (
             "[tasks.box]",
-            "[tasks.box]\nend_update = 3\nstart_update = 5",
-            "`tasks.box.end_update` must end at its first update, 5",
-        ),
-        (
-            "[tasks.box]",
             "[tasks.box]\nsampling_weight = 1.0",
             '`tasks.box.sampling_weight` is for `mixture.kind` "sampled"',
         ),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from evenstep import Ema, Engine, Hook, Logging, MapData, Mixture, Task, Trainer, Training
+from evenstep.data import Mixing
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Ddp, Group, Ordered, Zero1
 from evenstep.pipeline import PipelineModel
@@ -187,6 +188,19 @@ def test_a_run_that_is_stopped_goes_on_with_the_same_bits(tmp_path: Path, kind: 
     assert all(torch.equal(one, other) for one, other in zip(straight, stopped, strict=True))
 
 
+class Ends(Mixing):
+    """All tasks, of which `task` takes part from update `first` to `last` only."""
+
+    def __init__(self, task: str, first: int, last: int) -> None:
+        self.task, self.first, self.last = task, first, last
+
+    def __call__(self, number: int, sizes: Any, *, seed: int) -> list[str]:
+        return [name for name in sizes if name != self.task or self.first <= number + 1 <= self.last]
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"kind": "ends", "last": self.last}
+
+
 def test_of_several_tasks_each_has_its_own_and_an_idle_one_stays_as_it_is() -> None:
     tasks = {"a": Centers(), "b": Centers()}
     model = network()
@@ -196,7 +210,7 @@ def test_of_several_tasks_each_has_its_own_and_an_idle_one_stays_as_it_is() -> N
         model=model,
         task=tasks,
         optimizer=torch.optim.AdamW(groups, lr=0.1),
-        data=Mixture(sets, windows={"b": (2, 3)}),
+        data=Mixture(sets, mixing=Ends("b", 2, 3)),
         updates=1,
         device="cpu",
         log=Logging(writers=()),

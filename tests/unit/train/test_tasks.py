@@ -31,7 +31,7 @@ from evenstep import (
     Uncertainty,
     UpdateData,
 )
-from evenstep.data import AllTasks
+from evenstep.data import AllTasks, Mixing
 from evenstep.errors import ArgumentError, NonFiniteError, TaskError
 from evenstep.events.hooks import Timer
 from evenstep.optim.schedules import Linear
@@ -108,6 +108,19 @@ def test_the_update_is_that_of_whole_batches_for_every_reduction_and_cut(
     torch.testing.assert_close(several.flat(model), several.flat(wanted), rtol=1e-12, atol=1e-14)
 
 
+class Ends(Mixing):
+    """All tasks, of which `task` takes part from update `first` to `last` only."""
+
+    def __init__(self, task: str, first: int, last: int) -> None:
+        self.task, self.first, self.last = task, first, last
+
+    def __call__(self, number: int, sizes: Any, *, seed: int) -> list[str]:
+        return [name for name in sizes if name != self.task or self.first <= number + 1 <= self.last]
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"kind": "ends", "last": self.last}
+
+
 def test_every_form_of_batch_gives_the_accumulated_gradient_of_all(several: Any) -> None:
     a, b = several.samples(7, 0), several.samples(5, 1)
     forms = [(several.stacked(a[:2]), "a"), Batch(task="b", data=several.stacked(b)), (several.stacked(a[2:]), "a")]
@@ -124,7 +137,7 @@ def test_every_form_of_batch_gives_the_accumulated_gradient_of_all(several: Any)
 def test_an_idle_task_leaves_its_head_and_its_optimizer_state_as_they_were(several: Any) -> None:
     model = several.model_of("a", "b")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
-    data = Mixture(mixture(several).data, windows={"b": (1, 2)})
+    data = Mixture(mixture(several).data, mixing=Ends("b", 1, 2))
     trainer = trainer_of(several, model, data=data, optimizer=optimizer, updates=2)
     trainer.train()
     head = model.heads["b"]
@@ -315,7 +328,7 @@ def test_uncertainty_is_optimised_with_the_model_saved_and_idle_with_its_task(se
         trainer = trainer_of(
             several,
             model,
-            data=Mixture(mixture(several).data, windows={"b": (1, 2)}),
+            data=Mixture(mixture(several).data, mixing=Ends("b", 1, 2)),
             optimizer=optimizer,
             train=Training(coefficients=Uncertainty(regression=("b",))),
             updates=updates,

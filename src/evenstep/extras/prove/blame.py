@@ -16,7 +16,7 @@ from evenstep.arguments import first_of
 from evenstep.data import GlobalBatch
 from evenstep.events import Hook
 from evenstep.extras.prove.alike import apart, order_of, other_rows, padded_otherwise, worst
-from evenstep.extras.prove.runs import Through, run_once
+from evenstep.extras.prove.runs import run_once, through
 from evenstep.extras.prove.subject import Subject, Variant
 from evenstep.extras.prove.trace import TORCHS, MicrobatchTrace, ModuleCall, Tracer, UpdateTrace, Values
 from evenstep.internals import has_backward_hooks, has_gradient_hooks
@@ -61,7 +61,7 @@ def traced(
         samples.append([one.samples for one in batch.microbatches])
 
     ended = run_once(
-        open_subject, variant, updates=update, hooks=hooks, folder=folder, data=lambda data: Through(data, note)
+        open_subject, variant, updates=update, hooks=hooks, folder=folder, data=lambda data: through(data, note)
     )
     trace = made[0]
     if folder is None and len(samples) >= update and len(samples[update - 1]) == len(trace.made.microbatches):

@@ -11,8 +11,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor, nn
 
-from evenstep.data import Data, GlobalBatch, Position
-from evenstep.data.wrapped import WrappedData
+from evenstep.data import Data, GlobalBatch
 from evenstep.errors import EvenstepError
 from evenstep.events import BackwardBegin, Hook, Incident, SaveEnd, StepBegin, UpdateEnd
 from evenstep.extras.prove.digest import sha256_of
@@ -158,33 +157,33 @@ def widen(subject: Subject) -> None:
                 state[name] = value.double()
 
 
-@final
-class Through(WrappedData):
-    """Other data, with something done to, or learned of, each global batch.
+def through(data: Data, change: Callable[[GlobalBatch], None]) -> Data:
+    """The same data, each of whose global batches is given to `change` as it comes."""
 
-    Args:
-        change: takes each as it comes.
-    """
+    def changed(read: Callable[..., Iterator[GlobalBatch]]) -> Callable[..., Iterator[GlobalBatch]]:
+        def batches(*args: Any, **options: Any) -> Iterator[GlobalBatch]:
+            with closing(cast("Any", read(*args, **options))) as given:
+                for batch in given:
+                    change(batch)
+                    yield batch
 
-    def __init__(self, data: Data, change: Callable[[GlobalBatch], None]) -> None:
-        super().__init__(data)
-        self._change = change
+        return batches
 
-    def through(self, start: Position, read: Callable[[Position], Iterator[GlobalBatch]]) -> Iterator[GlobalBatch]:
-        with closing(cast("Any", read(start))) as batches:
-            for batch in batches:
-                self._change(batch)
-                yield batch
+    together, alone = data.batches_together, data.batches
+    vars(data)["batches"] = changed(alone)
+    if type(data).batches_together is not Data.batches_together:  # which calls `batches`
+        vars(data)["batches_together"] = changed(together)
+    return data
 
 
 def wide_data(data: Data) -> Data:
-    """Other data, with their floating-point numbers in float64."""
+    """The same data, with their floating-point numbers in float64."""
 
     def change(batch: GlobalBatch) -> None:
         for one in batch.microbatches:
             one.data = widened(one.data)
 
-    return Through(data, change)
+    return through(data, change)
 
 
 def widened(value: Any) -> Any:
