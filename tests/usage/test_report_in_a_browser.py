@@ -193,6 +193,8 @@ def test_arrow_keys_read_the_values_aloud_and_the_mouse_reads_an_incident(tab: T
     left, right, middle = inside_plot(tab)
     tab.hover(left + (right - left) * (200 - 1) / (UPDATES - 1), middle)
     assert text(tab, f"{LOSS} .said") == "update 200, overflow: the loss scale was halved"
+    tab.center("button.show")
+    tab.wait("document.querySelector('figure[data-title=lr] canvas')")  # drawn when scrolled to, which moves the rest
     tab.click("button.show")
     assert ends(tab) == pytest.approx([180, 220], abs=2)
     assert tab.problems == []
