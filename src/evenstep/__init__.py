@@ -57,7 +57,6 @@ if TYPE_CHECKING:
         MemoryUse,
         MlflowWriter,
         Profile,
-        PrometheusWriter,
         Save,
         Statistics,
         StopBelowLr,
@@ -207,7 +206,6 @@ __all__ = [
     "Prediction",
     "Processes",
     "Profile",
-    "PrometheusWriter",
     "Reading",
     "Result",
     "Retry",
@@ -252,7 +250,7 @@ _HOMES = {
     ".data": "AllTasks Batch Data MapData Mixture Reading RoundRobin Sampled StreamData UpdateData",
     ".errors": "EvenstepError",
     ".events": "Best ConsoleWriter CsvWriter EarlyStop Evaluate Histogram Hook Image Incident JsonlWriter "
-    "MemoryUse MlflowWriter Profile PrometheusWriter Save Statistics StopBelowLr StopFile TensorBoardWriter Text "
+    "MemoryUse MlflowWriter Profile Save Statistics StopBelowLr StopFile TensorBoardWriter Text "
     "TimeBudget Timer WandbWriter Watchdog Writer",
     ".extras.multitask": "AlignedMtl GradNorm PcGrad Scheduled Uncertainty",
     ".optim.ema": "Ema",

@@ -34,7 +34,7 @@ HookFailure = Literal["stop", "continue"]
 NormStatistics = Literal["shared", "per-task", "frozen"]
 Compile = Literal["off", "model", "update"]
 Reset = Literal["optimizer", "lr_schedule", "metrics", "data"]
-WriterName = Literal["console", "jsonl", "csv", "tensorboard", "wandb", "mlflow", "prometheus"]
+WriterName = Literal["console", "jsonl", "csv", "tensorboard", "wandb", "mlflow"]
 
 STANDARD_WRITERS: tuple[WriterName, ...] = ("console", "jsonl")
 SPIKE_WINDOW_UPDATES = 128
@@ -269,7 +269,7 @@ class Logging:
         every_updates: the number of updates after which metrics are read from the device and given to the writers; the
             values of every update are kept.
         writers: one or several `Writer` objects or names: "console", "jsonl", "csv", "tensorboard", "wandb",
-            "mlflow", "prometheus". None means "console" and "jsonl" in a run with a folder. In a run without one it
+            "mlflow". None means "console" and "jsonl" in a run with a folder. In a run without one it
             means "console" on a terminal or in a notebook; else only incidents are told, by Python's logger "evenstep".
             `()` writes nothing.
         flops: whether the floating-point operations of a micro-batch are counted before training, for the metrics

@@ -70,7 +70,6 @@ READERS: dict[str, Callable[[Path], Values]] = {
     "TensorBoardWriter": read_tensorboard,
 }
 SCREENS = {"ConsoleWriter"}
-LATEST = {"PrometheusWriter"}  # has no history
 SERVICES = {"MlflowWriter", "WandbWriter"}  # take nothing back; what is theirs alone is in unit/events/writers
 
 
@@ -83,7 +82,7 @@ def shipped() -> list[type[Writer]]:
 
 
 WRITERS = shipped()
-FILES = [kind for kind in WRITERS if kind.__name__ not in SCREENS | LATEST | SERVICES]
+FILES = [kind for kind in WRITERS if kind.__name__ not in SCREENS | SERVICES]
 every_writer = pytest.mark.parametrize("kind", WRITERS, ids=[kind.__name__ for kind in WRITERS])
 every_file = pytest.mark.parametrize("kind", FILES, ids=[kind.__name__ for kind in FILES])
 

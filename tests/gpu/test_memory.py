@@ -1,6 +1,5 @@
 """Memory on a device: one that runs out and is cut, pinned batches, and saves while training goes on."""
 
-import json
 import pickle
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -228,8 +227,6 @@ def test_a_profile_has_a_record_of_the_allocations(cuda: torch.device, tmp_path:
     with Path(f"{stem}.memory.pickle").open("rb") as file:
         record = pickle.load(file)
     assert any(one["action"] == "alloc" for traces in record["device_traces"] for one in traces)
-    rows = json.loads(Path(f"{stem}.operators.json").read_text())
-    assert rows["device"].startswith("cuda"), rows
     assert Path(f"{stem}.trace.json.gz").stat().st_size > 0
 
 

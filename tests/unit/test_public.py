@@ -78,7 +78,6 @@ def test_the_public_names_are_these_and_sorted() -> None:
         "Prediction",
         "Processes",
         "Profile",
-        "PrometheusWriter",
         "Result",
         "Retry",
         "Reading",

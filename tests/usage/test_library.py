@@ -625,7 +625,7 @@ MISTAKES = [
     (
         "log.writers",
         ["json"],
-        "`writers` must be one of console, jsonl, csv, tensorboard, wandb, mlflow, prometheus, but is 'json'; is it",
+        "`writers` must be one of console, jsonl, csv, tensorboard, wandb, mlflow, but is 'json'; is it",
     ),
     ("log.writers", "tensorbord", "is it 'tensorboard'?"),
     ("log.writers", [JsonlWriter], "`writers` must hold instances of subclasses of `Writer`, but holds the class"),

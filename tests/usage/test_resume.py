@@ -346,12 +346,12 @@ class Shows(Hook):
 
 
 def test_every_name_in_a_run_folder_is_known(tmp_path: Path) -> None:
-    writers = ("jsonl", "csv", "console", "prometheus", *(["tensorboard"] if find_spec("tensorboard") else []))
+    writers = ("jsonl", "csv", "console", *(["tensorboard"] if find_spec("tensorboard") else []))
     trainer_of(
         tmp_path, Heard(), Shows(), Profile(first=2, last=2), updates=3, log=Logging(writers=cast("Any", writers))
     ).train()
     names = {path.name for path in tmp_path.iterdir()}
-    assert {"shown", "shown.jsonl", "profile", "metrics.prom"} <= names
+    assert {"shown", "shown.jsonl", "profile"} <= names
     for path in tmp_path.iterdir():
         assert path.name in (FOLDERS if path.is_dir() else FILES)
 

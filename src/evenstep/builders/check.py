@@ -54,8 +54,8 @@ def _options(config: Config) -> Iterator[Fault]:
     yield from faults_of(partial(build_failures, config), keys_in("failures", failures))
     profile = config.profile
     if profile is not None:
-        given, updates = profile.model_dump(), config.train.updates
-        yield from faults_of(lambda: Profile(**given).check(updates), keys_in("profile", profile), "train.updates")
+        given = profile.model_dump()
+        yield from faults_of(lambda: Profile(**given), keys_in("profile", profile), "train.updates")
     keys = keys_in("failures", failures) | keys_in("checkpoint", checkpoint) | {"metric": "checkpoint.best.metric"}
     yield from faults_of(partial(build_checkpointing, config), keys)
     for name, policy in (("non_finite", failures.non_finite), ("loss_spike", failures.loss_spike)):

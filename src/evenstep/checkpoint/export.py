@@ -11,12 +11,12 @@ anything fails, nothing is left. Reference: https://huggingface.co/docs/safetens
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from evenstep.arguments import format_name, require_flag, require_whole, require_word
+from evenstep.arguments import format_name
 from evenstep.checkpoint import storage
 from evenstep.checkpoint.folders import SAVING
 from evenstep.checkpoint.state import DTYPE_NAMES
@@ -60,7 +60,6 @@ def export_weights(
     ['model.safetensors']
     """
     to = Path(to).expanduser()
-    require_flag("average", average)
     _check(to, dtype, max_file_bytes)
     check_place(to)
     weights = open_weights(path, average=average)
@@ -119,10 +118,6 @@ def _write(
 def _check(to: Path, dtype: str | None, max_file_bytes: int | None) -> None:
     if to.suffix != SUFFIX or to.name == SUFFIX:
         raise ArgumentError(f"`to` must be a file that ends in `{SUFFIX}`, but is `{to}`; write `model{SUFFIX}`.")
-    if dtype is not None:
-        require_word("dtype", dtype, get_args(ExportFormat))
-    if max_file_bytes is not None:
-        require_whole("max_file_bytes", max_file_bytes, at_least=1, advice="5_000_000_000 is usual")
 
 
 def _once(weights: StoredWeights) -> list[str]:

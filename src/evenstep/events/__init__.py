@@ -58,7 +58,6 @@ if TYPE_CHECKING:
         CsvWriter,
         JsonlWriter,
         MlflowWriter,
-        PrometheusWriter,
         TensorBoardWriter,
         WandbWriter,
         Writer,
@@ -97,7 +96,6 @@ __all__ = [
     "MlflowWriter",
     "Outcome",
     "Profile",
-    "PrometheusWriter",
     "Record",
     "Save",
     "SaveBegin",
@@ -142,7 +140,7 @@ __getattr__, __dir__ = lazy_names(
         ".series": "Record",
         ".shown": "Histogram Image Shown Text",
         ".storage": "Storage",
-        ".writers": "WRITERS ConsoleWriter CsvWriter JsonlWriter MlflowWriter PrometheusWriter TensorBoardWriter "
+        ".writers": "WRITERS ConsoleWriter CsvWriter JsonlWriter MlflowWriter TensorBoardWriter "
         "WandbWriter Writer Writers",
     },
 )

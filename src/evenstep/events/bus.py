@@ -9,14 +9,13 @@ never refers to the trainer; it only introduces the hooks to it.
 import traceback
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeAlias, final
 
-from evenstep.arguments import advice, require_method, said
 from evenstep.errors import HookError, LostRankError, clause
 from evenstep.events.event import Event, Incident
 from evenstep.events.hook import Hook, HookTrainer
-from evenstep.events.restore import restore_state
 from evenstep.nothing import NOTHING
 from evenstep.single_use import check_unused
 
@@ -66,7 +65,7 @@ class Bus:
             not around those of forwards and backwards, which draw what their micro-batch does.
 
     Raises:
-        HookError: for something that is not a hook, a hook given twice, or a method that no event calls.
+        HookError: for a hook given twice, or a method that no event calls.
 
     >>> from unittest.mock import Mock
     >>> class Say(Hook):
@@ -94,23 +93,25 @@ class Bus:
                 continue
             if any(hook is other for other in given):
                 raise HookError(f"hook `{hook.name}` is given twice; give it once, or make two of its class.")
-            given.append(_checked(hook))
+            _check_methods(hook)
+            given.append(hook)
         self.hooks: tuple[Hook, ...] = tuple(sorted(given, key=lambda hook: hook.priority))
         self.drawing: Callable[[str, Event], AbstractContextManager[None]] = _as_it_is
         self.of_run: Exception | None = None
 
         def receiver(method: str, key: str, hook: Hook) -> Heard:
-            one = _heard(hook, method)
-            if one is None:
+            receive = getattr(hook, method)
+            if getattr(receive, "__func__", None) is getattr(Hook, method):
                 return None
-            if not _draws_nothing(one) and method not in (*_OF_PASSES, "on_incident"):
-                one = self._keyed(f"{method} {key}", one)
-            if within is not None:
-                one = _called_within(within, one, alone=hook.first_rank_only)
-            if report is not None and (hook.failure_policy or on_error) == "continue":
-                # or the incident would be told to whom it is about
-                one = self._survived(one, None if method == "on_incident" else report)
-            return one
+            name = f"`{method}` of hook `{hook.name}`"
+            is_keyed = method not in (*_OF_PASSES, "on_incident") and not _draws_nothing(receive)
+            survives = report is not None and (hook.failure_policy or on_error) == "continue"
+            if not (is_keyed or within or survives):
+                return name, receive
+            around = None if within is None else partial(within, name, alone=hook.first_rank_only)
+            place = f"{method} {key}" if is_keyed else ""
+            report_to = None if method == "on_incident" else report  # or the hook would hear of its own failure
+            return name, _Guarded(self, name, receive, place=place, within=around, survives=survives, report=report_to)
 
         by_key = self._by_key().items()
         self._columns = {method: [receiver(method, key, hook) for key, hook in by_key] for method in _METHODS}
@@ -182,17 +183,11 @@ class Bus:
         may_have = {key for key, hook in self._by_key().items() if type(hook).state_dict is not Hook.state_dict}
         return {key: state for key, state in states.items() if state or key in may_have}
 
-    def load_state_dict(self, states: Mapping[str, dict[str, Any]], *, goes_back: bool = False) -> list[str]:
+    def load_state_dict(self, states: Mapping[str, dict[str, Any]]) -> list[str]:
         """Give every hook its state back. One that has none there begins afresh; a state without its hook is given up.
 
-        Args:
-            goes_back: whether hooks may have been told of updates already, which are undone.
-
         Returns:
-            What differs from the hooks that the states were of, in half sentences.
-
-        Raises:
-            HookError: a hook that had nothing then, and has something now, does not take that back.
+            Differences from the hooks of the states, in half sentences.
         """
         hooks = self._by_key()
         said = [
@@ -205,48 +200,13 @@ class Bus:
                 continue
             if key not in hooks:
                 said.append(f"hook `{key}` is gone, and so is its state")
-            elif changed := restore_state(hooks[key], f"hook `{key}`", state, HookError, goes_back=goes_back):
+            elif changed := hooks[key].load_state_dict(state):
                 said.append(f"hook `{key}` {changed}")
         return said
 
     def kept_checkpoints(self) -> set[str]:
         """The names of checkpoint folders that some hook wants kept."""
         return {name for hook in self.hooks for name in hook.kept_checkpoints()}
-
-    def _survived(self, one: Receiver, report: Callable[[Incident], None] | None) -> Receiver:
-        """A hook whose failure the run survives: an incident the first time, and when it has worked in between."""
-        name, receive = one
-        failing = False
-
-        def received(event: Event) -> None:
-            nonlocal failing
-            try:
-                receive(event)
-            except (HookError, LostRankError):
-                raise  # it is no hook for this run at all; or all ranks meet, or end
-            except Exception as error:
-                if self.of_run is not None and any(one is self.of_run for one in _chain(error)):
-                    raise
-                first, failing = not failing, True
-                if first and report is not None:
-                    message = f"{name} raised {clause(error)}; the run goes on, as it was told to."
-                    report(
-                        Incident(kind="hook", update=event.update, message=message, traceback=traceback.format_exc())
-                    )
-            else:
-                failing = False
-
-        return name, received
-
-    def _keyed(self, place: str, one: Receiver) -> Receiver:
-        """A hook's method that draws the same random numbers on every rank, in every cut, and after a resume."""
-        name, receive = one
-
-        def received(event: Event) -> None:
-            with self.drawing(place, event):
-                receive(event)
-
-        return name, received
 
     def _by_key(self) -> dict[str, Hook]:
         keyed: dict[str, Hook] = {}
@@ -257,6 +217,55 @@ class Bus:
                 key = f"{hook.name}#{number}"
             keyed[key] = hook
         return keyed
+
+
+@final
+class _Guarded:
+    """A hook's method with keyed random numbers, inside `within`; its failure is an incident where the run survives it.
+
+    Args:
+        place: key of the random numbers; "" for none.
+        report: takes an incident at the first failure, and at the first after each success.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        name: str,
+        receive: Callable[..., Any],
+        *,
+        place: str,
+        within: Callable[[], AbstractContextManager[None]] | None,
+        survives: bool,
+        report: Callable[[Incident], None] | None,
+    ) -> None:
+        self._bus = bus
+        self._name = name
+        self._receive = receive
+        self._place = place
+        self._within = within
+        self._survives = survives
+        self._report = report
+        self._failing = False
+
+    def __call__(self, event: Event) -> None:
+        try:
+            drawing = self._bus.drawing(self._place, event) if self._place else NOTHING
+            with self._within() if self._within else NOTHING, drawing:
+                self._receive(event)
+        except (HookError, LostRankError):
+            raise  # it is no hook for this run at all; or all ranks meet, or end
+        except Exception as error:
+            of_run = self._bus.of_run
+            if not self._survives or (of_run is not None and any(one is of_run for one in _chain(error))):
+                raise
+            if not self._failing and self._report is not None:
+                message = f"{self._name} raised {clause(error)}; the run goes on, as it was told to."
+                trace = traceback.format_exc()
+                self._report(Incident(kind="hook", update=event.update, message=message, traceback=trace))
+            self._failing = True
+        else:
+            self._failing = False
 
 
 @final
@@ -343,43 +352,19 @@ def _raise(error: BaseException | None) -> None:
         del error  # the error's traceback holds this frame: keeping it here would be a cycle
 
 
-def _checked(hook: object) -> Hook:
-    if not isinstance(hook, Hook):
-        what = f"the class `{hook.__name__}`" if isinstance(hook, type) else said(hook)
-        write = "give an instance" if isinstance(hook, type) else "write a subclass with the methods that it needs"
-        raise HookError(f"`hooks` must hold instances of subclasses of `Hook`, but holds {what}; {write}.")
-    for name in dir(type(hook)):
-        if name.startswith(_PREFIXES) and name not in _METHODS and callable(getattr(type(hook), name)):
-            raise HookError(f"hook `{hook.name}` has a method `{name}`, which no event calls; {advice(name, _METHODS)}")
-    return hook
-
-
-def _heard(hook: Hook, name: str) -> Heard:
-    method = getattr(hook, name)
-    if getattr(method, "__func__", None) is getattr(Hook, name):
-        return None
-    whose = f"`{name}` of hook `{hook.name}`"
-    require_method(whose, method, ("event",), "one argument, the event", HookError)
-    return whose, method
-
-
 def _as_it_is(*_: object) -> AbstractContextManager[None]:
     return NOTHING
 
 
-def _draws_nothing(one: Receiver) -> bool:
-    """Whether it is a method of the hooks of this package, which are called in every run."""
-    return str(getattr(one[1], "__module__", "")).startswith(__package__ or "?")
+def _check_methods(hook: Hook) -> None:
+    for name in dir(type(hook)):
+        if name.startswith(_PREFIXES) and name not in _METHODS and callable(getattr(type(hook), name)):
+            raise HookError(f"hook `{hook.name}` has a method `{name}`, which no event calls; rename it.", field=name)
 
 
-def _called_within(within: Callable[..., AbstractContextManager[None]], one: Receiver, *, alone: bool) -> Receiver:
-    name, receive = one
-
-    def received(event: Event) -> None:
-        with within(name, alone=alone):
-            receive(event)
-
-    return name, received
+def _draws_nothing(receive: Callable[..., Any]) -> bool:
+    """True for the hooks of this package, which are called in every run."""
+    return str(getattr(receive, "__module__", "")).startswith(__package__ or "?")
 
 
 def _span_hooks(befores: Sequence[Heard], afters: Sequence[Heard]) -> SpanHooks:

@@ -6,9 +6,9 @@ of the first update carry 1. Events carry no behaviour and no reference to the t
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
+from typing import Literal, TypeAlias
 
 from torch import Tensor
 
@@ -27,16 +27,6 @@ class Event:
     """
 
     update: int
-
-    if not TYPE_CHECKING:  # else no checker would find a name that there is not
-
-        def __getattr__(self, name: str) -> NoReturn:
-            has = ", ".join(f"`{one.name}`" for one in fields(self))
-            raise AttributeError(
-                f"`{type(self).__name__}` has no `{name}`, but {has}; a hook finds the rest in `self.trainer`: "
-                "`storage` (of metrics), `model`, `optimizer`, `request_stop` and more.",
-                name=name,
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

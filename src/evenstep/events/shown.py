@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evenstep.arguments import require_object, require_whole, said
+from evenstep.arguments import said
 from evenstep.errors import ArgumentError, clause
 from evenstep.events.event import Event
 
@@ -31,9 +31,6 @@ class Text:
     """
 
     text: str
-
-    def __post_init__(self) -> None:
-        require_object("text", self.text, str, "`Text('once upon a time')`")
 
 
 @final
@@ -58,7 +55,6 @@ class Image:
     __slots__ = ("caption", "pixels")
 
     def __init__(self, values: Any, caption: str = "") -> None:
-        require_object("caption", caption, str, "`Image(pixels, 'the first digit')`")
         given = _array("Image", values)
         grey = given[None] if given.ndim == 2 else given
         if grey.ndim != 3 or grey.shape[0] not in (1, 3) or 0 in grey.shape:
@@ -114,7 +110,6 @@ class Histogram:
     __slots__ = ("counts", "edges", "num_not_finite")
 
     def __init__(self, values: Any, bins: int = 64) -> None:
-        require_whole("bins", bins)
         given = _array("Histogram", values).reshape(-1)
         if not given.size:
             raise ArgumentError("`Histogram` takes at least one value, but was given none; leave it out then.")
@@ -140,14 +135,11 @@ class Shown(Event):
     value: Value = field(repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        write = "`storage.show('valid/digits', Image(x), update=10)`"
-        require_object("name", self.name, str, write)
         if not all(_PART.fullmatch(part) for part in self.name.split("/")):
             raise ArgumentError(
                 f"what is shown must have a name of letters, digits, `_`, `-` and `.`, in parts divided by `/`, as it "
                 f"names a file, but it is {self.name!r}; rename it."
             )
-        require_object("value", self.value, Value, write)
 
 
 def _array(name: str, values: object) -> "np.ndarray[Any, Any]":

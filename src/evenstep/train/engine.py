@@ -47,7 +47,7 @@ from evenstep.train.state.settings import changed_settings, check_parts, check_s
 from evenstep.train.tasks.listening import check_told_by_engine, let_ask, listeners
 from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.task import Task
-from evenstep.train.tasks.tasks import check_task_states, load_task_state, states_of
+from evenstep.train.tasks.tasks import check_task_states, states_of
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted
 
@@ -492,12 +492,12 @@ class Engine:
     def load_own(self, state: Tree) -> list[str]:
         """Restore what `own_part` gave; says what begins afresh or is given up."""
         settings = [*self.changed_settings(state).values()]
-        goes_back, self.progress = self.progress.update > 0, Progress.from_state_dict(state["progress"])
+        self.progress = Progress.from_state_dict(state["progress"])
         self.core.is_whole = False  # until all of it is loaded
         for name, theirs in state.get("tasks", {}).items():
             task = self.parts.context.tasks.get(name)
             if task is not None and (theirs or task.state_dict()):
-                load_task_state(task, name, theirs, goes_back=goes_back)
+                task.load_state_dict(theirs)
         changed = settings + self.parts.saved.load_state_dict(state)
         changed += self.core.learning_rates.load_state_dict(state.get("lr_schedule", {}))
         self._begun = state["run"].get("begun") or {}

@@ -5,12 +5,12 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.errors import HookError
 from evenstep.events import Bus, EpochBegin, EpochEnd, Event, Hook, Incident, UpdateBegin, UpdateEnd
+from refused import refused
 
 BEGIN = EpochBegin(update=0, epoch=0)
 INCIDENT = Incident(kind="overflow", update=1, message="too large", details={})
@@ -108,47 +108,10 @@ def test_an_event_that_nobody_hears_is_not_built_and_costs_one_shared_object(tra
         raise KeyError("through")
 
 
-@pytest.mark.parametrize(
-    ("misspelt", "advice"),
-    [
-        ("after_updates", "did you mean `after_update`"),
-        ("before_stage", "did you mean|there are"),
-        ("on_incidents", "did you mean `on_incident`"),
-        ("on_zebra", "there are before_train, after_train,"),
-    ],
-)
-def test_an_unknown_method_is_an_error_when_attached(trainer: Any, misspelt: str, advice: str) -> None:
-    kind = type("Mine", (Hook,), {misspelt: Hook.before_update})
-    hook = kind()
-    with pytest.raises(HookError, match=rf"hook `Mine` has a method `{misspelt}`, which no event calls; ({advice})"):
-        Bus([hook], trainer)
-
-
 def test_a_plain_attribute_with_such_a_name_is_no_method(trainer: Any) -> None:
     members = {"on_cpu": True, "on_trainer": property(lambda hook: hook.trainer), "_on_it": Hook.before_update}
     kind = type("Mine", (Hook,), members)
     assert len(Bus([kind()], trainer).hooks) == 1
-
-
-def test_a_method_that_takes_no_event_is_an_error_when_attached(trainer: Any) -> None:
-    class Mine(Hook):
-        def after_train(self) -> None: ...  # type: ignore[override]
-
-    with pytest.raises(HookError, match=r"`after_train` of hook `Mine` must take one argument, the event"):
-        Bus([Mine()], trainer)
-
-
-@pytest.mark.parametrize(
-    ("thing", "what"),
-    [
-        (Stateful, r"the class `Stateful`; give an instance"),
-        ("timer", "'timer'; write a subclass"),
-        (3, "3; write a sub"),
-    ],
-)
-def test_what_is_no_hook_is_an_error(trainer: Any, thing: Any, what: str) -> None:
-    with pytest.raises(HookError, match=rf"`hooks` must hold instances of subclasses of `Hook`, but holds {what}"):
-        Bus([thing], trainer)
 
 
 def test_one_instance_given_twice_is_an_error(trainer: Any) -> None:
@@ -342,45 +305,9 @@ def test_a_hook_that_had_no_state_at_a_checkpoint_has_none_when_the_run_goes_bac
     assert bus.load_state_dict(early) == [] and hook.value == 0
 
 
-def test_a_hook_that_does_not_take_an_empty_state_back_is_refused_by_name_only_where_it_has_one(trainer: Any) -> None:
-    hook = Sometimes()
-    bus = Bus([hook], trainer)
-    early = bus.state_dict()
-    bus.load_state_dict(early)
-    hook.value = 7
-    with pytest.raises(HookError, match=r"hook `Sometimes` had no state .* raised KeyError"):
-        bus.load_state_dict(early)
+def test_a_method_that_no_event_calls_is_refused(trainer: Any) -> None:
+    class Odd(Hook):
+        def on_train_end(self, event: Any) -> None: ...
 
-
-def test_a_hook_that_keeps_what_came_after_a_checkpoint_without_its_state_is_refused_by_name(trainer: Any) -> None:
-    class Updating(Hook):
-        def __init__(self) -> None:
-            self.seen: dict[str, Any] = {"of": [torch.ones(2)]}
-
-        def state_dict(self) -> dict[str, Any]:
-            return self.seen
-
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            self.seen.update(state)
-
-    class Beginning(Updating):
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            self.seen = {"of": state.get("of", [])}
-
-    assert Bus([Updating()], trainer).load_state_dict({"Updating": {}}) == []  # as it was built
-    assert Bus([Beginning()], trainer).load_state_dict({"Beginning": {}}, goes_back=True) == []
-    with pytest.raises(HookError, match=r"`Updating` had no state .* keeps the one that it has now .*state.get\("):
-        Bus([Updating()], trainer).load_state_dict({"Updating": {}}, goes_back=True)
-
-
-def test_a_method_whose_call_does_nothing_is_refused() -> None:
-    class Awaited(Hook):
-        async def after_update(self, event: Any) -> None: ...
-
-    class Yields(Hook):
-        def after_update(self, event: Any) -> Any:
-            yield event
-
-    for hook in (Awaited(), Yields()):
-        with pytest.raises(HookError, match="is `async` or has a `yield`"):
-            Bus([hook], trainer=Mock())
+    with refused(HookError, "on_train_end"):
+        Bus([Odd()], trainer)

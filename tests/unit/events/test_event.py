@@ -1,5 +1,3 @@
-import copy
-import pickle
 from dataclasses import FrozenInstanceError
 
 import pytest
@@ -51,11 +49,3 @@ def test_micro_batch_events_with_tensors_can_be_compared_and_shown() -> None:
 
 def test_the_time_waited_for_data_may_be_unknown() -> None:
     assert UpdateBegin(update=1, num_microbatches=1).data_s is None
-
-
-def test_a_name_that_an_event_has_not_is_answered_by_those_it_has() -> None:
-    event = UpdateEnd(update=1, committed=True, num_samples=4)
-    with pytest.raises(AttributeError, match=r"`UpdateEnd` has no `loss`, but `update`, .*`self.trainer`: `storage`"):
-        _ = event.loss  # type: ignore[attr-defined]
-    assert not hasattr(event, "loss")
-    assert pickle.loads(pickle.dumps(event)) == copy.deepcopy(event) == event

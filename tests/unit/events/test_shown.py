@@ -64,13 +64,6 @@ def test_a_name_that_could_be_no_file_is_refused(name: str) -> None:
         Storage().show(name, Text("x"), update=1)
 
 
-def test_a_text_that_is_none_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="`value` must be"):
-        Storage().show("a", "x", update=1)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ArgumentError, match="`text` must be"):
-        Text(3)  # pyright: ignore[reportArgumentType]
-
-
 def test_of_several_under_one_name_and_update_the_first_is_kept() -> None:
     storage = Storage()
     for text in ("first", "second"):

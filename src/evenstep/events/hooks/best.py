@@ -9,7 +9,6 @@ back.
 from pathlib import Path
 from typing import Any, cast, final
 
-from evenstep.arguments import require_whole
 from evenstep.errors import ArgumentError, HookError
 from evenstep.events.event import EpochBegin, EvaluateEnd, SaveBegin, SaveEnd, TrainBegin
 from evenstep.events.files import replace_text
@@ -44,7 +43,6 @@ class Best(Hook):
         keep: int = 1,
         link: str = "best",
     ) -> None:
-        require_whole("keep", keep)
         if not isinstance(cast("object", link), str) or Path(link).name != link or link in ("", ".."):
             raise ArgumentError(f"`link` must be the name of a file in the run folder, but is {link!r}; write 'best'.")
         self._target = MetricTarget(metric=metric, mode=mode, min_delta=min_delta)

@@ -8,7 +8,6 @@ import sys
 from time import monotonic
 from typing import TextIO, final
 
-from evenstep.arguments import require_object, require_stream
 from evenstep.events.event import EvaluateBegin, EvaluateEnd, Incident, SaveEnd, TrainBegin, TrainEnd
 from evenstep.events.hook import Hook
 from evenstep.events.writers import ConsoleWriter
@@ -29,8 +28,6 @@ class Console(Hook):
     first_rank_only = True
 
     def __init__(self, *, stream: TextIO | None = None, writer: ConsoleWriter | None = None) -> None:
-        require_stream(stream)
-        require_object("writer", writer, ConsoleWriter, "`writer=ConsoleWriter()`", may_be_none=True)
         self._stream = stream
         self._writer = writer
         self._train_began = self._evaluate_began = monotonic()

@@ -6,7 +6,6 @@ wants it to, so it then waits for as many evaluations again. It saves nothing; `
 
 from typing import Any, final
 
-from evenstep.arguments import require_whole
 from evenstep.events.event import EvaluateEnd, TrainBegin
 from evenstep.events.hook import Hook
 from evenstep.events.hooks.target import MetricTarget, Mode
@@ -27,9 +26,6 @@ class EarlyStop(Hook):
     Attributes:
         follows: the metric, of which a trainer sees to it that it is evaluated during the run.
 
-    Raises:
-        ArgumentError: for an argument that cannot be.
-
     >>> hook = EarlyStop(metric="valid/loss", patience_evaluations=3)
     """
 
@@ -41,7 +37,6 @@ class EarlyStop(Hook):
         patience_evaluations: int,
         min_delta: float = 0.0,
     ) -> None:
-        require_whole("patience_evaluations", patience_evaluations)
         self.follows = MetricTarget(metric=metric, mode=mode, min_delta=min_delta)
         self._patience = patience_evaluations
         self.best_value: float | None = None

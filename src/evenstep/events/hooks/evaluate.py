@@ -7,7 +7,6 @@ training is the trainer's own.
 from collections.abc import Iterable
 from typing import final
 
-from evenstep.arguments import require_whole
 from evenstep.errors import ArgumentError, HookError
 from evenstep.events.event import EpochEnd, TrainBegin, UpdateEnd
 from evenstep.events.hook import Hook
@@ -34,11 +33,6 @@ class Evaluate(Hook):
     ) -> None:
         if every_updates is None and every_epochs is None:
             raise ArgumentError("`Evaluate` needs a period, but has none; set `every_updates` or `every_epochs`.")
-        if every_updates is not None:
-            require_whole("every_updates", every_updates)
-        if every_epochs is not None:
-            require_whole("every_epochs", every_epochs)
-        require_whole("from_update", from_update, at_least=0)
         self._from_update = from_update
         self._every_updates = every_updates
         self._every_epochs = every_epochs

@@ -18,7 +18,6 @@ from typing import Any, Final, final
 
 import torch
 
-from evenstep.arguments import require_whole
 from evenstep.events.event import TrainBegin, TrainEnd, UpdateEnd
 from evenstep.events.hook import Hook
 
@@ -38,14 +37,10 @@ class MemoryUse(Hook):
     Args:
         every_updates: the number of updates in a window, after which values are logged; also at the end of the run.
 
-    Raises:
-        ArgumentError: for a window below 1.
-
     >>> hook = MemoryUse(every_updates=50)
     """
 
     def __init__(self, *, every_updates: int = 10) -> None:
-        require_whole("every_updates", every_updates)
         self._every = every_updates
         self._device = torch.device("cpu")
         self._at = 0

@@ -6,7 +6,6 @@ The trainer saves at the end of the update. The checkpoint at the end of trainin
 from time import monotonic
 from typing import final
 
-from evenstep.arguments import require_positive, require_whole
 from evenstep.errors import ArgumentError
 from evenstep.events.event import EpochEnd, SaveEnd, TrainBegin, UpdateEnd
 from evenstep.events.hook import Hook
@@ -38,12 +37,6 @@ class Save(Hook):
             raise ArgumentError(
                 "`Save` needs a period, but has none; set `every_updates`, `every_epochs` or `every_minutes`."
             )
-        if every_updates is not None:
-            require_whole("every_updates", every_updates)
-        if every_epochs is not None:
-            require_whole("every_epochs", every_epochs)
-        if every_minutes is not None:
-            require_positive("every_minutes", every_minutes)
         self._every_updates = every_updates
         self._every_epochs = every_epochs
         self._every_minutes = every_minutes

@@ -10,7 +10,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from evenstep.arguments import require_flag, require_whole
 from evenstep.events.event import StepBegin, UpdateBegin, UpdateEnd
 from evenstep.events.hook import Hook
 from evenstep.names import named_parameters
@@ -27,16 +26,10 @@ class Statistics(Hook):
         update_ratio: whether to compute the ratio, which needs a copy of the parameters during those updates.
         gradient_norms: whether to compute the norms of the layers' gradients.
 
-    Raises:
-        ArgumentError: for a period below 1.
-
     >>> hook = Statistics(every_updates=100, gradient_norms=True)
     """
 
     def __init__(self, *, every_updates: int = 100, update_ratio: bool = False, gradient_norms: bool = False) -> None:
-        require_whole("every_updates", every_updates)
-        require_flag("update_ratio", update_ratio)
-        require_flag("gradient_norms", gradient_norms)
         self._every = every_updates
         self._before: list[dict[str, Tensor]] = []
         # what is not computed is not heard, so that nothing is called for it in each update

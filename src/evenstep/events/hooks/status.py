@@ -11,7 +11,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Literal, final
 
-from evenstep.arguments import require_positive
 from evenstep.errors import HookError, keepable
 from evenstep.events.event import EpochBegin, Outcome, TrainBegin, TrainEnd, UpdateEnd
 from evenstep.events.files import replace_text
@@ -31,9 +30,6 @@ class Status(Hook):
     Args:
         every_s: the shortest time between two writes while the run runs, in seconds.
 
-    Raises:
-        ArgumentError: for a time that is not above 0.
-
     >>> hook = Status(every_s=30)
     """
 
@@ -41,7 +37,6 @@ class Status(Hook):
     failure_policy = "continue"  # a full disk is no reason to stop training
 
     def __init__(self, *, every_s: float = 10.0) -> None:
-        require_positive("every_s", every_s)
         self._every_s = every_s
         self._written_at = 0.0
         self._started = ""

@@ -7,7 +7,6 @@ where the number is lower, the run longer (schedules stretch over it), the rate 
 
 from typing import Any, final
 
-from evenstep.arguments import require_positive
 from evenstep.errors import HookError
 from evenstep.events.event import TrainBegin, UpdateEnd
 from evenstep.events.hook import Hook
@@ -23,14 +22,10 @@ class StopBelowLr(Hook):
     Args:
         lr: the lowest rate with which the run goes on.
 
-    Raises:
-        ArgumentError: for a rate that is not above 0.
-
     >>> hook = StopBelowLr(1e-6)
     """
 
     def __init__(self, lr: float) -> None:
-        require_positive("lr", lr)
         self._lr = lr
         self._before: float | None = None
         self._fallen_to: float | None = None

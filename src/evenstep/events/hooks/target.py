@@ -4,18 +4,16 @@ It is used by every hook that follows the best evaluation. It remembers nothing.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import Any, Literal, cast, final, get_args
+from typing import Any, Literal, final, get_args
 
-from evenstep.arguments import advice, require_number, require_word
+from evenstep.arguments import advice
 from evenstep.errors import ArgumentError, HookError
 from evenstep.events.event import EvaluateEnd
 from evenstep.events.hook import Hook
 
 Mode = Literal["min", "max"]
-_KEYS = {"Best": "checkpoint.best.metric", "EarlyStop": "early_stop.metric", "Plateau": "lr_schedule.metric"}
 
 
 @final
@@ -36,13 +34,13 @@ class MetricTarget:
     min_delta: float
 
     def __post_init__(self) -> None:
-        if not isinstance(cast("object", self.metric), str) or "/" not in self.metric:
+        if "/" not in self.metric:
             raise ArgumentError(
-                f"`metric` must be an evaluation and its metric, such as `valid/loss`, but is `{self.metric}`; "
-                f"put the evaluation's name before it."
+                f"`metric` must be an evaluation and its metric, such as `valid/loss`, but is `{self.metric}`.",
+                field="metric",
             )
-        require_word("mode", self.mode, get_args(Mode))
-        require_number("min_delta", self.min_delta, "[0, inf)", "a number of at least 0", "raise it")
+        if self.mode not in get_args(Mode):
+            raise ArgumentError(f"`mode` must be `min` or `max`, but is `{self.mode}`.", field="mode")
 
     @property
     def evaluation(self) -> str:
@@ -70,47 +68,43 @@ class MetricTarget:
     def check_evaluation(self, evaluations: Sequence[str], *, asked: bool) -> None:
         """Raise ArgumentError unless this is about one of the evaluations of these names, which are asked for."""
         if self.evaluation not in evaluations:
-            close = get_close_matches(self.evaluation, evaluations, n=1)
-            advice = f"there are: {', '.join(evaluations)}." if evaluations else "give the trainer `evaluations`."
-            if close:
-                advice = f"did you mean `{close[0]}/{self.metric.partition('/')[2]}`?"
             raise ArgumentError(
-                f"`metric` is `{self.metric}`, but there is no evaluation `{self.evaluation}`; {advice}"
+                f"`metric` is `{self.metric}`, but there is no evaluation `{self.evaluation}`; "
+                f"{advice(self.evaluation, evaluations)}",
+                field="metric",
             )
-        if not asked:  # who follows evaluations during the run acts on no others
+        if not asked:
             raise ArgumentError(
-                f"`metric` is `{self.metric}`, which is followed during the run, but nothing asks for evaluations "
-                f"before its end; ask for them by `Evaluate(every_updates=…)`."
+                f"`metric` is `{self.metric}`, but nothing asks for evaluations before the run's end; "
+                f"ask for them by `Evaluate(every_updates=…)`.",
+                field="metric",
             )
 
     def check_training(self, hook: Hook) -> None:
-        """Check that training has put this metric, which is one of its own, if it has put any beside it.
-
-        Raises:
-            HookError: it has not, so `hook` would wait in vain.
-        """
+        """Raise HookError if training has put metrics beside this one, but not this one."""
         place = self.metric.rpartition("/")[0]
         beside = [name for name in hook.trainer.storage.names() if name.rpartition("/")[0] == place]
-        if beside and self.metric not in beside:
-            raise HookError(
-                f"hook `{hook.name}` follows `{self.metric}`, but training has no such metric; "
-                f"{advice(self.metric, beside)}{_where_to_set(hook)}"
-            )
+        if beside:
+            self._check_known(hook, beside)
 
     def value(self, hook: Hook, event: EvaluateEnd) -> float | None:
-        """The metric in `event`; None when the event is of another evaluation, or of one that failed.
+        """Metric in `event`; None for an event of another evaluation, or of one that failed.
 
         Raises:
             HookError: the evaluation has no such metric.
         """
         if event.name != self.evaluation or not event.metrics:
             return None
-        if self.metric not in event.metrics:
-            raise HookError(
-                f"hook `{hook.name}` follows `{self.metric}`, but the evaluation `{event.name}` has no such metric; "
-                f"{advice(self.metric, event.metrics)}{_where_to_set(hook)}"
-            )
+        self._check_known(hook, event.metrics)
         return event.metrics[self.metric]
+
+    def _check_known(self, hook: Hook, known: Collection[str]) -> None:
+        if self.metric not in known:
+            raise HookError(
+                f"hook `{hook.name}` follows `{self.metric}`, but there is no such metric; "
+                f"{advice(self.metric, known)}",
+                field="metric",
+            )
 
     def state_dict(self) -> dict[str, str]:
         """What values that a checkpoint holds are of."""
@@ -135,16 +129,3 @@ class MetricTarget:
         if not math.isfinite(value):
             return False
         return other is None or (value < other if self.mode == "min" else value > other)
-
-
-def _where_to_set(hook: Hook) -> str:
-    """Where the metric that `hook` follows is said, as the end of a message, which comes when a run has begun; what
-    only tries a run has no folder."""
-    if hook.name not in _KEYS:
-        return ""
-    another = (
-        ", of another run that goes on from this one's checkpoint (`new_settings=True`; "
-        "`--name ANOTHER --resume PATH`), since a run keeps its LR schedule"
-    )
-    where = another if hook.name == "Plateau" and hook.trainer.folder is not None else ""
-    return f" Set its `metric`, in a run file `{_KEYS[hook.name]}`{where}."

@@ -9,7 +9,6 @@ process.
 from time import monotonic
 from typing import Any, final
 
-from evenstep.arguments import require_positive
 from evenstep.errors import ArgumentError
 from evenstep.events.event import TrainBegin, TrainEnd, UpdateEnd
 from evenstep.events.hook import Hook
@@ -32,9 +31,6 @@ class TimeBudget(Hook):
     def __init__(self, *, max_minutes: float | None = None, max_total_minutes: float | None = None) -> None:
         if max_minutes is None and max_total_minutes is None:
             raise ArgumentError("`TimeBudget` needs a time, but has none; set `max_minutes` or `max_total_minutes`.")
-        for name, minutes in (("max_minutes", max_minutes), ("max_total_minutes", max_total_minutes)):
-            if minutes is not None:
-                require_positive(name, minutes)
         self._max_minutes = max_minutes
         self._max_total_minutes = max_total_minutes
         self._earlier_s = 0.0

@@ -12,7 +12,6 @@ while.
 from time import perf_counter, time
 from typing import final
 
-from evenstep.arguments import require_whole
 from evenstep.events.event import (
     EvaluateBegin,
     EvaluateEnd,
@@ -33,16 +32,12 @@ class Timer(Hook):
     Args:
         every_updates: the number of updates in a window, after which values are logged; also at the end of the run.
 
-    Raises:
-        ArgumentError: for a window below 1.
-
     >>> hook = Timer(every_updates=50)
     """
 
     priority = -100  # first at both ends, so that what other hooks do counts
 
     def __init__(self, *, every_updates: int = 10) -> None:
-        require_whole("every_updates", every_updates)
         self._every = every_updates
         self._evaluation_began = self._save_began = 0.0
         self._saving = False

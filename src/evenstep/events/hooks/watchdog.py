@@ -10,7 +10,6 @@ import sys
 from time import monotonic
 from typing import final
 
-from evenstep.arguments import require_positive
 from evenstep.events.event import EvaluateBegin, EvaluateEnd, SaveBegin, SaveEnd, TrainEnd, UpdateBegin, UpdateEnd
 from evenstep.events.hook import Hook
 
@@ -26,14 +25,10 @@ class Watchdog(Hook):
     Args:
         timeout_s: the shortest time that counts as being stuck, in seconds.
 
-    Raises:
-        ArgumentError: for a time that is not above 0.
-
     >>> hook = Watchdog(timeout_s=120)
     """
 
     def __init__(self, *, timeout_s: float) -> None:
-        require_positive("timeout_s", timeout_s)
         self._timeout_s = timeout_s
         self._longest_s = 0.0
         self._beat_at = 0.0

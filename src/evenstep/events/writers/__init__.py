@@ -6,7 +6,6 @@ from evenstep.events.writers.console import ConsoleWriter
 from evenstep.events.writers.csv import CsvWriter
 from evenstep.events.writers.jsonl import JsonlWriter
 from evenstep.events.writers.mlflow import MlflowWriter
-from evenstep.events.writers.prometheus import PrometheusWriter
 from evenstep.events.writers.tensorboard import TensorBoardWriter
 from evenstep.events.writers.wandb import WandbWriter
 from evenstep.events.writers.writer import Writer
@@ -19,7 +18,6 @@ WRITERS: Mapping[str, Callable[[int], Writer]] = {  # each takes the updates bet
     "tensorboard": lambda _: TensorBoardWriter(),
     "wandb": lambda _: WandbWriter(),
     "mlflow": lambda _: MlflowWriter(),
-    "prometheus": lambda _: PrometheusWriter(),
 }
 
 __all__ = [
@@ -28,7 +26,6 @@ __all__ = [
     "CsvWriter",
     "JsonlWriter",
     "MlflowWriter",
-    "PrometheusWriter",
     "TensorBoardWriter",
     "WandbWriter",
     "Writer",

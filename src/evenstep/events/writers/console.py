@@ -13,7 +13,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import TextIO, final
 
-from evenstep.arguments import require_stream, require_whole
 from evenstep.events.event import Event, TrainBegin, TrainEnd
 from evenstep.events.series import Record
 from evenstep.events.writers.live import Live, LiveLine, Pace, live_on
@@ -39,8 +38,6 @@ class ConsoleWriter(Writer):
     """
 
     def __init__(self, *, every_updates: int = 10, stream: TextIO | None = None) -> None:
-        require_whole("every_updates", every_updates)
-        require_stream(stream)
         self._every = every_updates
         self._stream = stream
         self._window: dict[str, tuple[float, float]] = {}

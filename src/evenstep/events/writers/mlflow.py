@@ -12,7 +12,6 @@ from pathlib import Path
 from time import time
 from typing import Any, final
 
-from evenstep.arguments import require_object
 from evenstep.errors import EvenstepError, MissingExtraError, clause
 from evenstep.events.event import Event, Json, TrainBegin, TrainEnd
 from evenstep.events.series import Record
@@ -45,9 +44,6 @@ class MlflowWriter(Writer):
     def __init__(
         self, *, tracking_uri: str | None = None, experiment: str = "evenstep", run_name: str | None = None
     ) -> None:
-        require_object("tracking_uri", tracking_uri, str, "`MlflowWriter(tracking_uri='http://…')`", may_be_none=True)
-        require_object("experiment", experiment, str, "`MlflowWriter(experiment='digits')`")
-        require_object("run_name", run_name, str, "`MlflowWriter(run_name='third try')`", may_be_none=True)
         if find_spec("mlflow") is None:
             raise MissingExtraError("mlflow", "mlflow")
         self._uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")

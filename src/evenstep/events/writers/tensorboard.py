@@ -11,7 +11,6 @@ from operator import mul
 from pathlib import Path
 from typing import Any, final
 
-from evenstep.arguments import require_whole
 from evenstep.events.event import Event, TrainBegin, TrainEnd
 from evenstep.events.series import Record
 from evenstep.events.shown import Image, Shown, Text
@@ -30,7 +29,6 @@ class TensorBoardWriter(Writer):
     """
 
     def __init__(self, *, flush_s: int = 30) -> None:
-        require_whole("flush_s", flush_s)
         self._flush_s = flush_s
         self._path: Path | None = None
         self._writer: Any = None

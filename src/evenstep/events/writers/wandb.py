@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal, cast, final
 from uuid import uuid4
 
-from evenstep.arguments import require_object, require_word
 from evenstep.errors import EvenstepError, MissingExtraError, clause
 from evenstep.events.event import Event, TrainBegin, TrainEnd
 from evenstep.events.series import Record
@@ -48,10 +47,6 @@ class WandbWriter(Writer):
         run_name: str | None = None,
         mode: Literal["online", "offline", "disabled"] | None = None,
     ) -> None:
-        require_object("project", project, str, "`WandbWriter(project='digits')`", may_be_none=True)
-        require_object("run_name", run_name, str, "`WandbWriter(run_name='third try')`", may_be_none=True)
-        if mode is not None:
-            require_word("mode", mode, ("online", "offline", "disabled"))
         if find_spec("wandb") is None:
             raise MissingExtraError("wandb", "wandb")
         self._project, self._run_name, self._mode = project, run_name, mode

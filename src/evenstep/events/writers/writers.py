@@ -6,20 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import final
 
-from evenstep.arguments import require_method, said
-from evenstep.errors import HookError
 from evenstep.events.event import Event, Incident
 from evenstep.events.series import Record
 from evenstep.events.writers.retrying import RetryingWriter
 from evenstep.events.writers.writer import Writer
-
-_TAKES = {
-    "open": ("folder", "update"),
-    "write": ("records",),
-    "event": ("name", "event"),
-    "flush": (),
-    "close": (),
-}
 
 
 @final
@@ -31,9 +21,6 @@ class Writers:
         report: takes the faults of writers as incidents. One that no other writer can be told of goes to Python's
             `logging` as well, which writes it on standard error.
 
-    Raises:
-        HookError: for something that is not a writer, one given twice, or a method that does not take what it is given.
-
     >>> class Print(Writer):
     ...     def write(self, records):
     ...         print(*records)
@@ -44,11 +31,7 @@ class Writers:
     """
 
     def __init__(self, writers: Iterable[Writer], report: Callable[[Incident], None]) -> None:
-        given = [_checked(writer) for writer in writers]
-        for place, one in enumerate(given):
-            if any(one is other for other in given[:place]):
-                raise HookError(f"writer `{one.name}` is given twice; give it once, or make two of its class.")
-        self._writers = tuple(RetryingWriter(writer, self._failed) for writer in given)
+        self._writers = tuple(RetryingWriter(writer, self._failed) for writer in writers)
         self._report = report
 
     def _failed(self, incident: Incident) -> None:
@@ -89,14 +72,3 @@ class Writers:
         """Let every open writer forget what came after `update`."""
         for writer in self._writers:
             writer.rewind(update)
-
-
-def _checked(writer: object) -> Writer:
-    if not isinstance(writer, Writer):
-        what = f"the class `{writer.__name__}`" if isinstance(writer, type) else said(writer)
-        write = "give an instance" if isinstance(writer, type) else "write a subclass, or give one by name, 'csv'"
-        raise HookError(f"`writers` must hold instances of subclasses of `Writer`, but holds {what}; {write}.")
-    for name, arguments in _TAKES.items():
-        takes = " and ".join(f"`{one}`" for one in arguments) or "no argument"
-        require_method(f"`{name}` of writer `{writer.name}`", getattr(writer, name), arguments, takes, HookError)
-    return writer

@@ -44,7 +44,6 @@ FILES = (
     *_METRICS,
     "incidents.jsonl",
     "shown.jsonl",
-    "metrics.prom",
     "wandb.id",
     "mlflow.id",
     "starts.jsonl",

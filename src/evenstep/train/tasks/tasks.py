@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from evenstep.arguments import said
 from evenstep.errors import ArgumentError, CheckpointError, TaskError
-from evenstep.events.restore import restore_state
 from evenstep.internals import unwrapped
 from evenstep.names import LEARNED, parameters_in
 from evenstep.options import NormStatistics, check_task_names
@@ -153,18 +152,6 @@ def check_task_states(saved: Mapping[str, Any], tasks: Mapping[str, Task]) -> No
             f"the checkpoint {' and '.join(faults)}, so going on from it would not be exact; resume with the tasks "
             f"that it was saved with."
         )
-
-
-def load_task_state(task: Task, name: str, state: dict[str, Any], *, goes_back: bool = False) -> None:
-    """Give a task the state that it had in a checkpoint.
-
-    Args:
-        goes_back: whether it may remember updates, which are undone.
-
-    Raises:
-        TaskError: it had none then, and does not begin afresh.
-    """
-    restore_state(task, _named(name), state, TaskError, goes_back=goes_back)
 
 
 def _named(name: str) -> str:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from evenstep.errors import ArgumentError, HookError
+from evenstep.errors import HookError
 from evenstep.events import Best, Bus, EpochBegin, EvaluateEnd, SaveBegin, SaveEnd, TrainBegin
 
 
@@ -176,8 +176,3 @@ def test_without_a_folder_training_does_not_begin(trainer: Any) -> None:
 def test_an_evaluation_that_never_comes_is_an_error_when_training_begins(trainer: Any) -> None:
     with pytest.raises(HookError, match="there is no evaluation `test`"):
         attached(trainer, metric="test/loss").before_train(TrainBegin(update=0, updates=1, resumed=False))
-
-
-def test_a_mode_that_is_none_is_an_error() -> None:
-    with pytest.raises(ArgumentError, match="`mode` must be one of min, max"):
-        Best(mode="lowest")  # type: ignore[arg-type]

@@ -1,9 +1,6 @@
 import math
 from typing import Any
 
-import pytest
-
-from evenstep.errors import ArgumentError
 from evenstep.events import Bus, EarlyStop, EvaluateEnd
 
 
@@ -61,8 +58,3 @@ def test_other_evaluations_do_not_count(trainer: Any) -> None:
     for _ in range(3):
         hook.after_evaluate(EvaluateEnd(update=1, name="test", metrics={"test/loss": 1.0}))
     assert trainer.asked == []
-
-
-def test_no_patience_is_an_error() -> None:
-    with pytest.raises(ArgumentError, match="`patience_evaluations` must be a whole number of at least 1"):
-        EarlyStop(patience_evaluations=0)

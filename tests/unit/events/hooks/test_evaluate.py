@@ -35,12 +35,6 @@ def test_no_period_is_an_error() -> None:
         Evaluate()
 
 
-@pytest.mark.parametrize("name", ["every_updates", "every_epochs"])
-def test_a_period_below_one_is_an_error(name: str) -> None:
-    with pytest.raises(ArgumentError, match=f"`{name}` must be a whole number of at least 1, but is 0"):
-        Evaluate(**{name: 0})
-
-
 def test_before_its_first_update_it_asks_for_nothing(trainer: Any) -> None:
     hook, asked = attached(trainer, every_updates=2, every_epochs=1, from_update=6), []
     for update in range(1, 10):
@@ -50,8 +44,3 @@ def test_before_its_first_update_it_asks_for_nothing(trainer: Any) -> None:
         asked += [update for _ in trainer.asked]
         trainer.asked.clear()
     assert asked == [6, 6, 8, 9]
-
-
-def test_a_first_update_below_zero_is_an_error() -> None:
-    with pytest.raises(ArgumentError, match="`from_update` must be a whole number of at least 0, but is -1"):
-        Evaluate(every_updates=1, from_update=-1)

@@ -3,7 +3,6 @@ from typing import Any
 import pytest
 import torch
 
-from evenstep.errors import ArgumentError
 from evenstep.events import Bus, MemoryUse, TrainBegin, TrainEnd, UpdateEnd
 from evenstep.events.hooks import memory_use as module
 from evenstep.events.hooks.memory_use import only_extremes
@@ -73,8 +72,3 @@ def test_of_several_ranks_it_is_the_one_with_the_most_and_the_least_that_is_free
     first, second = only_extremes([rank(5.0, 1.0, 0.5), rank(9.0, 2.0, 0.25)])
     assert first == {(3, "perf/memory_free_bytes"): (1.0, 1.0), (3, "loss"): (0.5, 1.0)}
     assert second == {(3, "perf/memory_peak_bytes"): (9.0, 1.0), (3, "loss"): (0.25, 1.0)}
-
-
-def test_a_window_below_1_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="every_updates"):
-        MemoryUse(every_updates=0)

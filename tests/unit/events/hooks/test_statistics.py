@@ -4,7 +4,6 @@ from typing import Any
 import pytest
 import torch
 
-from evenstep.errors import ArgumentError
 from evenstep.events import Bus, Statistics, StepBegin, UpdateBegin, UpdateEnd
 
 
@@ -83,8 +82,3 @@ def test_nothing_waits_for_the_device(trainer: Any) -> None:
     trainer.model.weight.grad = trainer.model.weight.detach()
     hook.before_step(StepBegin(update=1, divisor=torch.ones((), device="meta")))
     hook.after_update(UpdateEnd(update=1, committed=True, num_samples=1))
-
-
-def test_a_period_below_one_is_an_error() -> None:
-    with pytest.raises(ArgumentError, match="`every_updates` must be a whole number of at least 1"):
-        Statistics(every_updates=0)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from evenstep.errors import ArgumentError, EvenstepError, HookError
+from evenstep.errors import EvenstepError, HookError
 from evenstep.events import Bus, EpochBegin, Status, TrainBegin, TrainEnd, UpdateEnd
 from evenstep.events.hooks import status as module
 
@@ -80,8 +80,3 @@ def test_without_a_folder_training_does_not_begin(trainer: Any) -> None:
     trainer.folder = None
     with pytest.raises(HookError, match="hook `Status` writes a file, but the trainer has no `folder`"):
         attached(trainer).before_train(BEGIN)
-
-
-def test_a_time_that_is_not_positive_is_an_error() -> None:
-    with pytest.raises(ArgumentError, match="`every_s` must be a number above 0"):
-        Status(every_s=0)

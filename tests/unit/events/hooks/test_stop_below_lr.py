@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from evenstep import Loss, MapData, Task, Trainer
-from evenstep.errors import ArgumentError
 from evenstep.events import Bus, StopBelowLr, UpdateEnd
 from evenstep.optim.schedules import Linear
 
@@ -88,8 +87,3 @@ def test_an_update_that_was_given_up_does_not_count(trainer: Any) -> None:
     for update in (1, 2):
         hook.after_update(UpdateEnd(update=update, committed=False, num_samples=1))
     assert trainer.asked == []
-
-
-def test_a_rate_that_is_none_is_an_error() -> None:
-    with pytest.raises(ArgumentError, match="`lr` must be"):
-        StopBelowLr(0.0)

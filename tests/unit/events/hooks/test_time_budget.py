@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Checkpointing, Hook, MapData, Task, Trainer, Training
-from evenstep.errors import ArgumentError
 from evenstep.events import Bus, TimeBudget, TrainBegin, TrainEnd, UpdateEnd
 from evenstep.events.hooks import time_budget
 
@@ -93,14 +92,6 @@ def test_between_two_calls_of_train_nothing_counts(trainer: Any, clock: Clock) -
 
 def test_without_a_budget_for_all_starts_nothing_is_saved() -> None:
     assert TimeBudget(max_minutes=1).state_dict() == {}
-
-
-def test_no_time_is_an_error() -> None:
-    with pytest.raises(ArgumentError, match="`TimeBudget` needs a time, but has none"):
-        TimeBudget()
-    for name in ("max_minutes", "max_total_minutes"):
-        with pytest.raises(ArgumentError, match=f"`{name}` must be"):
-            TimeBudget(**{name: 0.0})
 
 
 class Minute(Task):

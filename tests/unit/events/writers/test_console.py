@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from evenstep.errors import ArgumentError
 from evenstep.events import ConsoleWriter, Record, TrainBegin
 from evenstep.events.writers import console as module
 from evenstep.events.writers import live
@@ -209,11 +208,6 @@ def test_the_pace_of_long_updates_counts_down_between_them_and_forgets_what_is_l
     assert pace.rate == pytest.approx(1.0)
     pace.see(2, 500.0)  # a rewind
     assert (pace.rate, pace.left_s(10, 501.0)) == (0.0, None)
-
-
-def test_a_period_below_one_is_an_error() -> None:
-    with pytest.raises(ArgumentError, match="`every_updates` must be a whole number of at least 1"):
-        ConsoleWriter(every_updates=0)
 
 
 def test_long_times_are_told_in_hours(clock: Clock) -> None:
