@@ -13,6 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeAlias, final
 
+from evenstep.arguments import advice
 from evenstep.errors import HookError, LostRankError, clause
 from evenstep.events.event import Event, Incident
 from evenstep.events.hook import Hook, HookTrainer
@@ -359,7 +360,9 @@ def _as_it_is(*_: object) -> AbstractContextManager[None]:
 def _check_methods(hook: Hook) -> None:
     for name in dir(type(hook)):
         if name.startswith(_PREFIXES) and name not in _METHODS and callable(getattr(type(hook), name)):
-            raise HookError(f"hook `{hook.name}` has a method `{name}`, which no event calls; rename it.", field=name)
+            raise HookError(
+                f"hook `{hook.name}` has a method `{name}`, which no event calls; {advice(name, _METHODS)}", field=name
+            )
 
 
 def _draws_nothing(receive: Callable[..., Any]) -> bool:
