@@ -10,7 +10,7 @@ _WORDS = (
     ("train.clip_norm", "train=Training(clip_norm=…)", "gradient_clip_val max_grad_norm clip_grad_norm"),
     ("train.precision", 'precision="bf16-mixed"', "mixed_precision fp16 bf16 amp dtype"),
     ("train.compile", 'train=Training(compile="model")', "torch_compile"),
-    ("strategy", 'strategy="ddp"', "devices num_nodes num_processes ddp fsdp deepspeed"),
+    ("parallel.strategy", 'strategy="ddp"', "devices num_nodes num_processes ddp fsdp deepspeed"),
     ("device", 'device="cpu"', "accelerator use_cpu no_cuda"),
     ("data.train", "data=MapData(…)", "train_dataloaders train_dataloader train_dataset datamodule"),
     ("data.evaluations", "evaluations=MapData(…)", "val_dataloaders eval_dataset eval_dataloader"),

@@ -4,7 +4,7 @@ What is wrong with a dataset is said with the key that it stands at. It reads no
 """
 
 import os
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -14,7 +14,6 @@ from torch.utils.data import Subset
 from evenstep.config.arguments import Call
 from evenstep.config.schema import FailuresTable
 from evenstep.config.schema_data import DataTable
-from evenstep.config.section import Section
 from evenstep.data import Data, MapData, Reading, StreamData
 from evenstep.data.batch_sizes import largest
 from evenstep.errors import ConfigError, DataError, EvenstepError
@@ -43,10 +42,7 @@ def build_data(
     with _about(f"{key}.train"):
         if is_stream(dataset):
             return _stream_data(config, cast("Iterable[Any]", dataset), collate, key)
-        why = (
-            f"streams, but `{key}.train` gives a dataset with a length, which all ranks share and which resumes exactly"
-        )
-        _refuse(config, key, sorted(_OF_STREAMS), why)
+        _refuse(config, key, sorted(_OF_STREAMS), f"streams, but `{key}.train` gives a dataset with a length")
         return MapData(
             cast("Any", dataset),
             **config.model_dump(exclude={"train", "evaluations", "collate", *_OF_STREAMS, *_OF_READING}),
@@ -64,11 +60,7 @@ def first_samples(dataset: object, count: int, key: str) -> object:
     """
     if is_stream(dataset):
         raise ConfigError([f"`overfit` is for datasets with a length, but `{key}.train` gives a stream; leave it out."])
-    samples = len(cast("Any", dataset))
-    if count > samples:
-        raise ConfigError(
-            [f"`overfit` must be at most the {samples} samples of `{key}.train`, but is {count}; lower it."]
-        )
+    count = min(count, len(cast("Any", dataset)))
     first: Any = Subset(cast("Any", dataset), range(count))
     if hasattr(dataset, "lengths"):
         lengths = cast("Any", dataset).lengths
@@ -141,28 +133,9 @@ _OF_MAPS = (
 
 def _refuse(config: DataTable, key: str, names: Iterable[str], why: str) -> None:
     """Raise ConfigError for keys that do nothing for such a dataset."""
-    if given := _given(config, names):
+    given = [name for name in names if getattr(config, name) != type(config).model_fields[name].default]
+    if given:
         raise ConfigError([f"`{key}.{name}` is for {why}; leave it out." for name in given])
-
-
-def refuse_of_loader(failures: FailuresTable, datasets: Mapping[str, object]) -> None:
-    """Raise ConfigError for what is to be done about samples that fail, where all training sets are streams."""
-    if not all(map(is_stream, datasets.values())):
-        return
-    key = next(iter(datasets))
-    if given := _given(failures, ("loader", "loader_retries")):
-        raise ConfigError(
-            [
-                f"`failures.{name}` is for datasets with a length, but `{key}.train` gives a stream, of which a sample "
-                f"that fails can be neither read again nor left out; leave it out, or let the stream itself do it."
-                for name in given
-            ]
-        )
-
-
-def _given(table: Section, names: Iterable[str]) -> list[str]:
-    """Those of a table's keys that are not as by default."""
-    return [name for name in names if getattr(table, name) != type(table).model_fields[name].default]
 
 
 def _largest(config: DataTable, pipeline_ranks: int) -> int | None:
@@ -202,8 +175,7 @@ def _stream_data(config: DataTable, stream: Iterable[Any], collate: Call | None,
     )
     if not data.resumable:
         raise DataError(
-            f"the stream ({type(stream).__name__}) can't say where it is, so no checkpoint of the run could be made; "
-            f"give it `state_dict()` and `load_state_dict(state)`, or train on a dataset that has a length."
+            f"the stream ({type(stream).__name__}) cannot resume; give it `state_dict` and `load_state_dict`."
         )
     return data
 
@@ -212,11 +184,7 @@ def _lengths(dataset: object, config: DataTable) -> Any:
     if config.global_batch_tokens is None and config.micro_batch_tokens is None:
         return None
     if not hasattr(dataset, "lengths"):
-        fault = (
-            f"`data` asks for batches by tokens, but the dataset ({type(dataset).__name__}) does not say how long its "
-            f"samples are; give it `lengths`: a list of their tokens, or a method that takes a sample's number."
-        )
-        raise ConfigError([fault])
+        raise ConfigError([f"batches by tokens need `lengths` of the dataset ({type(dataset).__name__}); add it."])
     return cast("Any", dataset).lengths
 
 

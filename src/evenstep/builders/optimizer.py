@@ -5,15 +5,14 @@ It decides only what the run file leaves open.
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from inspect import signature
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from evenstep.config.arguments import Call
+from evenstep.config.faults import refused_at
 from evenstep.config.schema import OptimizerTable, ParameterGroupTable
-from evenstep.config.translate import keys_in, said_with
 from evenstep.errors import ConfigError, EvenstepError, TaskError, clause
 from evenstep.names import TASK_PARAMETERS, named_parameters
 from evenstep.optim.groups import ParameterGroup
@@ -46,14 +45,10 @@ def build_optimizer(
     check_model(model)
     if isinstance(call.function, type):
         trained = _groups(model)
-        try:
+        with _refused_by_torch(call, "optimizer.args"):
             made: object = call(trained, lr=lr, **(_fused(call, model, shards) if fuse else {}))
-        except _RAISED as error:
-            if call.function.__module__.partition(".")[0] != "torch":
-                raise
-            raise ConfigError([_refused(call, model, lr, error)]) from error
     else:
-        with said_with({}, called_by="optimizer"), _told_of_the_model(call):
+        with refused_at("optimizer"):
             made = call(model, lr=lr)
     if not isinstance(made, torch.optim.Optimizer):
         raise TaskError(f"`optimizer.target` must give a torch.optim.Optimizer, but gave a {type(made).__name__}.")
@@ -61,21 +56,14 @@ def build_optimizer(
 
 
 @contextmanager
-def _told_of_the_model(call: Call) -> Generator[None]:
-    """Raise ConfigError where a function fails that was written for parameters, as classes of optimizers are."""
+def _refused_by_torch(call: Call, key: str) -> Generator[None]:
+    """Name the key of arguments that a class of torch refuses."""
     try:
         yield
-    except TypeError as error:
-        first = next(iter(signature(call.function).parameters), "")
-        if first not in ("params", "parameters"):
+    except _RAISED as error:
+        if isinstance(error, EvenstepError) or call.function.__module__.partition(".")[0] != "torch":
             raise
-        name = call.function.__name__
-        fault = (
-            f"`optimizer.target` names the function `{name}`, which is called with the model, and not with parameters: "
-            f"it raised {clause(error)}. Write `def {name}(model, lr)`, and give `model.parameters()` to the optimizer "
-            f"there."
-        )
-        raise ConfigError([fault]) from error
+        raise ConfigError([f"`{key}`: {call.function.__name__} raised {clause(error)}."]) from error
 
 
 def _groups(model: nn.Module) -> list[Any]:
@@ -102,31 +90,18 @@ def build_grouped(
     call = calls["optimizer"]
     groups = {name: build_group(calls[f"optimizer.groups.{name}"], one) for name, one in table.groups.items()}
     kinds = {**{calls[key].function: calls[key] for key in calls if key.startswith(_GROUP)}, call.function: call}
-    keys = {
-        **keys_in("optimizer", table),
-        **{name: f"optimizer.groups.NAME.{name}" for name in ("patterns", "dims", "lr_factor")},
-    }
-    with said_with(keys):
-        try:
-            return grouped_optimizer(
-                model,
-                cast("type[torch.optim.Optimizer]", call.function),
-                lr=table.lr,
-                groups=groups,
-                weight_decay_on=table.weight_decay_on,
-                layer_decay=table.layer_decay,
-                layers=table.layers,
-                options=call.arguments,
-                options_of={cast("type", kind): _fused(one, model, shards) for kind, one in kinds.items()}
-                if fuse
-                else {},
-            )
-        except _RAISED as error:
-            if isinstance(error, EvenstepError):
-                raise
-            raise ConfigError(
-                [f"`optimizer.groups` can't be: an optimizer raised {clause(error)}; change them."]
-            ) from error
+    with refused_at("optimizer"), _refused_by_torch(call, "optimizer.groups"):
+        return grouped_optimizer(
+            model,
+            cast("type[torch.optim.Optimizer]", call.function),
+            lr=table.lr,
+            groups=groups,
+            weight_decay_on=table.weight_decay_on,
+            layer_decay=table.layer_decay,
+            layers=table.layers,
+            options=call.arguments,
+            options_of={cast("type", kind): _fused(one, model, shards) for kind, one in kinds.items()} if fuse else {},
+        )
 
 
 _GROUP = "optimizer.groups."
@@ -138,35 +113,6 @@ def build_group(call: Call, table: ParameterGroupTable) -> ParameterGroup:
     values = table.model_dump(exclude={"name", "target", "args", "lr_schedule"})
     kind = cast("type[torch.optim.Optimizer]", call.function) if own else None
     return ParameterGroup(**values, optimizer=kind, options=call.arguments)
-
-
-def _refused(call: Call, model: nn.Module, lr: float, error: Exception) -> str:
-    """What to do about a class of torch that refuses its arguments, or some of the parameters."""
-    name, unfit = call.function.__name__, _unfit(call, model, lr)
-    if not unfit:
-        return f"`optimizer.args` can't be for `{name}`, which raised {clause(error)}; change them."
-    first, shape = next(iter(unfit.items()))
-    others = f" and {len(unfit) - 1} more" if len(unfit) > 1 else ""
-    return (
-        f"`{name}` can't train `{first}` of shape {shape}{others}: it raised {clause(error)}. Let `optimizer.target` "
-        f"name a function of yours instead, which takes `model` and `lr` and gives a `MultiOptimizer` of "
-        f"`evenstep.optim`: `{name}` for the parameters that it can train, and another, such as `AdamW`, for the rest."
-    )
-
-
-def _unfit(call: Call, model: nn.Module, lr: float) -> dict[str, list[int]]:
-    """The shapes of those parameters that alone make it raise, by name; none where any parameter does."""
-
-    def raises(parameter: Tensor) -> bool:
-        try:
-            call([parameter], lr=lr)
-        except _RAISED:
-            return True
-        return False
-
-    if raises(nn.Parameter(torch.zeros(2, 2))):
-        return {}
-    return {name: list(one.shape) for name, one in model.named_parameters() if one.requires_grad and raises(one)}
 
 
 def _fused(call: Call, model: nn.Module, shards: bool) -> dict[str, bool]:

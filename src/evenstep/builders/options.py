@@ -8,7 +8,7 @@ from evenstep.config.schema import Config
 from evenstep.events import Best, EarlyStop, Evaluate, Hook, Profile, StopBelowLr, TimeBudget
 from evenstep.optim.ema import Ema
 from evenstep.options import Checkpointing, Failures, Logging, Memory, Training, WriterName
-from evenstep.precision import PRECISIONS, Precision, SixteenBits
+from evenstep.precision import PRECISIONS, Float8Mixed, LossScaled, Precision, SixteenBits
 
 
 def build_training(config: Config) -> Training:
@@ -53,8 +53,8 @@ def build_precision(config: Config) -> Precision:
     """The precision mode, with its loss scale, its casts and its layers if it has any."""
     kind = PRECISIONS[config.train.precision]
     casts = config.train.model_dump(include=set(_CASTS)) if issubclass(kind, SixteenBits) else {}
-    scale = {} if config.loss_scale is None else config.loss_scale.model_dump()
-    layers = {} if config.float8 is None else config.float8.model_dump()
+    scale = {} if config.loss_scale is None or not issubclass(kind, LossScaled) else config.loss_scale.model_dump()
+    layers = {} if config.float8 is None or kind is not Float8Mixed else config.float8.model_dump()
     return kind(**casts, **scale, **layers)
 
 

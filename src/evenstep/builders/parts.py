@@ -14,19 +14,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from evenstep.builders.data import build_data, build_evaluation, first_samples, refuse_of_loader
+from evenstep.builders.data import build_data, build_evaluation, first_samples
 from evenstep.builders.optimizer import build_grouped, build_optimizer
 from evenstep.builders.options import build_checkpointing, build_failures, build_precision, build_training
 from evenstep.builders.pipeline import build_model
 from evenstep.builders.schedule import build_lr_schedule
 from evenstep.builders.tasks import build_mixture
+from evenstep.config.faults import refused_at
 from evenstep.config.named import OpenRun
 from evenstep.config.schema import Config, OneTaskTable
 from evenstep.config.tasks import data_tables, evaluations_of
-from evenstep.config.translate import keys_in, said_with
 from evenstep.data import Data, GlobalBatch, Mixture, Position
 from evenstep.data.seeding import undisturbed
-from evenstep.errors import ConfigError, TaskError
+from evenstep.errors import TaskError
 from evenstep.events import Hook, Writer
 from evenstep.options import Checkpointing, Logging, WriterName
 from evenstep.parallel import Mesh, device_of_rank
@@ -84,25 +84,26 @@ class RunParts:
         """
         config = self.config
         keeps = more.get("folder") is not None
-        trainer = Trainer(
-            model=self.model,
-            task=self.task,
-            optimizer=self.optimizer,
-            data=self.data,
-            updates=config.train.updates,
-            epochs=config.train.epochs,
-            seed=config.seed,
-            device=device_of_rank(config.device),
-            precision=build_precision(config),
-            lr_schedule=build_lr_schedule(config),
-            evaluations=evaluations,
-            hooks=hooks,
-            train=build_training(config),
-            checkpoint=build_checkpointing(config, kept) if keeps else Checkpointing(config=kept),
-            failures=build_failures(config),
-            log=Logging(**config.log.model_dump(exclude={"writers"}), writers=writers),
-            **more,
-        )
+        with refused_at("train"):
+            trainer = Trainer(
+                model=self.model,
+                task=self.task,
+                optimizer=self.optimizer,
+                data=self.data,
+                updates=config.train.updates,
+                epochs=config.train.epochs,
+                seed=config.seed,
+                device=device_of_rank(config.device),
+                precision=build_precision(config),
+                lr_schedule=build_lr_schedule(config),
+                evaluations=evaluations,
+                hooks=hooks,
+                train=build_training(config),
+                checkpoint=build_checkpointing(config, kept) if keeps else Checkpointing(config=kept),
+                failures=build_failures(config),
+                log=Logging(**config.log.model_dump(exclude={"writers"}), writers=writers),
+                **more,
+            )
         if self.loaded is not None:
             self.loaded.freeze(self.model)  # now that the optimizer holds it: a hook may unfreeze it
         return trainer
@@ -132,7 +133,7 @@ def build_weights(config: Config, model: nn.Module) -> LoadedWeights | None:
     table = config.init_from
     if table is None:
         return None
-    with said_with(keys_in("init_from", table), called_by="init_from.path"):
+    with refused_at("init_from.path"):
         return put_weights(model, **table.model_dump())
 
 
@@ -187,7 +188,7 @@ def prepared(run: OpenRun, model: nn.Module) -> tuple[list[Hook], dict[str, Task
 
 def _make(run: OpenRun, key: str, kind: type[_Made]) -> _Made:
     """What the target of a key gives, drawn from the run's seed."""
-    with seeded(run.config.seed), said_with({}, called_by=key):
+    with seeded(run.config.seed), refused_at(key):
         made: object = run.calls[key]()
     return _checked(key, made, kind)
 
@@ -214,7 +215,6 @@ def _build_sets(run: OpenRun) -> tuple[Data, dict[str, Data]]:
     """The training set, or the mixture of those of several tasks, and the evaluation sets by name."""
     config, calls, tables = run.config, run.calls, data_tables(run.config)
     datasets = {key: _make(run, f"{key}.train", object) for key in tables}
-    refuse_of_loader(config.failures, datasets)
     overfit, batches = config.overfit, config.limit.batches
     if overfit is not None:
         datasets = {key: first_samples(dataset, overfit, key) for key, dataset in datasets.items()}
@@ -247,8 +247,6 @@ def _build_sets(run: OpenRun) -> tuple[Data, dict[str, Data]]:
     data = build_mixture(config, _by_task(train)) if config.tasks else train["data"]
     if batches is None:
         return data, evaluations
-    if not data.knows_length:
-        raise ConfigError(["`limit.batches` is for datasets with a length, but there is a stream; leave it out."])
     for one in (data, *evaluations.values()):
         one.limit_batches = min(batches, one.limit_batches or batches)
     return data, evaluations
@@ -268,13 +266,7 @@ def _model_and_weights(run: OpenRun, mesh: Mesh | None, *, begins: bool) -> tupl
 def make_model(run: OpenRun) -> nn.Module | Layers:
     """What the model's target gives, its parameters drawn from the run's seed."""
     call = run.calls["model"]
-    if isinstance(call.function, nn.Module):  # it can be called, but not to give a model
-        fault = (
-            f"`model.target` must name a class or function, but is an object of {type(call.function).__name__}, whose "
-            f"parameters no `seed` has drawn; name the class, or a function that returns one."
-        )
-        raise ConfigError([fault])
-    with seeded(run.config.seed), said_with({}, called_by="model"):
+    with seeded(run.config.seed), refused_at("model"):
         made: object = call()
     return made if isinstance(made, Layers) else _checked("model", made, nn.Module)
 
@@ -286,10 +278,7 @@ def _by_task(data: Mapping[str, Data]) -> dict[str, Data]:
 
 def _checked(key: str, made: object, kind: type[_Made]) -> _Made:
     if not isinstance(made, kind):
-        raise TaskError(
-            f"`{key}.target` must give a subclass of `{kind.__name__}`, but what it gave is of type "
-            f"{type(made).__name__}; name the class itself, or a function that returns an object of it."
-        )
+        raise TaskError(f"`{key}.target` must give a `{kind.__name__}`, but gave a {type(made).__name__}.")
     return made
 
 

@@ -4,15 +4,11 @@ Without the other ranks (`evenstep check` where there is no room for them) one p
 other, so that what cannot be cut or scheduled is found.
 """
 
-from collections.abc import Generator
-from contextlib import contextmanager
-
 from torch import nn
 
 from evenstep.arguments import choose
+from evenstep.config.faults import refused_at
 from evenstep.config.schema import Config
-from evenstep.config.translate import keys_in, said_with
-from evenstep.errors import ArgumentError, ConfigError, PlanError
 from evenstep.parallel import Group, Mesh
 from evenstep.pipeline import SCHEDULES, Layers, Layout, PipelineModel
 from evenstep.pipeline.layers import check_covered, check_nothing_around
@@ -25,7 +21,7 @@ def build_mesh(config: Config, group: Group) -> Mesh:
     Raises:
         ConfigError: they can't be divided into pipelines.
     """
-    with said_with(keys_in("parallel", config.parallel)):
+    with refused_at("parallel.pipeline"):
         return Mesh.of(group, pipeline=config.parallel.pipeline)
 
 
@@ -38,7 +34,7 @@ def build_layout(config: Config) -> Layout:
     parallel = config.parallel
     schedule = choose("pipeline_schedule", parallel.pipeline_schedule, SCHEDULES)
     count = parallel.stages_per_rank or stages_per_rank_for(parallel.split_at or None, ranks=parallel.pipeline)
-    with _about_pipeline(config):
+    with refused_at("parallel.pipeline"):
         return schedule.layout(parallel.pipeline, count if parallel.pipeline > 1 else None)
 
 
@@ -50,7 +46,7 @@ def check_stages(config: Config, made: nn.Module | Layers) -> None:
     """
     parallel = config.parallel
     chain = build_layout(config)
-    with _about_pipeline(config):
+    with refused_at("parallel.pipeline"):
         layers = Layers.of(made)
         check_covered(made, layers)
         check_nothing_around(made, layers)
@@ -74,7 +70,7 @@ def build_model(config: Config, made: nn.Module | Layers, mesh: Mesh | None) -> 
     if parallel.pipeline == 1 and isinstance(made, nn.Module):
         return made
     stages = build_layout(config).stages
-    with _about_pipeline(config):
+    with refused_at("parallel.pipeline"):
         return PipelineModel(
             made,
             mesh=mesh,
@@ -83,11 +79,3 @@ def build_model(config: Config, made: nn.Module | Layers, mesh: Mesh | None) -> 
             split_at=parallel.split_at or None,
             seed=config.seed,
         )
-
-
-@contextmanager
-def _about_pipeline(config: Config) -> Generator[None]:
-    try:
-        yield
-    except (ArgumentError, PlanError) as error:
-        raise ConfigError([f"`parallel.pipeline` is {config.parallel.pipeline}, but {error}"]) from error

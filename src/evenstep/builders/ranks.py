@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import torch
 
+from evenstep.config.faults import refused_at
 from evenstep.config.schema import Config
-from evenstep.config.translate import keys_in, said_with
 from evenstep.errors import ConfigError, clause
 from evenstep.extras.elastic import Elastic, ElasticRank, Lighthouse, elastic_rank_of
 from evenstep.parallel import (
@@ -43,7 +43,7 @@ def joined(config: Config) -> Generator[Group]:
             f"take those variables out of the environment."
         )
         raise ConfigError([fault])
-    with said_with(keys_in("parallel", config.parallel)):
+    with refused_at("parallel"):
         check_single(config.parallel.strategy, ranks)
     if changes:
         group = _elastic(config, elastic)

@@ -1,21 +1,36 @@
-"""Opens a run: its values, what constructors make of them, and the Python objects that they name.
+"""Opens a run: its values, and the Python objects that they name. Nothing of the recipe is called."""
 
-What is wrong in one place does not hide what is wrong in another, but what only follows from it is not said. Nothing of
-the recipe is called.
-"""
-
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from evenstep.builders.check import refused
+from evenstep.builders.options import (
+    build_checkpointing,
+    build_failures,
+    build_logging,
+    build_precision,
+    build_training,
+)
+from evenstep.builders.pipeline import build_layout
+from evenstep.builders.schedule import build_lr_schedule
 from evenstep.config.check import broken_rules
-from evenstep.config.faults import Fault
+from evenstep.config.faults import refused_at
 from evenstep.config.load import read
 from evenstep.config.named import OpenRun, find_calls, with_paths
+from evenstep.config.schema import Config
 from evenstep.config.sources import Setting
 from evenstep.config.target import importable
 from evenstep.errors import ConfigError
+
+_BUILDS = {
+    "train": build_training,
+    "train.precision": build_precision,
+    "lr_schedule": build_lr_schedule,
+    "checkpoint": build_checkpointing,
+    "failures": build_failures,
+    "log": build_logging,
+    "parallel.pipeline": build_layout,
+}
 
 
 @contextmanager
@@ -28,40 +43,26 @@ def open_run(path: Path, settings: Sequence[Setting] = ()) -> Generator[OpenRun]
     Raises:
         ConfigError: with everything that is wrong.
     """
-    _check_utf8([str(path.resolve()), *(setting.text for setting in settings)])
-    config, invalid = read(path, settings)
-    found = [*broken_rules(config), *refused(config)]
+    config = read(path, settings)
     folder = path.resolve().parent
     recipe = folder / config.recipe
+    faults = [*broken_rules(config), *_refused(config)]
     if not recipe.is_dir():
-        text = (
-            f'`recipe` must be a folder, relative to {folder}, but is "{config.recipe}", and there is no such folder; '
-            f"name the one with the Python files, `--recipe FOLDER`."
-        )
-        found.append(Fault(about=("recipe",), text=text))
-        raise ConfigError(_said(invalid, found))
+        raise ConfigError([*faults, f"`recipe` must be a folder, but there is no {recipe}; set `recipe` to one."])
     with importable(recipe):
         calls, unfit, causes = find_calls(config, recipe=recipe, folder=folder)
-        faults = _said(invalid, [*found, *unfit])
-        if faults:
-            raise ConfigError(faults) from next(iter(causes), None)
+        if faults or unfit:
+            raise ConfigError([*faults, *unfit]) from next(iter(causes), None)
         yield OpenRun(config=with_paths(config, calls), calls=calls, recipe=recipe.resolve())
 
 
-def _check_utf8(texts: Iterable[str]) -> None:
-    """Raise ConfigError for a path that the files of a run could not hold, so that nothing could go on from them."""
-    for text in texts:
+def _refused(config: Config) -> list[str]:
+    """Faults that constructors of options find, before ranks are started."""
+    faults: list[str] = []
+    for key, build in _BUILDS.items():
         try:
-            text.encode()
-        except UnicodeEncodeError:
-            fault = (
-                f"{text!a} has bytes that are no UTF-8, which the files of a run can't hold; rename it, or set "
-                f"`LC_ALL=C.UTF-8` if only the locale is another."
-            )
-            raise ConfigError([fault]) from None
-
-
-def _said(invalid: Sequence[Fault], found: Sequence[Fault]) -> list[str]:
-    """What to say: not what only follows from an invalid value."""
-    rest = [fault for fault in found if not any(fault.follows_from(other) for other in invalid)]
-    return [fault.text for fault in (*invalid, *rest)]
+            with refused_at(key):
+                build(config)
+        except ConfigError as error:
+            faults += error.faults
+    return faults

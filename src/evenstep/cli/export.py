@@ -13,12 +13,10 @@ from evenstep.checkpoint.export import export_weights
 from evenstep.checkpoint.weights import StoredWeights, open_weights
 from evenstep.cli.folder import BEGUN, CONFIG, IN_ONE_PROCESS, find_config
 from evenstep.cli.inspect import spell_bytes
+from evenstep.config.faults import refused_at
 from evenstep.config.sources import settings_in
-from evenstep.config.translate import said_with
 from evenstep.errors import ConfigError
 from evenstep.exits import EXIT_DONE
-
-_SAID = {name: f"--{name}" for name in ("to", "average", "dtype", "tokenizer")}
 
 
 def run(
@@ -46,7 +44,7 @@ def run(
         "dtype": cast("Any", dtype),
         "max_file_bytes": None if max_file_gb is None else _bytes(max_file_gb),
     }
-    with said_with(_SAID):
+    with refused_at("evenstep export"):
         weights = path if average else _evaluated(path)
         if layout is None:
             files = export_weights(weights, to, **options)

@@ -12,8 +12,8 @@ from evenstep.builders import build_mesh, build_parts, build_strategy, joined, o
 from evenstep.cli.check import staying
 from evenstep.cli.starting import start_ranks
 from evenstep.config.check import given_for
+from evenstep.config.faults import refused_at
 from evenstep.config.sources import settings_of
-from evenstep.config.translate import said_with
 from evenstep.errors import ConfigError
 from evenstep.exits import EXIT_DONE
 from evenstep.train import FoundLr, find_lr
@@ -21,7 +21,6 @@ from evenstep.train.tryouts.lr_finder import check_range
 
 _WIDTH = 40  # of the bars
 _ROWS = 25
-_SAID = {"lowest": "--lowest", "highest": "--highest", "updates": "--tries"}
 
 
 def run(
@@ -68,7 +67,7 @@ def _numbers(options: dict[str, str | None]) -> dict[str, Any]:
                 given["updates" if name == "tries" else name] = kind(text)
             except ValueError:
                 raise ConfigError([f"`--{name}` must be {what}, but is {text!r}; write it so."]) from None
-    with said_with(_SAID):
+    with refused_at("evenstep find-lr"):
         check_range(**given)
     return given
 

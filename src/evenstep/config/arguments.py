@@ -4,13 +4,11 @@ Where an annotation is of a plain type the argument is checked and converted: a 
 table to a dataclass. Annotations of other types, such as a tensor's, are left to the target.
 """
 
-import dataclasses
 import inspect
 import json
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, cast, final
@@ -19,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from evenstep.arguments import advice
-from evenstep.config.faults import LISTS, Fault, allowed, listed
+from evenstep.config.faults import allowed
 
 
 @final
@@ -49,7 +47,7 @@ def bind(
     *,
     num_given: int = 0,
     named: Mapping[str, str] | None = None,
-) -> tuple[Call, list[Fault]]:
+) -> tuple[Call, list[str]]:
     """Check `args` against the signature of `function`, and convert them.
 
     Args:
@@ -59,57 +57,37 @@ def bind(
         named: keyword arguments that the engine gives, and the key that each is the value of.
     """
     named = named or {}
-    call = Call(key=key, function=function, arguments=args)
     try:
         signature = inspect.signature(function)
     except ValueError:  # some built-in classes don't have one
-        return call, []
+        return Call(key=key, function=function, arguments=args), []
     parameters = {
         name: parameter
         for name, parameter in list(signature.parameters.items())[num_given:]
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     }
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
-    faults: list[Fault] = []
+    called = f"`{getattr(function, '__name__', type(function).__name__)}`"
+    faults: list[str] = []
     converted: dict[str, object] = {}
     hints = _hints(function)
     for name, value in args.items():
         where = f"{key}.args.{name}"
         if name in named:
-            faults.append(Fault(about=(where,), text=f"`{where}` is given by `{named[name]}` already; leave it out."))
+            faults.append(f"`{where}` is given by `{named[name]}` already; leave it out.")
         elif name not in parameters and not takes_any:
-            faults.append(_unknown(where, name, function, [other for other in parameters if other not in named]))
+            options = [other for other in parameters if other not in named]
+            faults.append(f"`{where}` is not an argument of {called}; {advice(name, options)}")
         else:
-            converted[name], wrong = _convert(where, value, hints.get(name, Any), folder)
-            faults += wrong
+            converted[name], fault = _convert(value, hints.get(name, Any), folder)
+            faults += [f"`{where}` {fault}"] if fault else []
     for name, source in named.items():
         if name not in parameters and not takes_any:
-            faults.append(
-                Fault(about=(key, source), text=f"`{key}` needs `{source}`, but {_name(function)} takes no `{name}`.")
-            )
+            faults.append(f"`{key}` needs `{source}`, but {called} takes no `{name}`.")
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in args and name not in named:
-            where = f"{key}.args.{name}"
-            faults.append(
-                Fault(about=(where,), text=f"`{where}` is missing; {_name(function)} can't be called without it.")
-            )
+            faults.append(f"`{key}.args.{name}` is missing; {called} can't be called without it.")
     return Call(key=key, function=function, arguments=converted), faults
-
-
-def _unknown(where: str, name: str, function: Callable[..., Any], options: list[str]) -> Fault:
-    close = get_close_matches(name, options, n=1)
-    if close:
-        meant = where.removesuffix(name) + close[0]
-        return Fault(
-            about=(where, meant),
-            text=f"`{where}` is not an argument of {_name(function)}; did you mean `{meant}`?",
-        )
-    takes = f"it takes {', '.join(options)}." if options else "it takes none."
-    return Fault(about=(where,), text=f"`{where}` is not an argument of {_name(function)}; {takes}")
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return f"`{getattr(function, '__name__', type(function).__name__)}`"
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
@@ -119,18 +97,21 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         return {}  # annotations that only a type checker can read say nothing at run time
 
 
-def _convert(where: str, value: object, hint: Any, folder: Path) -> tuple[object, list[Fault]]:
+def _convert(value: object, hint: Any, folder: Path) -> tuple[object, str]:
+    """The value as its annotation wants it, and the fault of one that does not fit."""
     try:
         # strict JSON is what TOML values are: no text to numbers, but lists to tuples, text to paths and enums
         given = json.dumps(value, default=lambda other: other.isoformat())
         result = TypeAdapter(_plain(hint)).validate_json(given, strict=True, extra="forbid")
     except ValidationError as error:
-        return value, list(_type_faults(where, value, hint, error))
+        texts = [allowed(one) for one in error.errors(include_url=False)]
+        *others, last = dict.fromkeys(texts)  # one for each member of a union
+        return value, " or ".join([*(text.partition(", but is ")[0] for text in others), last])
     except (PydanticUserError, NameError):
-        return value, []  # an annotation that is no plain type, such as a tensor
+        return value, ""  # an annotation that is no plain type, such as a tensor
     if isinstance(result, Path):
-        return (folder / result.expanduser()).resolve(), []
-    return result if hint is not Any else value, []
+        return (folder / result.expanduser()).resolve(), ""
+    return result if hint is not Any else value, ""
 
 
 def _plain(hint: Any) -> Any:
@@ -138,56 +119,8 @@ def _plain(hint: Any) -> Any:
     kind: Any = typing.get_origin(hint)
     members: tuple[Any, ...] = typing.get_args(hint)
     if kind in (Union, UnionType):
-        plain = tuple(_plain(member) for member in members if not _is_tensor(member))
+        plain = tuple(_plain(member) for member in members if getattr(member, "__name__", "") != "Tensor")
         return Union[plain] if plain else hint  # noqa: UP007 - they are only known here
     if kind in (tuple, list):
         return cast("Any", kind)[tuple(map(_plain, members))]
     return hint
-
-
-def _is_tensor(kind: Any) -> bool:
-    return isinstance(kind, type) and (kind.__module__, kind.__name__) == ("torch", "Tensor")
-
-
-def _type_faults(where: str, value: object, hint: Any, error: ValidationError) -> Iterator[Fault]:
-    """One fault for each place in `value`; what the members of a union want is joined by "or"."""
-    wanted: dict[str, list[str]] = {}
-    for detail in error.errors(include_url=False):
-        kind, given = detail["type"], cast("object", detail["input"])
-        inner = _inner(value, detail["loc"], goes_beyond=kind in (*_UNKNOWN, "missing", "missing_argument"))
-        if kind in _UNKNOWN:
-            tables = [table for table in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(table)]
-            names = [field.name for table in tables for field in dataclasses.fields(table)]
-            text = f"is not known; {advice(inner[-1], names, 'leave it out.')}"
-        elif kind in ("missing", "missing_argument"):
-            text = "is missing; set it."
-        else:
-            text = allowed(kind, detail.get("ctx", {}), detail["msg"], given)
-            if kind in LISTS and isinstance(given, str) and "," in given:
-                text = f"{text.removesuffix('.')}; write `{listed(given)}`."
-        wanted.setdefault(".".join([where, *inner]), []).append(text)
-    for key, texts in wanted.items():
-        *others, last = dict.fromkeys(texts)
-        joined = [text.partition(", but is ")[0] for text in others] + [
-            last.removeprefix("must be ") if others else last
-        ]
-        yield Fault(about=(key,), text=f"`{key}` {' or '.join(joined)}")
-
-
-_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
-
-
-def _inner(value: object, place: tuple[str | int, ...], *, goes_beyond: bool) -> list[str]:
-    """The keys of `place` that lead into `value`; pydantic also names there which member of a union it tried."""
-    path: list[str] = []
-    for position, part in enumerate(place):
-        last = goes_beyond and position == len(place) - 1
-        if isinstance(value, dict) and (part in value or last):
-            value = cast("dict[Any, Any]", value).get(part)
-        elif isinstance(value, list) and isinstance(part, int):
-            items = cast("list[Any]", value)
-            value = items[part] if part < len(items) else None  # a tuple of so many asks for more
-        else:
-            continue
-        path.append(str(part))
-    return path

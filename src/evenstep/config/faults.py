@@ -1,51 +1,89 @@
-"""Turns what is wrong with a configuration into sentences: the key, what was given, what is allowed.
-
-A fault knows which keys it is about, so that what follows from another fault is not reported as well. It does not
-find faults.
-"""
+"""Faults of a run file as sentences: the key, its value, the values allowed."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from datetime import date
-from typing import Any, NamedTuple, cast
+from typing import cast
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from evenstep.arguments import meant, shortened
-from evenstep.config.schema import Config
+from evenstep.config.keys import advice_for, locate
+from evenstep.devices import why_not
+from evenstep.errors import ArgumentError, CheckpointError, ConfigError, PlanError
+
+_PATTERNS = {
+    "target": "must be FILE.py:NAME or package.module:NAME",
+    "collate": "must be FILE.py:NAME or package.module:NAME",
+    "name": "must begin with a letter or digit and hold only a-z, A-Z, digits, `.`, `_` and `-`",
+    "device": "must be auto, cpu, mps, cuda or cuda:N",
+}
 
 
-class Fault(NamedTuple):
-    """One thing that is wrong.
+def invalid_values(error: ValidationError, origin: Callable[[Sequence[str]], str]) -> list[str]:
+    """Sentence for each value that pydantic refuses.
 
     Args:
-        about: the dotted keys it is about, the first one being where it is.
-        meant: the key that a misspelt one was perhaps meant to be.
-        text: a sentence that begins with the key.
-        missing: whether it is that the key isn't there.
+        error: of the validation of `Config`.
+        origin: the place that a key was set from, as part of a sentence; "" for the file.
     """
+    sentences: list[str] = []
+    for detail in error.errors(include_url=False):
+        path, inside = locate(detail["loc"])
+        kind, given = detail["type"], detail["input"]
+        if kind == "extra_forbidden":
+            siblings = list(dict.fromkeys(name for table in inside for name in table.model_fields))
+            text = f"is not a key; {advice_for(path, siblings)}"
+        elif kind == "missing":
+            text = "is missing; set it."
+        elif path == ("device",) and (reason := why_not(str(given))):
+            text = f"can't be {quoted(given)}: {reason}"
+        elif kind == "string_pattern_mismatch":
+            text = f"{_PATTERNS[path[-1]]}, but is {quoted(given)}."
+        else:
+            text = allowed(detail)
+        where = "" if kind == "missing" else origin(path)
+        sentences.append(f"`{'.'.join(path)}`{where} {text}")
+    return list(dict.fromkeys(sentences))
 
-    about: tuple[str, ...]
-    text: str
-    meant: str | None = None
-    missing: bool = False
 
-    def follows_from(self, other: "Fault") -> bool:
-        """Whether this is about what `other` is about, a table around or within it, or what that was meant to be."""
-        return any(
-            mine in (theirs, other.meant) or mine.startswith(f"{theirs}.") or theirs.startswith(f"{mine}.")
-            for mine in self.about
-            for theirs in other.about
-        )
+def allowed(detail: ErrorDetails) -> str:
+    """Values that pydantic allows, and the value given, as the middle of a sentence."""
+    given: object = detail["input"]
+    context = detail.get("ctx", {})
+    choices = context.get("expected") or context.get("expected_tags")
+    if choices:
+        # pydantic gives the choices as text: "'min', 'max' or 'median'"
+        options = [option.strip(" '") for option in str(choices).replace(" or ", ", ").split(",")]
+        given = context.get("tag", given)
+        close = meant(str(given), options)
+        end = f'; did you mean "{close}"?' if close else "."
+        return f"must be one of {', '.join(map(quoted, options))}, but is {quoted(given)}{end}"
+    if detail["type"] in _FIELDS:
+        return f"{_FIELDS[detail['type']]} `{detail['loc'][-1]}`."
+    text = re.sub(r"^(Input|Value|it) (should|must) ", "must ", detail["msg"])
+    for theirs, ours in _KINDS.items():
+        text = text.replace(theirs, ours)
+    return f"{text}, but is {quoted(given)}."
 
 
-def told(text: str, *also: str) -> Fault:
-    """The fault that `text` tells of: about the keys that it names in backticks, and `also`.
-
-    >>> told("`train.updates` and `train.epochs`: one of the two must be given.").about
-    ('train.updates', 'train.epochs')
-    """
-    words: list[str] = re.findall(r"`([^`]+)`", text)
-    named = [word for word in words if word.partition(".")[0] in Config.model_fields]
-    return Fault(about=tuple(dict.fromkeys((*named, *also))), text=text)
+_FIELDS = {
+    "missing": "lacks",
+    "missing_argument": "lacks",
+    "extra_forbidden": "has an unknown",
+    "unexpected_keyword_argument": "has an unknown",
+}
+_KINDS = {
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid string": "text",
+    "a valid boolean": "true or false",
+    "a valid tuple": "a list",
+    "a valid array": "a list",
+    "a valid dictionary": "a table",
+}
 
 
 def quoted(value: object) -> str:
@@ -70,89 +108,20 @@ def _written(value: object) -> str:
     return value.isoformat() if isinstance(value, date) else repr(value)
 
 
-LISTS = ("tuple_type", "list_type")
-"""What pydantic calls the fault of a value that must be a list."""
+@contextmanager
+def refused_at(key: str) -> Generator[None]:
+    """Name the key of the run file in front of errors of constructors raised inside the `with`.
 
-
-def listed(text: str) -> str:
-    """The list that text with commas was perhaps meant to be.
-
-    >>> listed("0.9,0.95"), listed("console, csv"), listed("[a]")
-    ('[0.9, 0.95]', '["console", "csv"]', '["a"]')
+    >>> with refused_at("loss_scale"):
+    ...     raise ArgumentError("`floor` must be at most 8, but is 9.")
+    Traceback (most recent call last):
+    evenstep.errors.ConfigError: `loss_scale`: `floor` must be at most 8, but is 9.
     """
-    parts = [part.strip() for part in text.strip("[]").split(",")]
-    return f"[{', '.join(part if re.fullmatch(_NUMBER, part) else quoted(part) for part in parts)}]"
-
-
-_NUMBER = r"[+-]?(\d+(\.\d+)?([eE][+-]?\d+)?)"
-
-
-def one_of(options: Sequence[str]) -> str:
-    """`one_of(["a", "b"])` is what a sentence says of a choice.
-
-    >>> one_of(["min", "max"])
-    '"min" or "max"'
-    """
-    texts = [f'"{option}"' for option in options]
-    return " or ".join([", ".join(texts[:-1]), texts[-1]]) if len(texts) > 1 else texts[0]
-
-
-def did_you_mean(given: object, options: Sequence[str]) -> str:
-    """The end of a sentence about a wrong choice: what may have been meant.
-
-    >>> did_you_mean("bf16", ["bf16-mixed", "32-true"])
-    '; did you mean "bf16-mixed"?'
-    >>> did_you_mean("fp16", ["bf16-mixed", "16-mixed"])
-    '; did you mean "16-mixed"?'
-    """
-    close = meant(str(given), options)
-    return f'; did you mean "{close}"?' if close else "."
-
-
-_TYPES = {
-    "int": "a whole number",
-    "float": "a number",
-    "string": "text",
-    "bool": "true or false",
-    "tuple": "a list",
-    "list": "a list",
-    "dict": "a table",
-    "model": "a table",
-    "model_attributes": "a table",
-    "path": "a path",
-    "none": "left out",
-}
-_BOUNDS = {
-    "greater_than": ("gt", "more than"),
-    "greater_than_equal": ("ge", "at least"),
-    "less_than": ("lt", "less than"),
-    "less_than_equal": ("le", "at most"),
-}
-
-
-def allowed(kind: str, context: Mapping[str, Any], message: str, given: object) -> str:
-    """What pydantic's error says must be, as the middle of a sentence.
-
-    Args:
-        kind: the error's type, such as `greater_than`.
-        context: the numbers and choices of the error.
-        message: pydantic's own words, for kinds that need none of ours.
-    """
-    if kind in _BOUNDS:
-        name, words = _BOUNDS[kind]
-        bound = context[name]
-        return f"must be {words} {f'{bound:g}' if isinstance(bound, float) else bound}, but is {quoted(given)}."
-    if kind in ("literal_error", "union_tag_invalid", "enum"):
-        # pydantic gives the choices as text only: "'min', 'max' or 'median'"
-        choices = str(context.get("expected") or context.get("expected_tags"))
-        options = [option.strip(" '") for option in choices.replace(" or ", ", ").split(",")]
-        given = context.get("tag", given)
-        return f"must be {one_of(options)}, but is {quoted(given)}{did_you_mean(given, options)}"
-    name = kind.removesuffix("_type").removesuffix("_parsing")
-    if name in _TYPES:
-        return f"must be {_TYPES[name]}, but is {quoted(given)}."
-    if kind == "finite_number":
-        return f"must be finite, but is {quoted(given)}."
-    if message.startswith("it must "):  # a sentence of ours
-        return f"{message.removeprefix('it ')}, but is {quoted(given)}."
-    return f"is wrong: {message[:1].lower()}{message[1:]}, but is {quoted(given)}."
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (ArgumentError, PlanError) as error:
+        raise ConfigError([f"`{key}`: {error}"]) from error
+    except CheckpointError as error:
+        raise CheckpointError(f"`{key}`: {error}") from error

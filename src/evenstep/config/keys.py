@@ -61,16 +61,6 @@ def locate(place: Sequence[str | int]) -> tuple[tuple[str, ...], tuple[type[Sect
     return tuple(path), inside
 
 
-def kinds_with(path: Sequence[str]) -> list[str]:
-    """The kinds of a table of which some have the key at `path`.
-
-    >>> kinds_with(("lr_schedule", "decay_updates")), kinds_with(("train", "updates"))
-    (['wsd', 'tri_stage'], [])
-    """
-    having = [table for table in locate(path)[1] if path[-1] in table.model_fields]
-    return [kind for table in having if (kind := kind_of(table))]
-
-
 def all_keys(annotation: Any = Config, outer: str = "") -> Iterator[str]:
     """Every key of the run file, dotted, tables themselves included; a name of the user's own is `NAME`.
 

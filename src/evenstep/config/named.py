@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast, final
 
+from evenstep.arguments import advice
 from evenstep.config.arguments import Call, bind
-from evenstep.config.faults import Fault
 from evenstep.config.schema import Config, OptimizerTable, ParameterGroupTable
 from evenstep.config.schema_data import TargetTable
 from evenstep.config.section import Section
@@ -48,9 +48,7 @@ class OpenRun:
         return cast("Tree", json.loads(json.dumps(self.resolved(), default=str)))
 
 
-def find_calls(
-    config: Config, *, recipe: Path, folder: Path
-) -> tuple[dict[str, Call], list[Fault], list[BaseException]]:
+def find_calls(config: Config, *, recipe: Path, folder: Path) -> tuple[dict[str, Call], list[str], list[BaseException]]:
     """Find what the configuration names.
 
     Args:
@@ -62,7 +60,7 @@ def find_calls(
         user's own code raised when it was imported.
     """
     calls: dict[str, Call] = {}
-    faults: list[Fault] = []
+    faults: list[str] = []
     causes: list[BaseException] = []
 
     def add(
@@ -72,7 +70,7 @@ def find_calls(
             calls[key], wrong = bind(key, found(), args, folder, **given)
             faults.extend(wrong)
         except ArgumentError as error:
-            faults.append(Fault(about=(place,), text=f"`{place}` {error}"))
+            faults.append(f"`{place}` {error}")
             causes.extend([] if error.__cause__ is None else [error.__cause__])
 
     for key, table in _targets(config):
@@ -81,18 +79,20 @@ def find_calls(
         if name is not None:
             add(key, key, partial(find, name, recipe), {}, num_given=1)
     optimizer = config.optimizer
-    if (optimizer.name is None) != (optimizer.target is None):
-        place = "optimizer.name" if optimizer.target is None else "optimizer.target"
-        lr = {"lr": "optimizer.lr"}
-        find_it = partial(_optimizer_class if optimizer.is_divided else _optimizer, optimizer, recipe)
-        add("optimizer", place, find_it, optimizer.args, num_given=1, named=lr)
-    for key, group in ((f"optimizer.groups.{name}", group) for name, group in optimizer.groups.items()):
+    rate = {"lr": "optimizer.lr"}
+    wants_class = bool(optimizer.is_divided)
+    add(
+        "optimizer",
+        "optimizer",
+        partial(_optimizer, optimizer, recipe, wants_class),
+        optimizer.args,
+        num_given=1,
+        named=rate,
+    )
+    for name, group in optimizer.groups.items():
         own = optimizer if group.name is None and group.target is None else group
-        if own.name is None and own.target is None:
-            continue  # what was written is no name, which is said already
-        inner = "target" if own.name is None else "name"
-        place = f"{key}.{inner}" if own is group else f"optimizer.{inner}"
-        add(key, place, partial(_optimizer_class, own, recipe), group.args, num_given=1, named={"lr": "optimizer.lr"})
+        key = f"optimizer.groups.{name}"
+        add(key, key, partial(_optimizer, own, recipe, True), group.args, num_given=1, named=rate)
     return calls, faults, causes
 
 
@@ -111,40 +111,29 @@ def _targets(value: object, key: str = "") -> Iterator[tuple[str, TargetTable]]:
         yield from _targets(one, f"{key}.{name}".removeprefix("."))
 
 
-def _optimizer_class(optimizer: OptimizerTable | ParameterGroupTable, recipe: Path) -> Callable[..., Any]:
-    """The class that a group is stepped by.
+def _optimizer(optimizer: OptimizerTable | ParameterGroupTable, recipe: Path, wants_class: bool) -> Callable[..., Any]:
+    """The class of an optimizer, or a function that makes one.
 
     Raises:
-        ArgumentError: it is a function, which makes groups of its own.
+        ArgumentError: it is not there, or a function where groups need a class.
     """
-    found = _optimizer(optimizer, recipe)
-    if not isinstance(found, type):
-        raise ArgumentError(
-            "must name a class where `optimizer` has groups or decays by layer or for matrices only, but names a "
-            "function, which makes groups of its own; leave them to it."
-        )
-    return found
-
-
-def _optimizer(optimizer: OptimizerTable | ParameterGroupTable, recipe: Path) -> Callable[..., Any]:
+    if (optimizer.name is None) == (optimizer.target is None):
+        raise ArgumentError("must have a `name`, a class of torch.optim, or a `target`; give one of the two.")
     if optimizer.target is not None:
-        return find(optimizer.target, recipe)
+        found = find(optimizer.target, recipe)
+        if wants_class and not isinstance(found, type):
+            raise ArgumentError("must name a class, as there are groups, but names a function; leave groups to it.")
+        return found
     import torch
 
     name = cast("str", optimizer.name)
-    names = [
-        other
-        for other, value in vars(torch.optim).items()
-        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and other not in ("Optimizer", "LBFGS")
-    ]
     if name == "LBFGS":
         raise ArgumentError("can't be LBFGS, which evaluates the loss several times per step; take any other.")
-    if ":" in name:
-        raise ArgumentError(f'must be a class of torch.optim, but is "{name}"; one of your own is named by `target`.')
+    names = [other for other, kind in vars(torch.optim).items() if isinstance(kind, type) and other != "Optimizer"]
     if name not in names:
-        close = [other for other in names if other.lower() == name.lower()] or get_close_matches(name, names, n=1)
-        advice = f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(names))}."
-        raise ArgumentError(f'must be a class of torch.optim, but is "{name}"; {advice}')
+        close = get_close_matches(name.lower(), [other.lower() for other in names], n=1)
+        meant = [other for other in names if other.lower() in close]
+        raise ArgumentError(f'is "{name}", but must be a class of torch.optim; {advice(name, meant or names)}')
     return cast("Callable[..., Any]", getattr(torch.optim, name))
 
 

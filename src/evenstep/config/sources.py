@@ -5,7 +5,6 @@ TOML, and as text where they aren't TOML; `none` takes a key away. Which keys th
 """
 
 import os
-import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
@@ -14,12 +13,10 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple, cast
 
-from evenstep.arguments import shortened
-from evenstep.errors import ConfigError
+from evenstep.errors import ConfigError, clause
 from evenstep.train.failures.tracebacks import FULL
 
 PREFIX = "EVENSTEP_"
-_ONE_LINE = "; write a table in braces on one line, or under a header `[TABLE]`."
 Tree = dict[str, Any]
 
 
@@ -54,55 +51,27 @@ def read_file(path: Path) -> Tree:
     """The tables of a TOML file.
 
     Raises:
-        ConfigError: it is not there, can't be read, or is not TOML; with line and column.
+        ConfigError: it can't be read, or is not TOML; with line and column.
     """
-    text = ""
     try:
-        text = path.read_text(encoding="utf-8-sig")  # as some editors begin files with a mark of the encoding
-        return tomllib.loads(text)
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin files with a mark
     except FileNotFoundError:
-        close = get_close_matches(path.stem, [one.stem for one in path.parent.glob("*.toml")], n=1)
-        if close:
-            meant = f"did you mean {path.with_name(close[0])}.toml?"
-        else:
-            meant = "give the path of a run file, such as mine/run.toml."
+        close = get_close_matches(path.name, [one.name for one in path.parent.glob("*.toml")], n=1)
+        meant = f"did you mean {path.with_name(close[0])}?" if close else "give the path of a run file."
         fault = f"there is no file {path}; {meant}"
     except IsADirectoryError:
-        fault = f"{path} is a folder; give the path of the run file in it, such as {path / 'run.toml'}."
-        if (path / "config.toml").is_file():
-            fault = (
-                f"{path} is the folder of a run; to go on with it, `evenstep resume {quote(str(path))}`, and for all "
-                f"else give its run file, {path / 'config.toml'}."
-            )
-    except OSError as error:
-        fault = f"{path} can't be read: {error.strerror}."
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        fault = f"{path} is not a text file in UTF-8: line {line} has the byte {error.object[error.start]:#04x}."
+        fault = f"{path} is a folder; give its run file, or `evenstep resume {quote(str(path))}` to go on with a run."
+    except (OSError, UnicodeDecodeError) as error:
+        fault = f"{path} can't be read: {clause(error)}."
     except tomllib.TOMLDecodeError as error:
-        fault = f"{path} is not TOML: {_said(error, text)}"
-    except RecursionError:
-        fault = f"{path} can't be read: its lists or tables stand in each other too deeply."
+        fault = f"{path} is not TOML: {clause(error)}."
     raise ConfigError([fault])
-
-
-def _said(error: tomllib.TOMLDecodeError, text: str) -> str:
-    """What is wrong with a file, and the line where it is."""
-    lines = text.split("\n")
-    said = str(error).replace("at end of document", f"at line {len(lines)}, the end")
-    found = re.search(r"at line (\d+), column", said)
-    line = lines[int(found[1]) - 1].strip() if found else ""
-    shown = f", which is `{shortened(line)}`" if line else ""
-    return f"{said}{shown}{_ONE_LINE if line.endswith('{') else '.'}"
 
 
 def from_environment(environ: Mapping[str, str]) -> list[Setting]:
     """The settings among environment variables: those that begin with `EVENSTEP_`, the rest in lower case.
 
     What says how errors look is none (`train.tracebacks`). A table comes before what is in it.
-
-    Raises:
-        ConfigError: two that mean the same key.
 
     >>> from_environment({"EVENSTEP_TRAIN__UPDATES": "10", "HOME": "/"})[0].path
     ('train', 'updates')
@@ -112,14 +81,14 @@ def from_environment(environ: Mapping[str, str]) -> list[Setting]:
         for name, text in environ.items()
         if name.startswith(PREFIX) and name != FULL
     ]
-    return _effective(sorted(settings, key=lambda setting: len(setting.path)), [])
+    return sorted(settings, key=lambda setting: len(setting.path))
 
 
 def from_arguments(arguments: Sequence[str]) -> list[Setting]:
     """The settings among command-line arguments: `--section.key value` or `--section.key=value`.
 
     Raises:
-        ConfigError: an argument is no setting, has no value, or takes the place of an earlier one.
+        ConfigError: an argument is no setting, or has no value.
 
     >>> [(s.path, s.text) for s in from_arguments(["--train.updates", "10", "--seed=7"])]
     [(('train', 'updates'), '10'), (('seed',), '7')]
@@ -138,23 +107,6 @@ def from_arguments(arguments: Sequence[str]) -> list[Setting]:
                 continue
             text = rest.pop(0)
         settings.append(Setting(path=tuple(name.removeprefix("--").split(".")), text=text, origin=name))
-    return _effective(settings, faults)
-
-
-def _effective(settings: list[Setting], faults: list[str]) -> list[Setting]:
-    """The settings of one source; raises ConfigError with `faults` and for each that a later one takes the place of."""
-    for place, setting in enumerate(settings):
-        later = next((one for one in settings[place + 1 :] if setting.path[: len(one.path)] == one.path), None)
-        if later is None:
-            continue
-        if later.path != setting.path:
-            faults.append(
-                f"`{later.origin}` comes after `{setting.origin}` and takes its place; give it first, or leave it out."
-            )
-        elif later.origin == setting.origin:
-            faults.append(f"`{setting.origin}` is given twice, {setting.text} and {later.text}; leave one out.")
-        else:
-            faults.append(f"`{setting.origin}` and `{later.origin}` set the same key; leave one out.")
     if faults:
         raise ConfigError(faults)
     return settings

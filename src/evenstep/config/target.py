@@ -83,8 +83,7 @@ def find(target: str, folder: Path) -> Callable[..., Any]:
     for part in name.split("."):
         if not hasattr(found, part):
             names = [other for other in vars(found) if not other.startswith("_")]
-            there = advice(part, names, f"it has {', '.join(names) or 'nothing'}.")
-            raise ArgumentError(f'is "{target}", but {place} has no `{part}`; {there}')
+            raise ArgumentError(f'is "{target}", but {place} has no `{part}`; {advice(part, names)}')
         found = getattr(found, part)
     if not callable(found):
         raise ArgumentError(f'must name a class or function, but "{target}" is {quoted(found)}.')
@@ -94,23 +93,15 @@ def find(target: str, folder: Path) -> Callable[..., Any]:
 def _file(place: str, folder: Path) -> Path:
     # not resolved, since a link in the recipe's folder is a file of the recipe
     file = Path(os.path.normpath(folder / place))
-    if not file.is_relative_to(folder):
-        raise ArgumentError(
-            f"names the file {place}, which is not in the recipe's folder {folder}; set `recipe` to a folder that it "
-            f"is in."
-        )
-    if not file.is_file():
+    if not file.is_relative_to(folder) or not file.is_file():
         others = [str(other.relative_to(folder)) for other in sorted(folder.glob("*.py"))]
-        there = advice(place, others, f"it has {', '.join(others) or 'no Python files'}.")
-        raise ArgumentError(f"names the file {place}, but {folder} has none; {there}")
+        raise ArgumentError(f"names the file {place}, but the folder {folder} has none; {advice(place, others)}")
     return file
 
 
 def _load(place: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except SyntaxError as error:
-        raise ArgumentError(f"can't be imported: {error.msg} in {error.filename}, line {error.lineno}.") from error
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == "torchmetrics":
             raise ArgumentError(f"can't be imported: {MissingExtraError('torchmetrics', 'torchmetrics')}") from error

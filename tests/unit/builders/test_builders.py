@@ -183,23 +183,11 @@ def test_an_optimizer_is_fused_where_it_can_be(build: Build, settings: list[str]
     assert build(*settings).optimizer.param_groups[0].get("fused") is fused
 
 
-def test_a_function_of_parameters_for_an_optimizer_is_told_that_it_gets_the_model(build: Build) -> None:
-    with pytest.raises(ConfigError, match=r"called with the model, and not with parameters: .* `def by_parameters\(mo"):
-        build("--optimizer.name", "none", "--optimizer.target", "parts.py:by_parameters")
-
-
 @pytest.mark.parametrize("settings", [["weight_decay", "-1"], ["betas", "[2, 3]"]])
 def test_values_that_an_optimizer_of_torch_does_not_take_name_their_key(build: Build, settings: list[str]) -> None:
     name, value = settings
-    with pytest.raises(ConfigError, match=r"`optimizer.args` can't be for `AdamW`, which raised .*; change them\."):
+    with pytest.raises(ConfigError, match=r"`optimizer.args`: AdamW raised"):
         build("--optimizer.name", "AdamW", f"--optimizer.args.{name}={value}")
-
-
-def test_parameters_that_an_optimizer_of_torch_does_not_take_are_named_with_what_to_do(build: Build) -> None:
-    with pytest.raises(ConfigError, match=r"`Muon` can't train `bias` of shape \[1\]: .*`optimizer\.target`.*AdamW"):
-        build("--optimizer.name", "Muon")
-    with pytest.raises(ConfigError, match=r"`optimizer.args` can't be for `Muon`, which raised .*; change them\."):
-        build("--optimizer.name", "Muon", "--optimizer.args.momentum=-1")
 
 
 def test_a_function_makes_the_optimizer_from_the_model(build: Build) -> None:
@@ -233,18 +221,6 @@ def test_a_dataset_without_a_length_is_a_stream(build: Build) -> None:
     assert isinstance(build("--data.train.target", "parts.py:Stream").data, StreamData)
     with pytest.raises(ConfigError, match=r"`data\.oversized` is for datasets with a length"):
         build("--data.train.target", "parts.py:Stream", "--data.oversized", "skip", "--data.micro_batch_tokens", "3")
-
-
-@pytest.mark.parametrize("setting", [("loader", "skip"), ("loader_retries", "5")])
-def test_samples_of_a_stream_that_fail_can_be_neither_left_out_nor_read_again(
-    build: Build, setting: tuple[str, str]
-) -> None:
-    given = (f"--failures.{setting[0]}", setting[1])
-    build(*given)
-    with pytest.raises(
-        ConfigError, match=rf"`failures\.{setting[0]}` is for datasets with a length, but `data.train` g"
-    ):
-        build("--data.train.target", "parts.py:Stream", *given)
 
 
 def test_batches_by_tokens_take_the_datasets_lengths(build: Build) -> None:

@@ -1,6 +1,5 @@
 """Tables of several tasks: what they must be to each other, said with the keys at which they stand."""
 
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -73,68 +72,30 @@ def test_tables_of_several_tasks_are_read_with_their_calls(several: Callable[[st
 
 
 @pytest.mark.parametrize(
-    ("added", "text"),
+    ("added", "key"),
     [
-        ('[task]\ntarget = "parts.py:Task"\n', "`task` is for runs of one task, but there are `tasks`"),
-        ('[data]\nglobal_batch_size = 1\ntrain = { target = "parts.py:samples" }\n', "`data` is for runs of one task"),
-        ("[mixture]\ndraws = 2\n", '`mixture.draws` is for `mixture.kind` "sampled", but that is "all"'),
-        ("[mixture]\ntemperature = 2.0\n", '`mixture.temperature` is for `mixture.kind` "sampled"'),
-        (
-            '[mixture]\nend = "cicle"\n',
-            '`mixture.end` must be "min", "max" or "cycle", but is "cicle"; did you mean "cycle"',
-        ),
-        (
-            '[coefficients]\nregression = ["box"]\n',
-            '`coefficients.regression` is for `coefficients.kind` "uncertainty"',
-        ),
-        (
-            '[coefficients]\nkind = "uncertainty"\nregression = ["bocks"]\n',
-            "names task `bocks`, but the run has class, box",
-        ),
-        ('[combine]\nkind = "pc_grad"\nalpha = 1.0\n', '`combine.alpha` is for `combine.kind` "grad_norm"'),
-        ('[early_stop]\nmetric = "vaild/box/loss"\n', "did you mean `valid/box/loss`"),
-        ("[evaluate]\nevery_updates = 2\n", ""),
+        ('[task]\ntarget = "parts.py:Task"\n', "task"),
+        ('[data]\nglobal_batch_size = 1\ntrain = { target = "parts.py:samples" }\n', "data"),
+        ('[mixture]\nend = "cicle"\n', "mixture.end"),
     ],
 )
-def test_faults_between_tables_are_said(several: Callable[[str], list[str]], added: str, text: str) -> None:
-    found = several(HEAD + TASKS + added)
-    assert any(re.search(text, fault) for fault in found) if text else not found
+def test_fault_between_tables_is_reported(several: Callable[[str], list[str]], added: str, key: str) -> None:
+    (fault,) = several(HEAD + TASKS + added)
+    assert fault.startswith(f"`{key}`")
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "text"),
+    ("old", "new", "key"),
     [
-        (
-            "global_batch_size = 4",
-            "global_batch_size = 4\nmicro_batch_size = 8",
-            "`tasks.box.data.micro_batch_size` must be at most",
-        ),
-        ("global_batch_size = 4", "", "`tasks.box.data.global_batch_size` and `tasks.box.data.global_batch_tokens`"),
-        ("valid]", "train]", "`tasks.box.data.evaluations.train` must have a name"),
-        ("tasks.box", "tasks.loss", "`tasks.loss` must have a name"),
-        ('"parts.py:Task"\n[tasks.box.data]', '"parts.py:Tusk"\n[tasks.box.data]', "`tasks.box.target` .*Task"),
-        (
-            "[tasks.box]",
-            "[tasks.box]\nsampling_weight = 1.0",
-            '`tasks.box.sampling_weight` is for `mixture.kind` "sampled"',
-        ),
-        ("[tasks.box]", "[tasks.box]\ncoeficient = 1.0", "did you mean `tasks.box.coefficient`"),
+        ("global_batch_size = 4", "", "tasks.box.data.global_batch_size"),
+        ('"parts.py:Task"\n[tasks.box.data]', '"parts.py:Tusk"\n[tasks.box.data]', "tasks.box.target"),
+        ("[tasks.box]", "[tasks.box]\nsampling_weight = 1.0", "tasks.box.sampling_weight"),
+        ("[tasks.box]", "[tasks.box]\ncoeficient = 1.0", "tasks.box.coeficient"),
     ],
 )
-def test_faults_of_one_tasks_table_are_said_with_its_key(
-    several: Callable[[str], list[str]], old: str, new: str, text: str
-) -> None:
+def test_fault_of_one_task_has_its_key(several: Callable[[str], list[str]], old: str, new: str, key: str) -> None:
     found = several(HEAD + TASKS.replace(old, new))
-    assert any(re.search(text, fault) for fault in found), found
-
-
-def test_what_is_drawn_is_weighed_and_not_repeated(several: Callable[[str], list[str]]) -> None:
-    sampled = '[mixture]\nkind = "sampled"\ndraws = 2\n'
-    assert several(HEAD + TASKS + sampled) == []
-    (fault,) = several(HEAD + TASKS.replace("[tasks.box]", "[tasks.box]\nrepeats = 2") + sampled)
-    assert fault.startswith('`tasks.box.repeats` is for `mixture.kind` "all" or')
-    (fault,) = several(HEAD + TASKS.replace("[tasks.box]", "[tasks.box]\nsampling_weight = 2.0") + sampled)
-    assert fault.startswith("`tasks.class.sampling_weight` must be given")
+    assert any(fault.startswith(f"`{key}`") for fault in found), found
 
 
 def test_a_run_without_any_task_says_what_is_missing(several: Callable[[str], list[str]]) -> None:
@@ -142,9 +103,9 @@ def test_a_run_without_any_task_says_what_is_missing(several: Callable[[str], li
     assert [fault.partition(" is missing")[0] for fault in found] == ["`task`", "`data`"]
 
 
-def test_what_is_for_several_tasks_needs_some(faults: Callable[..., list[str]]) -> None:
-    found = faults("--failures.non_finite", "drop_task", "--mixture.kind", "all", "--combine.kind", "pc_grad")
-    assert sorted(fault.partition(" asks")[0] for fault in found) == ["`combine`", "`failures.non_finite`", "`mixture`"]
+def test_tables_for_several_tasks_need_some(faults: Callable[..., list[str]]) -> None:
+    found = faults("--mixture.kind", "all", "--combine.kind", "pc_grad")
+    assert [fault.split()[0] for fault in found] == ["`mixture`", "`combine`"]
 
 
 def test_a_saved_run_with_combined_gradients_reads_back_though_all_defaults_are_in_it(
