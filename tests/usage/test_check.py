@@ -9,7 +9,6 @@ import pytest
 import tiny_recipe
 from command_programs import command
 from launched import on_ranks
-from refusals import ALONE, LATE, TOGETHER, Refusal
 
 from evenstep.cli import main
 
@@ -35,51 +34,6 @@ def run(recipe: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     return act
 
 
-@pytest.mark.parametrize("name", ALONE)
-def test_what_train_refuses_when_it_begins_check_refuses_with_the_same_words(
-    name: str, run: Command, recipe: Path
-) -> None:
-    refusal = ALONE[name]
-    checked, trained = (run(command, "run.toml", *refusal.settings) for command in ("check", "train"))
-    assert checked[0] == trained[0] == refusal.code, trained[2]
-    assert refusal.says in checked[2]
-    assert checked[2] == trained[2]
-    assert not (recipe / "runs").exists()
-
-
-@pytest.mark.parametrize("name", LATE)
-def test_what_train_would_only_refuse_when_it_is_there_check_refuses_at_once(
-    name: str, run: Command, recipe: Path
-) -> None:
-    refusal = LATE[name]
-    code, _, said = run("check", "run.toml", *refusal.settings)
-    assert code == refusal.code
-    assert refusal.says in said
-    assert not (recipe / "runs").exists()
-    code, _, later = run("train", "run.toml", *refusal.settings)
-    assert code == refusal.code
-    assert later.startswith(said.removesuffix("--traceback shows the whole way there.\n").rstrip())
-
-
-def together(refusal: Refusal, folder: Path) -> None:
-    for name in ("check", "train"):
-        for end in on_ranks(2, command, str(folder), name, "run.toml", *refusal.settings):
-            assert end[0] == refusal.code, end
-            assert refusal.says in end[2]
-    assert not (folder / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if place < 2 else pytest.param(name, marks=pytest.mark.slow)
-        for place, name in enumerate(sorted(TOGETHER, reverse=True))
-    ],
-)
-def test_what_ranks_refuse_when_they_begin_they_refuse_when_they_are_checked(name: str, recipe: Path) -> None:
-    together(TOGETHER[name], recipe)
-
-
 def test_a_folder_that_is_used_is_refused_alike(run: Command) -> None:
     assert run("train", "run.toml")[0] == 0
     checked, trained = (run(command, "run.toml") for command in ("check", "train"))
@@ -97,42 +51,10 @@ def test_a_folder_that_is_used_is_refused_before_any_rank_is_started(run: Comman
     assert "ranks " not in out
 
 
-@pytest.mark.parametrize(
-    ("settings", "others"),
-    [
-        (["--train.updates", "0", "--seed", "x"], ["`train.updates`", "`seed`"]),
-        (["--data.train.target", "wrong.py:wide"], ["shapes cannot be multiplied"]),
-        (["--task.target", "wrong.py:NotFinite"], ["its gradient is not finite"]),
-        (["--parallel.pipeline", "13"], ["can't be cut into stages"]),
-    ],
-)
-def test_a_folder_that_is_used_is_said_beside_all_else(
-    settings: list[str], others: list[str], run: Command, recipe: Path
-) -> None:
-    (recipe / "runs" / "tiny").mkdir(parents=True)
-    (recipe / "runs" / "tiny" / "config.toml").write_text("")
-    code, _, err = run("check", "run.toml", *settings)
-    assert code in (1, 2)
-    for words in (*others, "the run folder runs/tiny exists already"):
-        assert words in err
-    code, out, err = run("check", "run.toml")
-    assert code == 1
-    assert "checked     1 update" in out and err.startswith("evenstep: the run folder runs/tiny exists already")
-
-
 def test_what_is_computed_again_is_told_by_name(run: Command) -> None:
     code, out, err = run("check", "run.toml", "--memory.checkpoint", "layers.[13]")
     assert code == 0, err
     assert "memory      computed again in the backward: 2 modules, layers.1, layers.3\n" in out
-
-
-def test_a_checkpoint_that_does_not_fit_is_refused_alike(run: Command) -> None:
-    assert run("train", "run.toml")[0] == 0
-    again = ["run.toml", "--resume", "auto", "--seed", "7"]
-    checked, trained = (run(command, *again) for command in ("check", "train"))
-    assert checked[0] == trained[0] == 1
-    assert "`seed` was 42 and is now 7" in checked[2]
-    assert trained[2].startswith(checked[2].rstrip())
 
 
 def test_a_run_that_goes_on_is_tried_from_where_it_is(run: Command) -> None:
@@ -201,12 +123,3 @@ def test_check_starts_the_ranks_that_the_run_is_for(settings: list[str], recipe:
     assert done.returncode == 0, done.stderr
     assert "ranks       2 on this machine" in done.stdout
     assert not (recipe / "runs").exists()
-
-
-@pytest.mark.slow
-def test_shards_offloaded_to_a_cpu_from_a_cpu_are_found_without_a_word_about_ranks(recipe: Path) -> None:
-    settings = ["--parallel.strategy", "fsdp", "--parallel.offload", "true"]
-    line = [sys.executable, "-m", "evenstep", "check", "run.toml", *settings]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 1
-    assert "`offload` keeps shards" in done.stderr

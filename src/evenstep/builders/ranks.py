@@ -11,7 +11,7 @@ import torch
 
 from evenstep.config.faults import refused_at
 from evenstep.config.schema import Config
-from evenstep.errors import ConfigError, clause
+from evenstep.errors import ArgumentError, ConfigError, clause
 from evenstep.extras.elastic import Elastic, ElasticRank, Lighthouse, elastic_rank_of
 from evenstep.parallel import (
     COMPRESSIONS,
@@ -22,7 +22,9 @@ from evenstep.parallel import (
     rank_info_of,
     strategy_named,
 )
+from evenstep.parallel.mesh import check_pipelines
 from evenstep.parallel.named import check_single
+from evenstep.parallel.rank_info import is_launched
 
 
 @contextmanager
@@ -81,6 +83,15 @@ def ranks_of(config: Config) -> int:
     slurm = config.launch.slurm
     job = 1 if slurm is None else slurm.nodes * slurm.ranks_per_node
     return max(config.launch.ranks, config.parallel.pipeline, job)
+
+
+def check_ranks(config: Config) -> None:
+    """Raise ArgumentError for a number of ranks that the strategy or pipelines can't have."""
+    ranks = ranks_of(config)
+    check_single(config.parallel.strategy, ranks)
+    check_pipelines(ranks, config.parallel.pipeline)
+    if config.failures.lost_rank == "continue" and ranks == 1 and not is_launched():
+        raise ArgumentError('`failures.lost_rank` "continue" needs 2 or more ranks; set `launch.ranks`.')
 
 
 def build_strategy(config: Config, group: Group) -> Strategy:

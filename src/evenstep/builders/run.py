@@ -12,6 +12,7 @@ from evenstep.builders.options import (
     build_training,
 )
 from evenstep.builders.pipeline import build_layout
+from evenstep.builders.ranks import check_ranks
 from evenstep.builders.schedule import build_lr_schedule
 from evenstep.config.check import broken_rules
 from evenstep.config.faults import refused_at
@@ -30,6 +31,7 @@ _BUILDS = {
     "failures": build_failures,
     "log": build_logging,
     "parallel.pipeline": build_layout,
+    "launch.ranks": check_ranks,
 }
 
 

@@ -28,7 +28,7 @@ from evenstep.builders import (
 from evenstep.checkpoint import complete_checkpoints, pack
 from evenstep.cli.folder import folder_of, where_to_begin
 from evenstep.cli.starting import start_ranks
-from evenstep.cli.summary import describe
+from evenstep.cli.summary import describe, parameters_of
 from evenstep.cli.trial import OneUpdate, followers
 from evenstep.config.named import OpenRun
 from evenstep.config.schema import Config
@@ -39,6 +39,7 @@ from evenstep.optim.low_bit import as_plain
 from evenstep.parallel import Group, device_of_rank
 from evenstep.parallel.rank_info import is_launched
 from evenstep.train import Trainer
+from evenstep.train.memory.footprint import per_parameter
 from evenstep.train.standard_hooks import writers_of
 
 
@@ -109,7 +110,10 @@ def _check(opened: OpenRun, folder: Path, group: Group, *, room: bool) -> None:
         }
         for name, state in states.items():
             pack(state, name, {})
+        parameters, _ = parameters_of(parts.model)  # by all ranks together
         if trainer.is_first_rank:
+            if one.num_samples:
+                print(f"memory      {per_parameter(trainer.footprint(), parameters)}")
             _say(one, result.metrics)
 
 

@@ -69,25 +69,3 @@ def test_of_an_optimizer_that_evaluates_other_parameters_those_are_exported(
     alone = shutil.copytree("runs/tiny/checkpoints", "elsewhere")
     refused = evenstep("export", str(alone), "--to", "other.safetensors")
     assert refused.code == 1 and "Of a run of a run file, `evenstep export` of its folder makes them" in refused.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        ([], 2, "give the file to write"),
-        (["--to", "model.safetensors", "--max-file-gb", "-1"], 2, "`--max-file-gb` must be a number above 0"),
-        (["--to", "model.safetensors", "--dtype", "int8"], 2, "`--dtype` must be one of"),
-        (["--to", "model.pt"], 2, "`--to` must be a file that ends in `.safetensors`"),
-        (["--to", "model.safetensors"], 1, "`runs/tiny` does not exist; give a run"),
-    ],
-)
-def test_what_can_not_be_is_refused_by_name(
-    evenstep: Run, recipe: Path, arguments: list[str], code: int, says: str
-) -> None:
-    done = evenstep("export", "runs/tiny", *arguments)
-    assert (done.code, says in done.err) == (code, True), done.err
-
-
-def test_that_a_file_has_no_average_is_said_in_the_words_of_the_command_line(evenstep: Run, recipe: Path) -> None:
-    done = evenstep("export", "parts.py", "--to", "model.safetensors", "--average")
-    assert "so it has no average; leave `--average` out." in done.err, done.err

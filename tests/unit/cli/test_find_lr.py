@@ -4,8 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 Run = Callable[..., Any]
 
 
@@ -18,23 +16,6 @@ def test_rates_are_tried_and_one_is_suggested_and_nothing_is_written(evenstep: R
     assert [lines[1].split()[0], lines[12].split()[0]] == ["1.0e-07", "5.0e-01"]
     assert lines[13].startswith("suggested   ")
     assert {path: path.stat().st_mtime_ns for path in recipe.rglob("*") if path.suffix != ".pyc"} == before
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--tries", "many"], "`--tries` must be a whole number, but is 'many'"),
-        (["--tries", "2"], "`--tries` must be a whole number of at least 3, but is 2; 100 is usual"),
-        (["--lowest", "tiny"], "`--lowest` must be a number, but is 'tiny'"),
-        (["--lowest", "2"], "`--highest` must be a learning rate above the `--lowest` of 2.0, but is 1.0 (1.0 where"),
-        (["--lowest", "nan"], "`--lowest` must be a learning rate above 0, but is nan"),
-        (["--highest=-1"], "`--highest` must be a learning rate above the `--lowest` of 1e-07, but is -1.0"),
-        (["--parallel.pipeline", "2"], "add `--parallel.pipeline 1`"),
-    ],
-)
-def test_what_cannot_be_is_refused(evenstep: Run, recipe: Path, arguments: list[str], says: str) -> None:
-    done = evenstep("find-lr", "run.toml", *arguments)
-    assert done.code == 2 and says in done.err
 
 
 def test_the_advice_of_a_run_in_stages_takes_all_of_them_away(evenstep: Run, recipe: Path) -> None:

@@ -56,31 +56,3 @@ def test_what_was_frozen_stays_so_and_a_run_that_goes_on_needs_the_weights_no_mo
     assert torch.equal(weights("runs/straight")[some], began)
     others = [name for name in weights("runs/tiny") if name != some]
     assert not any(torch.equal(weights("runs/tiny")[name], weights("runs/moved")[name]) for name in others)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--init_from.path", "nowhere"], "`init_from.path`: `nowhere` does not exist; give a run, a checkpoint, or"),
-        (
-            ["--init_from.path="],
-            "`init_from.path` must be that of a run, a checkpoint, or a file of weights, but is ''",
-        ),
-        (["--init_from.path", "runs/first", "--init_from.only", "[]"], "`init_from.only` must be patterns of names"),
-        (["--init_from.path", "runs/first", "--init_from.only", '["head.*"]'], "`init_from.only` has `head.*`, which"),
-        (["--init_from.path", "parts.py", "--init_from.average", "true"], "no average; leave `init_from.average` out"),
-        (
-            ["--init_from.path", "runs/first", "--model.args.width", "3"],
-            "let what fits be loaded by `init_from.partial`",
-        ),
-        (["--init_from.path", "runs/first", "--resume", "runs/first"], "and both say with which weights to begin"),
-        (["--init_from.path", "runs/first", "--init_from.frozen", "true"], "`init_from.frozen`"),
-    ],
-)
-def test_what_can_not_be_is_refused_by_train_and_check_alike(
-    evenstep: Run, first: Path, arguments: list[str], says: str
-) -> None:
-    for command in ("train", "check"):
-        done = evenstep(command, "run.toml", *arguments)
-        assert (done.code > 0, says in done.err) == (True, True), done.err
-    assert not Path("runs/tiny").exists()

@@ -58,35 +58,6 @@ def test_what_is_not_as_it_was_saved_is_told_how_to_begin_afresh_and_then_does(
     assert done.code == 0, done.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--reset", "optimizer"], '`reset` is optimizer, but `resume` is "never"; name the checkpoint'),
-        (["--reset", "optimizer", "--resume", "auto"], '`resume` is "auto"; name the checkpoint'),
-        (["--reset", "optimiser", "--resume", "runs/first"], "must be some of optimizer, lr_schedule, metrics"),
-        (
-            [
-                "--reset",
-                "lr_schedule",
-                "--resume",
-                "runs/first",
-                "--lr_schedule.kind",
-                "constant",
-                "--lr_schedule.warmup_updates",
-                "0",
-            ],
-            "`reset` has lr_schedule, but `lr_schedule` is constant",
-        ),
-    ],
-)
-def test_what_can_not_be_is_refused_by_train_and_check_alike(
-    evenstep: Run, first: str, arguments: list[str], says: str
-) -> None:
-    for command in ("train", "check"):
-        done = evenstep(command, "run.toml", *arguments)
-        assert (done.code, says in done.err) == (2, True), done.err
-
-
 def test_a_run_that_goes_on_is_not_begun_again(evenstep: Run, first: str) -> None:
     done = evenstep("resume", first, "--reset", "data")
     assert (done.code, "`reset` can't be set for `evenstep resume`" in done.err) == (2, True), done.err

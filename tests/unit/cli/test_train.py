@@ -111,21 +111,6 @@ def test_a_new_run_can_begin_from_a_checkpoint_of_another(evenstep: Run, recipe:
     assert read_checkpoint(recipe / "runs" / "tiny").update == 4
 
 
-def test_to_resume_from_an_address_is_refused_and_what_is_advised_goes_on_from_its_copies(
-    evenstep: Run, recipe: Path, tmp_path: Path
-) -> None:
-    copies = tmp_path / "copies"
-    constant = "--lr_schedule.kind", "constant"
-    evenstep("train", "run.toml", "--train.updates", "4", "--checkpoint.mirror", f"file://{copies}", *constant)
-    refused = evenstep("train", "run.toml", "--runs", "other", "--resume", f"file://{copies}/tiny", *constant)
-    assert refused.code == 2
-    assert f'`resume` is "file://{copies}/tiny", an address, but must be a folder; `' in refused.err
-    advised = refused.err.partition("must be a folder; `")[2].partition("`")[0]
-    done = evenstep("train", "run.toml", "--runs", "other", *advised.split(), *constant)
-    assert done.code == 0, done
-    assert "resume      other/tiny/checkpoints/step-00000004" in done.out
-
-
 def test_a_mirror_is_tried_before_anything_is_built_and_when_the_folder_is_taken_and_not_more_often(
     evenstep: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,46 +143,6 @@ def test_a_stream_is_trained_on_and_resumed(evenstep: Run) -> None:
     target = ["--data.train.target", "wrong.py:Counted"]
     assert evenstep("train", "run.toml", *target, "--train.updates", "3").code == 0
     assert evenstep("resume", "runs/tiny", "--train.updates", "6").code == 0
-
-
-@pytest.mark.parametrize(
-    ("settings", "code", "says"),
-    [
-        (["--model.target", "wrong.py:frozen"], 1, "nothing to train: all of its 4 parameters are frozen"),
-        (
-            ["--model.target", "wrong.py:made"],
-            2,
-            "`model.target` must name a class or function, but is an object of Net",
-        ),
-        (["--model.target", "wrong.py:no_model"], 1, "`model.target` must give a subclass of `Module`"),
-        (["--model.target", "wrong.py:raising"], 1, "ValueError: no such file: weights.pt (raised at"),
-        (["--data.train.target", "wrong.py:empty"], 1, "must hold at least one sample"),
-        (["--data.train.target", "wrong.py:wide"], 1, "shapes cannot be multiplied"),
-        (["--data.train.target", "wrong.py:Stream"], 1, "can't say where it is"),
-        (
-            ["--data.train.target", "wrong.py:Counted", "--data.num_workers", "1"],
-            2,
-            "`data.num_workers` is for datasets",
-        ),
-        (["--data.global_batch_size", "none", "--data.global_batch_tokens", "9"], 2, "give it `lengths`"),
-        (["--task.target", "wrong.py:NotFinite"], 1, "its gradient is not finite"),
-        (["--task.target", "wrong.py:NoLoss"], 1, "`NoLoss.loss` must give a 0-dim tensor"),
-        (["--hooks", '[{target = "wrong.py:Misspelt"}]'], 1, "did you mean `after_update`?"),
-        (["--device", "cuda:77"], 1, "`device` must be"),
-        (["--checkpoint.best.metric", "valid/los"], 1, "did you mean `valid/loss`?"),
-    ],
-)
-def test_what_goes_wrong_is_one_paragraph_and_leaves_no_folder(
-    evenstep: Run, recipe: Path, settings: list[str], code: int, says: str
-) -> None:
-    # nothing may be kept by then, so the evaluation that finds a wrong metric is after the first update
-    done = evenstep("train", "run.toml", "--log.writers", '["jsonl"]', *settings)
-    assert done.code == code
-    assert says in done.err
-    assert len(done.err.splitlines()) == 1
-    assert done.err.startswith("evenstep: ")
-    if "--checkpoint.best.metric" not in settings:
-        assert not (recipe / "runs" / "tiny").exists()
 
 
 def test_a_launchers_signal_while_the_folder_is_taken_away_leaves_neither_folder_nor_another_error(
@@ -386,29 +331,6 @@ def test_a_writer_of_ones_own_is_built_with_its_arguments(evenstep: Run, recipe:
 
 def lines_of(recipe: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (recipe / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()]
-
-
-@pytest.mark.parametrize(
-    ("writers", "says"),
-    [
-        ('["jsnl"]', '`log.writers.0` (set by --log.writers) must be "console", "jsonl"'),
-        ('["csv", {taget = "mine.py:Lines"}]', "did you mean `log.writers.1.target`?"),
-        ('[{target = "mine.py:Linse"}]', "mine.py has no `Linse`; did you mean `Lines`?"),
-        ('[{target = "mine.py:Lines", args = {nam = "x"}}]', "did you mean `log.writers.0.args.name`?"),
-        ('[{target = "mine.py:Lines", args = {name = 3}}]', "`log.writers.0.args.name` must be text"),
-        ('[{target = "mine.py:no_writer"}]', "`log.writers.0.target` must give a subclass of `Writer`"),
-        ("[3]", "`log.writers.0` (set by --log.writers) must be a name or a table, but is 3"),
-    ],
-)
-@pytest.mark.parametrize("command", ["check", "train"])
-def test_a_writer_that_is_none_is_refused_by_its_key(
-    evenstep: Run, recipe: Path, command: str, writers: str, says: str
-) -> None:
-    (recipe / "mine.py").write_text(WRITER)
-    done = evenstep(command, "run.toml", "--log.writers", writers)
-    assert done.code in (1, 2)
-    assert says in done.err
-    assert not (recipe / "runs").exists()
 
 
 def test_a_writer_whose_package_is_missing_is_refused_by_check(evenstep: Run, monkeypatch: pytest.MonkeyPatch) -> None:

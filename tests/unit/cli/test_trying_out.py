@@ -86,19 +86,6 @@ def test_a_run_that_was_tried_out_can_be_resumed_as_it_is_and_not_with_other_dat
     assert "`overfit` can't be changed when a run goes on" in done.err
 
 
-@pytest.mark.parametrize("command", ["check", "train"])
-def test_what_cannot_be_tried_out_is_refused(train: Run, recipe: Path, command: str) -> None:
-    done = train("--overfit", "41", command=command)
-    assert done.code == 2
-    assert "`overfit` must be at most the 40 samples of `data.train`, but is 41; lower it." in done.err
-    (recipe / "streams.py").write_text("def stream():\n    return iter([])\n")
-    for key, value in (("--overfit", "4"), ("--limit.batches", "2")):
-        settings = ("--data.train.target", "streams.py:stream", "--data.evaluations", "none", "--evaluate", "none")
-        done = train(key, value, *settings, command=command)
-        assert done.code in (1, 2)
-        assert "stream" in done.err
-
-
 @pytest.mark.parametrize("count", [1, 2])
 def test_an_evaluation_may_be_of_its_first_batches_only(train: Run, recipe: Path, count: int) -> None:
     done = train("--data.evaluations.valid.first_batches", str(count), "--data.evaluations.valid.micro_batch_size", "2")
