@@ -119,23 +119,6 @@ def a_head_without_work_keeps_parameters_and_state(group: Group) -> object:
     return same(before, state["model"], "odd"), "odd.weight" in state["optimizer"]["state"]
 
 
-def a_head_that_one_rank_uses_gets_its_exact_gradient(group: Group) -> object:
-    ours = trainer(Fsdp(group), Square(odd_rank=1, rank=group.rank), samples=8)
-    ours.train()
-
-    class Alone(Square):
-        calls = 0
-
-        def inputs(self, batch: Any) -> Any:
-            self.calls += 1
-            return {"points": batch[0], "odd": (self.calls - 1) % 4 >= 2}  # micro-batches 2 and 3 are rank 1's
-
-    theirs = trainer(Single(), Alone(), samples=8)
-    theirs.train()
-    wanted = {name: value for name, value in values(theirs).items() if "norm" not in name}
-    return near(wanted, values(ours)) < 1e-6
-
-
 def a_rank_without_work_changes_nothing(group: Group) -> object:
     """One micro-batch an update: rank 1 has none. Its passes must leave no trace, in statistics neither."""
     data: Any = {"data": MapData(DATA[:6], global_batch_size=2, micro_batch_size=2)}
@@ -171,35 +154,6 @@ def a_rank_without_work_beside_one_with_several_passes(group: Group) -> object:
             ones[-1].train()
         found.append(near(*map(values, ones)))
     return max(found) < 1e-6
-
-
-class Experts(nn.Module):
-    """Of which a batch of one sample uses one, and never the last."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.begin, self.end = nn.Linear(3, 3), nn.Linear(3, 1)
-        self.experts = nn.ModuleList([nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)) for _ in range(4)])
-
-    def forward(self, points: Tensor) -> Tensor:
-        hidden = torch.tanh(self.begin(points))
-        number = round(float(points[0, 0]) * 9)
-        for place in (0, 1, 2) if number % 5 == 4 else (number % 3,):
-            hidden = hidden + self.experts[place](hidden)
-        return self.end(hidden)
-
-
-def experts_chosen_by_the_batch_on_copies_that_each_rank_holds_whole(group: Group) -> object:
-    found: list[float] = []
-    for shard_ranks in (1, 2):
-        ones: list[Trainer] = []
-        for strategy in (Single(), Fsdp(group, shard_ranks=shard_ranks)):
-            data = MapData(DATA, global_batch_size=6, micro_batch_size=1, shuffle=False)
-            ones.append(trainer(strategy, Plain(), model=Experts(), data=data, updates=6))
-            ones[-1].train()
-        found.append(near(*map(values, ones)))
-    return max(found) < 1e-5
 
 
 def non_finite_numbers_of_an_unseen_pass_reach_nobody(group: Group) -> object:

@@ -7,10 +7,8 @@ import pytest
 
 WANTED: dict[str, Any] = {
     "a_head_without_work_keeps_parameters_and_state": [True, False],
-    "a_head_that_one_rank_uses_gets_its_exact_gradient": True,
     "a_rank_without_work_changes_nothing": [True, True],
     "a_rank_without_work_beside_one_with_several_passes": True,
-    "experts_chosen_by_the_batch_on_copies_that_each_rank_holds_whole": True,
     "non_finite_numbers_of_an_unseen_pass_reach_nobody": [1, True],
     "an_update_that_raised_on_all_ranks_leaves_nothing_behind": [True, True],
     "the_average_and_the_evaluation_see_whole_parameters": [True, True],

@@ -12,7 +12,7 @@ AT_LEAST = {"CausalLM": 100, "Seq2SeqLM": 12, "SequenceClassification": 70, "Ima
 NORMS = ("mobilenet_v1", "mobilenet_v2", "mobilevit", "swiftformer")  # BatchNorm: ranks have means of its statistics
 BY_THE_CUT = (*NORMS, "ibert")  # whose quantised layers follow the range of numbers from pass to pass
 _OWN_CACHE = "The expanded size of the tensor (24)"  # they make one themselves, and join to it what is computed again
-REFUSED = {"squeezebert": "while it is in shards", "xlm": _OWN_CACHE, "flaubert": _OWN_CACHE}
+REFUSED = {"squeezebert": "torch.Tensor and DTensor", "xlm": _OWN_CACHE, "flaubert": _OWN_CACHE}
 BIDIRECTIONAL = ("xlnet", "cpmant", "xlm")
 
 

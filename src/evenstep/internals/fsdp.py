@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from evenstep.internals import pytree, times_written
+from evenstep.internals import pytree
 
 _BACKWARD_HOOKS = attrgetter("_backward_hooks")
 
@@ -73,42 +73,34 @@ def forget_gathers(root: Any) -> None:
         group._all_gather_result = None
 
 
-def at_end_of_backward(part: Any, act: Callable[[], None]) -> None:
-    """Call `act` when all gradients of a backward have come, before FSDP2 does its rest: hooks only see one tensor."""
-    of_part = state(part)
-    rest = of_part._root_post_backward_final_callback
-
-    def ends() -> None:
-        act()
-        rest()
-
-    of_part._root_post_backward_final_callback = ends
-
-
 def choose_formats(group: Any) -> None:
     """Choose a part's number formats anew: FSDP2 has done so once, by what was trained in its first pass."""
     group._init_mp_dtypes()
 
 
-def collectives(group: Any) -> tuple[Any, Any]:
-    """How FSDP2 gathers and how it reduces a part: it takes others', but does not give its own."""
-    return group._all_gather_comm, group._reduce_scatter_comm
+def count_collectives(root: Any, count: Callable[[int], None]) -> None:
+    """Call `count` with a number before each collective: twice that of its part, plus 1 where it reduces."""
+    for number, group in enumerate(records(root)):
+        group._all_gather_comm = _Counted(group._all_gather_comm, partial(count, 2 * number), by_call=True)
+        # where every rank holds all, nothing is scattered, but room for the sum is asked for
+        group._reduce_scatter_comm = _Counted(group._reduce_scatter_comm, partial(count, 2 * number + 1), by_call=False)
 
 
-def gather_now(group: Any) -> None:
-    """Gather a part as peers do, and leave it as it was; by itself FSDP2 does not gather what is gathered."""
-    group.wait_for_unshard()
-    kept = group.is_unsharded
-    group._to_sharded()
-    group.unshard()
-    group.wait_for_unshard()
-    if not kept:
-        group._to_sharded()
+class _Counted:
+    """A collective of FSDP2's, counted by its calls, or by what is allocated for them."""
 
+    def __init__(self, inner: Any, count: Callable[[], None], *, by_call: bool) -> None:
+        self._inner, self._count, self._by_call = inner, count, by_call
 
-def reduce_now(group: Any) -> None:
-    """Reduce a part's gradients, or zeros, as at the end of its backward."""
-    group.post_backward()
+    def allocate(self, *args: Any, **kwargs: Any) -> Tensor:
+        if not self._by_call:
+            self._count()
+        return self._inner.allocate(*args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._by_call:
+            self._count()
+        return self._inner(*args, **kwargs)
 
 
 def gradient_of(shard: Any) -> Tensor | None:
@@ -118,41 +110,6 @@ def gradient_of(shard: Any) -> Tensor | None:
     """
     kept = shard.unsharded_accumulated_grad
     return shard.unsharded_param.grad if kept is None else kept
-
-
-def mark_of_gathered(shard: Any) -> tuple[int, bool]:
-    """What is another when something was written into a gathered parameter, or put in its place; FSDP2 changes neither,
-    since it gathers under a preserved version, into memory that is emptied and filled again.
-    """
-    whole = shard.unsharded_param
-    memory = whole.untyped_storage()
-    return times_written(whole), any(one.untyped_storage() is memory for one in shard.all_gather_outputs)
-
-
-def watch_gathered(part: Any, seen: Callable[[Tensor], Tensor], written: Callable[[Any], None]) -> list[Any]:
-    """Call `written` with each shard of a part whose gathered parameter a forward of the part changes.
-
-    Args:
-        seen: what is to be compared of a parameter.
-
-    Returns:
-        The hooks, to be removed when nobody needs to look any more.
-    """
-    before: list[tuple[Any, Tensor]] = []
-    of_part: Any = record(part)
-
-    def begins(*_: Any) -> None:
-        shards = [one for one in of_part.fsdp_params if one.unsharded_param.untyped_storage().nbytes()]
-        before[:] = [(one, seen(one.unsharded_param)) for one in shards if not one.unsharded_param.is_meta]
-
-    def ends(*_: Any) -> None:
-        for shard, value in before:
-            if not torch.equal(value.view(torch.uint8), seen(shard.unsharded_param).view(torch.uint8)):
-                written(shard)
-        before.clear()
-
-    hooks = (part.register_forward_pre_hook, partial(part.register_forward_hook, prepend=True))
-    return [register(torch.compiler.disable(act)) for register, act in zip(hooks, (begins, ends), strict=True)]
 
 
 def forget_gradient(shard: Any) -> None:
@@ -185,37 +142,6 @@ def complete_sums(group: Any) -> None:
 def _sums_beside(shard: Any) -> bool:
     """Whether FSDP2 keeps sums beside `.grad`: since torch 2.15 the name is a property that gives `.grad`."""
     return "unsharded_accumulated_grad" in vars(shard)
-
-
-def watch_arguments(part: Any, written: Callable[[], None]) -> None:
-    """Call `written` where a part has written into a list or mapping that it was called with, but that is a copy.
-
-    FSDP2 passes the tensors that a part is called with through an identity, and puts them into lists and mappings of
-    its own; whoever called the part sees nothing of what is written into those.
-    """
-    given: list[Any] = []  # of the call that runs: what it was called with, and what was in the copies of that
-
-    def before(_: nn.Module, args: Any, kwargs: Any) -> None:
-        given[:] = [[one for one in (*args, *kwargs.values()) if isinstance(one, list | dict)]]
-
-    def copied(_: nn.Module, args: Any, kwargs: Any) -> None:
-        own, copies = given[0], [one for one in (*args, *kwargs.values()) if isinstance(one, list | dict)]
-        given[:] = (
-            [copies, _held(copies)] if any(one is not other for one, other in zip(own, copies, strict=True)) else []
-        )
-
-    def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if given and any(one is given[0][0] for one in (*args, *kwargs.values())) and _held(given[0]) != given[1]:
-            written()
-
-    part.register_forward_pre_hook(torch.compiler.disable(before), prepend=True, with_kwargs=True)
-    part.register_forward_pre_hook(torch.compiler.disable(copied), with_kwargs=True)
-    part.register_forward_hook(torch.compiler.disable(after), with_kwargs=True)
-
-
-def _held(containers: list[Any]) -> list[Any]:
-    """What lists and mappings hold, without looking at values."""
-    return [(str(path), id(leaf)) for path, leaf in pytree.tree_flatten_with_path(containers)[0]]
 
 
 def leave_inputs_alone(part: Any) -> None:

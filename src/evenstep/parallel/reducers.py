@@ -109,12 +109,6 @@ class Reducers:
             if isinstance(own, ChoosesTrained):
                 own.share([parameter for parameter in own.module.parameters() if id(parameter) in trained])
 
-    def explained(self, error: Exception) -> Exception:
-        """What an error of torch's in a pass means; `error` itself if nothing more is known."""
-        for own in self.per_pass:
-            error = own.explained(error)
-        return error
-
     def share_buffers(self, before: Before) -> None:
         """After an update's passes: make equal on all ranks the buffers that their forwards have changed."""
         for buffers in self._buffers:
@@ -134,8 +128,6 @@ class Reducers:
         """Forget what an update that has raised in the middle has left behind."""
         for own in self._all:
             own.begin()
-        for own in self.per_pass:
-            own.relearn()
         for buffers in self._buffers:
             buffers.look_anew()
 

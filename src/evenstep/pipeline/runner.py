@@ -5,7 +5,7 @@ evaluates, how gradients are shared and what a micro-batch is, it does not know.
 before and after a plan is its peers' to say; a model that is whole has none.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import final
 
 from torch.profiler import record_function
@@ -45,19 +45,11 @@ class Runner:
 
     Args:
         peers: the other ranks of the pipeline; none by default.
-        explained: what an error of torch's means with these stages; itself by default.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[Stage],
-        peers: Peers | None = None,
-        *,
-        explained: Callable[[Exception], Exception] = lambda error: error,
-    ) -> None:
+    def __init__(self, stages: Sequence[Stage], peers: Peers | None = None) -> None:
         self.stages = {stage.index: stage for stage in stages}
         self.peers = peers or Peers()
-        self._explained = explained
 
     def run(self, plan: Plan, step: PlanStep) -> None:
         """Execute `plan`. Gradients are complete, reduced and summed over ties when it returns.
@@ -85,8 +77,5 @@ class Runner:
             for stage in self.stages.values():
                 stage.forget()
             self.peers.stopped(error, plan, walked)
-            explained = self._explained(error) if isinstance(error, RuntimeError) else error
-            if explained is error:
-                raise
-            raise explained from error
+            raise
         self.peers.finish(plan)

@@ -40,4 +40,4 @@ def build_runner(
         )
         for index, (module, reducer) in wrapped.items()
     ]
-    return Runner(stages, PipelinePeers(model, edges, deferral), explained=reducers.explained)
+    return Runner(stages, PipelinePeers(model, edges, deferral))

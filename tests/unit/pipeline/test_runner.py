@@ -146,27 +146,6 @@ def test_what_waits_for_its_backward_is_let_go_when_an_action_raises() -> None:
         Runner([stage]).run((Action(Op.BACKWARD, 0, 1),), log)
 
 
-def test_an_error_of_torchs_is_raised_as_what_it_means_and_any_other_as_it_is() -> None:
-    class Failing(Log):
-        def __init__(self, error: Exception) -> None:
-            super().__init__()
-            self.error = error
-
-        def forward(self, stage: Stage, received: Mapping[int, Any], microbatch: int) -> Any:
-            raise self.error
-
-    def fail(error: Exception) -> None:
-        failing = Failing(error)
-        runner = Runner([Stage(nn.Identity(), failing)], explained=lambda _: ValueError("what it means"))
-        runner.run(sequential([0]), failing)
-
-    with pytest.raises(ValueError, match="what it means") as raised:
-        fail(RuntimeError("torch's"))
-    assert str(raised.value.__cause__) == "torch's"
-    with pytest.raises(TypeError, match="the user's"):
-        fail(TypeError("the user's"))
-
-
 def test_a_reduction_never_overtakes_that_of_a_later_stage() -> None:
     actions = [(Op.ARM, 0), (Op.BACKWARD, 0), (Op.ARM, 2), (Op.BACKWARD, 2), (Op.REDUCE, 2), (Op.REDUCE, 0)]
     plan = tuple(Action(op, stage, 5 if op is Op.BACKWARD else -1) for op, stage in actions)

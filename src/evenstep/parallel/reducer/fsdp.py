@@ -5,17 +5,15 @@ sum is reduced and scattered while the next unit's backward runs. A stage of a p
 instead. It is equal to `Ddp` up to rounding.
 """
 
-from functools import partial
 from typing import final
 
 from torch import nn
 
-from evenstep.internals.fsdp import add_late_gradient, end_backward, parts, watch_arguments
+from evenstep.internals.fsdp import add_late_gradient, end_backward
 from evenstep.parallel.reducer.padded import PaddedReducer
 from evenstep.parallel.reducer.per_plan import PlanReducer
 from evenstep.parallel.reducer.reducer import Reducer
 from evenstep.parallel.reducer.sharded import Sharded
-from evenstep.parallel.shardable import refuse_written
 
 
 @final
@@ -39,31 +37,25 @@ class FsdpReducer(PaddedReducer):
         self._accumulate_only()
 
     def arm(self) -> None:
-        self._order.arm(armed=True, of_next=self._owed)
         self._complete_sums()
         self._fsdp.set_requires_gradient_sync(True)
         self._fsdp.set_is_last_backward(True)
 
     def reduce(self, num_microbatches: int) -> None:
-        self._refuse_written()
         if self._owed:
             self._owed = False
             self._dummy()
-        self._order.end_pass()
         self._accumulate_only()
         self._finish(self._present_anywhere())
 
     def _prepare(self) -> None:
         super()._prepare()
-        for name, part in parts(self.module):
-            watch_arguments(part, partial(refuse_written, name))
         self._accumulate_only()
 
     def _owe(self) -> None:
         self._owed = True
 
     def _accumulate_only(self) -> None:
-        self._order.arm(armed=False)
         self._fsdp.set_requires_gradient_sync(False)
         self._fsdp.set_is_last_backward(False)
 
@@ -77,7 +69,6 @@ class FsdpPlanReducer(PlanReducer):
             add_late_gradient(shard)
 
     def reduce(self, num_microbatches: int) -> None:
-        self._refuse_written()
         self._present = [gradient is not None for gradient in self._gradients()]
         # FSDP2 reduces and scatters at the end of a backward
         self._fsdp.set_requires_gradient_sync(True)

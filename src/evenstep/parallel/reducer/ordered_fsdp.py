@@ -60,8 +60,7 @@ class OrderedFsdpReducer(PaddedReducer):
         self._tree.add(microbatch, present)
 
     def reduce(self, num_microbatches: int) -> None:
-        self._refuse_written()
-        self._order.end_pass()
+        self._summed(())
         total = self._tree.total(self.group, num_microbatches=num_microbatches)
         _keep_shards([*(shard.sharded_param for shard in self._shards), *self._numbers], total, self._strategy.layout)
 
@@ -98,7 +97,6 @@ class OrderedFsdpPlanReducer(PlanReducer):
         self._tree.add(microbatch, [g if g is None else g.to(d) for g, d in zip(present, dtypes, strict=True)])
 
     def reduce(self, num_microbatches: int) -> None:
-        self._refuse_written()
         total = self._tree.total(self.group, num_microbatches=num_microbatches)
         _keep_shards([*(shard.sharded_param for shard in self._shards), *self._numbers], total, self._strategy.layout)
 

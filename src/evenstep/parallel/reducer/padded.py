@@ -1,7 +1,8 @@
 """Shards that each pass gathers: all ranks must run the same passes, with the same collectives in each.
 
 A rank with fewer micro-batches than its peers runs some again, in dummy passes whose gradients are replaced by zeros
-before anyone adds them. How gradients are reduced is the variants'.
+before anyone adds them. Ranks that run other parts of the model in a pass are refused: each rank keeps a stamp of its
+collectives, and all stamps are compared in a sum that is made anyway. How gradients are reduced is the variants'.
 """
 
 from abc import abstractmethod
@@ -12,17 +13,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from evenstep.internals.fsdp import (
-    at_end_of_backward,
-    forget_order,
-    parts,
-    record,
-)
-from evenstep.parallel.collective_order import CollectiveOrder
+from evenstep.errors import TaskError
+from evenstep.internals.fsdp import count_collectives, forget_order
 from evenstep.parallel.reducer.sharded import Sharded, ShardedReducer
-from evenstep.parallel.shardable import explained
 
 T = TypeVar("T")
+_STAMPS = 2**20  # so the squares of all ranks' stamps are summed exactly
 
 
 class PaddedReducer(ShardedReducer):
@@ -34,17 +30,13 @@ class PaddedReducer(ShardedReducer):
     def __init__(self, module: nn.Module, strategy: Sharded) -> None:
         super().__init__(module, strategy)
         self._muted = False
+        self._stamp = 0  # hash of the collectives since the stamps were compared
         self._examples: dict[str, Any] = {}  # a micro-batch of each kind
-        self._order = CollectiveOrder(strategy.group)
         self._dummy: Callable[[], None]  # runs a dummy pass
 
     def begin(self) -> None:
-        self._order.reset()
+        self._stamp = 0
         self._reset()
-
-    def relearn(self) -> None:
-        """After a failed try: forget the order in which passes gather, of which ranks may know different parts."""
-        self._order.forget()
 
     def pad_passes(self, work: Sequence[T], run: Callable[[T], None], *, backward: bool, kind: str, last: bool) -> None:
         """Before an update's or an evaluation's passes: run dummy passes, until all ranks run the same number.
@@ -57,13 +49,11 @@ class PaddedReducer(ShardedReducer):
             kind: of the micro-batches; only those of one kind go through the same parts of a model.
             last: whether no passes of another kind follow in this accumulation.
         """
-        self._order.end_pass()
         here = [0.0] * (2 * self.group.ranks)
         example: Any = work[0] if work else self._examples.get(kind)
         here[self.group.rank], here[self.group.ranks + self.group.rank] = len(work), float(example is not None)
-        told = self.group.sum_floats(here)
+        told = self._summed(here)
         counts, have = told[: self.group.ranks], told[self.group.ranks :]
-        self._order.reset(kind)
         if not any(counts):
             return
         if not all(have):
@@ -94,42 +84,34 @@ class PaddedReducer(ShardedReducer):
         finally:
             self._muted = False
 
-    def explained(self, error: Exception) -> Exception:
-        """What an error of torch's in a pass means; `error` itself if nothing more is known."""
-        return explained(error, dict(self.module.named_parameters(remove_duplicate=False)))
+    def _summed(self, values: Sequence[float]) -> list[float]:
+        """Sums of the values over all ranks.
 
-    def share(self, parameters: Sequence[nn.Parameter]) -> None:
-        super().share(parameters)
-        self._order.forget()
+        Raises:
+            TaskError: ranks have run other collectives since the last sum.
+        """
+        stamp = float(self._stamp)
+        self._stamp = 0
+        *sums, total, squares = self.group.sum_floats([*values, stamp, stamp * stamp])
+        if total * total != squares * self.group.ranks:
+            raise TaskError(
+                "the ranks called other blocks of the model, or in another order, so `fsdp` has gathered or summed "
+                "tensors of different blocks; call all blocks for each micro-batch, or use `ddp` or `zero1`."
+            )
+        return sums
 
     def _prepare(self) -> None:
         super()._prepare()
-        self._order_collectives()
-
-    def _order_collectives(self) -> None:
-        """Let all ranks run the same collectives in each pass, whatever parts each of them runs."""
-        before: Any = None
-        for name, part in parts(self.module):
-            # By itself FSDP2 gathers ahead, in a backward, what went forward before on this rank: each its own.
-            part.set_modules_to_backward_prefetch([before or part])
-            at_end_of_backward(part, self._order.gradients_complete)
-            if (of_part := record(part)) is not None:
-                self._order.add(part, of_part, name, alone=self._strategy.layout.num_shards == 1)
-            if self.group.device.type != "cpu":  # there, nothing is gathered while something is computed
-                before = part
-        if before is not None:
-            self._fsdp.set_modules_to_backward_prefetch([before])
+        count_collectives(self.module, self._count)
         # FSDP2's own hooks are not compiled either
         self._fsdp.register_forward_pre_hook(torch.compiler.disable(self._begin_pass), prepend=True)
-        self._fsdp.register_forward_hook(torch.compiler.disable(self._end_forward))
+
+    def _count(self, number: int) -> None:
+        self._stamp = (self._stamp * 31 + number + 1) % _STAMPS
 
     def _seen(self, number: int, gradient: Tensor) -> Tensor:
         return torch.zeros_like(gradient) if self._muted else super()._seen(number, gradient)
 
     def _begin_pass(self, *_: Any) -> None:
-        """Let all passes be alike: what FSDP2 remembers of those before would make it gather at other times."""
-        self._order.begin_forward()
+        """Let all passes be alike: FSDP2 would gather by the order of those before."""
         forget_order(self.module)
-
-    def _end_forward(self, *_: Any) -> None:
-        self._order.begin_backward()

@@ -9,13 +9,13 @@ reduction is a SUM. Parameters that are single numbers stay whole on every rank.
 from collections.abc import Iterator, Sequence
 from copy import copy
 from functools import partial
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from evenstep.arguments import format_name, require_flag, require_object, require_whole
-from evenstep.errors import ArgumentError, TaskError
+from evenstep.errors import ArgumentError
 from evenstep.internals.fsdp import (
     begin,
     choose_formats,
@@ -23,19 +23,15 @@ from evenstep.internals.fsdp import (
     forget_gathers,
     forget_gradient,
     gradient_of,
-    mark_of_gathered,
     parts,
-    record,
     records,
-    watch_gathered,
 )
-from evenstep.names import named_parameters, parameters_in
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import Shards
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer
 from evenstep.parallel.reducer.strategy import Strategy
-from evenstep.parallel.replicas import compare_replicas, first_numbers, synchronise
-from evenstep.parallel.shardable import check_shardable, check_steppable, cuttable
+from evenstep.parallel.replicas import compare_replicas, synchronise
+from evenstep.parallel.shardable import check_shardable, cuttable
 from evenstep.strides import gradient_format
 
 
@@ -85,10 +81,6 @@ class Sharded(Strategy):
         other.gather_dtype = dtype
         return other
 
-    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        parameters = parameters_in(optimizer)
-        check_steppable([one for one in parameters if not cuttable(one)], optimizer)
-
 
 def check_sharding(ranks: int, device: torch.device, *, shard_ranks: int | None, offload: bool) -> None:
     """Raise ArgumentError for what can't be with so many data-parallel ranks on such devices; see `Sharded`."""
@@ -106,9 +98,6 @@ def check_sharding(ranks: int, device: torch.device, *, shard_ranks: int | None,
         raise ArgumentError("`offload` keeps shards in the CPU's memory, where they are already; leave it out.")
 
 
-_LOOKS = 2  # updates
-
-
 class ShardedReducer(Reducer, ChoosesTrained):
     """What all ways to reduce shards share."""
 
@@ -120,16 +109,12 @@ class ShardedReducer(Reducer, ChoosesTrained):
         self._numbers: list[nn.Parameter] = []  # which can't be cut
         self._present: list[bool] = []  # whether a parameter has a gradient: of the shards, then of the numbers
         self._watched: set[int] = set()  # whose gradients are seen
-        self._marks: list[tuple[int, bool]] = []  # of the shards, as gathered parameters that nobody has written to
-        self._written: list[Any] = []  # shards to whose gathered `data` a forward has written, of which no mark tells
-        self._looks: list[Any] = []  # hooks that look for those in the first updates
-        self._looked = 0  # in so many updates
 
     def wrap(self) -> nn.Module:
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
         units = self._units()
-        check_shardable(self.module, units)
+        check_shardable(self.module)
         self._numbers = [parameter for parameter in self.module.parameters() if not cuttable(parameter)]
         synchronise(self.module, self.group)
         mesh = self.group.mesh(self._strategy.layout.num_shards)
@@ -154,8 +139,6 @@ class ShardedReducer(Reducer, ChoosesTrained):
         compare_replicas(self.module, self.group, update, replica_ranks=self._strategy.layout.num_shards)
 
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
-        fsdp_parts = self._parts()
-        check_shardable(self.module, [cast("nn.Module", part) for part in fsdp_parts if part is not self.module])
         for each in records(self.module):
             choose_formats(each)
         for shard in self._shards:  # as FSDP2 would when it next gathers it
@@ -188,11 +171,6 @@ class ShardedReducer(Reducer, ChoosesTrained):
             if _is_narrow(live) and live.grad_dtype == live.dtype:
                 live.grad_dtype = None  # FSDP2 puts one of its own format there, which becomes float32
         begin(self.module)
-        self._marks = [mark_of_gathered(shard) for shard in self._shards]
-        if self._looked < _LOOKS and not self._looks:
-            for part in self._parts():
-                if record(part) is not None:
-                    self._looks += watch_gathered(part, first_numbers, self._written.append)
         self._present = [False] * (len(self._shards) + len(self._numbers))
         self._watched = set()
         self._watch()
@@ -209,22 +187,6 @@ class ShardedReducer(Reducer, ChoosesTrained):
         """A gradient has come back; gives the one to take in its place."""
         self._present[number] = True
         return gradient
-
-    def _refuse_written(self) -> None:
-        """Raise TaskError where a forward has written to a parameter, which is then lost."""
-        self._looked += 1
-        if self._looked >= _LOOKS:
-            while self._looks:
-                self._looks.pop().remove()
-        for shard, mark in zip(self._shards, self._marks, strict=True):
-            if mark_of_gathered(shard) != mark or any(shard is one for one in self._written):
-                names = [name for name, one in named_parameters(self.module).items() if one is shard.sharded_param]
-                raise TaskError(
-                    f"a forward writes to the parameter {', '.join(f'`{name}`' for name in names)}, which `fsdp` "
-                    f"gathers anew for each forward, so that it is lost. Compute with a changed copy "
-                    f"(`normalize(self.weight)`), change it once per update in `before_update` of the task or of a "
-                    f"hook, or use `ddp`, whose ranks hold whole parameters."
-                )
 
     def _reset(self) -> None:
         """Forget what passes have left behind."""
@@ -248,9 +210,13 @@ class ShardedReducer(Reducer, ChoosesTrained):
         for number in self._numbers:
             number.grad = None
 
+    def _summed(self, values: Sequence[float]) -> list[float]:
+        """Sums of the values over all ranks."""
+        return self.group.sum_floats(values)
+
     def _present_anywhere(self) -> list[bool]:
         """Which parameters have a gradient on any rank; others must stay None, or an idle head's state would move."""
-        flags = self.group.sum_floats([float(has) for has in self._present])
+        flags = self._summed([float(has) for has in self._present])
         self._present = [False] * len(self._present)
         return [flag > 0 for flag in flags]
 

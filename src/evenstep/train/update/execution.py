@@ -140,15 +140,15 @@ def _of_whole(model: nn.Module, strategy: Strategy, optimizer: Optimizer) -> Exe
     reducers = Reducers(strategy)
     wrapped, reducer = reducers.wrap(model)
     reducers.shard_optimizer(optimizer)
-    evaluator = Runner([Stage(model, reducer)], explained=reducers.explained)
+    evaluator = Runner([Stage(model, reducer)])
 
     return Execution(
         group=strategy.group,
         pipeline=Group(),
         reducers=reducers,
-        trainer=Runner([Stage(wrapped, reducer)], explained=reducers.explained),
+        trainer=Runner([Stage(wrapped, reducer)]),
         evaluator=evaluator,
-        alone=Runner([Stage(wrapped, Single().reducer(wrapped))], explained=reducers.explained),
+        alone=Runner([Stage(wrapped, Single().reducer(wrapped))]),
         plan=_sequential,
         forwards=_forwards,
         norms=norms,
