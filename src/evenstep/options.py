@@ -135,28 +135,11 @@ class Training:
             require_flag(name, getattr(self, name))
         _check_count("settle_every_updates", self.settle_every_updates)
         require_object("memory", self.memory, Memory, "`memory=Memory(checkpoint='blocks')`")
-        if self.compile == "update":
-            self._check_update()
         if self.compile != "off" and self.memory.checkpoint != "none":
             raise ArgumentError(
                 f"`compile` must be 'off' where activations are computed again (`memory.checkpoint` is "
                 f"{self.memory.checkpoint!r}), but is {self.compile!r}; leave one of them out."
             )
-
-    def _check_update(self) -> None:
-        refused = {
-            "`combine`, which keeps the gradients of the tasks apart": self.combine is not None,
-            "`norm_statistics` 'per-task', which exchanges statistics at each micro-batch": self.norm_statistics
-            == "per-task",
-            "micro-batches fitted to the memory (`fit_memory`; in a run file `data.micro_batch_size` is 'auto'), which "
-            "one graph can't cut": self.fit_memory,
-        }
-        for what, is_so in refused.items():
-            if is_so:
-                raise ArgumentError(
-                    f"`compile` is 'update', but one graph can't hold {what}; leave that out, or set `compile` to "
-                    f"'model'."
-                )
 
 
 @final

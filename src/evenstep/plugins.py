@@ -13,6 +13,8 @@ from evenstep.errors import MissingExtraError
 REPORT = "evenstep.extras.report:write_report"
 PER_TASK_GRADIENTS = "evenstep.extras.multitask.per_task:PerTaskGradients"
 COMBINES = "evenstep.extras.multitask:COMBINES"
+COMPUTES = {"update": "evenstep.contrib.compiled_update"}
+"""The packages that compute updates, by the words of `Training.compile`; see `evenstep.train.compute`."""
 
 
 def load(target: str) -> Any:

@@ -229,11 +229,6 @@ def has_backward_hooks(module: nn.Module) -> bool:
     return bool(one._backward_hooks or one._backward_pre_hooks)
 
 
-def has_inner_hooks(module: nn.Module) -> bool:
-    """Whether modules inside `module` have hooks of any kind around their forwards or backwards."""
-    return any(any(_hooks_around(one)) for one in module.modules() if one is not module)
-
-
 def _hooks_around(module: nn.Module) -> tuple[Any, Any, Any, Any]:
     """A module's own hooks around its forward and its backward."""
     one = cast("Any", module)

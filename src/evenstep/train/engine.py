@@ -376,8 +376,6 @@ class Engine:
         """
         if self.progress.update >= number:
             self.reducers.after_update(number)
-            if self.parts.look is not None:
-                self.parts.look(number)
             if self._empty_cache is not None:
                 self._empty_cache(number)
 

@@ -6,12 +6,11 @@ verdict is read. It runs nothing.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
 
-from evenstep.data import GlobalBatch
 from evenstep.devices import make_current
 from evenstep.events import Bus, Event, Incident, MicrobatchBegin, MicrobatchEnd
 from evenstep.internals import unwrapped
@@ -25,15 +24,14 @@ from evenstep.parallel import Strategy
 from evenstep.pipeline.compiled import release
 from evenstep.precision import Precision
 from evenstep.train.checks.alike import check_shared
-from evenstep.train.checks.whole_update import check_listeners
-from evenstep.train.compiled import CompiledModel, compile_model
+from evenstep.train.compiled import compile_model
+from evenstep.train.compute import Compute, ComputeParts
 from evenstep.train.layer_keys import in_order, key_layers
 from evenstep.train.linear_layers import convert_linear_layers
 from evenstep.train.loss_check import LossCheck
 from evenstep.train.memory.activation_checkpointing import recompute
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.number_formats import averaged_as, build_steps
-from evenstep.train.progress import Progress
 from evenstep.train.setup import Setup
 from evenstep.train.state.pipeline_state import build_pipeline_state_sharding
 from evenstep.train.state.settings import settings_of
@@ -44,12 +42,8 @@ from evenstep.train.teacher import Teacher, build_teacher
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution, build_execution
-from evenstep.train.update.outcome import PendingUpdate
 from evenstep.train.update.transfer import build_cast, build_transfer, channels_last
 from evenstep.train.update.update import Update
-
-if TYPE_CHECKING:
-    from evenstep.train.whole_update.compiled_update import CompiledUpdate
 
 
 class Parts(NamedTuple):
@@ -57,28 +51,24 @@ class Parts(NamedTuple):
 
     Args:
         core: computes and applies one update, and looks into one again.
-        compute: computes and applies one update: `core`, or what stands before it.
+        compute: computes and applies one update: `core`, or a package in its place.
         teacher: gives what the model's average gives; None where no task asks for it.
         modes: of the optimizer, which may have other parameters to evaluate than it trains.
         saved: the tensors of the state, and which of them are trained.
         reads_at_once: whether the host knows of each update at once whether it was applied.
         settings: what updates are made with, as plain values.
-        compiled: what is compiled; None: nothing.
-        look: reports what was compiled, after an update; None where nothing is.
     """
 
     context: TrainContext
     execution: Execution
     core: Update
-    compute: Callable[[GlobalBatch, Progress], PendingUpdate]
+    compute: Compute
     teacher: Teacher | None
     check_loss: LossCheck
     modes: Modes
     saved: TrainState
     reads_at_once: bool
     settings: dict[str, Any]
-    compiled: "CompiledModel | CompiledUpdate | None"
-    look: Callable[[int], None] | None
 
 
 def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Parts:
@@ -93,9 +83,6 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         ArgumentError: parts that do not go together.
     """
     model, optimizer, train, tasks = setup.model, setup.optimizer, setup.train, setup.tasks
-    whole = train.compile == "update"
-    if whole:
-        check_listeners(bus.hooks)
     device, precision, strategy = setup.device, setup.precision, setup.strategy
     settings = settings_of(train, tasks.coefficients, tasks.combine, precision, setup.lr_schedule)
     settings |= strategy.settings
@@ -111,11 +98,12 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     if train.ema is not None:
         train.ema.check(updates)
     learning_rates = LearningRates(optimizer, setup.lr_schedule, updates)
-    if not whole:
+    if setup.compute is None:
         key_layers(model, context.randomness)
     release(model)
     recompute(model, {}, context.randomness)  # what an earlier engine has chosen is not to be compiled
-    compiled = compile_model(model, report, setup.group.rank) if train.compile == "model" else None
+    if train.compile == "model":
+        compile_model(model)
     convert_linear_layers(model, precision, setup.linear_layers.here)
     setup.group.go_on()  # after an error of all ranks in what was built with this group before
     check_shared(model, strategy)
@@ -138,12 +126,17 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         trained=saved.trained,
         combine=tasks.combine,
     )
-    update = _whole_update(setup, core, context, execution, report) if whole else None
+    compute: Compute = core
+    if setup.compute is not None:
+        given = ComputeParts(
+            setup=setup, core=core, context=context, execution=execution, hooks=bus.hooks, report=report
+        )
+        compute = setup.compute.build(given)
     return Parts(
         context=context,
         execution=execution,
         core=core,
-        compute=update or core,
+        compute=compute,
         teacher=teacher,
         check_loss=LossCheck(
             model=model,
@@ -154,27 +147,8 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         ),
         modes=Modes(optimizer, model.parameters(), execution.reducers.after_step),
         saved=saved,
-        reads_at_once=device.type == "cpu" if whole else apply.reads_at_once,
+        reads_at_once=compute.reads_at_once,
         settings=settings,
-        compiled=update or compiled,
-        look=None if compiled is None else compiled.look,
-    )
-
-
-def _whole_update(
-    setup: Setup, core: Update, context: TrainContext, execution: Execution, report: Callable[[Incident], None]
-) -> "CompiledUpdate":
-    from evenstep.train.whole_update.compiled_update import CompiledUpdate  # only here: it is for few runs
-
-    return CompiledUpdate(
-        core=core,
-        model=setup.model,
-        optimizer=setup.optimizer,
-        context=context,
-        execution=execution,
-        ema=setup.train.ema,
-        clip_norm=setup.train.clip_norm,
-        report=report,
     )
 
 

@@ -7,6 +7,7 @@ is the order in which they are asked.
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, final
 
@@ -21,6 +22,7 @@ from evenstep.optim.schedules import LrSchedule, plateaus_of
 from evenstep.options import Training
 from evenstep.parallel import Group, Strategy
 from evenstep.pipeline import PipelineModel
+from evenstep.plugins import COMPUTES
 from evenstep.precision import Precision
 from evenstep.single_use import check_unused
 from evenstep.train.checks.launch import check_covers, check_launched
@@ -34,7 +36,6 @@ from evenstep.train.checks.model import (
 )
 from evenstep.train.checks.optimizer import check_optimizer
 from evenstep.train.checks.tasks import check_tasks, check_whole_model
-from evenstep.train.checks.whole_update import check_whole_update
 from evenstep.train.compiled import check_compiled
 from evenstep.train.failures.policies import Policies
 from evenstep.train.linear_layers import choose_linear_layers
@@ -59,6 +60,7 @@ class Setup:
         recomputed: the modules whose activations are not kept.
         empty_cache: called with the number of each update that has ended; None where nothing is emptied.
         keeps: whether checkpoints are saved.
+        compute: the package that computes updates, a `ComputePackage`; None: the engine does.
     """
 
     model: nn.Module
@@ -76,6 +78,7 @@ class Setup:
     recomputed: Chosen
     empty_cache: Callable[[int], None] | None
     keeps: bool
+    compute: Any
 
     @property
     def group(self) -> Group:
@@ -142,15 +145,13 @@ def set_up(
         check_layers(model, strategy=sharing, precision=formats, train=train)
         check_memory(model, sharing)
         if train.compile == "model":
-            check_compiled(model, sharing, on)
+            check_compiled(model, sharing)
         check_optimizer(optimizer, model=model, strategy=sharing, device=on, keeps=keeps)
         tasks = Tasks.of(task, train.coefficients, combine_named(train.combine), train.norm_statistics)
         check_tasks(tasks, data, evaluations, model=model, policy=policies.non_finite)
         check_whole_model(tasks.by_name, train.ema, model, sharing)
         for one in tasks.by_name.values():
             one.prepare(model)
-        if train.compile == "update":
-            check_whole_update(model, tasks, optimizer, sharing, formats, policies, on)
         setup = Setup(
             model=model,
             tasks=tasks,
@@ -167,6 +168,9 @@ def set_up(
             recomputed=choose_modules(model, train.memory.checkpoint),
             empty_cache=build_emptying(train.memory.empty_cache_every_updates, on),
             keeps=keeps,
+            compute=import_module(COMPUTES[train.compile]) if train.compile in COMPUTES else None,
         )
+        if setup.compute is not None:
+            setup.compute.check(setup)
         check_unused(setup.kept)
         return setup

@@ -5,9 +5,6 @@ its compiler make machine code of them.
 """
 
 import copy
-import logging
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -15,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Aborted, Committed, Ema, Engine, Logging, Loss, MapData, Mixture, Task, Trainer, Training
-from evenstep.errors import ArgumentError, NonFiniteError, TaskError
+from evenstep.errors import ArgumentError, NonFiniteError
 from evenstep.options import Memory
-from evenstep.pipeline import Layer, PipelineModel
+from evenstep.pipeline import PipelineModel
 from evenstep.pipeline import compiled as forwards
-from evenstep.train.compiled import REPEATED, parts_of
+from evenstep.train.compiled import compiled_parts
 from evenstep.train.memory.blocks import choose_modules
+from refused import refused
 
 # torch's own, while it compiles a part that is called with the output of another
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -92,27 +90,42 @@ def trained(model: nn.Module, compile: str = "model", *, updates: int = 4, **mor
 
 
 @pytest.fixture
-def as_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs are run as torch has found them."""
+def as_found(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Graphs are run as torch has found them; gives them."""
     torch.compiler.reset()
+    graphs: list[Any] = []
+    compile = torch.compile
 
-    def forward_of(graph: Any, inputs: Any, *, captured: bool) -> Any:
+    def found(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(forwards, "compile_graph", forward_of)
+    monkeypatch.setattr(torch, "compile", lambda forward, **_: compile(forward, dynamic=False, backend=found))
+    return graphs
 
 
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
-    with caplog.at_level(logging.WARNING, logger="evenstep"):
-        yield lambda: [record.getMessage() for record in caplog.records if record.name == "evenstep"]
+def test_each_shape_and_mode_is_compiled_once_for_all_blocks(as_found: list[Any]) -> None:
+    engine = engine_of(chain())
+    counts: list[int] = []
+    for update, sizes in enumerate([(4, 4), (4, 3), (4, 4), (3, 4)]):
+        engine.update(*batches(update, sizes))
+        counts.append(len(as_found))
+    engine.evaluate(*batches(9))
+    engine.evaluate(*batches(9))
+    engine.update(*batches(9))
+    assert counts == [1, 2, 2, 2] and len(as_found) == 3
+
+
+def test_a_layer_with_random_numbers_of_its_own_is_refused() -> None:
+    with refused(ArgumentError, "compile"):
+        engine_of(nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.1), nn.Linear(2, 1)))
 
 
 def test_blocks_are_compiled_one_by_one_and_single_operations_are_not() -> None:
-    assert [*parts_of(chain())] == ["1", "2", "3"]
-    assert [*parts_of(chain(stages=3))] == ["1", "2", "3"]
-    assert [*parts_of(Listed())] == ["blocks.0", "blocks.1"]
-    assert [*parts_of(Listed(1))] == [""]
+    assert [*compiled_parts(chain())] == ["1", "2", "3"]
+    assert [*compiled_parts(chain(stages=3))] == ["1", "2", "3"]
+    assert [*compiled_parts(Listed())] == ["blocks.0", "blocks.1"]
+    assert [*compiled_parts(Listed(1))] == [""]
 
 
 def test_blocks_are_those_that_are_meant_by_checkpointing() -> None:
@@ -120,7 +133,7 @@ def test_blocks_are_those_that_are_meant_by_checkpointing() -> None:
         return nn.Sequential(Block(), Block())
 
     model = nn.ModuleDict({"down": nn.ModuleList([several(), several()]), "up": nn.ModuleList([nn.Tanh(), Block()])})
-    names = tuple(parts_of(model))
+    names = tuple(compiled_parts(model))
     assert names == choose_modules(model, "blocks").names == ("down.0.0", "down.0.1", "down.1.0", "down.1.1")
 
 
@@ -177,21 +190,6 @@ def test_a_model_without_blocks_is_compiled_as_a_whole() -> None:
     model = net()
     assert torch.equal(trained(model), trained(net(), "off"))
     assert forwards.is_compiled(model)
-
-
-@pytest.mark.usefixtures("as_found")
-def test_each_shape_and_mode_is_compiled_once_for_all_blocks() -> None:
-    engine = engine_of(chain())
-    compiled = engine.parts.compiled
-    assert compiled is not None
-    counts: list[int] = []
-    for update, sizes in enumerate([(4, 4), (4, 3), (4, 4), (3, 4)]):
-        engine.update(*batches(update, sizes))
-        counts.append(compiled.compilations)
-    engine.evaluate(*batches(9))
-    engine.evaluate(*batches(9))
-    engine.update(*batches(9))
-    assert counts == [1, 2, 2, 2] and compiled.compilations == 3
 
 
 @pytest.mark.usefixtures("as_found")
@@ -326,75 +324,6 @@ def test_a_hook_that_comes_later_is_called_inside_of_a_block_as_well() -> None:
     assert len(seen) == 2
 
 
-@pytest.mark.usefixtures("as_found")
-def test_compiling_again_and_again_is_said_with_what_changes(said: Callable[[], list[str]]) -> None:
-    engine = engine_of(chain())
-    for update in range(REPEATED + 1):
-        engine.update(*batches(update, (update + 2,)))
-    [message] = said()
-    assert message.startswith(f"`1` (Block) was compiled {REPEATED} times up to update {REPEATED}, ")
-    assert "[9, 6] float32 with gradients after [8, 6] float32 with gradients" in message
-
-
-@pytest.mark.usefixtures("as_found")
-def test_what_is_compiled_in_parts_is_said_with_the_reason(said: Callable[[], list[str]]) -> None:
-    class Branches(Block):
-        def forward(self, x: Tensor) -> Tensor:
-            if x.detach().sum() > 1e9:
-                return x
-            return super().forward(x)
-
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, WIDTH), Branches(), nn.Linear(WIDTH, 1))
-    other = copy.deepcopy(model)
-    assert torch.equal(trained(model), trained(other, "off"))
-    [message] = said()
-    assert message.startswith("`1` (Branches) is compiled in 2 parts instead of one, which costs time in each pass: ")
-
-
-@pytest.mark.usefixtures("as_found")
-def test_a_block_with_hooks_inside_is_left_as_it_is_and_named(said: Callable[[], list[str]]) -> None:
-    def sees(*_: Any) -> None: ...
-
-    model = chain()
-    model.get_submodule("2.inner").register_forward_hook(sees)
-    engine = engine_of(model)
-    engine.update(*batches(0))
-    assert said() == [
-        "`2` (Block) has modules with hooks, which are called at each micro-batch; it is trained as it is written."
-    ]
-    assert [name for name, part in model.named_modules() if forwards.is_compiled(part)] == ["1", "3"]
-
-
-@pytest.mark.parametrize(
-    ("model", "why"),
-    [
-        (lambda: nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.1), nn.Linear(2, 1)), "seeded by itself"),
-        (lambda: PipelineModel([nn.Linear(3, 2), nn.Linear(2, 1)], stages_per_rank=2), "a single operation"),
-        (lambda: PipelineModel([Layer("a", torch.compile(Block(), backend="eager"))]), "is compiled already"),  # type: ignore[arg-type]
-    ],
-)
-def test_what_can_not_be_compiled_is_refused(model: Callable[[], nn.Module], why: str) -> None:
-    with pytest.raises(ArgumentError, match=rf"`compile` is 'model'.*{why}.*`compile` to 'off'"):
-        engine_of(model())
-
-
-def test_a_missing_compiler_is_said_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evenstep.train.compiled.cpp_compiler_fault", lambda: "no working C++ compiler was found")
-    with pytest.raises(ArgumentError, match=r"needs a C\+\+ compiler.*but: no working.*`compile` to 'off'"):
-        engine_of(chain())
-
-
-@pytest.mark.usefixtures("as_found")
-def test_what_the_compiler_refuses_is_refused_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(graph: Any, inputs: Any, *, captured: bool) -> Any:
-        raise ValueError("no such kernel")
-
-    monkeypatch.setattr(forwards, "compile_graph", fails)
-    with pytest.raises(TaskError, match=r"`1` \(Block\) can't be compiled: .*no such kernel.*`compile` to 'off'"):
-        engine_of(chain()).update(*batches(0))
-
-
 @pytest.mark.slow
 def test_machine_code_gives_the_run_within_1e_6_and_two_such_runs_the_same_bits() -> None:
     torch.compiler.reset()
@@ -463,14 +392,3 @@ def test_losses_and_metrics_of_a_compiled_run_are_sums_over_weights_as_without()
     assert found[0]["loss"] == pytest.approx(float(every.mean()))
     assert found[0]["close"] == pytest.approx(float((every < 1.0).float().mean()))
     assert found[0]["close"] != pytest.approx(sum(float((one < 1.0).float().mean()) for one in errors) / 2)
-
-
-def test_an_error_of_the_compiler_itself_names_the_folder_of_its_cache(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    class Failed(Exception):
-        inner_exception = NameError("name 'empty_' is not defined")
-
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    assert forwards.reason_of(Failed()).endswith(f"may be damaged: delete {tmp_path})")
-    assert forwards.reason_of(ValueError("data-dependent")) == "data-dependent"

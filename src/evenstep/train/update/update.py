@@ -52,6 +52,7 @@ class Update:
     Attributes:
         rollback: undoes what passes changed.
         is_computing: whether an update is being made now.
+        reads_at_once: whether the host knows at once if an update was applied.
         is_whole: False if an error came while the state was changed and can't be taken back: it is that of no update.
     """
 
@@ -73,6 +74,7 @@ class Update:
         self._model, self._parameters, self.trained = model, parameters, trained
         self._sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
         self._context, self._execution = context, execution
+        self.reads_at_once = apply.reads_at_once
         self._apply, self._ema, self.learning_rates = apply, ema, learning_rates
         self._branch_of_steps = branch(context.seed, "step")
         self._recovery = recovery = Recovery(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from evenstep.optim.formulas import Formula, formula_of
+from evenstep.contrib.compiled_update.formulas import Formula, formula_of
 
 _values = methodcaller("values")
 

@@ -4,8 +4,7 @@
     θ', s', e', ‖g‖  =  stepped(θ, s, e, B, B', g, numbers)      s: the optimizer's state, e: the average
 
 `torch.compile` follows both through the task's `inputs` and `loss` and through the model. Nothing here looks at what
-tensors hold: whether the gradient is finite selects the old or the new values on the device. Who calls what, and what
-is compiled, is told in `compiled_update`.
+tensors hold: whether the gradient is finite selects the old or the new values on the device.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
+from evenstep.contrib.compiled_update.checks import check_shows_nothing
+from evenstep.contrib.compiled_update.formulas import Formula
 from evenstep.optim.apply import CLIP_EPSILON
-from evenstep.optim.formulas import Formula
 from evenstep.pipeline.layers import arguments
-from evenstep.train.checks.whole_update import check_shows_nothing
 from evenstep.train.tasks.task import Loss, Task
 from evenstep.train.update.context import TrainContext
 

@@ -1,88 +1,69 @@
-"""Updates of which each is one compiled graph: forwards, backwards, norm, clip, optimizer and average together.
+"""Updates that are one compiled graph each.
 
-What is known on the host (weights, rates, the loss scale, the number of the step) goes in as numbers, so nothing is
-compiled anew while they change; what each micro-batch told comes out and is recorded with its weight, as ever. An
-update in which nobody has work, and whatever is looked at again after an abort, is left to `Update`, before which it
-stands.
+Numbers of the host (weights, rates, the loss scale, the count of steps) are arguments of the graph, so that nothing is
+compiled anew while they change. Losses and metrics of each micro-batch are its outputs. An update without work, and
+every second look at an update, is left to `Update`.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any, cast, final
 from zlib import crc32
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
+from evenstep.contrib.compiled_update.checks import check_shows_nothing, check_uncalled
+from evenstep.contrib.compiled_update.compilations import Compilations
+from evenstep.contrib.compiled_update.formula_state import FormulaState
+from evenstep.contrib.compiled_update.graphs import Graphs, OneGraph, Outcome, Probed, TwoGraphs, Work, form_of
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.data.seeding import undisturbed
-from evenstep.data.split import copied
-from evenstep.errors import OutOfMemoryError
-from evenstep.events import Incident
 from evenstep.internals import NoGrad, buffers_of, pytree, times_written
 from evenstep.keys import branch, branch_below
 from evenstep.memory import is_out_of_memory
-from evenstep.optim.ema import Ema
-from evenstep.optim.formula_state import FormulaState
 from evenstep.parallel.buffers import running_statistics
-from evenstep.pipeline.compiled import as_written
-from evenstep.train.checks.whole_update import check_shows_nothing, check_still_capturable
+from evenstep.train.compute import ComputeParts
 from evenstep.train.memory.sub_batch import SubBatch
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import branch_of
 from evenstep.train.tasks.task import Loss, Task
-from evenstep.train.update.context import TrainContext
-from evenstep.train.update.execution import Execution
 from evenstep.train.update.microbatch import MicrobatchStep
 from evenstep.train.update.outcome import PendingUpdate
 from evenstep.train.update.recording import Recording
-from evenstep.train.update.update import Update
 from evenstep.train.update.weigh import Weights
-from evenstep.train.whole_update.compilations import Compilations
-from evenstep.train.whole_update.graphs import Graphs, OneGraph, Outcome, Probed, TwoGraphs, Work, form_of
 
-_GRAPH = crc32(b"graph") | 1 << 40  # as `keys` takes the name "graph", without encoding it each time
-_WHOLE = SubBatch(None)  # what a loss is of: no part of a micro-batch
+_GRAPH = crc32(b"graph") | 1 << 40  # the key of the name "graph", without encoding it each time
+_WHOLE = SubBatch(None)  # losses are of whole micro-batches
 
 
 @final
 class CompiledUpdate:
-    """Executes updates as graphs; the same verdicts, records and counters as those of `Update`.
-
-    Args:
-        core: does what no graph does.
-        model: on its device, as it is written.
-        optimizer: of a class whose step is a formula.
-        clip_norm: None does not clip.
+    """Executes updates as graphs; verdicts, records and counters are those of `Update`.
 
     Attributes:
-        compilations: what was compiled.
+        reads_at_once: whether the host knows at once if an update was applied.
+        compilations: the compiled functions.
     """
 
-    def __init__(
-        self,
-        *,
-        core: Update,
-        model: nn.Module,
-        optimizer: Optimizer,
-        context: TrainContext,
-        execution: Execution,
-        ema: Ema | None,
-        clip_norm: float | None,
-        report: Callable[[Incident], None],
-    ) -> None:
-        self._core, self._model, self._optimizer = core, model, optimizer
-        self._context, self._execution, self._ema = context, execution, ema
+    def __init__(self, parts: ComputeParts) -> None:
+        setup, context, execution = parts.setup, parts.context, parts.execution
         group = execution.reducers.group
-        self._state = FormulaState(optimizer)
-        self.compilations = Compilations(context.device, report, group.rank)
+        self._core = parts.core
+        self._model = setup.model
+        self._optimizer = setup.optimizer
+        self._context = context
+        self._execution = execution
+        self._ema = setup.train.ema
+        self._state = FormulaState(setup.optimizer)
+        self.reads_at_once = context.device.type == "cpu"  # where reading the verdict costs nothing
+        self.compilations = Compilations(context.device)
         given: dict[str, Any] = {
-            "model": model,
+            "model": setup.model,
             "context": context,
             "state": self._state,
-            "ema": ema,
-            "clip_norm": clip_norm,
+            "ema": self._ema,
+            "clip_norm": setup.train.clip_norm,
             "compilations": self.compilations,
             "probe": self._probe,
         }
@@ -90,7 +71,6 @@ class CompiledUpdate:
             TwoGraphs(group=group, trained=self._trained, **given) if group.ranks > 1 else OneGraph(**given)
         )
         self._transforms = {name for name, task in context.tasks.items() if type(task).transform is not Task.transform}
-        self._waits = context.device.type == "cpu"  # for the verdict, which costs nothing there
         self._root = branch(context.seed)
         self._halted: Tensor | None = None
         self._dispatched = 0
@@ -115,12 +95,7 @@ class CompiledUpdate:
         context.phases.lap("weigh")
         if not weights.totals or not self._model.training:
             return core(batch, before)
-        state = self._state
-        check_still_capturable(self._optimizer, state.parameters)
-        if update <= self._dispatched:  # what was dispatched since has been taken back, or another state was loaded
-            state.read()
-            self._halted = None
-        state.follow()
+        self._follow_state(update)
         undo = core.rollback.begin_passes()
         self._weights, self._number = weights, update
         rates_before = core.learning_rates.last
@@ -130,10 +105,8 @@ class CompiledUpdate:
             outcome = self._computed(weights, update)
         except Exception as error:
             core.is_whole = not is_out_of_memory(error)  # all else is raised before anything is changed
-            state.forget()
+            self._state.forget()
             core.learning_rates.put_back(rates_before)
-            if is_out_of_memory(error):
-                raise _no_memory(update, error) from error
             raise
         core.is_whole = True
         if outcome is None:
@@ -141,12 +114,12 @@ class CompiledUpdate:
             core.learning_rates.put_back(rates_before)
             return core(batch, before)
         self._dispatched = update
-        applied = self._verdict(outcome)
-        core.rollback.judge(applied[1])
-        put = context.storage.put
+        norm, aborted = self._verdict(outcome)
+        core.rollback.judge(aborted)
         recording = self._record(weights, outcome, update)
         core.rollback.check_writes()
-        put("train/grad_norm", applied[0], update=update)
+        put = context.storage.put
+        put("train/grad_norm", norm, update=update)
         for name, rate in zip(core.learning_rates.names, rates, strict=True):
             put(name, rate, update=update)
         if context.precision.retries_overflow:
@@ -156,12 +129,20 @@ class CompiledUpdate:
             before=before,
             precision=context.precision.state,
             rates=rates_before,
-            norm=applied[0],
-            aborted=applied[1],
+            norm=norm,
+            aborted=aborted,
             total=weights.total,
             skipped_samples=weights.skipped_samples,
             gathered=recording.gathered,
         )
+
+    def _follow_state(self, update: int) -> None:
+        """Take the optimizer's state and options as they are now."""
+        check_uncalled(self._optimizer, self._state.parameters)
+        if update <= self._dispatched:  # later updates were taken back, or another state was loaded
+            self._state.read()
+            self._halted = None
+        self._state.follow()
 
     def _computed(self, weights: Weights, update: int) -> Outcome | None:
         """Run the update's graphs on this rank's micro-batches."""
@@ -177,16 +158,16 @@ class CompiledUpdate:
             randomness.end_passage()
 
     def _begin_graph(self) -> None:
-        """Seed what the graph draws; also after a probe, which has drawn."""
+        """Seed the graph's random numbers; also after a probe, which has drawn."""
         work, own = cast("Weights", self._weights).work, branch_below(self._root, self._number)
         first = work[0].index if work else 0  # another one on each rank
         self._context.randomness.begin(self._context.device, branch_below(own, first, _GRAPH))
 
     def _work(self, weights: Weights, update: int, own: int) -> Work:
-        """What the update is computed from.
+        """The inputs of the update's graphs.
 
         Args:
-            own: the branch of its keys.
+            own: the branch of the update's keys.
         """
         context = self._context
         scale, divisors, value = context.precision.scale, weights.divisors, context.coefficients.value
@@ -201,10 +182,10 @@ class CompiledUpdate:
             batches.append(batch)
             factors.append(scale * value(one.task, update) / divisors[one.index])
         share = 0.0 if self._ema is None else self._ema.share(update)
-        return Work(tuple(key), tuple(tasks), batches, factors, scale, share, self._halted, update)
+        return Work(tuple(key), tuple(tasks), batches, factors, scale, share, self._halted)
 
     def _prepared(self, one: Microbatch, own: int) -> Any:
-        """A micro-batch's data as `inputs` and `loss` take them, with the randomness that it has without compiling."""
+        """A micro-batch's data as `inputs` and `loss` take them, with the randomness of a run without compiling."""
         context, batch = self._context, one.data
         if context.transfer is not None:
             batch = context.transfer(batch)
@@ -214,23 +195,23 @@ class CompiledUpdate:
         return batch if context.reorder is None else context.reorder(batch)
 
     def _verdict(self, outcome: Outcome) -> tuple[float | Tensor, float | Tensor]:
-        """‖g‖₂, and whether the step was not taken: on the device, unless it is the first of some parameters."""
-        norm, aborted, _, own, begins = outcome
+        """‖g‖₂, and whether the step was skipped: on the device, unless it is the first of some parameters."""
+        norm, aborted = outcome.norm, outcome.aborted
         if self.compilations.captures:  # the graph's next run writes to its outputs
             norm, aborted = norm.clone(), aborted.clone()
-        if not self._waits and not begins:
+        if not self.reads_at_once and not outcome.begins:
             self._halted = aborted
-            self._state.committed(own)
+            self._state.committed(outcome.own)
             return norm, aborted
         if aborted.item():
             self._state.forget()
-            self._halted = None if self._waits else aborted
+            self._halted = None if self.reads_at_once else aborted
             return norm.item(), 1.0
-        self._state.committed(own)
+        self._state.committed(outcome.own)
         return norm.item(), 0.0
 
     def _record(self, weights: Weights, outcome: Outcome, update: int) -> Recording:
-        """Record what the tasks told, each with its weight."""
+        """Record losses and metrics, each with its weight."""
         context, recording = self._context, Recording(self._context, weights, update, "train/")
         captures = self.compilations.captures
         for one, told in zip(weights.work, outcome.told, strict=True):
@@ -251,20 +232,23 @@ class CompiledUpdate:
         return tuple([number for number, one in enumerate(self._state.parameters) if one.requires_grad])
 
     def _probe(self) -> Probed:
-        """Go through the micro-batches of the update in progress once, forward and backward, without a trace.
+        """Run the update's micro-batches once without compiling, forward and backward, and take everything back.
 
-        What is wrong with them is raised in the words of a run that is not compiled.
+        Errors of a task are raised here, with the messages of a run without compiling.
         """
-        context, weights, update = self._context, self._weights, self._number
+        weights = self._weights
+        silent = self._context.silently()
         assert weights is not None
-        silent = context.silently()
-        work = tuple([replace(one, data=copied(one.data)) for one in weights.work])
-        weights = replace(weights, work=work)
-        with self._core.rollback.unchanged(), undisturbed(), as_written(), torch.enable_grad():
-            before = {name: (one, times_written(one)) for name, one in self._model.named_buffers()}
-            with MicrobatchStep.of_update(silent, weights, update) as step:
-                self._execution.try_one(step)
-            moving = self._moving(before)
+        work = [replace(one, data=pytree.tree_map_only(Tensor, Tensor.clone, one.data)) for one in weights.work]
+        buffers = {name: (one, times_written(one)) for name, one in self._model.named_buffers()}
+        with (
+            self._core.rollback.unchanged(),
+            undisturbed(),
+            torch.enable_grad(),
+            MicrobatchStep.of_update(silent, replace(weights, work=tuple(work)), self._number) as step,
+        ):
+            self._execution.try_one(step)
+            moving = self._moving(buffers)
         check_shows_nothing([one.name for one in silent.storage.take_shown()])
         used = tuple([number for number, one in enumerate(self._state.parameters) if one.grad is not None])
         for one in self._core.trained.with_grad:
@@ -285,14 +269,6 @@ class CompiledUpdate:
         )
 
 
-def running_statistics_of(part: nn.Module) -> list[Tensor]:
-    """Those of a single layer."""
+def running_statistics_of(part: nn.Module) -> Sequence[Tensor]:
+    """The running statistics of a single layer."""
     return running_statistics(part) if next(part.children(), None) is None else []
-
-
-def _no_memory(update: int, error: Exception) -> OutOfMemoryError:
-    return OutOfMemoryError(
-        f"there is no memory for update {update}, which is one graph and can't be cut finer on its way "
-        f"({str(error).splitlines()[0] if str(error) else type(error).__name__}). Go on from the last checkpoint with "
-        f"smaller micro-batches, or set `compile` to 'model', with which what does not fit is cut."
-    )

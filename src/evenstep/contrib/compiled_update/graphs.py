@@ -15,17 +15,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from evenstep.contrib.compiled_update.compilations import Compilations, Compiled
+from evenstep.contrib.compiled_update.dynamo import NotCompiledError, keep_address, only_compiled
+from evenstep.contrib.compiled_update.formula_state import FormulaState
+from evenstep.contrib.compiled_update.function import HEAD, Gradients, Held, OptimizerStep, Told
 from evenstep.errors import TaskError
 from evenstep.internals import buffers_of, parameters_of, places_of, pytree
-from evenstep.internals.compiler import NotCompiledError, keep_address, only_compiled
 from evenstep.names import named_parameters
 from evenstep.optim.ema import Ema
-from evenstep.optim.formula_state import FormulaState
 from evenstep.parallel import Group
 from evenstep.train.tasks.task import Task
 from evenstep.train.update.context import TrainContext
-from evenstep.train.whole_update.compilations import Compilations, Compiled
-from evenstep.train.whole_update.function import HEAD, Gradients, Held, OptimizerStep, Told
 
 T = TypeVar("T")
 Run: TypeAlias = Callable[[Compiled, Sequence[Any]], Any]
@@ -52,7 +52,6 @@ class Work(NamedTuple):
     scale: float
     share: float
     halted: Tensor | None
-    update: int
 
 
 class Probed(NamedTuple):
@@ -197,7 +196,7 @@ class Graphs(ABC):
                 keep_address(moving)
             entry = _Entry(probed, moving, tuple([names[id(one)] for one in moving]))
             entries.append(entry)
-        return run(entry, work, lambda compiled, args: self._compilations.run(compiled, args, work.key, work.update))
+        return run(entry, work, self._compilations.run)
 
     def _gradients(self, work: Work, own: Sequence[int], moving: tuple[tuple[str, ...], ...]) -> Gradients:
         names = tuple([self._names[one] for one in own])
@@ -314,7 +313,7 @@ class TwoGraphs(Graphs):
         stepped, compiled = self._step_of(own, trained)
         numbers = self._packed([work.scale, work.share, *self._state.numbers(stepped.firsts)])
         args = (stepped.held, flat, numbers, work.halted)
-        norm, aborted = self._compilations.run(compiled, args, "the parameters that have a gradient", work.update)
+        norm, aborted = self._compilations.run(compiled, args)
         return Outcome(norm, aborted, told, own, begins)
 
     def _summed(self, work: Work, trained: tuple[int, ...]) -> tuple[Tensor, Sequence[Told]]:
@@ -336,8 +335,8 @@ class TwoGraphs(Graphs):
         if entry.compiled is None:
             if entry.probed.moving:
                 raise TaskError(
-                    f"forwards change the buffer `{entry.probed.moving[0]}`, which a compiled update can't make "
-                    f"equal on several ranks; set `compile` to 'model', or train in one process."
+                    f"forwards change the buffer `{entry.probed.moving[0]}`, which ranks can't share; "
+                    f"set `compile` to 'model'."
                 )
             if self._compilations.captures:
                 keep_address(parameters)

@@ -1,0 +1,99 @@
+"""Refuses runs whose updates are no function of tensors: a graph would leave something out in silence."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from evenstep.contrib.compiled_update.formulas import FORMULAS
+from evenstep.errors import ArgumentError
+from evenstep.events import Hook
+from evenstep.internals import any_gradient_hooks, has_foreign_hooks, has_step_hooks
+from evenstep.names import named_parameters, parameters_in
+from evenstep.parallel import Ddp, Single
+from evenstep.parallel.buffers import running_statistics
+from evenstep.parallel.compression import Compression
+from evenstep.pipeline import PipelineModel
+from evenstep.train.setup import Setup
+
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+_INSIDE = tuple(
+    f"{side}_{part}" for part in ("microbatch", "forward", "backward", "step") for side in ("before", "after")
+)
+
+
+def check(setup: Setup) -> None:
+    """Raise ArgumentError for a run whose updates can't be graphs."""
+    strategy, optimizer, tasks = setup.strategy, setup.optimizer, setup.tasks
+    plain = type(strategy) is Single or (type(strategy) is Ddp and type(strategy.compression) is Compression)
+    refused = {
+        "the model is in stages": isinstance(setup.model, PipelineModel),
+        "the strategy is not 'single' or uncompressed 'ddp'": not plain,
+        "ranks may come and go (`lost_rank`)": strategy.group.can_change,
+        f"`precision` is '{setup.precision.name}', and not one of {', '.join(PRECISIONS)}": setup.precision.name
+        not in PRECISIONS,
+        f"the optimizer is {type(optimizer).__name__}, and not AdamW, Adam or SGD": type(optimizer) not in FORMULAS,
+        "a task has a late weight": any(task.late_weight for task in tasks.by_name.values()),
+        "a task uses the average": any(task.uses_average for task in tasks.by_name.values()),
+        "`coefficients` are learned": tasks.coefficients.are_learned,
+        "`combine` keeps the tasks' gradients apart": tasks.combine is not None,
+        "`fit_memory` cuts micro-batches": setup.train.fit_memory,
+    }
+    for reason, applies in refused.items():
+        if applies:
+            raise _refusal(reason)
+    _check_optimizer(optimizer)
+    _check_model(setup.model, ranks=strategy.ranks)
+
+
+def check_hooks(hooks: Iterable[Hook]) -> None:
+    """Raise ArgumentError for a hook that listens to something inside of an update."""
+    for hook in hooks:
+        heard = [name for name in _INSIDE if getattr(getattr(hook, name), "__func__", None) is not getattr(Hook, name)]
+        if heard:
+            raise _refusal(f"hook `{hook.name}` has `{heard[0]}`, which no graph calls")
+
+
+def check_uncalled(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+    """Raise ArgumentError for hooks on the step or on gradients, which the graph would not call."""
+    if has_step_hooks(optimizer):
+        raise _refusal("the optimizer's step has hooks, or was replaced, as by torch's LR schedulers")
+    if any_gradient_hooks(parameters):
+        raise _refusal("a parameter has hooks on its gradient")
+
+
+def check_shows_nothing(names: Sequence[str]) -> None:
+    """Raise ArgumentError for texts and images that came with a loss, which a graph can't give."""
+    if names:
+        raise _refusal(f"the task's loss has `shown` ('{names[0]}')")
+
+
+def _refusal(reason: str) -> ArgumentError:
+    return ArgumentError(f"`compile` is 'update', but {reason}; set `compile` to 'model'.", field="compile")
+
+
+def _check_optimizer(optimizer: Optimizer) -> None:
+    parameters = parameters_in(optimizer)
+    groups: list[dict[str, Any]] = optimizer.param_groups
+    options = [value for group in groups for value in (group["lr"], *group.get("betas", ()))]
+    if any(isinstance(value, torch.Tensor) for value in options):
+        raise _refusal("`lr` or `betas` of the optimizer is a tensor")
+    if any(one.dtype not in (torch.float32, torch.float64) for one in parameters):
+        raise _refusal("the optimizer has parameters that are not float32")
+    check_uncalled(optimizer, parameters)
+
+
+def _check_model(model: nn.Module, *, ranks: int) -> None:
+    for name, part in model.named_modules():
+        if getattr(part, "sparse", False) is True:
+            raise _refusal(f"`{name}` makes sparse gradients")
+        if getattr(part, "track_running_stats", False) and getattr(part, "momentum", 0.0) is None:
+            raise _refusal(f"`{name}` has no `momentum`, so a tensor says how much a batch counts")
+    if has_foreign_hooks(model):
+        raise _refusal("modules of the model have hooks")
+    if ranks > 1 and running_statistics(model):
+        raise _refusal("the model has running statistics, which ranks make equal between the passes and the step")
+    if ranks > 1 and len({one.dtype for one in named_parameters(model).values()}) > 1:
+        raise _refusal("parameters are of several number formats, while one sum shares all gradients")

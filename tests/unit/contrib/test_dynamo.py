@@ -1,0 +1,85 @@
+"""The private parts of torch's compiler are still as they were found."""
+
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+from evenstep.contrib.compiled_update import dynamo
+
+
+def test_what_the_users_own_values_are_is_compared_at_each_call_and_torchs_modules_are_not() -> None:
+    torch.compiler.reset()
+    kept: list[str] = []
+
+    class Scaled:
+        by = 2.0
+
+    def choose(guards: Any) -> list[bool]:
+        chosen = dynamo.guards_kept(guards, ("held",))
+        kept.extend(guard.name for guard, is_kept in zip(guards, chosen, strict=True) if is_kept)
+        return chosen
+
+    def scaled(held: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.gelu(x * Scaling.by + held[0])
+
+    Scaling, own = Scaled(), cast("Any", {"guard_filter_fn": choose})
+    compiled = torch.compile(scaled, backend="eager", fullgraph=True, options=own)
+    one = torch.ones(1)
+    first = compiled([one], one)
+    Scaling.by = 3.0
+    assert not torch.equal(compiled([one], one), first)
+    assert not any(name.startswith(("held", "L['held']", "G['__import_torch")) for name in kept)
+    dynamo.keep_address([one])
+
+
+@pytest.mark.parametrize(
+    ("name", "is_kept"),
+    [
+        ("L['gradients'].tasks[0].scale", True),
+        ("type(gradients.model).__dict__['scale']", True),
+        ("G['__import_evenstep_of_ours']", True),
+        ("G['__import_torchvision_dot_ops'].limit", True),
+        ("step.formulas[0]", False),
+        ("dict(type(L['step'].formulas[0]).__dict__)['width']", False),
+        ("stepping", True),
+        ("list(dict.keys(__import__('torch').utils))[1]", False),
+        ("G['__import_torch_dot_nn'].Linear", False),
+        ("G['__import_evenstep_dot_train'].forward", False),
+    ],
+)
+def test_a_comparison_is_left_out_by_what_it_begins_with(name: str, is_kept: bool) -> None:
+    guard = SimpleNamespace(name=name, guard_type="EQUALS_MATCH")
+    assert dynamo.guards_kept([guard], ("step", "gradients.context")) == [is_kept]
+
+
+def test_what_was_compiled_is_run_and_nothing_else() -> None:
+    torch.compiler.reset()
+
+    class Scaled:
+        by = 2.0
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        dynamo.only_compiled()
+        return x * Scaling.by
+
+    Scaling, one = Scaled(), torch.ones(1)
+    anew = torch.compile(scaled, backend="eager", fullgraph=True, dynamic=False)
+    known = dynamo.as_compiled(scaled)
+    with pytest.raises(dynamo.NotCompiledError):
+        known(one)
+    assert torch.equal(anew(one), known(one))
+    Scaling.by = 3.0
+    for other in (one, torch.ones(2)):
+        with pytest.raises(dynamo.NotCompiledError):
+            known(other)
+        assert torch.equal(anew(other), other * 3) and torch.equal(known(other), other * 3)
+
+
+def test_only_what_the_compiler_raises_is_an_error_of_compiling() -> None:
+    exceptions = cast("Any", import_module("torch._dynamo.exc"))
+    assert dynamo.is_compile_error(exceptions.InternalTorchDynamoError("none"))
+    assert not dynamo.is_compile_error(ValueError("none"))
