@@ -117,7 +117,6 @@ class CompiledUpdate:
         norm, aborted = self._verdict(outcome)
         core.rollback.judge(aborted)
         recording = self._record(weights, outcome, update)
-        core.rollback.check_writes()
         put = context.storage.put
         put("train/grad_norm", norm, update=update)
         for name, rate in zip(core.learning_rates.names, rates, strict=True):
@@ -248,6 +247,7 @@ class CompiledUpdate:
             MicrobatchStep.of_update(silent, replace(weights, work=tuple(work)), self._number) as step,
         ):
             self._execution.try_one(step)
+            self._core.rollback.check_writes()
             moving = self._moving(buffers)
         check_shows_nothing([one.name for one in silent.storage.take_shown()])
         used = tuple([number for number, one in enumerate(self._state.parameters) if one.grad is not None])
