@@ -11,7 +11,7 @@ from evenstep.config.faults import refused_at
 from evenstep.config.schema import Config
 from evenstep.parallel import Group, Mesh
 from evenstep.pipeline import SCHEDULES, Layers, Layout, PipelineModel
-from evenstep.pipeline.layers import check_covered, check_nothing_around
+from evenstep.pipeline.layers import check_covered
 from evenstep.pipeline.split import cut, flows, stages_per_rank_for
 
 
@@ -49,7 +49,6 @@ def check_stages(config: Config, made: nn.Module | Layers) -> None:
     with refused_at("parallel.pipeline"):
         layers = Layers.of(made)
         check_covered(made, layers)
-        check_nothing_around(made, layers)
         places = cut(layers, stages=chain.stages, split_at=parallel.split_at or None)
         edges = flows(layers, places)
         layout = Layout(rank_of=chain.rank_of, edges=tuple(edges))

@@ -11,7 +11,7 @@ from typing import Any, final
 
 from evenstep.errors import ConfigError
 
-DRAWINGS = ("text", "svg", "trace", "plan", "torch")
+DRAWINGS = ("text", "trace", "plan", "torch")
 
 
 def _option(default: Any, meaning: str) -> Any:

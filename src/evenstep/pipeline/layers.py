@@ -7,23 +7,19 @@ cut. It builds nothing: a layer may be a module, or a function that builds it on
 
 from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from inspect import Signature, ismethod, signature
+from dataclasses import dataclass
+from inspect import ismethod
 from typing import Any, Self, TypeAlias, cast, final
 
 import torch
 from torch import Tensor, nn
 
-from evenstep.arguments import first_of, require_names, require_object, require_several, said
-from evenstep.errors import ArgumentError, clause
+from evenstep.arguments import first_of
+from evenstep.errors import ArgumentError
 from evenstep.internals import (
-    buffers_of,
     children_of,
     compiled_in_place,
-    has_backward_hooks,
     has_hooks,
-    is_saved,
-    unwrapped,
 )
 from evenstep.keys import key
 from evenstep.names import named_parameters
@@ -52,18 +48,6 @@ class Layer:
     sources: tuple[str, ...] | None = None
     inputs: bool | tuple[str, ...] | None = None
 
-    def __post_init__(self) -> None:
-        require_object("name", self.name, str, "`Layer('head', module)`")
-        if not callable(self.build):
-            raise ArgumentError(
-                f"`build` of layer '{self.name}' must be a module or a function that gives it, but is "
-                f"{said(self.build)}; write `Layer('{self.name}', nn.Linear(4, 2))`."
-            )
-        if self.sources is not None:
-            require_names("sources", self.sources, "`sources=('embedding',)`")
-        if self.inputs is not None and not isinstance(self.inputs, bool):
-            require_names("inputs", self.inputs, "True, False or `inputs=('mask',)`")
-
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -83,8 +67,6 @@ class Layers:
     ties: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        require_several("layers", self.layers, Layer, "`[Layer('head', module)]`")
-        check_ties(self.ties)
         if not self.layers:
             raise ArgumentError("a model must have a layer at least, but this one has none.")
         names = [layer.name for layer in self.layers]
@@ -146,7 +128,6 @@ class Layers:
                 f"{type(model).__name__} can't be cut into stages: give it a method `layers()` that says its layers in "
                 f"the order in which they run, or make it an `nn.Sequential` without a `forward` of its own."
             )
-        require_several("model", model, Layer | nn.Module | Callable, "`[Layer('head', module)]`")
         parts = cast("Sequence[Layer | Build]", model)
         return cls(
             tuple(part if isinstance(part, Layer) else Layer(str(place), part) for place, part in enumerate(parts))
@@ -161,13 +142,6 @@ def built(layer: Layer, place: int, seed: int) -> nn.Module:
     """
     module: object = layer.build
     if not isinstance(layer.build, nn.Module):
-        if (taken := _arguments_of(layer.build)) != "":
-            raise ArgumentError(
-                f"layer '{layer.name}' must be a module, or a function that gives one and is called without arguments, "
-                f"but takes {taken}. A function of a layer's input goes into the `forward` of a module, such as "
-                f"`nn.Flatten()` for `lambda x: x.flatten(1)`, and a class with its arguments into a function, "
-                f"`lambda: nn.Linear(4, 2)`."
-            )
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key(seed, "layer", place))
             module = layer.build()
@@ -176,29 +150,6 @@ def built(layer: Layer, place: int, seed: int) -> nn.Module:
             f"layer '{layer.name}' must be a module, or a function that gives one, but gave a {type(module).__name__}."
         )
     return module
-
-
-def _arguments_of(build: Callable[[], nn.Module]) -> str:
-    """What a function must be called with, for people; "" for nothing.
-
-    >>> _arguments_of(lambda x: x.relu()), _arguments_of(torch.relu), _arguments_of(nn.ReLU), _arguments_of(nn.Linear)
-    ("'x'", 'an input', '', "'in_features' and 'out_features'")
-    """
-    if any(getattr(place, getattr(build, "__name__", ""), None) is build for place in (torch, nn.functional)):
-        return "an input"  # most of torch's own don't tell
-    try:
-        parameters = signature(build).parameters.values()
-    except (TypeError, ValueError):
-        return ""
-    needed = [one for one in parameters if one.default is one.empty and not one.kind.name.startswith("VAR")]
-    return " and ".join(repr(one.name) for one in needed)
-
-
-def check_ties(ties: object) -> None:
-    """Raise ArgumentError unless `ties` are sets of names: of one that is not in a list, each name would be a set."""
-    require_several("ties", ties, list | tuple, "`ties=[('embedding.weight', 'head.weight')]`")
-    for one in cast("Sequence[object]", ties):
-        require_names("ties", one, "`ties=[('embedding.weight', 'head.weight')]`")
 
 
 def check_covered(model: object, layers: Layers) -> None:
@@ -225,41 +176,6 @@ def check_covered(model: object, layers: Layers) -> None:
             f"{first_of([f'`{name}`' for name in left], 3)}, so stages would train without; give each to the "
             f"layer that uses it, or take it out of the model."
         )
-
-
-def check_nothing_around(model: object, layers: Layers) -> None:
-    """Raise ArgumentError for what a model has beside its layers, which stages would leave out: hooks, what is saved.
-
-    Where a layer is built by a function, or all are made anew, nobody can tell.
-    """
-    if not isinstance(model, nn.Module):
-        return
-    modules = [unwrapped(layer.build) for layer in layers.layers if isinstance(layer.build, nn.Module)]
-    inside = {id(part) for module in modules for part in module.modules()}
-    around = [(name, part) for name, part in unwrapped(model).named_modules() if id(part) not in inside]
-    if len(modules) < len(layers.layers) or len(around) == sum(1 for _ in unwrapped(model).modules()):
-        return
-    buffers = {id(buffer) for module in modules for buffer in module.buffers()}
-    for path, part in around:
-        where = f"its `{path}`" if path else "it"
-        if has_hooks(part) or has_backward_hooks(part):
-            raise ArgumentError(
-                f"stages call the layers of {type(model).__name__} and nothing around them, but {where} has hooks, "
-                f"which would not be called; register them on a layer ({layers.layers[0].name} … "
-                f"{layers.layers[-1].name}), or train without stages."
-            )
-        if type(part).get_extra_state is not nn.Module.get_extra_state:
-            raise ArgumentError(
-                f"the layers of {type(model).__name__} must hold all that checkpoints have of it, but {where} has a "
-                f"`get_extra_state`, which would not be asked; give it to the layer that uses what it keeps."
-            )
-        for name, buffer in buffers_of(part).items():
-            if buffer is not None and is_saved(part, name) and id(buffer) not in buffers:
-                raise ArgumentError(
-                    f"the layers of {type(model).__name__} must hold all that checkpoints have of it, but {where} has "
-                    f"the buffer `{name}`, which is in none; register it in the layer that uses it, or with "
-                    f"`persistent=False`."
-                )
 
 
 def is_chain(model: object) -> bool:
@@ -310,67 +226,3 @@ def arguments(outputs: Sequence[Any], inputs: Any, wanted: bool | tuple[str, ...
     if isinstance(inputs, dict | UserDict):
         return tuple(outputs), cast("dict[str, Any]", inputs)
     return (*outputs, inputs), {}
-
-
-def unfit(model: nn.Module, inputs: Any) -> str:
-    """What to say if a model can't be called with a task's inputs, whatever is in them; else "".
-
-    >>> from dataclasses import make_dataclass
-    >>> unfit(nn.Linear(1, 1), {"x": 1})[:85]
-    "the model can't be called with what the task's `inputs` gives: `Linear.forward(input)"
-    >>> unfit(nn.Linear(1, 1), 3)
-    ''
-    >>> unfit(nn.Bilinear(1, 1, 1), [3, 4])[-63:]
-    '`def inputs(self, batch): return tuple(super().inputs(batch))`.'
-    >>> unfit(nn.Linear(1, 1), make_dataclass("Sample", ["x", "label"])(1, 2))[-46:]
-    'so, `def inputs(self, batch): return batch.x`.'
-    >>> unfit(nn.Bilinear(1, 1, 1), ((3, 4), {}))[-61:]
-    "`def inputs(self, batch): return {'input1': …, 'input2': …}`."
-    """
-    try:
-        forward = signature(model.forward)
-    except (TypeError, ValueError):  # compiled: it does not tell
-        return ""
-    if inputs is None:
-        return (
-            "the task's `inputs` gives None for a batch (did it forget to return it?); return what the model takes of "
-            "a batch, `def inputs(self, batch): return batch[0]`."
-        )
-    try:
-        positional, named = arguments((), inputs, True)
-        forward.bind(*positional, **named)
-    except TypeError as error:
-        item = "0"
-        if isinstance(inputs, dict | UserDict):
-            item = repr(next((name for name in forward.parameters if name in inputs), next(iter(inputs), "x")))
-        gives, what = "it takes of a batch", f"batch[{item}]"
-        if isinstance(inputs, list) and _binds(forward, cast("list[Any]", inputs)):
-            gives, what = "they are, since a list is one argument", "tuple(super().inputs(batch))"
-        return (
-            f"the model can't be called with what the task's `inputs` gives: `{type(model).__name__}.forward"
-            f"({', '.join(forward.parameters)})` {clause(str(error))}. A dict is its keyword arguments, "
-            f"a tuple its positional ones; say what {gives}, "
-            f"`def inputs(self, batch): return {what}`."
-        )
-    if type(inputs) is tuple and [*map(type, cast("tuple[Any, ...]", inputs))] == [tuple, dict]:
-        given, more = cast("tuple[tuple[Any, ...], dict[str, Any]]", inputs)
-        items = [f"'{name}': …" for name in (*[*forward.parameters][: len(given)], *more)]
-        return (
-            f"the model fails with a tuple and a dict as its first two arguments, which the task's `inputs` gives. If "
-            f"they are meant as all positional and all keyword arguments, give these by name in one dict, "
-            f"`def inputs(self, batch): return {{{', '.join(items)}}}`."
-        )
-    if is_dataclass(inputs) and (names := [one.name for one in fields(inputs)]):
-        return (
-            f"the model fails with a {type(inputs).__name__} as its one argument, which the task's `inputs` gives. If "
-            f"it takes what is in that, say so, `def inputs(self, batch): return batch.{names[0]}`."
-        )
-    return ""
-
-
-def _binds(forward: Signature, positional: Sequence[Any]) -> bool:
-    try:
-        forward.bind(*positional)
-    except TypeError:
-        return False
-    return True

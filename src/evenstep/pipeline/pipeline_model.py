@@ -12,16 +12,15 @@ from operator import itemgetter
 from typing import Any, final
 
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
 
 from evenstep import training_mode
-from evenstep.arguments import choose, require_names, require_object, require_seed, require_whole
+from evenstep.arguments import choose
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import children_of, has_gradient_hooks, unwrapped
 from evenstep.names import named_parameters
 from evenstep.parallel.group import Group
 from evenstep.parallel.mesh import Mesh
-from evenstep.pipeline.layers import Build, Layer, Layers, built, check_covered, check_nothing_around, check_ties
+from evenstep.pipeline.layers import Build, Layer, Layers, built, check_covered
 from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.schedules import SCHEDULES, Schedule
 from evenstep.pipeline.split import cut, flows, stages_per_rank_for
@@ -65,21 +64,12 @@ class PipelineModel(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        require_object("mesh", mesh, Mesh, "`mesh=Mesh.of(Processes(device), pipeline=2)`", may_be_none=True)
-        require_object("schedule", schedule, str, "`schedule='1f1b'`")
         chosen = choose("schedule", schedule, SCHEDULES)
-        if stages_per_rank is not None:
-            require_whole("stages_per_rank", stages_per_rank, at_least=1, advice="the schedule's is the default")
-        if split_at is not None:
-            require_names("split_at", split_at, "`split_at=['blocks.2']`")
-        check_ties(ties)
-        require_seed(seed)
         self.mesh = mesh or Mesh()
         ranks = self.mesh.pipeline.ranks
         self.schedule: Schedule = chosen if ranks > 1 else SCHEDULES["sequential"]
         self.layers = Layers.of(model)
         check_covered(model, self.layers)
-        check_nothing_around(model, self.layers)
         if isinstance(model, nn.Module):
             # a `train` of the model's own, or of a part that holds layers, is not called later
             if model.training or training_mode.is_own(model):
@@ -267,9 +257,9 @@ def _separate(modules: Iterable[nn.Module]) -> None:
                 if seen.setdefault(id(parameter), module) is not module:
                     if has_gradient_hooks(parameter):
                         raise ArgumentError(
-                            f"`{name}` of {part}, which other layers have as well, has a hook (`register_hook`), which "
-                            f"the copies that stages have of it would not call; take it away and change the gradient "
-                            f"in the forward (`torch.autograd.Function`), or train without stages."
+                            f"`{name}` of {part} is shared by layers and has a hook, which the copies in stages would "
+                            f"not call; change the gradient in the forward (`torch.autograd.Function`).",
+                            field=name,
                         )
                     own = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
                     copy = copies.setdefault(id(parameter), own)
@@ -278,25 +268,15 @@ def _separate(modules: Iterable[nn.Module]) -> None:
 
 
 def _check_whole(modules: Iterable[nn.Module]) -> None:
-    """Refuse parameters that are cut over ranks already, or have no shape yet, and sparse gradients."""
+    """Refuse parameters that are cut over ranks already."""
     for part in (part for module in modules for part in unwrapped(module).modules()):
         for name, parameter in part.named_parameters(recurse=False):
-            if isinstance(parameter, UninitializedParameter):
-                raise ArgumentError(
-                    f"`{name}` of {part} has no shape yet: the layer is lazy and finds it in its first forward; call "
-                    f"the model once on a batch (`with torch.no_grad(): model(batch)`) before it is put in stages."
-                )
             if hasattr(parameter, "placements"):  # a DTensor, without importing what it is made of
                 raise ArgumentError(
-                    f"each rank must hold the parameters of its stages whole, but `{name}` of {part} is cut over ranks "
-                    f"(tensor parallelism), which norms, reductions and checkpoints know nothing of; give the model "
-                    f"uncut."
+                    f"`{name}` of {part} is cut over ranks (tensor parallelism), which stages can't hold; give the "
+                    f"model uncut.",
+                    field=name,
                 )
-        if getattr(part, "sparse", False) is True:
-            raise ArgumentError(
-                f"all gradients of a model in stages must be dense, but those of {part} are sparse; build it without "
-                f"`sparse=True`."
-            )
 
 
 def pipeline_of(model: nn.Module) -> Group:

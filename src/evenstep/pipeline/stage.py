@@ -14,14 +14,14 @@ from typing import Any, Protocol, cast, final
 import torch
 from torch import Tensor, nn
 
-from evenstep.errors import PlanError, TaskError
+from evenstep.errors import PlanError
 from evenstep.parallel.reducer.per_plan import PlanReducer
 from evenstep.parallel.reducer.reducer import Reducer
 from evenstep.pipeline.action import Action, Op
 from evenstep.pipeline.boundary import Crossing, Gradients, detached
 from evenstep.pipeline.deferred import Deferral, Work, accumulate
 from evenstep.pipeline.edges import Edges
-from evenstep.pipeline.layers import arguments, unfit
+from evenstep.pipeline.layers import arguments
 from evenstep.pipeline.stage_module import StageModule
 from evenstep.pipeline.wire import Address
 
@@ -174,9 +174,8 @@ class Stage:
         crossing = self._live.pop(microbatch, None)
         if crossing is None:
             raise PlanError(
-                f"there is nothing to go back to in micro-batch {microbatch}: gradients were switched off when its "
-                f"forward ended. Whoever does `torch.set_grad_enabled(False)` in a hook or a forward must switch them "
-                f"on again; `with torch.no_grad():` does so by itself."
+                f"micro-batch {microbatch} has no graph: gradients were switched off when its forward ended; use "
+                f"`with torch.no_grad():` instead of `torch.set_grad_enabled(False)`."
             )
         if crossing.loss is not None:
             step.backward(crossing.loss, microbatch)
@@ -212,13 +211,7 @@ def _apply_whole(
     model: nn.Module, received: Mapping[int, Any], inputs: Any, begin: Callable[[int], None]
 ) -> dict[int, Any]:
     """Call a model that is its own only stage as stages are called."""
-    try:
-        if isinstance(inputs, Tensor):  # asked first: it is the commonest
-            return {0: model(inputs)}
-        positional, named = arguments((), inputs, True)
-        return {0: model(*positional, **named)}
-    except (TypeError, AttributeError) as error:
-        fault = unfit(model, inputs)
-        if not fault:
-            raise
-        raise TaskError(fault) from error
+    if isinstance(inputs, Tensor):  # asked first: it is the commonest
+        return {0: model(inputs)}
+    positional, named = arguments((), inputs, True)
+    return {0: model(*positional, **named)}

@@ -5,12 +5,11 @@ It draws no randomness of its own: before each layer it says which one begins, s
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from inspect import signature
-from typing import Any, NoReturn, cast, final
+from typing import Any, cast, final
 
-from torch import Tensor, nn
+from torch import nn
 
-from evenstep.errors import ArgumentError, TaskError, clause
+from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import children_of, times_written, unwrapped
 from evenstep.pipeline.boundary import tensors
 from evenstep.pipeline.layers import Layers, arguments
@@ -35,7 +34,7 @@ class StageModule(nn.Module):
         self._wanted = [layers.inputs(place) for place in places]
         self._calls: list[Callable[..., Any]] = [*modules]
         self._names = [layers.layers[place].name for place in places]
-        self._source_names = [[layers.layers[source].name for source in sources] for sources in self._sources]
+        self._layer_names = [layer.name for layer in layers.layers]
         last_use = {source: place for place in places for source in layers.sources(place)}
         self._done = [
             [source for source, last in last_use.items() if last == place and source not in self._leaving]
@@ -73,53 +72,15 @@ class StageModule(nn.Module):
             for source in self._done[number]:
                 del values[source]
             positional, named = arguments(outputs, inputs, self._wanted[number])
-            try:
-                values[place] = self._calls[number](*positional, **named)
-            except (TypeError, RuntimeError) as error:
-                if not (fault := self._fault(number, positional, named, error)):
-                    raise
-                raise TaskError(fault) from error
+            values[place] = self._calls[number](*positional, **named)
             del outputs, positional
         for source, tree, times in kept:
             if _times(tree) != times:
-                self._refuse_writing(source)
+                raise TaskError(
+                    f"the output of layer '{self._layer_names[source]}' was changed in place in another stage, but a "
+                    f"later stage takes it as well; write into a copy, or cut the model elsewhere (`split_at`)."
+                )
         return {place: values[place] for place in self._leaving}
-
-    def _refuse_writing(self, source: int) -> NoReturn:
-        """Raise TaskError for what an earlier stage gives and a later one takes as well, which was changed in place."""
-        takers = [number for number, sources in enumerate(self._sources) if source in sources]
-        name = self._source_names[takers[0]][self._sources[takers[0]].index(source)]
-        raise TaskError(
-            f"what layer '{name}' gives was changed in place in another stage (by "
-            f"{' or '.join(repr(self._names[number]) for number in takers)}), but a later stage takes it as well, and "
-            f"would get it as it was. Let that layer write into a copy (`mask = ~mask` for `mask.logical_not_()`), or "
-            f"cut the model elsewhere, `split_at=…`."
-        )
-
-    def _fault(self, number: int, positional: Sequence[Any], named: Mapping[str, Any], error: Exception) -> str:
-        """What to say if a layer can't be called like this; else "", as the error is its own."""
-        call: Any = self._calls[number]
-        layer = f"layer '{self._names[number]}' ({type(call).__name__})"
-        if isinstance(error, RuntimeError):
-            foreign = any(isinstance(one, Tensor) and one.is_leaf and one.requires_grad for one in positional)
-            if not foreign or "in-place operation" not in str(error):
-                return ""
-            return (
-                f"{layer} takes what comes from another stage, and can't change it in place ({clause(str(error))}); "
-                f"build it without `inplace=True`, or cut the model elsewhere, `split_at=…`."
-            )
-        try:
-            signature(call.forward).bind(*positional, **named)
-        except TypeError as unbound:
-            given = [*(["outputs of " + ", ".join(self._source_names[number])] if self._sources[number] else [])]
-            given += ["the task's inputs"] if self._wanted[number] else []
-            return (
-                f"{layer} can't be called with {' and '.join(given) or 'nothing'}: {clause(str(unbound))}; say what it "
-                f"takes in `Layer(…, sources=…, inputs=…)`, where outputs are positional and inputs by name keywords."
-            )
-        except ValueError:  # compiled: it does not tell
-            return ""
-        return ""
 
     @property
     def called(self) -> dict[str, nn.Module]:

@@ -10,10 +10,10 @@ from torch import nn
 
 from evenstep import Hook, Logging, Loss, MapData, Task, Trainer
 from evenstep.errors import HookError
-from evenstep.events import TrainBegin, UpdateBegin, UpdateEnd
-from evenstep.extras.timeline import Timeline, read_rank
+from evenstep.events import TrainBegin
+from evenstep.extras.timeline import Timeline
 from evenstep.options import Training
-from evenstep.pipeline import Op, PipelineModel
+from evenstep.pipeline import PipelineModel
 
 PAIRS = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
 
@@ -42,27 +42,24 @@ def trainer_of(
     )
 
 
+def computed(folder: Path) -> list[dict[str, Any]]:
+    events = json.loads((folder / "timeline" / "rank-00000.json").read_text())["traceEvents"]
+    return [one for one in events if one.get("cat") in ("FORWARD", "BACKWARD")]
+
+
 def test_the_actions_of_one_update_are_timed_in_their_order(tmp_path: Path) -> None:
     trainer_of(tmp_path, Timeline(update=3)).train()
-    (file,) = (tmp_path / "timeline").iterdir()
-    rank = read_rank(json.loads(file.read_text()))
-    assert rank is not None
-    assert (file.name, rank.update, rank.rank, rank.rank_of) == ("rank-00000.json", 3, 0, (0,))
-    computed = [str(one.action) for one in rank.actions if one.action.microbatch >= 0]
-    assert computed == ["0F0", "0B0", "0F1", "0B1"]
-    times = [moment for one in rank.actions for moment in (one.start_s, one.end_s)]
+    events = computed(tmp_path)
+    assert [one["name"] for one in events] == ["0F0", "0B0", "0F1", "0B1"]
+    times = [one["ts"] for one in events]
     assert times == sorted(times)
-    assert times[0] >= 0
-    assert all(one.end_s > one.start_s for one in rank.actions if one.action.microbatch >= 0)
+    assert all(one["dur"] > 0 for one in events)
 
 
-def test_a_model_in_stages_tells_the_stages_and_what_feeds_what(tmp_path: Path) -> None:
+def test_a_model_in_stages_tells_the_stages(tmp_path: Path) -> None:
     model = PipelineModel([nn.Linear(1, 4), nn.Linear(4, 1)], stages_per_rank=2)
     trainer_of(tmp_path, Timeline(update=2), model=model).train()
-    rank = read_rank(json.loads((tmp_path / "timeline" / "rank-00000.json").read_text()))
-    assert rank is not None
-    assert (rank.rank_of, rank.edges) == ((0, 0), ((0, 1),))
-    assert {one.action.stage for one in rank.actions} == {0, 1}
+    assert {one["name"][0] for one in computed(tmp_path)} == {"0", "1"}
 
 
 def test_the_parameters_are_those_of_a_run_that_is_not_timed(tmp_path: Path) -> None:
@@ -72,15 +69,6 @@ def test_the_parameters_are_those_of_a_run_that_is_not_timed(tmp_path: Path) -> 
     theirs = plain.model.state_dict()
     assert all(torch.equal(value, theirs[name]) for name, value in timed.model.state_dict().items())
     assert not any("_time" in repr(act) for stage in timed.stages.values() for act in stage.acts.values())
-
-
-def test_an_update_without_actions_is_said(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path, hook := Timeline(update=2))
-    acts = trainer.stages[0].acts
-    hook.before_update(UpdateBegin(update=2, num_microbatches=2))
-    with pytest.raises(HookError, match="the update is compiled as a whole, or this rank had no work"):
-        hook.after_update(UpdateEnd(update=2, committed=True, num_samples=4))
-    assert trainer.stages[0].acts is acts
 
 
 def test_of_an_update_that_is_tried_again_only_the_last_try_counts(tmp_path: Path) -> None:
@@ -97,9 +85,7 @@ def test_of_an_update_that_is_tried_again_only_the_last_try_counts(tmp_path: Pat
             return [[column[:1] for column in batch], [column[1:] for column in batch]]
 
     trainer_of(tmp_path, Timeline(update=1), task=Again(), train=Training(check_loss=False)).train()
-    rank = read_rank(json.loads((tmp_path / "timeline" / "rank-00000.json").read_text()))
-    assert rank is not None
-    forwards = [str(one.action) for one in rank.actions if one.action.op is Op.FORWARD]
+    forwards = [one["name"] for one in computed(tmp_path) if one["cat"] == "FORWARD"]
     assert len(forwards) == len(set(forwards))
 
 

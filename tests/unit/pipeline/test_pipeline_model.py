@@ -153,24 +153,6 @@ def test_a_layer_that_is_no_module_is_refused() -> None:
         PipelineModel([lambda: 3])  # type: ignore[list-item, return-value]
 
 
-@pytest.mark.parametrize(
-    ("layer", "taken"),
-    [
-        (lambda x: x.flatten(1), "'x'"),
-        (torch.relu, "an input"),
-        (nn.functional.gelu, "an input"),
-        (nn.Linear, "'in_features' and 'out_features'"),
-    ],
-)
-def test_a_function_of_the_input_and_a_class_that_takes_arguments_are_refused_with_what_to_write(
-    layer: Any, taken: str
-) -> None:
-    with pytest.raises(
-        ArgumentError, match=f"layer '1' must be a module, or .*, but takes {taken}. A function of a la"
-    ):
-        PipelineModel([nn.Linear(2, 2), layer, nn.Linear(2, 1)])
-
-
 class LeavesOut(nn.Module):
     """Uses a parameter of its own, which none of its layers holds."""
 
@@ -190,11 +172,6 @@ def test_a_parameter_that_no_layer_holds_is_refused_by_name() -> None:
         ArgumentError, match="LeavesOut must hold all its parameters, but `layers\\(\\)` leaves out `place`"
     ):
         PipelineModel(LeavesOut())
-
-
-def test_sparse_gradients_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="must be dense"):
-        PipelineModel([nn.Embedding(3, 2, sparse=True)])
 
 
 @pytest.fixture

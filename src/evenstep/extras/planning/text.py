@@ -13,9 +13,7 @@ from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.schedules import Schedule
 
 _OPS = {op.value: op for op in Op}
-_WHOLE_STAGE = (Op.ARM, Op.REDUCE, Op.UNSHARD, Op.RESHARD)
-_WORD = re.compile(r"\S+")
-_PARTS = re.compile(r"(\d*)([A-Za-z]*)(\d*)(:?)(\d*)(.*)")
+_WORD = re.compile(rf"(\d+)({'|'.join(sorted(_OPS, key=len, reverse=True))})(\d*)(?::(\d+))?")
 
 
 def write_plans(plans: Sequence[Plan]) -> str:
@@ -34,50 +32,25 @@ def read_plans(text: str) -> tuple[Plan, ...]:
         text: such as "0F0 0B0" on the first line for rank 0.
 
     Raises:
-        PlanError: a word that is no action; the message has its line and column and what was expected.
+        PlanError: a word that is no action.
 
     >>> read_plans("0F0 0B0  # rank 0")[0][1]
     Action(op=<Op.BACKWARD: 'B'>, stage=0, microbatch=0, peer=-1)
     """
     plans: list[Plan] = []
     for number, line in enumerate(text.splitlines(), start=1):
-        words = list(_WORD.finditer(line.partition("#")[0]))
+        words = line.partition("#")[0].split()
         if words:
-            plans.append(tuple(_action(word.group(), number, word.start() + 1) for word in words))
+            plans.append(tuple(_action(word, number) for word in words))
     return tuple(plans)
 
 
-def _action(word: str, line: int, column: int) -> Action:
-    match = _PARTS.fullmatch(word)
-    assert match is not None, "every part may be empty"
-    stage, op, microbatch, colon, peer, rest = match.groups()
-    at = column
-    for part, given, expected in (
-        (stage, bool(stage), "the number of a stage"),
-        (op, op in _OPS, f"one of {', '.join(_OPS)} after the stage"),
-    ):
-        if not given:
-            raise _unreadable(word, line, at, expected)
-        at += len(part)
-    kind = _OPS[op]
-    if kind in _WHOLE_STAGE:
-        if microbatch or colon or rest:
-            raise _unreadable(word, line, at, f"nothing after {op}, which concerns the whole stage")
-        return Action(kind, int(stage))
-    if not microbatch:
-        raise _unreadable(word, line, at, f"the number of a micro-batch after {op}")
-    at += len(microbatch)
-    if kind in COMPUTES:
-        if colon or rest:
-            raise _unreadable(word, line, at, "a space and the next action")
-        return Action(kind, int(stage), int(microbatch))
-    if not (colon and peer) or rest:
-        raise _unreadable(word, line, at, "a colon and the number of the stage at the other end")
-    return Action(kind, int(stage), int(microbatch), int(peer))
-
-
-def _unreadable(word: str, line: int, column: int, expected: str) -> PlanError:
-    return PlanError(f"line {line}, column {column}: `{word}` is no action: expected {expected}, as in 0F0 or 2B13.")
+def _action(word: str, line: int) -> Action:
+    match = _WORD.fullmatch(word)
+    if match is None:
+        raise PlanError(f"line {line}: `{word}` is no action; write stage, {', '.join(_OPS)} and micro-batch, as 0F0.")
+    stage, op, microbatch, peer = match.groups()
+    return Action(_OPS[op], int(stage), int(microbatch or -1), int(peer or -1))
 
 
 def written_schedule(name: str, text: str) -> Schedule:

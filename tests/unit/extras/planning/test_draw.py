@@ -1,7 +1,6 @@
 import json
-from xml.etree import ElementTree
 
-from evenstep.extras.planning.draw import draw_svg, draw_text, draw_trace
+from evenstep.extras.planning.draw import draw_text, draw_trace
 from evenstep.extras.planning.simulate import Costs, Simulation, simulate
 from evenstep.pipeline import SCHEDULES, Op
 
@@ -32,16 +31,6 @@ def test_computations_stand_where_they_run() -> None:
 
 def test_what_has_no_room_for_its_name_shows_its_kind() -> None:
     assert lines(simulated("1f1b", 2, 3), 12) == ["FF..B-FB-.B-", ".FB-FB-FB-.."]
-
-
-def test_the_svg_is_xml_with_a_box_per_computation() -> None:
-    simulation = simulated("1f1b", 3, 4)
-    root = ElementTree.fromstring(draw_svg(simulation, title="1f1b <3 ranks>"))
-    space = "{http://www.w3.org/2000/svg}"
-    titles = [element.text for element in root.iter(f"{space}title")]
-    assert sorted(titles) == sorted(str(span.action) for span in simulation.spans)
-    texts = [element.text for element in root.iter(f"{space}text")]
-    assert {"1f1b <3 ranks>", "rank 0", "rank 2", "F forward", "B backward"} <= set(texts)
 
 
 def test_the_trace_has_a_row_per_rank_and_an_event_per_computation() -> None:

@@ -1,9 +1,10 @@
-"""A timeline in characters: one line per rank, time from left to right.
+"""Timelines of simulated plans: in characters, and as a Chrome trace for Perfetto.
 
-Each computation is as many characters as its time is wide and begins with its name, if there is room: `F3` is the
-forward of micro-batch 3, `1F3` that of stage 1 where a rank owns several. Dots are idle time. Colours are for who
-prints it.
+In characters each computation is as wide as its time and begins with its name, if there is room: `F3` is the forward of
+micro-batch 3, `1F3` that of stage 1 where a rank owns several. Dots are idle time.
 """
+
+import json
 
 from evenstep.extras.planning.simulate import Simulation
 from evenstep.pipeline.action import Op
@@ -55,3 +56,33 @@ def _label(span: Span, several: bool, room: int) -> str:
         if len(label) > 1 and len(label) < room:  # so that a dash tells it from the next
             return label.ljust(room, "-")
     return op.ljust(room, "-")
+
+
+def draw_trace(simulation: Simulation) -> str:
+    """The JSON text of a Chrome trace: one row per rank, times in microseconds.
+
+    >>> from evenstep.pipeline import Layout, SCHEDULES
+    >>> from evenstep.extras.planning.simulate import Costs, simulate
+    >>> layout = Layout.chain(ranks=1)
+    >>> costs = Costs.even(layout, forward_s=0.5, input_backward_s=1, weight_backward_s=1)
+    >>> trace = draw_trace(simulate(SCHEDULES["sequential"].plans(layout, [7]), layout, costs))
+    >>> json.loads(trace)["traceEvents"][1]
+    {'name': '0F7', 'cat': 'FORWARD', 'ph': 'X', 'pid': 0, 'tid': 0, 'ts': 0.0, 'dur': 500000.0}
+    """
+    rows: list[dict[str, object]] = [
+        {"name": "thread_name", "ph": "M", "pid": 0, "tid": rank, "args": {"name": f"rank {rank}"}}
+        for rank in range(len(simulation.busy_s))
+    ]
+    boxes: list[dict[str, object]] = [
+        {
+            "name": str(span.action),
+            "cat": span.action.op.name,
+            "ph": "X",
+            "pid": 0,
+            "tid": span.rank,
+            "ts": float(span.start * 1e6),
+            "dur": float((span.end - span.start) * 1e6),
+        }
+        for span in simulation.spans
+    ]
+    return json.dumps({"traceEvents": rows + boxes, "displayTimeUnit": "ms"})
