@@ -12,7 +12,7 @@ Reference: Izmailov et al. 2018, Averaging Weights Leads to Wider Optima and Bet
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from evenstep.checkpoint.folders import (
     checkpoints_folder,
     complete_checkpoints,
     is_complete,
-    step_name,
     step_update,
 )
 from evenstep.checkpoint.reader import CheckpointReader
@@ -133,41 +132,6 @@ def last_checkpoints(run: Path, count: int, *, until: int | None = None) -> list
             f"there are, or let the run keep more, `checkpoint.keep_last = {count}`."
         )
     return found[-count:]
-
-
-def best_checkpoints(run: Path, count: int) -> list[Path]:
-    """The `count` checkpoints of the best values, as the newest checkpoint's hook `Best` knows them, the oldest first.
-
-    Raises:
-        ArgumentError: nobody has kept the best, or not so many of them, or one of them is gone.
-    """
-    newest = CheckpointReader(run)
-    newest.load(lambda _: True)
-    hooks: dict[str, Any] = newest.state.get("hooks", {})
-    keeping = {name: state for name, state in hooks.items() if isinstance(state, dict) and "best" in state}
-    if len(keeping) != 1:
-        how = "two hooks keep the best, and which is meant is not known" if keeping else "no hook has kept the best"
-        raise ArgumentError(
-            f"the best {count} checkpoints were asked for, but in `{newest.path}` {how}; set `checkpoint.best = "
-            f'{{ metric = "valid/loss", keep = {count} }}`, or average the last ones.'
-        )
-    (state,) = keeping.values()
-    ranked = cast("list[tuple[float, int]]", state["best"])
-    folder = checkpoints_folder(run)
-    there = {path.name: path for path in complete_checkpoints(folder)}
-    found = [there[name] for _, update in ranked if (name := step_name(update)) in there]
-    gone = [name for _, update in ranked[:count] if (name := step_name(update)) not in there]
-    if gone and len(found) >= count:
-        raise ArgumentError(
-            f"the best {count} checkpoints by `{state.get('metric')}` were asked for, but of them `{run}` has no whole "
-            f"{', '.join(gone)} any more; average others in a script: `average_checkpoints(paths, folder)`."
-        )
-    if len(found) < count:
-        raise ArgumentError(
-            f"the best {count} checkpoints by `{state.get('metric')}` were asked for, but `{run}` has {_names(found)}; "
-            f"ask for as many as there are, or let the run keep more, `checkpoint.best.keep = {count}`."
-        )
-    return sorted(found[:count], key=lambda path: step_update(path.name) or 0)
 
 
 def averages_of(run: Path) -> Path:

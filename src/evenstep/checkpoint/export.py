@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from evenstep.arguments import format_name
+from evenstep.arguments import format_name, require_word
 from evenstep.checkpoint import storage
 from evenstep.checkpoint.folders import SAVING
 from evenstep.checkpoint.state import DTYPE_NAMES
@@ -60,7 +60,7 @@ def export_weights(
     ['model.safetensors']
     """
     to = Path(to).expanduser()
-    _check(to, dtype, max_file_bytes)
+    _check(to, dtype)
     check_place(to)
     weights = open_weights(path, average=average)
     weights.check_evaluated()
@@ -115,7 +115,9 @@ def _write(
         raise
 
 
-def _check(to: Path, dtype: str | None, max_file_bytes: int | None) -> None:
+def _check(to: Path, dtype: str | None) -> None:
+    if dtype is not None:
+        require_word("dtype", dtype, FORMATS)
     if to.suffix != SUFFIX or to.name == SUFFIX:
         raise ArgumentError(f"`to` must be a file that ends in `{SUFFIX}`, but is `{to}`; write `model{SUFFIX}`.")
 

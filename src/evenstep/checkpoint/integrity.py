@@ -4,55 +4,36 @@ It looks at names and sizes, and at the content of the small JSON files. What th
 """
 
 from pathlib import Path
-from stat import S_ISREG
 from typing import cast
 from zlib import crc32
 
-from evenstep.checkpoint.damage import BadFileError, UnreadableError, json_object, named_errors
-from evenstep.checkpoint.folders import STATE, TENSORS_SUFFIX, step_update
-from evenstep.checkpoint.manifest import MANIFEST, FileEntry, Manifest, read_manifest
+from evenstep.checkpoint.damage import UnreadableError, json_object, named_errors
+from evenstep.checkpoint.folders import step_update
+from evenstep.checkpoint.manifest import FileEntry, Manifest, read_manifest
 from evenstep.checkpoint.state import JSON
-from evenstep.checkpoint.table import TABLE
 
 
 def check_structure(path: Path) -> Manifest:
     """Compare names and sizes of the files in the step folder `path` with the manifest; reads no other content.
 
-    Hidden files are let pass: some file systems and desktops leave them.
-
     Raises:
-        UnreadableError: the first thing that is wrong, with the file's name.
+        UnreadableError: for the first file that is missing or of another size.
     """
     manifest = read_manifest(path)
     named = step_update(path.name)
     if named is not None and named != manifest.update:
-        raise UnreadableError(
-            f"`{path}` holds the checkpoint of update {manifest.update}, so it was renamed; give it its name back."
-        )
-    with named_errors(path):
-        present = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")} - {MANIFEST}
-        if absent := manifest.files.keys() - present:
-            raise UnreadableError(f"`{path / min(absent)}` is missing, although `{MANIFEST}` names it.")
-        if spare := present - manifest.files.keys():
-            raise UnreadableError(f"`{path / min(spare)}` is not of this checkpoint: `{MANIFEST}` does not name it.")
-    if STATE not in manifest.files:
-        raise UnreadableError(f"`{path / MANIFEST}` names no `{STATE}`, which every checkpoint has.")
+        raise UnreadableError(f"`{path}` is the checkpoint of update {manifest.update}; give it back its name.")
     for name, entry in manifest.files.items():
-        with named_errors(path / name):
-            _check_file(path / name, entry)
+        file = path / name
+        with named_errors(file):
+            if not file.is_file():
+                raise UnreadableError(f"`{file}` is missing; take an older checkpoint.")
+            size = file.stat().st_size
+        if size != entry.bytes:
+            raise UnreadableError(
+                f"`{file}` has {size} bytes, but {entry.bytes} were written; take an older checkpoint."
+            )
     return manifest
-
-
-def _check_file(path: Path, entry: FileEntry) -> None:
-    if not path.name.endswith(TENSORS_SUFFIX) and path.name not in (STATE, TABLE):
-        raise BadFileError("is of no known kind")
-    found = path.lstat()
-    if not S_ISREG(found.st_mode):
-        raise UnreadableError(f"`{path}` is a link, a folder or a device, not a plain file; do not trust it.")
-    if found.st_size != entry.bytes:
-        raise UnreadableError(
-            f"`{path}` has {found.st_size} bytes, but {entry.bytes} were written; take an older checkpoint."
-        )
 
 
 def check_checksum(path: Path | str, found: str, entry: FileEntry) -> None:

@@ -11,19 +11,15 @@ exactly. Where no tensor is cut over ranks there is no `tensors.json`: the heade
 import json
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 
 from evenstep.checkpoint.damage import BadFileError
-from evenstep.checkpoint.folders import TENSORS_SUFFIX
-from evenstep.checkpoint.manifest import FileEntry
 from evenstep.checkpoint.state import DTYPE_NAMES
 
 TABLE = "tensors.json"
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-MAX_NUMEL = 2**59
 
 
 class TensorPiece(NamedTuple):
@@ -77,59 +73,17 @@ def table_bytes(table: Table) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode()
 
 
-def parse_table(content: Mapping[str, object], files: Mapping[str, FileEntry]) -> Table:
-    """The table in the content of `tensors.json`.
-
-    Args:
-        content: as JSON gave it.
-        files: of the checkpoint, as the manifest names them.
-
-    Raises:
-        BadFileError: a table that cannot be true of these files; told before memory is taken for any tensor.
-    """
-    table = {name: _parse_entry(name, entry, files) for name, entry in content.items()}
-    for file in files:
-        ranges = sorted((p.begin, p.end, name) for name, t in table.items() for p in t.pieces if p.file == file)
-        for (_, end, one), (begin, _, other) in pairwise(ranges):
-            if begin < end:
-                raise BadFileError(f"gives `{one}` and `{other}` the same bytes of `{file}`")
-    return table
+def parse_table(content: Mapping[str, Any]) -> Table:
+    """Table in the content of `tensors.json`, as JSON gave it."""
+    return {name: _parse_entry(entry) for name, entry in content.items()}
 
 
-def _parse_entry(name: str, entry: object, files: Mapping[str, FileEntry]) -> TensorEntry:
-    match entry:
-        case {"dtype": str(dtype_name), "shape": list(), "pieces": list()} if dtype_name in DTYPES:
-            fields = cast("dict[str, list[object]]", entry)
-            shape, dtype = _sizes(fields["shape"]), DTYPES[dtype_name]
-            pieces = tuple(_parse_piece(piece, dtype, files) for piece in fields["pieces"])
-            if shape is None or None in pieces or math.prod(max(size, 1) for size in shape) > MAX_NUMEL:
-                raise BadFileError(f"describes tensor `{name}` in no known way")
-            parsed = TensorEntry(dtype=dtype, shape=shape, pieces=cast("tuple[TensorPiece, ...]", pieces))
-            check_cover(name, parsed)
-            return parsed
-        case _:
-            raise BadFileError(f"describes tensor `{name}` in no known way")
-
-
-def _parse_piece(piece: object, dtype: torch.dtype, files: Mapping[str, FileEntry]) -> TensorPiece | None:
-    match piece:
-        case {"offsets": list(), "sizes": list(), "file": str(file), "bytes": [int(begin), int(end)]} if (
-            file in files and file.endswith(TENSORS_SUFFIX)
-        ):
-            fields = cast("dict[str, list[object]]", piece)
-            offsets, sizes = _sizes(fields["offsets"]), _sizes(fields["sizes"])
-            if offsets is None or sizes is None or not 0 <= begin <= end <= files[file].bytes:
-                return None
-            if end - begin != math.prod(sizes) * dtype.itemsize:
-                return None
-            return TensorPiece(offsets=offsets, sizes=sizes, file=file, begin=begin, end=end)
-        case _:
-            return None
-
-
-def _sizes(values: list[object]) -> tuple[int, ...] | None:
-    sizes = tuple(value for value in values if type(value) is int and value >= 0)
-    return sizes if len(sizes) == len(values) else None
+def _parse_entry(entry: Mapping[str, Any]) -> TensorEntry:
+    pieces = [
+        TensorPiece(tuple(piece["offsets"]), tuple(piece["sizes"]), piece["file"], *piece["bytes"])
+        for piece in entry["pieces"]
+    ]
+    return TensorEntry(dtype=DTYPES[entry["dtype"]], shape=tuple(entry["shape"]), pieces=tuple(pieces))
 
 
 def check_cover(name: str, entry: TensorEntry) -> None:

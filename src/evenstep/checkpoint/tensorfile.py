@@ -12,14 +12,14 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from evenstep.checkpoint.damage import BadFileError, json_object
 from evenstep.checkpoint.state import DTYPE_NAMES
-from evenstep.checkpoint.table import DTYPES, MAX_NUMEL, TensorEntry, TensorPiece
+from evenstep.checkpoint.table import DTYPES, TensorEntry, TensorPiece
 
 CHUNK_BYTES = 4 << 20
 IMAGE_CHUNK_BYTES = 32 << 20
@@ -118,15 +118,18 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     """
     with path.open("rb") as file:
         size, prefix = os.fstat(file.fileno()).st_size, file.read(8)
-        if len(prefix) < 8:
-            raise BadFileError(f"is too short for a safetensors file ({size} bytes)")
         header_bytes = int.from_bytes(prefix, "little")
-        if header_bytes > min(_MAX_HEADER_BYTES, size - 8):
+        if len(prefix) < 8 or header_bytes > min(_MAX_HEADER_BYTES, size - 8):
             raise BadFileError(f"has a header of {header_bytes} bytes in a file of {size}")
         encoded = file.read(header_bytes)
     begin = 8 + header_bytes
     described = json_object(encoded, "has a header that ").items()
-    entries = [(name, _parse_entry(name, entry, path.name, begin)) for name, entry in described if name != _METADATA]
+    try:
+        entries = [
+            (name, _parse_entry(name, entry, path.name, begin)) for name, entry in described if name != _METADATA
+        ]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadFileError("has a header that describes no tensors") from error
     # an empty tensor begins where the next one does, so the end counts as well
     table = dict(sorted(entries, key=lambda one: (one[1].pieces[0].begin, one[1].pieces[0].end)))
     end = begin
@@ -139,20 +142,14 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     return table
 
 
-def _parse_entry(name: str, entry: object, file: str, head: int) -> TensorEntry:
-    """A tensor whose header ends at byte `head` of the file."""
-    match entry:
-        case {"dtype": str(dtype_name), "shape": list(), "data_offsets": [int(begin), int(end)]}:
-            dtype = DTYPES.get(dtype_name)
-            if dtype is None:
-                raise BadFileError(f"holds tensor `{name}` of the unknown dtype {dtype_name!r}")
-            sizes = cast("dict[str, list[object]]", entry)["shape"]
-            shape = tuple(size for size in sizes if type(size) is int and size >= 0)
-            if len(shape) != len(sizes) or math.prod(max(size, 1) for size in shape) > MAX_NUMEL:
-                raise BadFileError(f"gives tensor `{name}` the shape {sizes}")
-            if end - begin != math.prod(shape) * dtype.itemsize:
-                raise BadFileError(f"gives tensor `{name}` of shape {sizes} the bytes {begin} to {end}")
-            piece = TensorPiece(offsets=(0,) * len(shape), sizes=shape, file=file, begin=head + begin, end=head + end)
-            return TensorEntry(dtype=dtype, shape=shape, pieces=(piece,))
-        case _:
-            raise BadFileError(f"describes tensor `{name}` in no known way")
+def _parse_entry(name: str, entry: Any, file: str, head: int) -> TensorEntry:
+    """Tensor of a file whose header ends at byte `head`."""
+    dtype = DTYPES.get(entry["dtype"])
+    if dtype is None:
+        raise BadFileError(f"holds tensor `{name}` of the unknown dtype {entry['dtype']!r}")
+    shape = tuple(entry["shape"])
+    begin, end = entry["data_offsets"]
+    if end - begin != math.prod(shape) * dtype.itemsize:
+        raise BadFileError(f"gives tensor `{name}` of shape {list(shape)} the bytes {begin} to {end}")
+    piece = TensorPiece(offsets=(0,) * len(shape), sizes=shape, file=file, begin=head + begin, end=head + end)
+    return TensorEntry(dtype=dtype, shape=shape, pieces=(piece,))

@@ -3,7 +3,6 @@
     a run, a checkpoint, an average of checkpoints        its model, or the average that follows it
     X.safetensors, a folder with model.safetensors        the hub's layout, whole
     X.safetensors.index.json, a folder with one           … cut into several files
-    pytorch_model.bin, or its .index.json                 the hub's older layout, of files of `torch.save`
     any other file                                        `torch.load(weights_only=True)`: a dict of tensors, or one
                                                           that holds it as `state_dict`, `model` or the like
 
@@ -12,9 +11,7 @@ not known here.
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
-from os import PathLike
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -22,7 +19,6 @@ import torch
 from torch import Tensor
 
 from evenstep.addresses import check_here
-from evenstep.arguments import said
 from evenstep.checkpoint.damage import BadFileError, json_object
 from evenstep.checkpoint.folders import (
     CHECKPOINTS,
@@ -39,7 +35,7 @@ from evenstep.errors import ArgumentError, CheckpointError, clause
 from evenstep.names import LEARNED, TASK_PARAMETERS, by_plain_name
 
 SUFFIX, INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
-_OLDER, _OLDER_INDEX = "pytorch_model.bin", ".bin.index.json"
+_OLDER = "pytorch_model.bin"
 _HELD_AS = ("state_dict", "model", "model_state_dict", "weights", "module")
 
 
@@ -82,11 +78,8 @@ class StoredWeights:
         """Raise CheckpointError where the run has evaluated other parameters, so that others would be worse off."""
         if self.trained_by:
             raise CheckpointError(
-                f"`{self.source}` holds the parameters that {self.trained_by} trains, and the run has evaluated "
-                f"others, which only that optimizer can make of them. Of a run of a run file, `evenstep export` of its "
-                f"folder makes them. In a script build the trainer as for the run, on "
-                f"one process, `trainer.resume(…)`, call `eval()` of that optimizer, and save the `state_dict()` of "
-                f"`trainer.model`."
+                f"`{self.source}` holds the training weights of {self.trained_by}; `evenstep export RUN` makes those "
+                f"that the run has evaluated."
             )
 
 
@@ -103,11 +96,8 @@ def open_weights(path: Path | str | StoredWeights, *, average: bool = False) -> 
     """
     if isinstance(path, StoredWeights):
         return path
-    if not isinstance(cast("object", path), str | PathLike) or not str(path):
-        raise ArgumentError(
-            f"`path` must be that of a run, a checkpoint, or a file of weights, but is {said(path)}; give it, such as "
-            f"`runs/first`, or `.` for the current folder."
-        )
+    if not str(path):
+        raise ArgumentError("`path` is empty; give a run, a checkpoint or a file of weights.", field="path")
     check_here(path)
     path = named_by(Path(path).expanduser())
     if is_complete(path) or (path.is_dir() and complete_checkpoints(checkpoints_folder(path))):
@@ -119,7 +109,7 @@ def open_weights(path: Path | str | StoredWeights, *, average: bool = False) -> 
             return _of_folder(path)
         if not path.exists():
             raise CheckpointError(f"`{path}` does not exist; give a run, a checkpoint, or a file of weights.")
-        if path.name.endswith((INDEX_SUFFIX, _OLDER_INDEX)):
+        if path.name.endswith(INDEX_SUFFIX):
             return _of_index(path)
         return _of_file(path) if path.suffix == SUFFIX else _of_torch(path)
     except OSError as error:
@@ -169,10 +159,8 @@ def _of_folder(folder: Path) -> StoredWeights:
         return _of_index(cut[0])
     if len(whole) == 1 and not cut:
         return _of_file(whole[0])
-    if not whole and not cut:
-        for older in (folder / f"pytorch_model{_OLDER_INDEX}", folder / _OLDER):
-            if older.exists():
-                return _of_index(older) if older.name.endswith(_OLDER_INDEX) else _of_torch(older)
+    if not whole and not cut and (folder / _OLDER).exists():
+        return _of_torch(folder / _OLDER)
     there = ", ".join(f"`{path.name}`" for path in (*whole, *cut)) or "none"
     raise CheckpointError(
         said_of_unsaved(folder)
@@ -182,32 +170,12 @@ def _of_folder(folder: Path) -> StoredWeights:
 
 
 def _of_index(path: Path) -> StoredWeights:
-    """The weights that an index names; `{"weight_map": {NAME: FILE, …}}`."""
+    """Weights that an index names: `{"weight_map": {NAME: FILE, …}}`."""
     try:
-        places = json_object(path.read_bytes()).get("weight_map")
-    except BadFileError as error:
-        raise CheckpointError(f"`{path}` {clause(str(error))}; give an index of several files.") from error
-    if not isinstance(places, dict) or not all(
-        isinstance(name, str) and isinstance(file, str) and Path(file).name == file
-        for name, file in cast("dict[object, object]", places).items()
-    ):
-        raise CheckpointError(f'`{path}` has no "weight_map" from names to files beside it; it is no index of weights.')
-    known = cast("dict[str, str]", places)
-    return _of_files(path, known) if path.name.endswith(INDEX_SUFFIX) else _of_older_files(path, known)
-
-
-def _of_older_files(path: Path, places: Mapping[str, str]) -> StoredWeights:
-    """The weights in files of `torch.save` beside the index `path`; each from the one that it names."""
-    held = dict[str, Tensor]()
-    for file in sorted({*places.values()}):
-        if not path.with_name(file).exists():
-            raise CheckpointError(f"`{path}` names `{file}`, which is not there; fetch it as well.")
-        there = _tensors_of(path.with_name(file))
-        held |= {name: one for name, one in there.items() if places.get(name, file) == file}
-    for name, file in places.items():
-        if name not in held:
-            raise CheckpointError(f"`{path}` names `{name}`, which is not in `{file}`; fetch both again.")
-    return _of_held(path, held)
+        places = json_object(path.read_bytes())["weight_map"]
+    except (BadFileError, KeyError) as error:
+        raise CheckpointError(f"`{path}` has no weight_map; give an index of several files.") from error
+    return _of_files(path, cast("dict[str, str]", places))
 
 
 def _of_file(path: Path) -> StoredWeights:
@@ -270,28 +238,16 @@ def _tensors_of(path: Path) -> dict[str, Tensor]:
     except OSError as error:
         raise CheckpointError(f"`{path}` can't be read: {clause(error)}.") from error
     except Exception as error:
-        other = re.search(r"GLOBAL ([\w.]+)", str(error))  # so torch names what its unpickler does not make
-        if other is None:
-            raise CheckpointError(
-                f"`{path}` can't be read: it is no file that `torch.save` has written, or it is damaged, or holds more "
-                f"than tensors; give a file of `torch.save(model.state_dict(), …)`, or safetensors."
-            ) from error
         raise CheckpointError(
-            f"`{path}` can't be read by `torch.load(weights_only=True)`, which executes nothing: beside tensors it "
-            f"holds a {other[1]}. Load it in a program that you trust and save its weights alone, "
-            f"`torch.save(model.state_dict(), …)` or as safetensors."
+            f"`{path}` can't be read by `torch.load(weights_only=True)`: {clause(error)}; give a file of "
+            f"`torch.save(model.state_dict(), …)`, or safetensors."
         ) from error
     found = _tensors_in(content)
     for name in _HELD_AS:
         if not found and isinstance(content, dict):
             found = _tensors_in(cast("dict[str, object]", content).get(name))
     if not found:
-        given = [*map(str, cast("dict[object, object]", content))][:10] if isinstance(content, dict) else []
-        keys = f" with {', '.join(given)}" if given else ""
-        raise CheckpointError(
-            f"`{path}` must hold a dict of tensors by name, or one as {', '.join(_HELD_AS)}, but is a "
-            f"{type(content).__name__}{keys}; save `model.state_dict()`."
-        )
+        raise CheckpointError(f"`{path}` must hold a dict of tensors by name; save `model.state_dict()`.")
     return found
 
 

@@ -1,32 +1,22 @@
-"""`evenstep average RUN --last N | --best N`: writes a checkpoint of the mean of a run's weights."""
+"""`evenstep average RUN --last N`: writes a checkpoint of the mean of a run's weights."""
 
 from pathlib import Path
 
-from evenstep.checkpoint.averaging import average_checkpoints, averages_of, best_checkpoints, last_checkpoints
+from evenstep.checkpoint.averaging import average_checkpoints, averages_of, last_checkpoints
 from evenstep.cli.arguments import whole_number
 from evenstep.errors import ConfigError
 from evenstep.exits import EXIT_DONE
 
 
-def run(
-    path: str, settings: list[str], *, last: str | None, best: str | None, until: str | None, to: str | None
-) -> int:
+def run(path: str, settings: list[str], *, last: str | None, until: str | None, to: str | None) -> int:
     """Average them, and say what was made."""
     assert not settings, "the command line takes none"
     folder = Path(path)
-    if (last is None) == (best is None):
-        raise ConfigError(["give `--last N` to average the newest N checkpoints, or `--best N` for the best N."])
-    if best is not None and until is not None:
-        raise ConfigError(["`--until` is for `--last`; the best are those of the newest checkpoint."])
-    if last is not None:
-        count = whole_number("--last", last, at_least=2)
-        of = last_checkpoints(
-            folder, count, until=None if until is None else whole_number("--until", until, at_least=0)
-        )
-    else:
-        count = whole_number("--best", best or "", at_least=2)
-        of = best_checkpoints(folder, count)
-    name = f"{'best' if last is None else 'last'}-{count}-{of[-1].name}"
+    if last is None:
+        raise ConfigError(["give `--last N` to average the newest N checkpoints."])
+    count = whole_number("--last", last, at_least=2)
+    of = last_checkpoints(folder, count, until=None if until is None else whole_number("--until", until, at_least=0))
+    name = f"last-{count}-{of[-1].name}"
     target = averages_of(folder) / name if to is None else Path(to)
     made = average_checkpoints(of, target.parent, name=target.name)
     print(f"averaged    {', '.join(one.name for one in made.of)}")

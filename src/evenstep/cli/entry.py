@@ -168,7 +168,6 @@ COMMANDS = {
         path=("RUN_FOLDER", "the folder of the run"),
         options=(
             Option(name="last", help="average the N newest checkpoints", value="N"),
-            Option(name="best", help="average the N best checkpoints by the metric of `checkpoint.best`", value="N"),
             Option(name="until", help="with --last: ignore checkpoints after this update", value="UPDATE"),
             Option(name="to", help="the folder to write; by default one in the run's `averages`", value="FOLDER"),
         ),

@@ -200,11 +200,6 @@ def test_a_function_makes_the_optimizer_from_the_model(build: Build) -> None:
 @pytest.mark.parametrize(
     ("settings", "key", "refusal"),
     [
-        (
-            ["--hooks", '[{target = "evenstep:EarlyStop", args = {metric = "a/b", patience_evaluations = 0}}]'],
-            "hooks.0",
-            "patience",
-        ),
         (["--model.target", "parts.py:refused"], "model", "`width` must be above 0"),
         (["--optimizer.name", "none", "--optimizer.target", "parts.py:no_step"], "optimizer", "`beta` must be below 1"),
     ],

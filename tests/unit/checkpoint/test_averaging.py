@@ -1,6 +1,5 @@
 """The mean of checkpoints: exact, of one model only, and there whole or not at all."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evenstep.checkpoint import average_checkpoints, read_checkpoint, write_checkpoint
-from evenstep.checkpoint.averaging import best_checkpoints, last_checkpoints
+from evenstep.checkpoint.averaging import last_checkpoints
 from evenstep.errors import ArgumentError, CheckpointError
 
 
@@ -132,34 +131,19 @@ def test_an_average_is_made_again_but_takes_the_place_of_nothing_else(tmp_path: 
         average_checkpoints([of[0], of[0]], tmp_path)
 
 
-def test_the_last_and_the_best_are_found_or_missed_by_name(tmp_path: Path) -> None:
+def test_the_last_are_found_or_missed_by_name(tmp_path: Path) -> None:
     for n in (1, 2, 3, 4):
-        best = {"metric": "valid/loss", "mode": "min", "best": [[0.1, 1], [0.2, 3], [0.3, 9]]}
-        write_checkpoint(tmp_path / "checkpoints", n, {**state(n), "hooks": {"Best": best}})
+        write_checkpoint(tmp_path / "checkpoints", n, state(n))
 
     def names(paths: list[Path]) -> list[str]:
         return [path.name[-1] for path in paths]
 
     assert names(last_checkpoints(tmp_path, 2)) == ["3", "4"]
     assert names(last_checkpoints(tmp_path, 2, until=3)) == ["2", "3"]
-    assert names(best_checkpoints(tmp_path, 2)) == ["1", "3"]
     with pytest.raises(ArgumentError, match=r"the last 5 .* has 4 \(step-00000001, .*`checkpoint\.keep_last = 5`"):
         last_checkpoints(tmp_path, 5)
     with pytest.raises(ArgumentError, match=r"there is no run `.*nowhere`; give the folder of a run"):
         last_checkpoints(tmp_path / "nowhere", 2)
-    with pytest.raises(ArgumentError, match=r"the best 3 checkpoints by `valid/loss` .* has 2 \(step-00000001, step-"):
-        best_checkpoints(tmp_path, 3)
-    write_checkpoint(tmp_path / "checkpoints", 5, {**state(5), "hooks": {}})
-    with pytest.raises(ArgumentError, match=r"no hook has kept the best; set `checkpoint\.best = \{ metric"):
-        best_checkpoints(tmp_path, 2)
-
-
-def test_where_one_of_the_best_is_gone_no_worse_one_takes_its_place(tmp_path: Path) -> None:
-    best = {"metric": "valid/loss", "mode": "min", "best": [[0.1, 1], [0.2, 3], [0.3, 2]]}
-    paths = [write_checkpoint(tmp_path / "checkpoints", n, {**state(n), "hooks": {"Best": best}}) for n in (1, 2, 3)]
-    shutil.rmtree(paths[0])
-    with pytest.raises(ArgumentError, match=r"the best 2 .* has no whole step-00000001 any more; average others in a"):
-        best_checkpoints(tmp_path, 2)
 
 
 def test_a_name_that_model_and_average_share_is_said_once(tmp_path: Path) -> None:

@@ -158,7 +158,6 @@ def test_a_fault_at_any_operation_leaves_nothing(limit: int | None, tmp_path: Pa
     [
         ("model.pt", {}, r"`to` must be a file that ends in `\.safetensors`"),
         ("a.safetensors", {"dtype": "float16"}, r"`dtype` must be one of fp32, bf16, fp16"),
-        ("a.safetensors", {"max_file_bytes": 0}, "`max_file_bytes` must be a whole number of at least 1"),
         ("there.safetensors", {}, "exists already, and nothing in it was touched"),
     ],
 )
@@ -210,9 +209,7 @@ def test_parameters_that_nobody_has_evaluated_are_not_exported_and_the_advice_wo
         )
 
     told = trainer().train().metrics["valid/loss"]
-    with pytest.raises(
-        CheckpointError, match="holds the parameters that Ahead trains, and the run has evaluated others"
-    ):
+    with pytest.raises(CheckpointError, match="holds the training weights of Ahead"):
         export_weights(tmp_path / "run", tmp_path / "out" / "model.safetensors")
     assert not (tmp_path / "out").exists()
     again, model = trainer(), nn.Linear(1, 1)

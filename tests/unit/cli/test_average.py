@@ -28,26 +28,12 @@ def test_the_last_checkpoints_of_a_run_are_averaged(evenstep: Run, recipe: Path)
     assert evenstep("resume", "runs/tiny", "--train.updates", "8").code == 0  # the run does not mind
 
 
-def test_the_best_are_those_of_the_runs_own_metric(evenstep: Run, recipe: Path) -> None:
-    best = ["--checkpoint.best", '{ metric = "valid/loss", keep = 2 }', "--evaluate.every_updates", "2"]
-    assert evenstep("train", "run.toml", *best).code == 0
-    done = evenstep("average", "runs/tiny", "--best=2", "--to", "mean")
-    assert done.code == 0, done.err
-    hooks = read_checkpoint("runs/tiny").state["hooks"]["Best"]["best"]
-    assert all(f"step-{update:08d}" in done.out for _, update in hooks)
-    assert read_checkpoint("mean").update == max(update for _, update in hooks)
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
         ([], 2, "give `--last N`"),
-        (["--last", "2", "--best", "2"], 2, "give `--last N`"),
         (["--last", "1"], 2, "`--last` must be a whole number of at least 2, but is `1`"),
-        (["--best", "many"], 2, "`--best` must be a whole number of at least 2, but is `many`"),
-        (["--best", "2", "--until", "3"], 2, "`--until` is for `--last`"),
         (["--last", "9"], 1, "there is no run `runs/tiny`; give the folder of a run"),
-        (["--best", "2"], 1, "there is no checkpoint"),
     ],
 )
 def test_what_can_not_be_is_refused_by_name(

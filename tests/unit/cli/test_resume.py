@@ -344,25 +344,3 @@ def test_the_commands_that_errors_advise_can_be_pasted_where_folders_have_spaces
         said = evenstep(*refused).err
         advised = said.partition("`evenstep ")[2].partition("`")[0]
         assert evenstep(*shlex.split(advised)).code == 0, said
-
-
-@pytest.mark.parametrize(
-    ("key", "more"),
-    [
-        ("checkpoint.best.metric", []),
-        ("early_stop.metric", ["--early_stop.patience_evaluations", "3"]),
-        ("lr_schedule.metric", ["--lr_schedule", "{kind = 'plateau'}"]),
-    ],
-)
-def test_a_metric_that_no_evaluation_has_is_told_with_its_key_by_which_the_run_then_goes_on(
-    evenstep: Run, key: str, more: list[str]
-) -> None:
-    assert "another run" not in evenstep("check", "run.toml", *more, f"--{key}", "valid/los").err
-    failed = evenstep("train", "run.toml", *more, f"--{key}", "valid/los")
-    assert f"Set its `metric`, in a run file `{key}`" in failed.err, failed.err
-    in_another = "--name ANOTHER --resume PATH" in failed.err
-    assert in_another == key.startswith("lr_schedule")
-    advised = failed.err.rpartition("`evenstep train ")[2].partition("`")[0]  # "one that a run keeps, in another run"
-    kept = ["train", *advised.replace("KEY VALUE", f"{key} valid/loss").split()]
-    done = evenstep(*(kept if in_another else ["resume", "runs/tiny", f"--{key}", "valid/loss"]))
-    assert done.code == 0, done.err
