@@ -8,9 +8,8 @@ from torch.nn import functional
 
 from evenstep.arguments import require_word
 from evenstep.errors import ArgumentError, TaskError
-from evenstep.hf.columns import IGNORED, Columns, without_cache
-from evenstep.hf.outputs import batch_of, check_whole, logits_of, require_smoothing, tensor_of, weights_of
-from evenstep.hf.own_loss import compare_own_classes
+from evenstep.hf.columns import IGNORED, without_cache
+from evenstep.hf.outputs import batch_of, check_whole, logits_of, tensor_of, weights_of
 from evenstep.train import Loss, Task
 
 Problem = Literal["single_label", "multi_label", "regression"]
@@ -45,19 +44,13 @@ class Classification(Task):
 
     def __init__(self, *, problem: Problem = "single_label", label_smoothing: float = 0.0) -> None:
         require_word("problem", problem, get_args(Problem))
-        require_smoothing(label_smoothing)
         if label_smoothing and problem != "single_label":
-            raise ArgumentError(
-                f"`label_smoothing` is for single labels, but `problem` is {problem!r}; leave it out, or write the "
-                f"smoothed numbers into `labels`."
-            )
+            raise ArgumentError(f"`label_smoothing` is for single labels, but `problem` is {problem!r}; leave it out.")
         self._problem, self._label_smoothing = problem, float(label_smoothing)
-        self._columns, self._more = Columns(), dict[str, bool]()
+        self._more = dict[str, bool]()
 
     def prepare(self, model: nn.Module) -> None:
         check_whole(self, model)
-        compare_own_classes(type(self).__name__, model, self._problem)
-        self._columns.look_at(model)
         self._more = without_cache(model)
 
     def inputs(self, batch: Any) -> dict[str, Any]:
@@ -67,15 +60,7 @@ class Classification(Task):
 
     def weight(self, batch: Any) -> int | Tensor:
         """How many labels are counted, or the sum of their weights."""
-        self._columns.check(batch_of(self, batch))
         labels, weights = self._labels(batch)
-        if self._problem == "multi_label":
-            outside = (labels < 0) | (labels > 1)
-            if bool((outside if weights is None else outside & (weights != 0)).any()):
-                raise TaskError(
-                    f"`labels` of `multi_label` must be from 0 to 1, but one is {labels[outside][0].item():g}; correct "
-                    f"it, or give it the weight 0 in `weights` if it is not to be counted."
-                )
         counts = labels != IGNORED if self._problem == "single_label" else torch.ones_like(labels, dtype=torch.bool)
         return counts.sum() if weights is None else weights.double().mul(counts).sum()
 
@@ -87,15 +72,11 @@ class Classification(Task):
         wanted = logits.shape[:-1] if self._problem == "single_label" else logits.shape
         if labels.shape != wanted:
             raise TaskError(
-                f"the model gives scores of shape {list(logits.shape)} for `labels` of shape {list(labels.shape)}, but "
-                f"`{self._problem}` needs labels of shape {list(wanted)}; choose another `problem`, or another head."
+                f"`labels` must be of shape {list(wanted)} for `{self._problem}`, but are of shape "
+                f"{list(labels.shape)}; choose another `problem` or head."
             )
         if self._problem == "single_label" and logits.shape[-1] == 1:
-            raise TaskError(
-                "the model gives one score for each label, of which `single_label` learns nothing: the only class has "
-                "the probability 1. Choose `problem='regression'` for numbers, `'multi_label'` for yes or no, or give "
-                "the model more classes (`num_labels`)."
-            )
+            raise TaskError("`single_label` needs two classes or more, but the model has one; set its `num_labels`.")
         reduction = "sum" if weights is None else "none"
         if self._problem == "multi_label":
             losses = functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction=reduction)
@@ -122,9 +103,4 @@ class Classification(Task):
 
     def _labels(self, batch: Any) -> tuple[Tensor, Tensor | None]:
         labels = tensor_of(self, batch_of(self, batch), "labels", "give what is to be learned.")
-        if self._problem == "single_label" and labels.is_floating_point():
-            raise TaskError(
-                "`labels` must be whole numbers for `single_label`, but are floating; convert them, or choose "
-                "`problem='multi_label'` or `'regression'`."
-            )
         return labels, weights_of(self, batch, labels)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.data.split import rebuilt
-from evenstep.errors import ArgumentError, clause
+from evenstep.errors import ArgumentError
 from evenstep.train.evaluating import evaluating
 
 _FIRST, _SECOND = 4, 5  # tokens of the documents that are tried
@@ -63,11 +63,7 @@ def _is_row(one: Any, length: int) -> bool:
 def check_documents(model: nn.Module) -> None:
     """Raise ArgumentError unless two documents of a row give the scores that each gives by itself."""
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
-        raise ArgumentError(
-            f"`packed` needs a model that keeps the documents of a row apart, but the prompt that "
-            f"{type(model).__name__} learns stands before a row, not before each document; leave `packed` out, and "
-            f"train it on rows of one document each."
-        )
+        raise ArgumentError("`packed` does not go with a learned prompt, which stands before a row; leave it out.")
     weight = next(model.parameters())
     vocab = len(cast(Any, model).get_input_embeddings().weight)
     tokens = torch.arange(_FIRST + _SECOND, device=weight.device) * 7 % vocab
@@ -79,22 +75,16 @@ def check_documents(model: nn.Module) -> None:
         output: Any = model(input_ids=ids.unsqueeze(0), position_ids=places.unsqueeze(0), use_cache=False)
         return cast(Tensor, output["logits"])[0, -_SECOND:].double()
 
-    try:
-        with evaluating(model, weight.device):
-            alone = scores(tokens[_FIRST:], positions[_FIRST:])
-            packed = scores(tokens, positions)
-            beside = scores(other, positions)
-    except TypeError as error:
-        raise ArgumentError(
-            f"`packed` needs a model that takes `position_ids`, but {type(model).__name__} raised {clause(error)}; "
-            f"train it on rows of one document each."
-        ) from error
+    with evaluating(model, weight.device):
+        alone = scores(tokens[_FIRST:], positions[_FIRST:])
+        packed = scores(tokens, positions)
+        beside = scores(other, positions)
     largest, rounding = float(alone.abs().max()), torch.finfo(weight.dtype).eps
     coarse = max(rounding, torch.finfo(torch.float32).eps)  # some have their softmax in float32, of any weights
     seen, moved = float((packed - beside).abs().max()), float((packed - alone).abs().max())
     if seen > 4 * rounding * largest or moved > coarse**0.5 * largest:
         raise ArgumentError(
-            f"`packed` needs a model that keeps the documents of a row apart, but a document's scores in "
-            f"{type(model).__name__} are {max(seen, moved):.2g} off beside another one (they are up to {largest:.2g}); "
-            f"train it on rows of one document each, or with another attention (`attn_implementation='sdpa'`)."
+            f"`packed` needs a model that keeps the documents of a row apart, but in {type(model).__name__} one moves "
+            f"the scores of another by {max(seen, moved):.2g}; try `attn_implementation='sdpa'`.",
+            field="packed",
         )

@@ -11,7 +11,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor, nn
 
-from evenstep.errors import ArgumentError, TaskError, clause
+from evenstep.errors import ArgumentError, TaskError
 from evenstep.train import chunked_cross_entropy
 from evenstep.train.evaluating import evaluating
 
@@ -50,10 +50,7 @@ class ChunkedHead:
             TaskError: it gave scores.
         """
         if logits.ndim:
-            raise TaskError(
-                "`chunked` lets the model's head give a loss, but it gave scores, since this task was copied or the "
-                "model was given to another one; give model and task to one trainer or engine at a time."
-            )
+            raise TaskError("`chunked` serves one task and one model at a time, but this model has another task now.")
         return logits
 
     def _forward(self, linear: nn.Linear, input: Tensor) -> Tensor:
@@ -67,13 +64,10 @@ def _head_of(model: nn.Module) -> nn.Linear:
     asked: Any = getattr(model, "get_output_embeddings", None)
     found: object = None if asked is None else asked()
     if type(found) is not nn.Linear:
-        what, instead = "none" if found is None else f"a {type(found).__name__}", ""
-        if type(found).__module__.startswith("peft."):
-            what = f"an adapter of peft on it ({type(found).__name__})"
-            instead = "leave the head out of `target_modules` and `modules_to_save`, or "
+        what = "none" if found is None else f"a {type(found).__name__}"
         raise ArgumentError(
-            f"`chunked` needs a model whose scores are those of one `nn.Linear` (its `get_output_embeddings()`), but "
-            f"{type(model).__name__} has {what}; {instead}leave `chunked` out."
+            f"`chunked` needs a model whose head is one `nn.Linear`, but {type(model).__name__} has {what}.",
+            field="chunked",
         )
     return found
 
@@ -93,16 +87,12 @@ def _check_scores(model: nn.Module, linear: nn.Linear) -> None:
         linear.forward = scores
         try:
             output: Any = model(input_ids=tokens, use_cache=False, **decoder)
-        except Exception as error:
-            raise ArgumentError(
-                f"`chunked` needs a model that can be tried on tokens alone, but {type(model).__name__} raised "
-                f"{clause(error)}; leave `chunked` out."
-            ) from error
         finally:
             del linear.forward
     logits = cast(Tensor, output["logits"])
     if len(given) != 1 or not torch.equal(logits.to(given[0].dtype), given[0]):
         raise ArgumentError(
             f"`chunked` needs a model that gives its head's scores as they are, but {type(model).__name__} changes "
-            f"them (by a bias, a factor, a cap, …); leave `chunked` out."
+            f"them; leave it out.",
+            field="chunked",
         )

@@ -8,7 +8,6 @@ so that an update divides once by all its tokens, however they came in batches. 
 own loss, which is a mean, is not used.
 """
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 from weakref import ref
@@ -17,10 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evenstep.arguments import require_flag
 from evenstep.errors import ArgumentError, TaskError
-from evenstep.hf.causal import check_causal, counts_padding
-from evenstep.hf.columns import IGNORED, Columns
+from evenstep.hf.causal import check_causal
+from evenstep.hf.columns import IGNORED
 from evenstep.hf.documents import check_documents, halves_of_row, restarts
 from evenstep.hf.head import ChunkedHead
 from evenstep.hf.outputs import (
@@ -28,12 +26,9 @@ from evenstep.hf.outputs import (
     check_whole,
     logits_of,
     prompt_tokens,
-    require_smoothing,
     tensor_of,
     weights_of,
 )
-from evenstep.hf.own_loss import compare_own_loss
-from evenstep.internals import unwrapped
 from evenstep.train import Loss, Task
 
 _NOT_FOR_THE_MODEL = ("labels", "weights")
@@ -45,21 +40,13 @@ class _Tokens(Task):
     unit = "tokens"
 
     def __init__(self, *, label_smoothing: float, chunked: bool) -> None:
-        require_smoothing(label_smoothing)
-        require_flag("chunked", chunked)
         if chunked and label_smoothing:
-            raise ArgumentError(
-                "`label_smoothing` needs all scores of a token at once, so it does not go with `chunked`; leave one of "
-                "them out."
-            )
+            raise ArgumentError("`label_smoothing` does not go with `chunked`; leave one of them out.")
         self._label_smoothing = float(label_smoothing)
         self._head = ChunkedHead() if chunked else None
-        self._columns = Columns()
 
     def prepare(self, model: nn.Module) -> None:
         check_whole(self, model)
-        compare_own_loss(type(self).__name__, model, lambda batch: self._counted(batch)[0])
-        self._columns.look_at(model)
         if self._head is not None:
             self._head.attach(model)
 
@@ -73,7 +60,6 @@ class _Tokens(Task):
     def weight(self, batch: Any) -> Tensor:
         """The number of tokens that are to be given, or the sum of their weights."""
         given = batch_of(self, batch)
-        self._columns.check(given)
         targets, weights = self._counted(given)
         counts = targets != IGNORED
         return counts.sum() if weights is None else weights.double().mul(counts).sum()
@@ -140,16 +126,13 @@ class CausalLM(_Tokens):
 
     def __init__(self, *, packed: bool = False, chunked: bool = False, label_smoothing: float = 0.0) -> None:
         super().__init__(label_smoothing=label_smoothing, chunked=chunked)
-        require_flag("packed", packed)
         self._packed = packed
         self._prompt = 0
-        self._counts_padding = ""  # the name of a model that does, until it is said
 
     def prepare(self, model: nn.Module) -> None:
         self._prompt = prompt_tokens(model)
         super().prepare(model)
         check_causal(model)
-        self._counts_padding = type(unwrapped(model)).__name__ if counts_padding(model) else ""
         if self._packed:
             check_documents(model)
 
@@ -180,24 +163,12 @@ class CausalLM(_Tokens):
     def _check_row(self, batch: Mapping[str, Any]) -> None:
         """Raise TaskError for documents that nothing keeps apart; the batch is on the CPU."""
         positions, mask = batch.get("position_ids"), _mask_of(batch)
-        if self._counts_padding and positions is None and mask is not None and bool((mask[:, 0] == 0).any()):
-            logging.getLogger("evenstep").warning(
-                f"rows are padded on the left, for which {self._counts_padding} gives other scores, so a row's loss "
-                f"depends on the longest one of its micro-batch; pad on the right (`tokenizer.padding_side = 'right'`)."
-            )
-            self._counts_padding = ""
         if positions is None or not bool(restarts(positions, mask).any()):
             return
         if not self._packed:
-            raise TaskError(
-                "a row holds several documents (its `position_ids` begin anew), which must not see each other; write "
-                "`CausalLM(packed=True)`, which tries whether the model keeps them apart."
-            )
+            raise TaskError("a row holds several documents (`position_ids` restart); write `CausalLM(packed=True)`.")
         if batch.get("attention_mask") is not None:
-            raise TaskError(
-                "a row holds several documents (its `position_ids` begin anew), but the batch has an `attention_mask`, "
-                "for which transformers does not look where documents begin; leave the mask out."
-            )
+            raise TaskError("a row of several documents must come without `attention_mask`, or they see each other.")
 
 
 def _mask_of(batch: Mapping[str, Any]) -> Tensor | None:
@@ -248,10 +219,7 @@ class Seq2Seq(_Tokens):
                 if self._begin is not None:
                     raise
         if self._begin is None or self._pad is None:
-            raise TaskError(
-                "the decoder's inputs are the labels one place further right, but the model's config has no "
-                "`decoder_start_token_id` or no `pad_token_id`; set them, or give `decoder_input_ids` in each batch."
-            )
+            raise TaskError("the model's config needs `decoder_start_token_id` and `pad_token_id`; set them.")
         begin = labels.new_full((len(labels), 1), self._begin)
         return torch.cat([begin, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, self._pad)], 1)
 

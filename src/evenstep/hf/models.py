@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from evenstep.arguments import advice, require_table, require_word
+from evenstep.arguments import require_word
 from evenstep.errors import ArgumentError
 from evenstep.plugins import load_optional
 
@@ -46,10 +46,7 @@ def from_config(
     if isinstance(config, str):
         settings: Any = transformers.AutoConfig.from_pretrained(_folder(config), local_files_only=True)
     else:
-        given = dict(require_table("config", config, '`config={"model_type": "llama", "hidden_size": 64}`'))
-        if "model_type" not in given:
-            raise ArgumentError('`config` must say its `model_type`, such as "llama", or be a folder; say it.')
-        settings = transformers.AutoConfig.for_model(**given)
+        settings = transformers.AutoConfig.for_model(**config)
     return _adapted(chosen.from_config(settings, dtype=_format(dtype), **options), lora)
 
 
@@ -76,9 +73,8 @@ def from_pretrained(
 def _adapted(model: "nn.Module", lora: Mapping[str, Any] | None) -> "nn.Module":
     if lora is None:
         return model
-    options = dict(require_table("lora", lora, '`lora={"r": 8, "target_modules": ["q_proj", "v_proj"]}`'))
     peft = library("peft")
-    return peft.get_peft_model(model, peft.LoraConfig(**options))
+    return peft.get_peft_model(model, peft.LoraConfig(**lora))
 
 
 def library(name: str) -> Any:
@@ -87,13 +83,9 @@ def library(name: str) -> Any:
 
 
 def _class(transformers: Any, kind: str) -> Any:
-    name = f"AutoModelFor{kind}"
-    chosen = getattr(transformers, name, None)
+    chosen = getattr(transformers, f"AutoModelFor{kind}", None)
     if chosen is None:
-        # only now: its `dir` takes a tenth of a second
-        known = [one.removeprefix("AutoModelFor") for one in dir(transformers) if one.startswith("AutoModelFor")]
-        meant = advice(str(kind), known, f"such as {', '.join(known[:6])}.")
-        raise ArgumentError(f"`kind` is {kind!r}, but transformers has no `{name}`; {meant}")
+        raise ArgumentError(f"`kind` is {kind!r}, but transformers has no `AutoModelFor{kind}`.", field="kind")
     return chosen
 
 
@@ -104,8 +96,5 @@ def _format(dtype: str) -> torch.dtype:
 
 def _folder(path: str) -> str:
     if not (Path(path) / "config.json").is_file():
-        raise ArgumentError(
-            f"`{path}` must be a folder of this machine with a `config.json`, as `save_pretrained` writes it, but "
-            f"there is none; nothing is fetched from a hub here. Fetch it first (`hf download`), or correct the path."
-        )
+        raise ArgumentError(f"`{path}` must be a folder of this machine with a `config.json`; fetch it first.")
     return path

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from evenstep.arguments import require_number
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.pipeline import PipelineModel
 
@@ -28,11 +27,7 @@ def batch_of(task: object, batch: Any) -> Mapping[str, Any]:
         TaskError: it is none.
     """
     if not isinstance(batch, Mapping):
-        raise TaskError(
-            f"{type(task).__name__} takes batches that are a dict, as tokenizers and data collators give them, but got "
-            f"a {type(batch).__name__}; give a `collate` function such as `evenstep.hf.Packing()` or a collator of "
-            f"transformers."
-        )
+        raise TaskError(f"{type(task).__name__} takes batches that are a dict, but got a {type(batch).__name__}.")
     return cast("Mapping[str, Any]", batch)
 
 
@@ -44,11 +39,7 @@ def tensor_of(task: object, batch: Mapping[str, Any], name: str, advice: str) ->
     """
     found: object = batch.get(name)
     if not isinstance(found, Tensor):
-        what = "none" if found is None else f"a {type(found).__name__}"
-        raise TaskError(
-            f"{type(task).__name__} needs a tensor `{name}` in each batch, but got {what} beside "
-            f"{', '.join(f'`{one}`' for one in batch if one != name)}; {advice}"
-        )
+        raise TaskError(f"{type(task).__name__} needs a tensor `{name}` in each batch; {advice}")
     return found
 
 
@@ -62,10 +53,7 @@ def weights_of(task: object, batch: Mapping[str, Any], labels: Tensor) -> Tensor
         return None
     weights = tensor_of(task, batch, "weights", "give one for each label, or none at all.")
     if weights.shape != labels.shape:
-        raise TaskError(
-            f"`weights` must be of the shape of `labels`, {list(labels.shape)}, but are of shape "
-            f"{list(weights.shape)}; give one for each label."
-        )
+        raise TaskError(f"`weights` must be of shape {list(labels.shape)}, but are of shape {list(weights.shape)}.")
     return weights
 
 
@@ -80,18 +68,14 @@ def logits_of(task: object, output: Any) -> Tensor:
         for name in given:
             if name.endswith(_OF_A_BATCH) and given[name] is not None:
                 raise TaskError(
-                    f"the model gives `{name}`, which it means to be trained, but which is no sum over tokens, so it "
-                    f"would depend on how a batch is cut; set `output_router_logits = False` in the model's config, or "
-                    f"write a task that says what it is a sum over."
+                    f"the model gives `{name}`, which depends on how a batch is cut; set "
+                    f"`output_router_logits = False` in its config."
                 )
         output = given.get("logits")
     elif isinstance(output, tuple | list):
         output = cast("Sequence[Any]", output)[0]
     if not isinstance(output, Tensor):
-        raise TaskError(
-            f"{type(task).__name__} needs a model that gives `logits`, but got a {type(output).__name__}; give one "
-            f"with a head, such as AutoModelForCausalLM."
-        )
+        raise TaskError(f"{type(task).__name__} needs a model that gives `logits`, but got a {type(output).__name__}.")
     return output.float() if output.itemsize < 4 else output
 
 
@@ -102,43 +86,31 @@ def prompt_tokens(model: nn.Module) -> int:
     return int(adapter.num_virtual_tokens) if kind in _PROMPTS else 0
 
 
-def require_smoothing(value: float) -> None:
-    """Raise ArgumentError unless a share of a target can be spread over all others."""
-    require_number("label_smoothing", value, "[0, 1)", "from 0 to below 1", "")
-
-
 def check_whole(task: object, model: nn.Module) -> None:
     """Raise ArgumentError for models that can't be trained by these tasks, whatever the batch."""
     name = type(task).__name__
     if isinstance(model, PipelineModel):
-        raise ArgumentError(
-            f"`{name}` is for models that each rank holds whole or in shards, but the model is in stages; train it "
-            f'with `strategy="fsdp"`, or write a task for its layers.'
-        )
+        raise ArgumentError(f'`{name}` does not train models in stages; use `strategy="fsdp"`.', field="model")
     config = getattr(model, "config", None)
     for place, one in (("config", config), ("config.text_config", getattr(config, "text_config", None))):
         if getattr(one, "output_router_logits", False):
             raise ArgumentError(
-                f"the model's `{place}.output_router_logits` is set, so it adds a loss that spreads tokens over "
-                f"experts. That is no sum over tokens, and would depend on how a batch is cut, so `{name}` does not "
-                f"train it; set it to False."
+                f"the loss that `{place}.output_router_logits` adds depends on how a batch is cut; set it to False.",
+                field="output_router_logits",
             )
     _check_own_loss(name, model, config)
 
 
 def _check_own_loss(name: str, model: nn.Module, config: object) -> None:
-    """Raise ArgumentError for what a model adds to its own loss alone, which is not used here: it would be left out."""
-    alone = "stands in the model's own loss alone, and would be left out"
+    """Raise ArgumentError for losses that a model adds to its own loss, which is not used here."""
     adapters: Any = getattr(model, "peft_config", None) or {}
     kinds = [getattr(getattr(one, "peft_type", None), "value", None) for one in adapters.values()]
     if kind := next((one for one in kinds if one in _ADDED_BY_ADAPTERS), None):
         raise ArgumentError(
-            f"`{name}` does not train adapters of the kind {kind}: {_ADDED_BY_ADAPTERS[kind]} {alone}; use others, "
-            f"such as those of `LoraConfig`, or write a task that gives the model its labels and returns "
-            f"`Loss.of_mean(output.loss, count)`."
+            f"`{name}` would leave out {_ADDED_BY_ADAPTERS[kind]} of {kind} adapters; use LoRA.", field="model"
         )
     if factor := getattr(config, "z_loss_coefficient", 0.0):
         raise ArgumentError(
-            f"the model's `config.z_loss_coefficient` is {factor}, but what it is a factor of {alone} by `{name}`; set "
-            f"it to 0, or write a task that adds its sum over the tokens."
+            f"`config.z_loss_coefficient` is {factor}, but `{name}` would leave that loss out; set it to 0.",
+            field="z_loss_coefficient",
         )

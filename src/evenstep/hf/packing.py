@@ -11,10 +11,10 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
-from evenstep.arguments import require_count, require_flag
+from evenstep.arguments import require_count
 from evenstep.data.batching import pack
 from evenstep.errors import ArgumentError, DataError
-from evenstep.hf.columns import IGNORED, LEARNED, unused_column
+from evenstep.hf.columns import IGNORED
 
 _PADDING = {"input_ids": 0, "labels": IGNORED, "weights": 0.0}
 
@@ -46,7 +46,6 @@ class Packing:
     """
 
     def __init__(self, *, max_tokens: int | None = None, fixed: bool = False, pad_token_id: int = 0) -> None:
-        require_flag("fixed", fixed)
         self._max_tokens = None if max_tokens is None else require_count("max_tokens", max_tokens)
         if fixed and max_tokens is None:
             raise ArgumentError("`fixed` pads rows to `max_tokens`, which is not given; give it.")
@@ -89,10 +88,7 @@ def rows_of(lengths: Sequence[int], max_tokens: int | None = None) -> list[list[
         return [list(range(len(lengths)))]
     longest = max(lengths)
     if longest > max_tokens:
-        raise DataError(
-            f"a document has {longest} tokens, more than the {max_tokens} of a row; cut it, leave it out, or raise "
-            f"`max_tokens`."
-        )
+        raise DataError(f"a document has {longest} tokens, more than the {max_tokens} of a row; raise `max_tokens`.")
     return pack(lengths, max_tokens=max_tokens)
 
 
@@ -100,8 +96,7 @@ def _document(sample: Any, number: int) -> dict[str, Tensor]:
     """One sample's tokens, labels and weights."""
     given = cast("Mapping[str, Any]", sample) if isinstance(sample, Mapping) else {"input_ids": sample}
     if "input_ids" not in given:
-        names = ", ".join(f"`{name}`" for name in given)
-        raise DataError(f"sample {number} of the batch has no `input_ids`, but {names}; give the document's tokens.")
+        raise DataError(f"sample {number} of the batch has no `input_ids`; give its tokens.")
     tokens = _whole(given["input_ids"], "input_ids", number)
     labels = _whole(given.get("labels", tokens), "labels", number).clone()
     document = {"input_ids": tokens, "labels": labels}
@@ -110,31 +105,18 @@ def _document(sample: Any, number: int) -> dict[str, Tensor]:
     mask = torch.as_tensor(given.get("attention_mask", torch.ones_like(tokens)))
     for name, one in (*document.items(), ("attention_mask", mask)):
         if one.ndim != 1 or one.shape != tokens.shape or not len(one):
-            raise DataError(
-                f"`{name}` of sample {number} of the batch must be a list of one or more numbers, as many as "
-                f"`input_ids`, but is of shape {list(one.shape)} beside {list(tokens.shape)}; give one document each."
-            )
-    if unused := unused_column(given, len(tokens), (*document, "attention_mask")):
-        raise DataError(
-            f"`{unused}` of sample {number} of the batch has a value for each token, but rows are made of "
-            f"`input_ids`, `labels` and `weights` alone; leave it out, or correct the name ({LEARNED})."
-        )
+            raise DataError(f"`{name}` of sample {number} of the batch must be as many numbers as its `input_ids`.")
     if not bool((mask != 0).all()):
-        raise DataError(
-            f"sample {number} of the batch has padding (`attention_mask`), which packing is there to do without; give "
-            f"its tokens without it."
-        )
+        raise DataError(f"sample {number} of the batch has padding (`attention_mask`); give its tokens without it.")
     labels[0] = IGNORED
     return document
 
 
 def _whole(given: Any, name: str, number: int) -> Tensor:
-    """What must be whole numbers; fractions would be cut off unsaid. An empty list is refused by its length."""
+    """Tensor of whole numbers; fractions would be cut off silently."""
     found = torch.as_tensor(given)
     if found.numel() and (found.is_floating_point() or found.is_complex()):
-        raise DataError(
-            f"`{name}` of sample {number} of the batch must be whole numbers, but are {found.dtype}; round them."
-        )
+        raise DataError(f"`{name}` of sample {number} of the batch must be whole numbers, but are {found.dtype}.")
     return found.long()
 
 

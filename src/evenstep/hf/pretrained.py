@@ -15,9 +15,9 @@ from typing import Any, Literal, cast, final
 import torch
 from torch import nn
 
-from evenstep.arguments import require_flag, require_word
+from evenstep.arguments import require_word
 from evenstep.checkpoint.export import ExportFormat
-from evenstep.errors import ArgumentError, HookError, clause
+from evenstep.errors import ArgumentError, HookError
 from evenstep.events import Best, Hook, TrainBegin, TrainEnd
 from evenstep.hf.models import library
 from evenstep.hf.saving import check_options, is_of_transformers, save_pretrained
@@ -29,7 +29,6 @@ from evenstep.optim.multi import inner
 
 _NAME = "pretrained"
 _KINDS = ("last", "best")
-_SET_BEST = 'set `checkpoint.best` (give the hook `Best`), or write the "last"'
 
 
 @final
@@ -60,7 +59,6 @@ class SavePretrained(Hook):
         dtype: ExportFormat | None = None,
         tokenizer: Path | str | None = None,
     ) -> None:
-        require_flag("average", average)
         check_options(dtype, tokenizer)
         require_word("checkpoint", checkpoint, _KINDS)
         self._checkpoint, self._average, self._tokenizer = checkpoint, average, tokenizer
@@ -68,27 +66,18 @@ class SavePretrained(Hook):
 
     def before_train(self, event: TrainBegin) -> None:
         if self.trainer.folder is None:
-            raise HookError(
-                f"hook `{self.name}` writes into the run folder, but the trainer has none; give a `folder`."
-            )
+            raise HookError(f"hook `{self.name}` writes into the run folder; give the trainer a `folder`.")
         model = unwrapped(self.trainer.model)
         if not is_of_transformers(model):
-            raise ArgumentError(
-                f"hook `{self.name}` is for whole models of transformers, which know their layout, but the model is a "
-                f"{type(model).__name__}; leave the hook out, and write the weights by `evenstep export`."
-            )
+            raise ArgumentError(f"hook `{self.name}` is for whole models of transformers; leave it out.")
         if self._average and not self.trainer.keeps_average:
-            raise HookError(
-                f"hook `{self.name}` is to write the average of the parameters, but the run keeps none; give it one "
-                f"(`[ema]`, or `Training(ema=0.999)`), or leave `average` out."
-            )
+            raise HookError(f"hook `{self.name}` writes the average, but the run keeps none; set `ema`.")
         if self._checkpoint == "best" and not any(isinstance(hook, Best) for hook in self.trainer.hooks):
-            raise HookError(f"hook `{self.name}` is to write the best checkpoint, but nothing keeps it; {_SET_BEST}.")
+            raise HookError(f"hook `{self.name}` writes the best checkpoint; set `checkpoint.best`.")
         self._check_built_again(model)
         if not self._average and any(has_modes(one) for one in inner(self.trainer.optimizer)):
             raise ArgumentError(
-                f"hook `{self.name}` writes what a checkpoint holds, but the optimizer evaluates other parameters than "
-                f"those that it trains and saves; leave the hook out, and save the model after `optimizer.eval()`."
+                f"hook `{self.name}` does not write what this optimizer evaluates; use `evenstep export`."
             )
 
     def _check_built_again(self, model: nn.Module) -> None:
@@ -96,22 +85,12 @@ class SavePretrained(Hook):
         live: Any = model
         is_adapted = hasattr(live, "get_base_model")
         base: nn.Module = live.get_base_model() if is_adapted else model
-        why = ""
-        try:
-            with torch.random.fork_rng(devices=[]), torch.device("meta"):
-                again = _like(base)
-        except Exception as error:  # noqa: BLE001 - whatever its constructor raises
-            why = f"this raised {clause(error)}"
-        else:
-            other = sorted({*state_of(base)} ^ {*state_of(again)})
-            if other and not is_adapted:  # adapters stand in the base, under names of their own
-                why = f"this has another `{other[0]}`"
-        if why:
-            kind = class_before_sharding(base).__name__
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            again = _like(base)
+        if not is_adapted and {*state_of(base)} != {*state_of(again)}:  # adapters stand in the base
             raise ArgumentError(
-                f"hook `{self.name}` builds the model again when training ends, by `{kind}(model.config)`, but {why}; "
-                f"leave the hook out, and write the folder by `evenstep.hf.save_pretrained(model, …, weights=run)`, to "
-                f"which you give a model built as this one was."
+                f"hook `{self.name}` builds the model again from its config, which gives other parameters; "
+                f"use `evenstep.hf.save_pretrained` after the run."
             )
 
     def after_train(self, event: TrainEnd) -> None:
@@ -122,10 +101,7 @@ class SavePretrained(Hook):
         weights: Path = folder
         if self._checkpoint == "best":
             if not (folder / "best").is_file():
-                raise HookError(
-                    f"hook `{self.name}` is to write the best checkpoint, but `{folder}` has no file `best`, which "
-                    f"names it: its metric had no value, or it has another `link`; mend that, or write the 'last'."
-                )
+                raise HookError(f"hook `{self.name}` finds no best checkpoint in `{folder}`.")
             weights = folder / "checkpoints" / (folder / "best").read_text().strip()
         new, old = folder / f".new-{_NAME}", folder / f".old-{_NAME}"
         for one in (new, old):

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from evenstep.arguments import require_flag, require_word
+from evenstep.arguments import require_word
 from evenstep.checkpoint.export import FORMATS, ExportFormat, converted
 from evenstep.checkpoint.weights import StoredWeights, open_weights
 from evenstep.errors import ArgumentError, CheckpointError, clause
@@ -53,12 +53,8 @@ def save_pretrained(
         CheckpointError: weights that can't be read, that are not the model's, or that the format can't hold.
     """
     to = Path(to)
-    require_flag("average", average)
     if not is_of_transformers(model):
-        raise ArgumentError(
-            f"`model` must be one of transformers, which know their layout, but is a {type(model).__name__}; write its "
-            f"weights alone: `evenstep.checkpoint.export_weights(run, 'model.safetensors')`."
-        )
+        raise ArgumentError(f"`model` must be one of transformers, but is a {type(model).__name__}.", field="model")
     check_options(dtype, tokenizer)
     if to.exists():
         raise ArgumentError(f"`{to}` exists already, and nothing in it was touched; give another name.")
@@ -89,10 +85,7 @@ def check_options(dtype: object, tokenizer: Path | str | None) -> None:
     if dtype is not None:
         require_word("dtype", dtype, FORMATS)
     if tokenizer is not None and not any(Path(tokenizer).glob("tokenizer*")):
-        raise ArgumentError(
-            f"`tokenizer` must be a folder of this machine with a tokenizer's files (`tokenizer_config.json`, …), but "
-            f"`{tokenizer}` has none."
-        )
+        raise ArgumentError(f"`tokenizer` must be a folder with a tokenizer's files, but `{tokenizer}` has none.")
 
 
 def _convert(model: nn.Module, dtype: str) -> None:

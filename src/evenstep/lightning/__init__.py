@@ -6,17 +6,15 @@ the number of samples as weights, the torch scheduler a function of the update's
 is not imported: whoever has such a module has it.
 """
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import signature
-from numbers import Real
 from typing import Any, NotRequired, TypeAlias, TypedDict, cast, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from evenstep.arguments import advice, require_callable, require_count, said
+from evenstep.arguments import said
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import share_contents
 from evenstep.lightning.optimizers import optimizer_and_schedule
@@ -85,18 +83,12 @@ def parts(
     >>> import evenstep
     >>> model = evenstep.lightning.parts(nn.Linear(2, 1))
     Traceback (most recent call last):
-    evenstep.errors.ArgumentError: `module` must be a LightningModule, but is a Linear; give a module as `model=` ...
+    evenstep.errors.ArgumentError: `module` must be a LightningModule, but is a Linear.
     """
     base = _base_of(module)
-    if updates is not None:
-        require_count("updates", updates)
-    if count is not None:
-        require_callable("count", count, purpose="gives the number of units of a batch")
     lightning: Any = module
     name = type(module).__name__
     _check_automatic(lightning)
-    if getattr(module.training_step, "__func__", None) is getattr(base, "training_step", None):
-        raise ArgumentError(f"`{name}` has no `training_step`, which gives the loss of a batch; write one.")
     _check_hooks(module, base, without)
     trainer = TrainerStandIn(name, updates)
     lightning.trainer = trainer
@@ -114,20 +106,16 @@ def parts(
 def _base_of(module: object) -> type:
     bases = [one for one in type(module).__mro__ if one.__name__ == "LightningModule"]
     if not bases or not isinstance(module, nn.Module):
-        write = "give a module as `model=` to `Trainer`, with a `Task` that says what a batch means."
-        if isinstance(module, type):
-            write = f"write `parts({module.__name__}(…))`."
-        elif isinstance(module, nn.Module) and "_orig_mod" in dict(module.named_children()):
-            write = "give it as it was before `torch.compile`, and the trainer `train=Training(compile='model')`."
-        raise ArgumentError(f"`module` must be a LightningModule, but is {said(module)}; {write}")
+        raise ArgumentError(f"`module` must be a LightningModule, but is {said(module)}.", field="module")
     return bases[-1]
 
 
 def _check_automatic(lightning: Any) -> None:
     if not lightning.automatic_optimization:
         raise ArgumentError(
-            f"`{type(lightning).__name__}` has `automatic_optimization = False`: it makes its updates itself, so "
-            f"nobody can say what one is; write its loop with `evenstep.Engine`, one for each optimizer."
+            f"`{type(lightning).__name__}` makes its updates itself (`automatic_optimization = False`); "
+            f"write its loop with `evenstep.Engine`.",
+            field="automatic_optimization",
         )
 
 
@@ -138,109 +126,28 @@ def _check_hooks(module: nn.Module, base: type, without: Collection[str]) -> Non
     own = [each for each in hooks if each in vars(module) or getattr(type(module), each) is not getattr(base, each)]
     own = [each for each in (*own, *_OF_BEFORE) if callable(getattr(module, each, None))]
     name = type(module).__name__
-    if isinstance(without, str) or not isinstance(cast("object", without), Collection):
-        write = f"[{without!r}]" if isinstance(without, str) else "[…]"
-        raise ArgumentError(f"`without` must be a list of names, but is {said(without)}; write `without={write}`.")
     lost = [each for each in own if each not in without]
     if lost:
-        of_a_batch = next((each for each in lost if each in _OF_A_BATCH), None)
-        ways = [f"let its steps begin with `batch = self.{of_a_batch}(batch, …)`"] if of_a_batch else []
-        ways += ["do it in an `evenstep.Hook`"] if any(each not in _OF_A_BATCH for each in lost) else []
         raise ArgumentError(
             f"`{name}` overrides {', '.join(f'`{each}`' for each in lost)}, which this engine does not call; "
-            f"{', or '.join(ways)}, and say `without={lost!r}` when it is done or not needed."
-        )
-    if unknown := [each for each in without if each not in own]:
-        raise ArgumentError(
-            f"`without` names `{unknown[0]}`, but `{name}` overrides no hook of this name; leave it out."
+            f"do it in the steps or in an `evenstep.Hook`, then write `without={lost!r}`.",
+            field="without",
         )
 
 
-def _refuse_number(name: str) -> Callable[..., Any]:
-    def refuse(self: "_Unasked", *_: object, **__: object) -> Any:
-        raise TaskError(self.why)
-
-    refuse.__name__ = name
-    return refuse
-
-
-class _Unasked:
-    """What a step is given as the number of its batch or set: it may be passed on, not asked.
-
-    Args:
-        why: what is said to whoever asks.
-    """
-
-    def __init__(self, why: str) -> None:
-        self.why = why
-
-
-_SUMS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "divmod", "and", "or", "xor", "lshift", "rshift")
-_COMPARED = ("eq", "ne", "lt", "le", "gt", "ge", "hash", "bool")
-_READ = ("int", "index", "float", "str", "format", "neg", "pos", "invert", "abs", "round")
-_TAKEN = ("array", "len", "getitem")  # what numpy and torch ask of what becomes an array or a tensor
-for _name in (*_SUMS, *(f"r{name}" for name in _SUMS), *_COMPARED, *_READ, *_TAKEN):
-    setattr(_Unasked, f"__{_name}__", _refuse_number(_name))
-
-
-_SHOWN = (
-    *("prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "sync_dist", "sync_dist_group"),
-    *("add_dataloader_idx", "metric_attribute", "rank_zero_only"),
-)
 _Logged: TypeAlias = "Sequence[tuple[Tensor | float, float | None]]"
 """The numbers that a step has logged under one name, each with the samples that it said it is of."""
-
-
-def _said_of(value: Any) -> str:
-    """What a step logs that is no number, and what to do."""
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {list(value.shape)}; log its mean"
-    if not callable(getattr(value, "compute", None)):
-        return f"{said(value)}; log one number under each name"
-    return (
-        f"{said(value)}; log what its call gives where a mean of that is meant, and give others to `Task.metrics` of a "
-        f"task of yours, with the module as `model=` of the `Trainer`"
-    )
 
 
 @final
 class _Log:
     """Stands in the place of the module's `log` while one of its steps runs: keeps what the step logs."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self) -> None:
         self.logged: dict[str, list[tuple[Tensor | float, float | None]]] = {}
 
-    def __call__(
-        self,
-        name: str,
-        value: Any,
-        *shown: Any,
-        reduce_fx: object = "mean",
-        batch_size: int | None = None,
-        **how_shown: Any,
-    ) -> None:
-        """Take a number; how Lightning would show it does not matter here."""
-        if unknown := [each for each in how_shown if each not in _SHOWN]:
-            raise TaskError(
-                f"`{self._name}` logs `{name}` with `{unknown[0]}`, which means nothing; {advice(unknown[0], _SHOWN)}"
-            )
-        if shown:
-            raise TaskError(f"`{self._name}` logs `{name}` with arguments by position; name them, `batch_size=…`.")
-        if reduce_fx not in ("mean", torch.mean, "avg"):
-            raise TaskError(
-                f"`{self._name}` logs `{name}` with `reduce_fx={reduce_fx!r}`, but metrics are means over samples "
-                f"here; log it as a mean, or compute it in an `evenstep.Hook`."
-            )
-        if isinstance(value, _Unasked):
-            raise TaskError(value.why)
-        if not isinstance(value, Tensor | Real) or (isinstance(value, Tensor) and value.numel() != 1):
-            raise TaskError(f"`{self._name}` logs `{name}`, which must be a number, but is {_said_of(value)}.")
-        if batch_size is not None and not isinstance(batch_size, Tensor | Real):
-            raise TaskError(
-                f"`{self._name}` logs `{name}` with `batch_size={batch_size!r}`, which must be the number of samples "
-                f"that the value is a mean over; give a number, or leave it out."
-            )
+    def __call__(self, name: str, value: Any, *_: Any, batch_size: int | None = None, **__: Any) -> None:
+        """Take a number, as a mean over `batch_size` samples."""
         number = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
         self.logged.setdefault(name, []).append((number, batch_size))
 
@@ -273,12 +180,11 @@ class _Steps(nn.Module):
     def forward(self, batch: Any, step: str) -> tuple[Any, dict[str, Any]]:
         """What the step returns, and what it has logged."""
         module = self.__dict__["lightning"]
-        module.__dict__["log"] = log = _Log(type(module).__name__)
+        module.__dict__["log"] = log = _Log()
         try:
             given = self.__dict__["calls"][step](batch)
         finally:
             del module.__dict__["log"]  # who trains or tests it by Lightning later logs there
-        _check_loss(f"{type(module).__name__}.{step}", _loss_in(given), log.logged.get("loss", ()))
         return given, log.logged
 
 
@@ -289,31 +195,15 @@ def _call_of(module: nn.Module, step: str) -> Callable[[Any], Any] | None:
         return None
     name = f"{type(module).__name__}.{step}"
     taken = signature(act)
-    if "dataloader_iter" in taken.parameters:
-        raise ArgumentError(
-            f"`{name}` takes the iterator of a loader, from which it would take batches that nobody has counted; let "
-            f"it take a batch, `{step}(self, batch, batch_idx)`."
-        )
-    index = _Unasked(
-        f"`{name}` asks the number of its batch, which depends on how the global batch was cut; go by "
-        f"`self.global_step`, the number of updates."
-    )
-    of_set: dict[str, Any] = {}
-    if step == "validation_step" and "dataloader_idx" in taken.parameters:
-        of_set["dataloader_idx"] = _Unasked(
-            f"`{name}` asks the number of its set of data, but sets have names here, which its metrics begin with; let "
-            f"it do the same with each, under the same names."
-        )
-    for arguments, named in (((index,), {}), ((), {"batch_idx": index}), ((), {})):
+    # its number depends on how the global batch was cut, and sets have names
+    of_set = {"dataloader_idx": None} if step == "validation_step" and "dataloader_idx" in taken.parameters else {}
+    for arguments, named in (((None,), {}), ((), {"batch_idx": None}), ((), {})):
         try:
             taken.bind(None, *arguments, **named, **of_set)
         except TypeError:
             continue
         return lambda batch: getattr(module, step)(batch, *arguments, **named, **of_set)
-    raise ArgumentError(
-        f"`{name}{taken}` takes more than a batch and its index, and there is nothing else to give it; let the others "
-        f"have a default, such as `dataloader_idx=0`."
-    )
+    raise ArgumentError(f"`{name}{taken}` must take a batch and its index alone; give the others a default.")
 
 
 class _StepTask(Task):
@@ -334,13 +224,7 @@ class _StepTask(Task):
         """How many units the mean of a batch is over."""
         if self._count is not None:
             return self._count(batch)
-        try:
-            return default_weight(self, batch)
-        except TaskError as error:
-            raise TaskError(
-                f"a batch does not tell how many samples the mean of `{self._name}.training_step` is over; say so, "
-                f"`parts(module, count=lambda batch: …)`. ({error})"
-            ) from None
+        return default_weight(self, batch)
 
     def loss(self, output: Any, batch: Any) -> Loss:
         """The mean that the step gave, times what it is over."""
@@ -357,43 +241,16 @@ class _StepTask(Task):
         mean, step = _loss_in(given), self._step()
         if isinstance(mean, Tensor) and mean.numel() == 1:
             return mean.reshape(())
-        if step == "training_step" and isinstance(mean, Tensor):
-            raise TaskError(
-                f"`{self._name}.training_step` must give the loss, one number, but gave a tensor of shape "
-                f"{list(mean.shape)}; give its mean."
-            )
-        if step == "training_step":
-            raise TaskError(
-                f"`{self._name}.training_step` must give the loss, but gave {said(mean)}; a batch without a loss is "
-                f"one whose `count` is 0."
-            )
         losses = [name for name in logged if name.endswith("loss")]
-        if len(losses) == 1:
-            return self._logged_mean(losses[0], logged[losses[0]], float(samples))
-        named = " and ".join(f"`{name}`" for name in losses)
-        found = f"of what it logs {named} may be it" if losses else "logs none under a name that ends in `loss`"
-        raise TaskError(f"`{self._name}.validation_step` returns no loss, and {found}; return the loss.")
-
-    def _logged_mean(self, name: str, logged: _Logged, samples: float) -> Tensor:
-        """What an evaluation has logged as its loss, once or for parts of its batch."""
-        total, size = _pair(logged, samples)
-        if float(size) not in (samples, samples * len(logged)):
-            sizes = " + ".join(f"{samples if one is None else float(one):g}" for _, one in logged)
-            raise TaskError(
-                f"`{self._name}.validation_step` returns no loss, and logs `{name}` as a mean over "
-                f"`batch_size={sizes}`, but a batch of {samples:g} units counts as that many in the loss of an "
-                f"evaluation; leave `batch_size=` out where the mean is over these, or say what a batch counts, "
-                f"`parts(module, count=lambda batch: …)`."
-            )
-        mean = logged[0][0] if len(logged) == 1 else total / size
+        if step == "training_step" or len(losses) != 1:
+            raise TaskError(f"`{self._name}.{step}` must return the loss, one number, but gave {said(mean)}.")
+        total, size = _pair(logged[losses[0]], samples)
+        mean = logged[losses[0]][0][0] if len(logged[losses[0]]) == 1 else total / size
         return torch.as_tensor(mean, dtype=None if isinstance(mean, Tensor) else torch.float64)
 
     def predict(self, output: Any, batch: Any) -> Any:
         """Refused: the forward is a step with a loss."""
-        raise TaskError(
-            f"predictions of `{self._name}` are those of the module itself, not of its step; call it, or give it as "
-            f"`model=` to a `Trainer` with a task of yours."
-        )
+        raise TaskError(f"predictions of `{self._name}` are those of the module itself, not of its step; call it.")
 
 
 def _loss_in(given: Any) -> Any:
@@ -414,18 +271,3 @@ def _wide(number: Tensor | float) -> Tensor | float:
     if number.is_floating_point():
         return number.float() if number.itemsize < 4 else number
     return number.long()
-
-
-def _check_loss(step: str, mean: Any, logged: _Logged) -> None:
-    """Raise TaskError if what is logged as `loss`, the name of the engine's own metric, is not what was returned."""
-    if not isinstance(mean, Tensor) or mean.numel() != 1 or torch.compiler.is_compiling():
-        return
-    for value, _ in logged:
-        if isinstance(value, Tensor) and value.data_ptr() == mean.data_ptr():
-            continue  # nothing is read from a device
-        one, other = float(value), mean.item()
-        if not (math.isclose(one, other, rel_tol=1e-6) or (math.isnan(one) and math.isnan(other))):
-            raise TaskError(
-                f"`{step}` logs `loss`, which is another number than the loss that it returns; log it under another "
-                f"name, as `loss` is the mean of what it returns."
-            )

@@ -44,23 +44,10 @@ class TrainerStandIn:
         """The same."""
         return self.estimated_stepping_batches
 
-    def __setattr__(self, name: str, value: object) -> None:
-        if not name.startswith("_"):
-            raise TaskError(
-                f"`{self._name}` sets `{name}` of Lightning's trainer, but evenstep's has no such thing; do it in an "
-                f"`evenstep.Hook`, which stops a run by `self.trainer.request_stop(…)`."
-            )
-        super().__setattr__(name, value)
-
     def __getattr__(self, asked: str) -> Any:
         if asked.startswith("__"):
             raise AttributeError(asked)
-        if asked == "barebones":  # the first thing that `LightningModule.log` asks
-            raise TaskError(
-                f"`{self._name}` logs outside of its steps, or a LightningModule that is a part of it does, where "
-                f"nobody takes it; let its own `training_step` or `validation_step` log it."
-            )
         raise TaskError(
-            f"`{self._name}` asks `{asked}` of Lightning's trainer, but evenstep's has no such thing; give the module "
-            f"what it needs when it is built, or do it in an `evenstep.Hook`. `global_step` is the number of updates."
+            f"`{self._name}` asks `{asked}` of Lightning's trainer, which does not run here; do it in an "
+            f"`evenstep.Hook`, and log in the module's own steps."
         )

@@ -20,7 +20,7 @@ BROKEN = [
     (["--evaluate.every_updates", "8"], "evaluate.every_updates"),
     (["--reset", "optimizer"], "reset"),
     (["--resume", "nowhere"], "resume"),
-    (["--failures.lost_rank", "continue", "--parallel.strategy", "fsdp"], "failures.lost_rank"),
+    (["--failures.lost_rank", "continue", "--parallel.strategy", "fsdp", "--launch.ranks", "2"], "failures.lost_rank"),
     (["--lr_schedule.kind", "listed"], "lr_schedule"),
 ]
 

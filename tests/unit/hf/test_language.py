@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from evenstep import Logging, MapData, PipelineModel, Task, Trainer
 from evenstep.errors import ArgumentError, TaskError
-from evenstep.hf import CausalLM, Packing, Seq2Seq
+from evenstep.hf import CausalLM, Seq2Seq
+from refused import refused
 
 from .conftest import DOCUMENTS, LLAMA, T5, VOCABULARY
 
@@ -147,86 +148,24 @@ def test_a_learned_prompt_predicts_the_first_token_as_in_transformers(made: Made
         assert task.predict(model(**task.inputs(batch)), batch).shape == (*batch["labels"].shape, VOCABULARY)
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_chunks_of_a_head_with_an_adapter_are_refused_with_where_to_leave_it_out(made: Made) -> None:
-    import peft
-
-    model: Any = peft.get_peft_model(made(LLAMA), peft.LoraConfig(target_modules=["lm_head"]))  # pyright: ignore
-    with pytest.raises(ArgumentError, match=r"has an adapter of peft on it .* leave the head out of `target_modules`"):
-        CausalLM(chunked=True).prepare(model)
-
-
 def test_predictions_are_scores(made: Made) -> None:
     model, task = made(LLAMA), CausalLM()
     batch = padded(DOCUMENTS[:2])
     assert task.predict(model(**task.inputs(batch)), batch).shape == (2, 4, 50)
 
 
-def test_what_a_batch_lacks_is_said(made: Made) -> None:
-    task = CausalLM()
-    with pytest.raises(TaskError, match=r"takes batches that are a dict, .* but got a Tensor"):
-        task.weight(torch.zeros(1))
-    with pytest.raises(TaskError, match="needs a tensor `labels` in each batch, but got none beside `input_ids`"):
-        task.weight({"input_ids": torch.zeros(1, 3)})
-    with pytest.raises(TaskError, match=r"a row holds several documents .* write `CausalLM.packed=True.`"):
-        task.weight(Packing()([[1, 2], [3, 4]]))
-    with pytest.raises(TaskError, match="has an `attention_mask`, for which transformers does not look"):
-        batch = Packing()([[1, 2], [3, 4]])
-        CausalLM(packed=True).weight({**batch, "attention_mask": torch.ones_like(batch["labels"])})
-    with pytest.raises(TaskError, match="has no `decoder_start_token_id`"):
-        Seq2Seq().inputs(padded(DOCUMENTS[:1]))
-
-
 def test_models_that_add_a_loss_over_a_whole_batch_are_refused(made: Made) -> None:
     mixtral = {**LLAMA, "model_type": "mixtral", "num_local_experts": 2, "output_router_logits": True}
-    with pytest.raises(ArgumentError, match=r"`config.output_router_logits` is set, so it adds a loss that spreads"):
+    with refused(ArgumentError, "output_router_logits"):
         CausalLM().prepare(made(mixtral))
-    with pytest.raises(TaskError, match=r"the model gives `aux_loss`, .* no sum over tokens"):
+    with pytest.raises(TaskError):
         CausalLM().loss({"logits": torch.zeros(1, 3, 5), "aux_loss": torch.zeros(())}, padded([[1, 2, 3]]))
     within = nn.Linear(2, 2)
     within.config = SimpleNamespace(text_config=SimpleNamespace(output_router_logits=True))  # pyright: ignore
-    with pytest.raises(ArgumentError, match=r"`config.text_config.output_router_logits` is set"):
+    with refused(ArgumentError, "output_router_logits"):
         CausalLM().prepare(within)
-    with pytest.raises(ArgumentError, match="whole or in shards, but the model is in stages"):
+    with refused(ArgumentError, "model"):
         CausalLM().prepare(PipelineModel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))))
-
-
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers for it
-def test_what_stands_in_the_models_own_loss_alone_is_refused(made: Made) -> None:
-    from peft import AdaLoraConfig, get_peft_model
-
-    base: Any = made(LLAMA)
-    adapted = get_peft_model(base, AdaLoraConfig(target_modules=["q_proj"], total_step=20))
-    with pytest.raises(ArgumentError, match=r"of the kind ADALORA: .*`orth_reg_weight`.* use others, such as those of"):
-        CausalLM().prepare(adapted)
-    model: Any = made(LLAMA)
-    model.config.z_loss_coefficient = 0.1  # as Bamba has it
-    with pytest.raises(ArgumentError, match=r"`config.z_loss_coefficient` is 0.1, .* set it to 0, or write a task"):
-        CausalLM().prepare(model)
-
-
-def test_what_can_not_be_made_in_chunks_is_refused(made: Made) -> None:
-    with pytest.raises(ArgumentError, match="needs all scores of a token at once"):
-        CausalLM(chunked=True, label_smoothing=0.1)
-    capped = {**LLAMA, "model_type": "gemma2", "head_dim": 8, "final_logit_softcapping": 30.0}
-    with pytest.raises(ArgumentError, match="a model that gives its head's scores as they are, but Gemma2ForCausalLM"):
-        CausalLM(chunked=True).prepare(made(capped))
-    with pytest.raises(ArgumentError, match=r"scores are those of one `nn.Linear` .* but Linear has none"):
-        CausalLM(chunked=True).prepare(nn.Linear(2, 2))
-    sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "max_source_positions": 8, "num_mel_bins": 4}
-    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 8, "pad_token_id": 0}
-    hearing = made({"model_type": "whisper", **sizes}, kind="SpeechSeq2Seq")
-    with pytest.raises(ArgumentError, match=r"tried on tokens alone, but WhisperForCond.* raised .*; leave `chunked`"):
-        Seq2Seq(chunked=True).prepare(hearing)
-
-
-def test_a_head_that_another_task_has_taken_is_said(made: Made) -> None:
-    model, first, second = made(LLAMA), CausalLM(chunked=True), CausalLM(chunked=True)
-    first.prepare(model)
-    second.prepare(model)
-    batch = padded(DOCUMENTS[:2])
-    with pytest.raises(TaskError, match="it gave scores, since this task was copied or"):
-        first.loss(model(**first.inputs(batch)), batch)
 
 
 def test_the_scores_of_all_tokens_are_never_in_memory(made: Made) -> None:
@@ -263,43 +202,12 @@ def test_the_decoder_gets_the_labels_as_its_own_model_shifts_them(made: Made, ki
 def test_a_decoder_without_a_token_to_begin_with_asks_for_one(made: Made) -> None:
     model, task = made({**T5, "decoder_start_token_id": None}, kind="Seq2SeqLM"), Seq2Seq()
     task.prepare(model)
-    with pytest.raises(TaskError, match="no `decoder_start_token_id` or no `pad_token_id`; set them"):
+    with pytest.raises(TaskError):
         task.inputs({"input_ids": torch.ones(1, 3).long(), "labels": torch.ones(1, 3).long()})
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_padding_on_the_left_is_said_once_where_places_are_counted_from_there(
-    made: Made, caplog: pytest.LogCaptureFixture, kind: str
-) -> None:
-    sizes = {"model_type": "gpt2", "vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 1, "n_head": 4}
-    task, left = CausalLM(), padded([[1, 2, 3], [4, 5]], left=True)
-    task.prepare(made(sizes if kind == "gpt2" else LLAMA))
-    caplog.clear()
-    task.weight(padded([[1, 2, 3], [4, 5]]))
-    task.weight(left | {"position_ids": torch.tensor([[0, 1, 2], [0, 0, 1]])})
-    assert not caplog.messages
-    for _ in range(2):
-        task.weight(left)
-    assert [one.startswith("rows are padded on the left, for which GPT2LMHead") for one in caplog.messages] == (
-        [True] if kind == "gpt2" else []
-    )
 
 
 def test_a_model_that_sees_the_tokens_that_it_is_to_tell_is_refused(made: Made) -> None:
     bert = {**LLAMA, "model_type": "bert"}
     CausalLM().prepare(made(bert, is_decoder=True))
-    with pytest.raises(
-        ArgumentError, match=r"another last token moves those before it in BertLMHeadModel .*is_decoder"
-    ):
+    with refused(ArgumentError, "model"):
         CausalLM().prepare(made(bert))
-
-
-@pytest.mark.parametrize("task", [CausalLM(), Seq2Seq()])
-def test_labels_and_weights_of_another_shape_are_said(task: Task) -> None:
-    tokens = torch.ones(2, 3).long()
-    with pytest.raises(TaskError, match=r"`labels` must be of shape \[rows, length\], but are of shape \[3\]"):
-        task.weight({"input_ids": tokens[0], "labels": tokens[0]})
-    with pytest.raises(
-        TaskError, match=r"`weights` must be of the shape of `labels`, \[2, 3\], but are of shape \[2\]"
-    ):
-        task.weight({"input_ids": tokens, "labels": tokens, "weights": torch.ones(2)})

@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Best, Checkpointing, Ema, Logging, MapData, PipelineModel, Task, Trainer, Training
+from evenstep import Best, Checkpointing, Ema, Logging, MapData, Trainer, Training
 from evenstep.checkpoint import read_checkpoint
 from evenstep.cli import main
-from evenstep.errors import ArgumentError, CheckpointError, HookError
+from evenstep.errors import CheckpointError
 from evenstep.hf import CausalLM, Packing, SavePretrained
-from evenstep.pipeline import Layers
 
 from .conftest import DOCUMENTS, LLAMA
 
@@ -114,68 +113,6 @@ def test_of_adapters_with_names_each_is_left_under_its_own(made: Made, tmp_path:
         assert (tmp_path / f"pretrained/{name}/adapter_model.safetensors").is_file()
 
 
-class Squares(Task):
-    def loss(self, output: Tensor, batch: Any) -> Tensor:
-        return output.square().sum()
-
-
-def test_what_has_no_such_layout_is_refused_before_training(made: Made, tmp_path: Path) -> None:
-    with pytest.raises(HookError, match="the trainer has none; give a `folder`"):
-        train(made(LLAMA), None, SavePretrained())
-    stages = PipelineModel(Layers.of([nn.Linear(2, 2), nn.Linear(2, 2)]))
-    for model in (nn.Linear(2, 2), stages):
-        with pytest.raises(ArgumentError, match=f"the model is a {type(model).__name__}; leave the hook out"):
-            Trainer(
-                model=model,
-                task=Squares(),
-                optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-                data=MapData([torch.ones(2)] * 4, global_batch_size=4),
-                updates=1,
-                device="cpu",
-                folder=tmp_path / type(model).__name__,
-                hooks=SavePretrained(),
-                log=Logging(writers=()),
-            ).train()
-    with pytest.raises(ArgumentError, match="`checkpoint` must be"):
-        SavePretrained(checkpoint="newest")  # pyright: ignore
-    with pytest.raises(ArgumentError, match="`dtype` must be one of"):
-        SavePretrained(dtype="int8")  # pyright: ignore
-
-
-def test_what_will_not_be_there_at_the_end_is_refused_before_the_first_update(made: Made, tmp_path: Path) -> None:
-    for hook, said in (
-        (SavePretrained(checkpoint="best"), r"nothing keeps it; set `checkpoint.best` \(give the hook `Best`\)"),
-        (SavePretrained(average=True), r"keeps none; give it one \(`\[ema\]`, or `Training\(ema=0.999\)`\)"),
-    ):
-        with pytest.raises(HookError, match=said):
-            train(made(LLAMA), tmp_path / "run", hook)
-    assert not [*tmp_path.glob("run/checkpoints/step-*")]
-
-
-def test_a_model_that_its_config_does_not_give_again_is_refused_before_the_first_update(
-    made: Made, transformers: Any, tmp_path: Path
-) -> None:
-    class Mine(transformers.LlamaForCausalLM):
-        def __init__(self, config: Any, more: int) -> None:
-            super().__init__(config)
-
-    changed: Any = made(LLAMA)
-    changed.lm_head = nn.Linear(32, 50)
-    for model, said in (
-        (Mine(changed.config, 1), r"by `Mine\(model.config\)`, but this raised TypeError: .* 'more'"),
-        (changed.float(), r"but this has another `lm_head.bias`; leave the hook out, and write the folder by"),
-    ):
-        with pytest.raises(ArgumentError, match=said):
-            train(model, tmp_path / "run", SavePretrained())
-    assert not [*tmp_path.glob("run/checkpoints/step-*")]
-
-
-def test_a_best_that_was_never_evaluated_is_said_at_the_end(made: Made, tmp_path: Path) -> None:
-    keeping = Checkpointing(best=Best("train/grad_norm", link="flattest"))
-    with pytest.raises(HookError, match="has no file `best`, which names it"):
-        train(made(LLAMA), tmp_path / "run", SavePretrained(checkpoint="best"), checkpoint=keeping)
-
-
 RUN = """
 name = "first"
 device = "cpu"
@@ -220,13 +157,3 @@ def test_a_run_file_names_the_hook(transformers: Any, capsys: pytest.CaptureFixt
     assert main(["train", "run.toml"]) == 0, capsys.readouterr().err
     held = read(transformers, Path("runs/first"))
     assert torch.equal(held["lm_head.weight"], saved(Path("runs/first")))
-
-
-def test_an_optimizer_that_evaluates_others_is_refused_before_training(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for mode in ("train", "eval"):
-        monkeypatch.setattr(torch.optim.AdamW, mode, lambda _: None, raising=False)
-    with pytest.raises(ArgumentError, match="the optimizer evaluates other parameters than those that it trains"):
-        train(made(LLAMA), tmp_path, SavePretrained())
-    train(made(LLAMA), tmp_path / "averaged", SavePretrained(average=True), train=Training(ema=Ema(decay=0.5)))

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from evenstep import Ema, Logging, MapData, Trainer, Training, load_weights
 from evenstep.checkpoint import read_checkpoint
-from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.hf import CausalLM, Packing, from_config, from_pretrained, save_pretrained
 
 from .conftest import DOCUMENTS, LLAMA
@@ -120,35 +119,3 @@ def test_adapters_train_alone_resume_exactly_and_are_read_by_peft(made: Made, tm
     assert not (tmp_path / "adapter/model.safetensors").exists()
     read = PeftModel.from_pretrained(made(LLAMA), tmp_path / "adapter").double()  # pyright: ignore
     torch.testing.assert_close(scores(read), scores(resumed.model), rtol=0, atol=1e-12)
-
-
-def test_what_can_not_be_written_leaves_nothing(made: Made, tmp_path: Path) -> None:
-    model = made(LLAMA)
-    torch.save(model.state_dict(), tmp_path / "run")
-    with pytest.raises(ArgumentError, match="must be one of transformers, which know their layout, but is a Linear"):
-        save_pretrained(nn.Linear(2, 2), tmp_path / "out", weights=tmp_path / "run")
-    with pytest.raises(ArgumentError, match="`dtype` must be one of"):
-        save_pretrained(made(LLAMA), tmp_path / "out", weights=tmp_path / "run", dtype="int8")  # pyright: ignore
-    with pytest.raises(ArgumentError, match="exists already"):
-        save_pretrained(made(LLAMA), tmp_path / "run", weights=tmp_path / "run")
-    with pytest.raises(CheckpointError, match="are not those of LlamaForCausalLM"):
-        save_pretrained(made(LLAMA, num_hidden_layers=1), tmp_path / "out", weights=tmp_path / "run")
-    with torch.no_grad():
-        model.get_parameter("lm_head.weight")[0, 0] = 1e6
-    torch.save(model.state_dict(), tmp_path / "large.pt")
-    with pytest.raises(CheckpointError, match=r"has values of up to 1e.06, which fp16 can't hold"):
-        save_pretrained(made(LLAMA), tmp_path / "out", weights=tmp_path / "large.pt", dtype="fp16")
-    with pytest.raises(ArgumentError, match="`tokenizer` must be a folder of this machine"):
-        save_pretrained(made(LLAMA), tmp_path / "out", weights=tmp_path / "run", tokenizer=tmp_path / "none")
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["large.pt", "run"]
-
-
-def test_what_no_model_can_be_made_of_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="transformers has no `AutoModelForCausalML`; did you mean `CausalLM`"):
-        from_config(LLAMA, kind="CausalML")
-    with pytest.raises(ArgumentError, match="`config` must say its `model_type`"):
-        from_config({})
-    with pytest.raises(ArgumentError, match=r"must be a folder of this machine with a `config.json`"):
-        from_pretrained("meta/llama")
-    with pytest.raises(ArgumentError, match="`dtype` must be one of float32"):
-        from_config(LLAMA, dtype="fp32")
