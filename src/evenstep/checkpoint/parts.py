@@ -27,7 +27,7 @@ from evenstep.errors import CheckpointError
 
 _NAME = re.compile(r"update-(\d{8,18})-part-(\d{5,})-of-(\d{5,})")
 # what is divided between ranks; of the rest, but for streams, all have the same
-_SHARED = ("model", "optimizer", "ema", "trained")
+_SHARED = ("model", "optimizer", "ema", "trained", "each_rank")
 
 
 def write_part(

@@ -102,7 +102,8 @@ class Hook:
     method is called whenever the hook's own `before_` was called and did not raise, also on failure. Each rank has its
     own instance; a hook that is `first_rank_only` (one that prints or writes for the run) is only called on rank 0.
     `failure_policy` says what an error in the hook does: "stop" ends the run, "continue" reports it as an incident;
-    None leaves it to the run's `Failures(hook=…)`.
+    None leaves it to the run's `Failures(hook=…)`. A hook that averages the models of ranks that train one each
+    (`Single(ranks)`) says `averages_ranks = True`.
 
     >>> class StopAt(Hook):
     ...     def after_update(self, event: UpdateEnd) -> None:
@@ -115,6 +116,7 @@ class Hook:
     priority: int = 0
     first_rank_only: bool = False
     failure_policy: Literal["stop", "continue"] | None = None
+    averages_ranks: bool = False
     _trainer: "weakref.ref[HookTrainer] | None" = None
 
     @property

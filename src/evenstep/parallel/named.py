@@ -55,20 +55,13 @@ def strategy_named(
     name = choose("strategy", name, STRATEGIES)
     if group.ranks == 1:
         return Ordered(group) if ordered else Single(group)
-    check_single(name, group.ranks)
+    if name == "single":
+        return Single(group)
     if name == "fsdp":
         kind = OrderedFsdp if ordered else Fsdp
         return kind(group, shard_ranks=shard_ranks, gather_dtype=gather_dtype, offload=offload)
     replicas = Ordered(group) if ordered else Ddp(group, compression=compression or Compression())
     return Zero1(replicas) if name == "zero1" else replicas
-
-
-def check_single(strategy: str, ranks: int) -> None:
-    """Raise ArgumentError for several ranks with the strategy for one."""
-    if strategy == "single" and ranks > 1:
-        raise ArgumentError(
-            f'`strategy` is "single", but there are {ranks} ranks; set it to another, or start one process.'
-        )
 
 
 def launched_group(device: torch.device) -> Group:

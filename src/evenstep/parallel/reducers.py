@@ -33,6 +33,7 @@ class Reducers:
 
     Attributes:
         group: the data-parallel ranks.
+        data_group: the ranks that the data are dealt to.
         layout: who holds what of a tensor.
         beginning: the reducers that must know when an update begins.
         per_pass: the reducers whose parameters each pass gathers: then all ranks must run micro-batches of one kind at
@@ -45,6 +46,7 @@ class Reducers:
         self._strategy = strategy
         self._per_plan = per_plan
         self.group, self.layout = strategy.group, strategy.layout
+        self.data_group = strategy.data_group
         self._owners = self.layout if isinstance(self.layout, Owners) else None
         self.gather_dtype = strategy.gather_dtype
         self.per_pass: list[PaddedReducer] = []
@@ -113,6 +115,10 @@ class Reducers:
         """After an update's passes: make equal on all ranks the buffers that their forwards have changed."""
         for buffers in self._buffers:
             buffers.share(before)
+
+    def is_idle(self, num_microbatches: int, own: int) -> bool:
+        """Whether all micro-batches of an update are dealt to ranks that train models of their own."""
+        return self.ranks < self.data_group.ranks and num_microbatches > own == 0
 
     def after_step(self) -> None:
         """The optimizer has made its step on this rank: get the parameters that others stepped."""

@@ -170,7 +170,7 @@ class Engine:
         self.parts = parts = build_parts(setup, updates=updates, bus=bus, report=report)
         self.model, self.optimizer, self.core = setup.model, setup.optimizer, parts.core
         self.storage, self.precision, self._compute = setup.storage, setup.precision, parts.compute
-        self.group, self.reducers = parts.execution.group, parts.execution.reducers
+        self.group, self.reducers = parts.execution.world, parts.execution.reducers
         self.bus, self.seed, self._ema, self._report = bus, setup.seed, setup.train.ema, report
         self.phases, self._empty_cache = parts.context.phases, setup.empty_cache
         self.recomputed, self.in_float8 = setup.recomputed.names, setup.linear_layers.names

@@ -69,7 +69,7 @@ class Evaluation:
         except LostRankError:
             self._context.storage.drop_after(mark)  # those that are left evaluate once more
             raise
-        records = self._context.storage.settle(self._execution.group.gather)
+        records = self._context.storage.settle(self._execution.world.gather)
         if not any(record.name.startswith(prefix) for record in records):
             kinds = ", ".join(f"`{type(task).__name__}.weight`" for task in self._context.tasks.values())
             if self._own:
@@ -88,9 +88,9 @@ class Evaluation:
         batches = self._data.batches_together(
             Position(),
             seed=context.seed,
-            rank=reducers.rank,
-            ranks=reducers.ranks,
-            total=reducers.group.sum_floats,
+            rank=reducers.data_group.rank,
+            ranks=reducers.data_group.ranks,
+            total=reducers.data_group.sum_floats,
         )
         with closing(cast("Any", batches)):
             for batch in batches:

@@ -54,9 +54,9 @@ class Feed:
         self._batches = self.data.batches_together(
             position,
             seed=self.seed,
-            rank=self.reducers.rank,
-            ranks=self.reducers.ranks,
-            total=self.reducers.group.sum_floats,
+            rank=self.reducers.data_group.rank,
+            ranks=self.reducers.data_group.ranks,
+            total=self.reducers.data_group.sum_floats,
             pin_memory=self.pin_memory,
         )
         with closing(cast("Any", self._batches)):

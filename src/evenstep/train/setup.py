@@ -25,7 +25,7 @@ from evenstep.pipeline import PipelineModel
 from evenstep.plugins import COMPUTES
 from evenstep.precision import Precision
 from evenstep.single_use import check_unused
-from evenstep.train.checks.launch import check_covers, check_launched
+from evenstep.train.checks.launch import check_covers, check_launched, check_own_models
 from evenstep.train.checks.model import (
     check_buffers,
     check_layers,
@@ -82,8 +82,8 @@ class Setup:
 
     @property
     def group(self) -> Group:
-        """All ranks that train the model."""
-        return self.model.mesh.world if isinstance(self.model, PipelineModel) else self.strategy.group
+        """All ranks of the run."""
+        return self.model.mesh.world if isinstance(self.model, PipelineModel) else self.strategy.data_group
 
     @property
     def kept(self) -> dict[str, object]:
@@ -119,12 +119,14 @@ def set_up(
     data: Data | None = None,
     evaluations: Mapping[str, Data] = MappingProxyType({}),
     keeps: bool = False,
+    averages: bool = False,
 ) -> Setup:
     """Make objects of an engine's arguments, and check what needs nothing to be changed or run.
 
     Args:
         data: for training, and `evaluations` for evaluation by name; none where a loop of one's own brings them.
         keeps: whether checkpoints are saved.
+        averages: whether a hook averages the models of ranks that train one each.
 
     Raises:
         ArgumentError: an argument that cannot be, or that does not go with another.
@@ -138,6 +140,7 @@ def set_up(
         formats, schedule = precision_of(precision), lr_schedule_of(lr_schedule)
         sharing = strategy_of(strategy, device, model)
         check_covers(sharing, model)
+        check_own_models(sharing, policies, formats, averages=averages)
         check_parameters(model, optimizer, formats)
         check_buffers(model, ranks=sharing.group.ranks, keeps=keeps)
         on = device_of(device, formats)

@@ -123,6 +123,7 @@ class Trainer(TrainerAttributes):
         batches, sets = data_of(data, "data"), evaluations_of(evaluations)
         policies = policies_of(failures)
         keeps = folder is not None and checkpoint.keep_last != 0
+        given = hooks if isinstance(hooks, Sequence) else [hooks]
         setup = set_up(
             model=model,
             task=task,
@@ -137,6 +138,7 @@ class Trainer(TrainerAttributes):
             data=batches,
             evaluations=sets,
             keeps=keeps,
+            averages=any(one.averages_ranks for one in given if isinstance(one, Hook)),
         )
         check_keeping(batches, keeps=keeps, rewinds=policies.may_rewind)
         check_rewinding(policies, failures, checkpoint)

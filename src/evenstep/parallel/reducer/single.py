@@ -1,23 +1,33 @@
-"""One process: nothing is shared, so no verb does anything.
+"""One process trains one model: gradients are summed over nobody.
 
-It is not a stand-in for a strategy to come: it is what a laptop and one GPU use.
+A laptop and one GPU use it. So do several ranks that train a model each, under a hook that averages these models now
+and then (`contrib.local_sgd`): then the ranks share the data, the stops and the checkpoints of one run.
 """
 
 from typing import final
 
 from torch import nn
 
+from evenstep.parallel.group import Group
 from evenstep.parallel.reducer.reducer import Reducer
 from evenstep.parallel.reducer.strategy import Strategy
 
 
 @final
 class Single(Strategy):
-    """The strategy of a run on a single process.
+    """Each rank trains a model of its own.
+
+    Args:
+        ranks: the ranks of the run, which need a hook that averages their models; none for a single process.
 
     >>> Single().ranks
     1
     """
+
+    def __init__(self, ranks: Group | None = None) -> None:
+        super().__init__()
+        if ranks is not None:
+            self.data_group = ranks
 
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
         return Reducer(module, self.group)

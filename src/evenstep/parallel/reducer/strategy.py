@@ -25,6 +25,7 @@ class Strategy(ABC):
         layout: who holds what of a tensor; by default every rank holds all.
 
     Attributes:
+        data_group: the ranks that the data are dealt to and that save together; those of `group`, but for `Single`.
         gather_dtype: the number format in which parameters are gathered and used; None for their own.
     """
 
@@ -34,6 +35,7 @@ class Strategy(ABC):
         require_object("group", group, Group, "`Ddp(Processes(device))`", may_be_none=True)
         require_object("layout", layout, ParameterLayout, "no `layout`", may_be_none=True)
         self.group = group or Group()
+        self.data_group = self.group
         self.layout = layout or ParameterLayout(self.group)
 
     @property

@@ -17,10 +17,12 @@ from evenstep.checkpoint import CheckpointReader, on_all_ranks
 from evenstep.data import Data
 from evenstep.errors import CheckpointError
 from evenstep.options import Reset
+from evenstep.parallel import Group
 from evenstep.train.engine import Engine
 from evenstep.train.reporter import Reporter
 from evenstep.train.state import Tree
 from evenstep.train.state.afresh import begun_afresh
+from evenstep.train.state.each_rank import of_all_ranks, of_one_rank, own_of
 from evenstep.train.state.settings import MAY_CHANGE, check_same_run
 from evenstep.train.tasks.tasks import states_of
 
@@ -61,34 +63,41 @@ class RunState:
         """
         data = self._own_data()
         if self.data.state_is_of_rank:
-            everybody = self.engine.reducers.group.gather(data["states"])
+            everybody = self.engine.reducers.data_group.gather(data["states"])
             data["states"] = {rank: state for theirs in everybody for rank, state in theirs.items()}
-        return self._with_counters(self.engine.tensors(whole=whole), data)
+        state = self._with_counters(self.engine.tensors(whole=whole), data)
+        return of_all_ranks(state, self.engine.group, whole=whole) if self._holds_own_model else state
 
     def part(self) -> Tree:
         """What this rank holds of it, without asking the others."""
         tensors = self.engine.held_tensors()
         if self._holds_copy:  # of what another rank writes as well
             tensors = {**tensors, "model": {}, "ema": {}, "optimizer": {**tensors["optimizer"], "state": {}}}
-        return self._with_counters(tensors, self._own_data())
+        state = self._with_counters(tensors, self._own_data())
+        return of_one_rank(state, self.engine.group.rank) if self._holds_own_model else state
+
+    @property
+    def _holds_own_model(self) -> bool:
+        reducers = self.engine.reducers
+        return reducers.ranks < reducers.data_group.ranks
 
     @property
     def part_held(self) -> tuple[int, int]:
         """Which part of the state `part` gives, and of how many: each rank's own, where each has data of its own."""
-        if self.data.state_is_of_rank:
+        if self.data.state_is_of_rank or self._holds_own_model:
             return self.engine.group.rank, self.engine.group.ranks
         return self.engine.parts.execution.part_held
 
     @property
     def _holds_copy(self) -> bool:
         reducers = self.engine.reducers
-        return self.data.state_is_of_rank and reducers.rank >= reducers.layout.num_shards
+        return self.data.state_is_of_rank and reducers.rank >= reducers.layout.num_shards and not self._holds_own_model
 
     @property
     def _place_of_data(self) -> tuple[int, int]:
         """Which rank's data this rank has, and of how many; 0 and 0 where all have the same."""
-        reducers = self.engine.reducers
-        return (reducers.rank, reducers.ranks) if self.data.state_is_of_rank else (0, 0)
+        group = self.engine.reducers.data_group
+        return (group.rank, group.ranks) if self.data.state_is_of_rank else (0, 0)
 
     def _own_data(self) -> Tree:
         """The part "data" of a state, with what this rank's need to go on at the committed position."""
@@ -122,6 +131,7 @@ class RunState:
             CheckpointError: it is of another model, optimizer, data, seed or precision. Nothing has been changed.
         """
         require_state(state, _WANTED)
+        state = self._of_this_rank(state)
         data = self._data_of_same_run(state)
         own = self.engine.own_part(state)
         return self._restored(own, data)
@@ -163,7 +173,7 @@ class RunState:
 
         reader = on_all_ranks(group, opened)
         require_state(reader.state, _WANTED)
-        state = self._afresh(reader.state, reset)
+        state = self._afresh(self._of_this_rank(reader.state), reset)
         try:
             data = on_all_ranks(group, lambda: self._data_of_same_run(state))
             own = self.engine.own_part(state, take=take, ranks=group)
@@ -173,6 +183,9 @@ class RunState:
             raise
         verify()
         return reader.path, [*self._restored(own, data), *_said_of(reset, own)]
+
+    def _of_this_rank(self, state: Tree) -> Tree:
+        return own_of(state, self.engine.group if self._holds_own_model else Group())
 
     def _afresh(self, state: Tree, reset: Collection[Reset]) -> Tree:
         """The state with some of it as of a run that begins; one that is no state stays as it is, to be refused."""

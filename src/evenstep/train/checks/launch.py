@@ -10,6 +10,9 @@ from evenstep.parallel import Mesh, Single, Strategy, rank_info_of
 from evenstep.parallel.rank_info import elastic_rank_of
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.pipeline_model import in_stages
+from evenstep.precision import Precision
+from evenstep.train.failures import Stop
+from evenstep.train.failures.policies import Policies
 
 
 def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: Mapping[str, str]) -> None:
@@ -58,6 +61,29 @@ def check_covers(strategy: Strategy, model: nn.Module) -> None:
         )
     if isinstance(model, PipelineModel):
         _check_columns(strategy, model.mesh)
+
+
+def check_own_models(strategy: Strategy, policies: Policies, precision: Precision, *, averages: bool) -> None:
+    """Raise ArgumentError where ranks that train a model each would go different ways.
+
+    Args:
+        averages: whether a hook averages these models.
+    """
+    ranks = strategy.data_group.ranks
+    if ranks == strategy.group.ranks:
+        return
+    if not averages:
+        raise ArgumentError(
+            f"`strategy` is single, but there are {ranks} ranks, so each would train a model of its own: choose "
+            f"another, or add a hook that averages the models, such as `evenstep.contrib.local_sgd:LocalSgd`.",
+            field="strategy",
+        )
+    if precision.retries_overflow or not isinstance(policies.non_finite, Stop):
+        raise ArgumentError(
+            "ranks that train a model each can't repeat or skip updates by themselves: use a precision without a loss "
+            'scale, and `failures.non_finite = "stop"`.',
+            field="strategy",
+        )
 
 
 def _check_columns(strategy: Strategy, mesh: Mesh) -> None:

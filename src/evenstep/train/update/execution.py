@@ -41,7 +41,8 @@ class Execution:
     """How the micro-batches of updates and evaluations are executed.
 
     Args:
-        group: all ranks that train the model.
+        world: all ranks of the run.
+        group: the ranks that train one model together.
         pipeline: those of them that hold its other stages.
         reducers: how gradients are shared between data-parallel ranks, one for each stage.
         trainer: runs plans with backwards.
@@ -52,6 +53,7 @@ class Execution:
         holds_output: whether this rank has the model's outputs for its micro-batches.
     """
 
+    world: Group
     group: Group
     pipeline: Group
     reducers: Reducers
@@ -143,6 +145,7 @@ def _of_whole(model: nn.Module, strategy: Strategy, optimizer: Optimizer) -> Exe
     evaluator = Runner([Stage(model, reducer)])
 
     return Execution(
+        world=strategy.data_group,
         group=strategy.group,
         pipeline=Group(),
         reducers=reducers,
@@ -186,6 +189,7 @@ def _of_stages(model: PipelineModel, strategy: Strategy, optimizer: Optimizer, d
         return executed(forwards(model.layout, numbers)[pipeline.rank], model.own, gathers=gathers)
 
     return Execution(
+        world=model.mesh.world,
         group=model.mesh.world,
         pipeline=pipeline,
         reducers=reducers,

@@ -164,6 +164,8 @@ class Update:
         rates = self.learning_rates(update, pending.batch.position.epoch)
         if squared is None:  # nobody has work, or no loss of what is trained
             self.rollback.judge(1.0)
+            if reducers.is_idle(pending.batch.num_microbatches, len(pending.batch.microbatches)):
+                pending.aborted = 0.0
             return pending
         pending.total, divisor = self._total_and_divisor(weights, pending.gathered)
         self.is_whole = False  # until all that follows has been applied

@@ -1,0 +1,230 @@
+"""Local SGD, BMUF, SlowMo and DiLoCo against references of a few lines in float64."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import evenstep
+from evenstep.contrib.local_sgd import LocalSgd
+from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.parallel import Ordered, Single
+from refused import refused
+
+OnRanks = Callable[..., list[Any]]
+LR = 0.05
+EVERY = 3
+SAMPLES = 48
+BATCH = 8
+POINTS = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+ROWS = [(point, point.sum().sin()) for point in POINTS]
+
+
+class Square(evenstep.Task):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return ((output.squeeze(-1) - batch[1]) ** 2).sum()
+
+
+def made() -> nn.Linear:
+    model = nn.Linear(3, 1).double()
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.5, -0.25, 1.0]]))
+        model.bias.fill_(0.125)
+    return model
+
+
+def trainer_of(group: Any, hooks: Any, *, updates: int = 12, strategy: Any = Single, **more: Any) -> evenstep.Trainer:
+    model = made()
+    return evenstep.Trainer(
+        model=model,
+        task=Square(),
+        optimizer=more.pop("optimizer", torch.optim.SGD)(model.parameters(), lr=LR),
+        data=evenstep.MapData(more.pop("rows", ROWS), global_batch_size=BATCH, micro_batch_size=2, shuffle=False),
+        updates=updates,
+        device="cpu",
+        strategy=strategy(group),
+        hooks=hooks,
+        **more,
+    )
+
+
+def flat(trainer: evenstep.Trainer) -> Tensor:
+    return torch.cat([one.detach().flatten() for one in trainer.model.parameters()])
+
+
+def on_each(ranks: int, updates: int) -> list[list[Tensor]]:
+    """For each rank the samples of its micro-batches, by update."""
+    batches = [range(begin, begin + BATCH) for begin in range(0, SAMPLES, BATCH)]
+    told: list[list[Tensor]] = [[] for _ in range(ranks)]
+    for update in range(updates):
+        samples = batches[update % len(batches)]
+        microbatches = [samples[begin : begin + 2] for begin in range(0, BATCH, 2)]
+        for rank in range(ranks):
+            own = microbatches[rank * len(microbatches) // ranks : (rank + 1) * len(microbatches) // ranks]
+            told[rank].append(torch.tensor([sample for one in own for sample in one]))
+    return told
+
+
+def by_hand(ranks: int, step: Callable[..., tuple[Tensor, Tensor]], *, updates: int = 12) -> Tensor:
+    """Each rank makes steps of SGD on its own samples; every H updates `step` gives θ and v from θ, Δ and v."""
+    shared = torch.tensor([0.5, -0.25, 1.0, 0.125], dtype=torch.float64)
+    own = [shared.clone() for _ in range(ranks)]
+    velocity = torch.zeros_like(shared)
+    samples = on_each(ranks, updates)
+    targets = torch.stack([target for _, target in ROWS])
+    for update in range(1, updates + 1):
+        for rank, theta in enumerate(own):
+            chosen = samples[rank][update - 1]
+            inputs = torch.cat([POINTS[chosen], torch.ones(len(chosen), 1, dtype=torch.float64)], dim=1)
+            theta -= LR * 2 * inputs.T @ (inputs @ theta - targets[chosen]) / len(chosen)
+        if update % EVERY == 0:
+            shared, velocity = step(shared, shared - torch.stack(own).mean(0), velocity)
+            own = [shared.clone() for _ in range(ranks)]
+    return shared
+
+
+def bmuf(theta: Tensor, delta: Tensor, v: Tensor, *, nesterov: bool) -> tuple[Tensor, Tensor]:
+    v = 0.75 * v + 0.9 * delta
+    theta = theta - v
+    return (theta - 0.75 * v if nesterov else theta), v
+
+
+def slowmo(theta: Tensor, delta: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    v = 0.5 * v + delta / LR
+    return theta - 0.8 * LR * v, v
+
+
+def diloco(theta: Tensor, delta: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    v = 0.9 * v + delta
+    return theta - 0.7 * (delta + 0.9 * v), v
+
+
+METHODS: dict[str, tuple[Callable[[], LocalSgd], Callable[..., tuple[Tensor, Tensor]]]] = {
+    "local SGD": (lambda: LocalSgd(EVERY), lambda theta, delta, v: (theta - delta, v)),
+    "BMUF": (
+        lambda: LocalSgd.bmuf(EVERY, momentum=0.75, lr=0.9),
+        lambda theta, delta, v: bmuf(theta, delta, v, nesterov=False),
+    ),
+    "Nesterov's BMUF": (
+        lambda: LocalSgd.bmuf(EVERY, momentum=0.75, lr=0.9, nesterov=True),
+        lambda theta, delta, v: bmuf(theta, delta, v, nesterov=True),
+    ),
+    "SlowMo": (lambda: LocalSgd.slowmo(EVERY, momentum=0.5, lr=0.8), slowmo),
+    "DiLoCo": (lambda: LocalSgd.diloco(EVERY), diloco),
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", METHODS)
+def test_each_method_is_its_reference(name: str, ranks: int, on_ranks: OnRanks) -> None:
+    hook, step = METHODS[name]
+
+    def act(group: Any) -> Tensor:
+        trainer = trainer_of(group, [hook()])
+        trainer.train()
+        return flat(trainer)
+
+    first, *others = on_ranks(ranks, act)
+    assert all(torch.equal(first, other) for other in others)
+    torch.testing.assert_close(first, by_hand(ranks, step), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_an_average_in_each_update_has_the_bits_of_ordered_ddp(ranks: int, on_ranks: OnRanks) -> None:
+    """The numbers are small multiples of powers of two, so that nothing is rounded."""
+    rows = [(torch.randint(-1, 2, (3,), generator=draw).double(), torch.tensor(float(n % 3))) for n in range(SAMPLES)]
+
+    def act(group: Any) -> list[Tensor]:
+        sgd = lambda parameters, lr: torch.optim.SGD(parameters, lr=0.125)  # noqa: E731
+        ways = [(Single, [LocalSgd(1)]), (Ordered, [])]
+        both = [trainer_of(group, hooks, strategy=way, rows=rows, updates=4, optimizer=sgd) for way, hooks in ways]
+        for one in both:
+            one.train()
+        return [flat(one) for one in both]
+
+    for averaged, summed in on_ranks(ranks, act):
+        assert torch.equal(averaged, summed)
+
+
+draw = torch.Generator().manual_seed(3)
+
+
+@pytest.mark.parametrize("stop", [4, 6, 8])
+@pytest.mark.parametrize("name", ["local SGD", "DiLoCo"])
+def test_a_run_goes_on_with_the_same_bits(name: str, stop: int, tmp_path: Path, on_ranks: OnRanks) -> None:
+    hook, _ = METHODS[name]
+
+    def act(group: Any) -> list[Tensor]:
+        def made(**more: Any) -> evenstep.Trainer:
+            train = evenstep.Training(ema=evenstep.Ema(decay=0.5))
+            return trainer_of(group, [hook()], optimizer=torch.optim.AdamW, train=train, **more)
+
+        straight = made()
+        straight.train()
+        first = made(updates=stop, folder=tmp_path / "run")
+        first.train()
+        second = made(folder=tmp_path / "run")
+        second.resume()
+        second.train()
+        third = made()
+        third.load_state_dict(second.state_dict())
+        assert torch.equal(flat(third), flat(second))
+        return [flat(straight), flat(second)]
+
+    for straight, resumed in on_ranks(2, act):
+        assert torch.equal(straight, resumed)
+
+
+def test_a_checkpoint_is_for_as_many_ranks(tmp_path: Path, on_ranks: OnRanks) -> None:
+    on_ranks(2, lambda group: trainer_of(group, [LocalSgd(EVERY)], updates=4, folder=tmp_path / "run").train())
+
+    def act(group: Any) -> None:
+        with pytest.raises(CheckpointError):
+            trainer_of(group, [LocalSgd(EVERY)] if group.ranks > 1 else [], folder=tmp_path / "next").resume(
+                tmp_path / "run", new_settings=True
+            )
+
+    on_ranks(1, act)
+    on_ranks(3, act)
+
+
+def test_metrics_and_evaluations_are_of_all_ranks(on_ranks: OnRanks) -> None:
+    def act(group: Any) -> dict[str, float]:
+        data = evenstep.MapData(ROWS, global_batch_size=4, micro_batch_size=2, shuffle=False)
+        return dict(trainer_of(group, [LocalSgd(EVERY)], evaluations={"valid": data}).train().metrics)
+
+    first, second = on_ranks(2, act)
+    assert first["valid/loss"] == second["valid/loss"]
+    theta = by_hand(2, METHODS["local SGD"][1])
+    targets = torch.stack([target for _, target in ROWS])
+    wanted = ((POINTS @ theta[:3] + theta[3] - targets) ** 2).mean()
+    assert first["valid/loss"] == pytest.approx(wanted.item(), rel=1e-12)
+
+
+def test_a_rank_without_micro_batches_makes_no_step(on_ranks: OnRanks) -> None:
+    def act(group: Any) -> Tensor:
+        trainer = trainer_of(group, [LocalSgd(2)], rows=ROWS[:9], updates=4)  # the last batch of an epoch has 1 sample
+        assert trainer.train().update == 4
+        return flat(trainer)
+
+    first, second = on_ranks(2, act)
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("hooks", "more"),
+    [
+        ([], {}),
+        ([LocalSgd(2)], {"failures": evenstep.Failures(non_finite="skip")}),
+        ([LocalSgd(2)], {"precision": "16-mixed"}),
+    ],
+)
+def test_ranks_that_would_go_different_ways_are_refused(hooks: list[Any], more: Any, on_ranks: OnRanks) -> None:
+    def act(group: Any) -> None:
+        with refused(ArgumentError, "strategy"):
+            trainer_of(group, hooks, **more)
+
+    on_ranks(2, act)
