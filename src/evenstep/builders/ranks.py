@@ -46,7 +46,7 @@ def joined(config: Config) -> Generator[Group]:
         )
         raise ConfigError([fault])
     with refused_at("parallel"):
-        check_single(config.parallel.strategy, ranks)
+        check_single(config.parallel.strategy, ranks, has_hooks=bool(config.hooks))
     if changes:
         group = _elastic(config, elastic)
     else:
@@ -88,7 +88,7 @@ def ranks_of(config: Config) -> int:
 def check_ranks(config: Config) -> None:
     """Raise ArgumentError for a number of ranks that the strategy or pipelines can't have."""
     ranks = ranks_of(config)
-    check_single(config.parallel.strategy, ranks)
+    check_single(config.parallel.strategy, ranks, has_hooks=bool(config.hooks))
     check_pipelines(ranks, config.parallel.pipeline)
     if config.failures.lost_rank == "continue" and ranks == 1 and not is_launched():
         raise ArgumentError('`failures.lost_rank` "continue" needs 2 or more ranks; set `launch.ranks`.')

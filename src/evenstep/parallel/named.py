@@ -64,6 +64,15 @@ def strategy_named(
     return Zero1(replicas) if name == "zero1" else replicas
 
 
+def check_single(strategy: str, ranks: int, *, has_hooks: bool) -> None:
+    """Raise ArgumentError for several ranks with the strategy for one, where no hook can average their models."""
+    if strategy == "single" and ranks > 1 and not has_hooks:
+        raise ArgumentError(
+            f'`strategy` is "single", but there are {ranks} ranks; set it to another, or start one process.',
+            field="strategy",
+        )
+
+
 def launched_group(device: torch.device) -> Group:
     """The ranks that a launcher has started, for as long as this process lives; a group of one where none has.
 
