@@ -67,7 +67,7 @@ def test_a_strategy_for_one_process_is_refused_on_several(file: Path, tmp_path: 
     single = ["--parallel.strategy", "single", "--parallel.reduction", "fast"]
     end = train(file, "--runs", tmp_path / "runs", "--launch.ranks", 2, *single).ended()
     assert end.code == 2, end
-    assert '`parallel.strategy` is "single", but there are 2 ranks' in end.err
+    assert '`strategy` is "single"' in end.err
 
 
 def test_a_rank_that_is_killed_does_not_stop_a_run_that_goes_on_without_it(file: Path, tmp_path: Path) -> None:
