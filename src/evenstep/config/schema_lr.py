@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast, get_
 from pydantic import BeforeValidator, Field, create_model
 
 from evenstep.config.section import Count, Natural, NonNegative, NumberedFactors, Positive, Section, Share
-from evenstep.optim.schedules import LR_SCHEDULES
-from evenstep.optim.schedules.schedule import Unit
-from evenstep.optim.schedules.wsd import DecayShape
+from evenstep.optim.schedules import LR_SCHEDULES, DecayShape, Unit
 
 _WARMUP = (Natural, "Length of the linear warm-up to the full learning rate, in updates; 0 and 1 both mean none.")
 _END = (Share, "Multiplier of the learning rate at the last update; with 0 that update changes nothing.")

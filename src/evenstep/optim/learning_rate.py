@@ -10,9 +10,7 @@ state, which is kept here.
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from math import inf, nan
-from numbers import Real
+from math import inf
 from typing import Any, final
 
 from torch import Tensor
@@ -59,13 +57,15 @@ class LearningRates:
             if without:
                 raise ArgumentError(
                     f"`lr_schedule` multiplies the learning rate of every group, but group {without[0]} of the "
-                    f"optimizer has no `lr`, or None; leave `lr_schedule` out, or give the group a rate."
+                    f"optimizer has none; leave `lr_schedule` out, or give the group a rate.",
+                    field="lr_schedule",
                 )
             self._of_groups = _schedules_of(schedule, groups)
             _make_own(groups)
         self._bases = [float(group["lr"]) for group in groups] if schedule is not None else []
         self._schedule = schedule
         self._is_plain = schedule is None or not {"epochs", "groups"}.intersection(schedule.needs)
+        self._sweep: Callable[[int], list[float]] | None = None
         self._updates = updates
         self.begun_at = 0
         self._optimizer = optimizer
@@ -99,7 +99,7 @@ class LearningRates:
         return any("epochs" in one.needs for one in self._of_groups)
 
     def factors(self, updates: list[int], epochs: list[int]) -> list[list[float]]:
-        """What the rates of the groups are multiplied by, in some updates, were they of some epochs."""
+        """The multipliers of the groups' rates in some updates, were they of some epochs."""
         return [
             [self._factor(one, self.begun_at + update, epoch) for update in updates for epoch in epochs]
             for one in self._of_groups
@@ -143,11 +143,12 @@ class LearningRates:
             ArgumentError: somebody else has set a rate that the schedule sets.
         """
         groups = self._optimizer.param_groups
+        if self._sweep is not None:
+            return self._put(self._sweep(update))
         if self._schedule is None:
             if not self.names:
                 return []
             return [rate.detach().clone() if isinstance(rate := group["lr"], Tensor) else rate for group in groups]
-        rates: list[float]
         if self._is_plain and not self.begun_at:
             factor = self._schedule(update, self._updates)
             if type(factor) is not float or not 0.0 <= factor < inf:
@@ -156,13 +157,15 @@ class LearningRates:
         else:
             pairs = zip(self._bases, self._of_groups, strict=True)
             rates = [base * self._factor(one, update, epoch) for base, one in pairs]
-        for number, group in enumerate(groups if self._set else ()):
-            if self._set[number] != _as_set(group["lr"]):
-                self._refuse(number, update)
-        for group, rate in zip(groups, rates, strict=True):
-            _set_rate(group, rate)
-        self._set, self.last = [_as_set(group["lr"]) for group in groups], rates
-        return rates
+        for number, (before, group) in enumerate(zip(self._set, groups, strict=False)):
+            if before != _as_set(group["lr"]):
+                raise ArgumentError(
+                    f"the learning rate of group {number} of the optimizer is {float(group['lr']):g} before update "
+                    f"{update}, but the `lr_schedule` sets it in every update; leave `lr_schedule` out to set rates "
+                    f"in hooks or by torch's schedulers, or write an `LrSchedule`.",
+                    field="lr_schedule",
+                )
+        return self._put(rates)
 
     def put_back(self, rates: Sequence[float]) -> None:
         """Let the groups have the rates of before an update that was aborted.
@@ -170,12 +173,17 @@ class LearningRates:
         Args:
             rates: what `last` was then.
         """
-        if rates is self.last:
-            return
+        if rates is not self.last:
+            self._put(rates)
+
+    def _put(self, rates: Sequence[float]) -> Sequence[float]:
+        """Set the groups' rates."""
         groups = self._optimizer.param_groups
         for group, rate in zip(groups, rates, strict=True):
             _set_rate(group, rate)
-        self._set, self.last = [_as_set(group["lr"]) for group in groups], rates
+        self._set = [_as_set(group["lr"]) for group in groups]
+        self.last = rates
+        return rates
 
     @contextmanager
     def swept(self, rate_of: Callable[[int], float]) -> Generator[None]:
@@ -185,26 +193,28 @@ class LearningRates:
             ArgumentError: a group has no rate, or the first one's is 0.
         """
         groups = self._optimizer.param_groups
-        rates = self._bases or [float(group["lr"]) for group in groups if group.get("lr") is not None]
-        if len(rates) < len(groups) or not rates[0]:
+        bases = self._bases or [float(group["lr"]) for group in groups if group.get("lr") is not None]
+        if len(bases) < len(groups) or not bases[0]:
             raise ArgumentError(
                 "learning rates are tried in proportion to the optimizer's own, but one of its groups has none, or the "
-                "first one's is 0; build it with the rates that groups are to have beside each other."
+                "first one's is 0; build it with the rates that groups are to have beside each other.",
+                field="lr",
             )
-        before = {name: value for name, value in vars(self).items() if name != "_optimizer"}
+        last, begun_at, was_set = self.last, self.begun_at, bool(self._set)
         held = [group["lr"] for group in groups]
         values = [float(one) for one in held]
-        sweep = _Swept(rate_of=rate_of, base=rates[0])
-        of_groups = [sweep] * len(groups)
-        swept = {"_schedule": sweep, "_of_groups": of_groups, "_bases": rates, "_is_plain": True, "_set": []}
-        vars(self).update(swept, begun_at=0, last=values)
+        self._sweep = lambda update: [base * (rate_of(update) / bases[0]) for base in bases]
+        self.begun_at = 0
+        self.last = values
         try:
             yield
         finally:
-            vars(self).update(before)
+            self._sweep = None
+            self.last = last
+            self.begun_at = begun_at
             for group, one, value in zip(groups, held, values, strict=True):
                 group["lr"] = one.fill_(value) if isinstance(one, Tensor) else one
-            self._set = [_as_set(one) for one in held] if self._set else []
+            self._set = [_as_set(one) for one in held] if was_set else []
 
     def reloaded(self, begun_at: int) -> None:
         """The optimizer's options are those of a checkpoint: what they are now says nothing about who set them."""
@@ -212,53 +222,19 @@ class LearningRates:
         if self._schedule is not None:
             self.last = [float(group["lr"]) for group in self._optimizer.param_groups]
 
-    def _refuse(self, number: int, update: int) -> None:
-        now = float(self._optimizer.param_groups[number]["lr"])
-        was = self._bases[number] * self._factor(one := self._of_groups[number], max(update - 1, self.begun_at + 1))
-        if isinstance(one, _Swept):
-            sets, do = "`find_lr`", "Let tasks leave rates alone while rates are tried."
-        else:
-            sets = f"the `lr_schedule` {type(one).__name__}"
-            do = (
-                "Leave `lr_schedule` out to set rates in hooks or by torch's schedulers, or write the change as an "
-                "`LrSchedule`."
-            )
-        raise ArgumentError(
-            f"the learning rate of group {number} of the optimizer is {now:g} before update {update}, but {sets} sets "
-            f"it in every update (it was about {was:g}), so that value would have no effect. {do}"
-        )
 
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Swept(LrSchedule):
-    """Rates of somebody's choice.
-
-    Args:
-        rate_of: the rate in an update.
-        base: that it is a multiple of.
-    """
-
-    rate_of: Callable[[int], float]
-    base: float
-
-    def __call__(self, update: int, updates: int | None) -> float:
-        return self.rate_of(update) / self.base
-
-    def check(self, updates: int | None) -> None: ...
-
-
-def _as_multiplier(factor: object, schedule: LrSchedule, update: int) -> float:
-    """What a schedule has given, as a float.
+def _as_multiplier(factor: Any, schedule: LrSchedule, update: int) -> float:
+    """A schedule's multiplier as a float.
 
     Raises:
-        ArgumentError: it is no number that rates can be multiplied by.
+        ArgumentError: rates can't be multiplied by it.
     """
-    value = float(factor) if isinstance(factor, Real | Tensor) else nan
+    value = float(factor)
     if not 0.0 <= value < inf:
         raise ArgumentError(
-            f"an LR schedule must give a finite multiplier, 0 or above, but {type(schedule).__name__} gives "
-            f"{factor!r} for update {update}; let it give one for every update up to the end of the run."
+            f"an LR schedule must give a finite multiplier, 0 or above, but {type(schedule).__name__} gives {value} "
+            f"for update {update}; let it give one for every update of the run.",
+            field="lr_schedule",
         )
     return value
 

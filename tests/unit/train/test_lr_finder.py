@@ -164,19 +164,6 @@ def test_too_few_updates_before_it_diverges_are_refused() -> None:
         find_lr(line(), lowest=1e6, highest=1e9)
 
 
-def test_a_task_that_sets_the_rate_meanwhile_is_told_who_else_sets_it() -> None:
-    trainer = line()
-
-    class Warm(Square):
-        def loss(self, output: Tensor, batch: Any) -> Tensor:
-            trainer.optimizer.param_groups[0]["lr"] = 3.0
-            return super().loss(output, batch)
-
-    trainer = trainer_of(task=Warm())
-    with pytest.raises(ArgumentError, match=r"but `find_lr` sets it in every update .* Let tasks leave rates alone"):
-        find_lr(trainer)
-
-
 def test_nothing_is_suggested_where_losses_only_differ_by_chance() -> None:
     """What ten tries of a sound run gave, of which none but the last two moved it."""
     losses = (2.306, 2.295, 2.28, 2.308, 2.308, 2.318, 2.292, 2.283, 2.705, 3.303)

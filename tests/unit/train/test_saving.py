@@ -21,7 +21,7 @@ from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, NonFi
 from evenstep.events import EvaluateEnd, Incident, SaveBegin, SaveEnd, TrainBegin, UpdateBegin, UpdateEnd
 from evenstep.events.hooks import Evaluate, Save
 from evenstep.extras.elastic.membership import Alone
-from evenstep.optim.schedules.plateau import Plateau
+from evenstep.optim.schedules import Plateau
 from evenstep.parallel import Ordered, Zero1
 
 

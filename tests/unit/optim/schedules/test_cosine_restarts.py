@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts
 
-from evenstep.errors import ArgumentError
 from evenstep.optim.schedules import CosineRestarts
 
 
@@ -34,16 +33,3 @@ def test_a_period_begins_exactly_at_its_height_however_late() -> None:
     for number in range(12):
         assert schedule(1 + 10 * (2**number - 1), None) == 0.5**number
     assert CosineRestarts(period_updates=7)(1 + 7 * 10**9, None) == 1
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"period_updates": 0}, "`period_updates` must be a whole number of updates, at least 1"),
-        ({"period_updates": 4, "period_factor": 0.5}, "`period_factor` must be between 1 and 1000"),
-        ({"period_updates": 4, "shrink": 0.0}, "`shrink` must be above 0 and at most 1"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(given: dict[str, float], said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
-        CosineRestarts(**given)

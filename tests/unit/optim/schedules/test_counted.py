@@ -3,7 +3,6 @@
 import pytest
 from torch.optim.lr_scheduler import ExponentialLR, MultiplicativeLR, MultiStepLR, StepLR
 
-from evenstep.errors import ArgumentError
 from evenstep.optim.schedules import CountedSchedule, Listed, Multiplicative, Step
 
 GIVEN = (0.5, 1.5, 0.9)
@@ -57,26 +56,3 @@ def test_rates_become_factors_of_the_optimizers_rate() -> None:
     schedule = Listed.of_rates([(1, 3e-4), (100, 1e-4)], lr=3e-4, unit="epochs")
     assert schedule.in_epoch(5, 98, None) == 1.0
     assert 3e-4 * schedule.in_epoch(5, 99, None) == pytest.approx(1e-4, rel=1e-15)
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: Step(every=0), "`every` must be a whole number"),
-        (lambda: Step(every=2, factor=1.5), "`factor` must be above 0 and at most 1"),
-        (lambda: Step(every=2, unit="steps"), "`unit` must be one of updates, epochs"),
-        (lambda: Step(every=2, min_factor=1.0), "`min_factor` must be at least 0 and below 1"),
-        (lambda: Multiplicative(factors=()), "`factors` must hold at least one number"),
-        (lambda: Multiplicative(factors=(0.0,)), "number 1 of them is 0.0"),
-        (lambda: Listed(factors=()), "`factors` must hold at least one pair"),
-        (lambda: Listed(factors=((2, 1.0),)), "begin with 1, the first, but one begins at 2"),
-        (lambda: Listed(factors=((1, 1.0), (5, 0.5), (5, 0.1))), "come after 5, but one begins at 5"),
-        (lambda: Listed(factors=((1, 1.0, 2.0),)), "pairs of a number of updates and a factor"),
-        (lambda: Listed(factors=((1, -1.0),)), "above 0 and finite"),
-        (lambda: Listed.of_rates(((1, 0.0),), lr=0.1), "`rates` must be above 0 and finite"),
-        (lambda: Listed(factors=((1, 1.0), (50, 0.5))).check(20), "one begins at 50, which would have no effect"),
-    ],
-)
-def test_what_cannot_be_is_refused(make, said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
-        make()

@@ -1,12 +1,9 @@
 """Polynomial against PyTorch's PolynomialLR, which has no end factor, and a table that has."""
 
-import math
-
 import numpy as np
 import pytest
 from torch.optim.lr_scheduler import PolynomialLR
 
-from evenstep.errors import ArgumentError
 from evenstep.optim.schedules import Linear, Polynomial
 
 
@@ -27,9 +24,3 @@ def test_a_table_with_warm_up_and_end_factor():
 def test_power_one_is_linear():
     one, line = Polynomial(warmup_updates=3, end_factor=0.2), Linear(warmup_updates=3, end_factor=0.2)
     assert [one(update, 9) for update in range(1, 10)] == [line(update, 9) for update in range(1, 10)]
-
-
-@pytest.mark.parametrize("power", [0.0, -1.0, math.inf, math.nan])
-def test_a_power_out_of_range_is_refused(power: float):
-    with pytest.raises(ArgumentError, match="`power` must be above 0"):
-        Polynomial(power=power)

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CyclicLR
 
-from evenstep.errors import ArgumentError
 from evenstep.optim.schedules import Triangular
 
 
@@ -24,22 +23,3 @@ def test_it_is_that_of_pytorch_whose_count_begins_at_0(mode: str, shrink: float)
 def test_the_full_rate_is_exactly_in_the_middle_of_a_cycle() -> None:
     schedule = Triangular(period_updates=10)
     assert schedule(5, None) == schedule(15, None) == schedule(5 + 10**10, None) == 1
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"period_updates": 1}, "`period_updates` must be a whole number of updates, at least 2"),
-        ({"period_updates": 4, "low_factor": 0.0}, "`low_factor` must be between 0 and 1"),
-        ({"period_updates": 4, "shrink": 2.0}, "`shrink` must be above 0 and at most 1"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(given: dict[str, float], said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
-        Triangular(**given)
-
-
-def test_a_cycle_that_never_reaches_the_full_rate_is_refused() -> None:
-    Triangular(period_updates=20).check(10)
-    with pytest.raises(ArgumentError, match="`period_updates` must be at most twice the 10 updates"):
-        Triangular(period_updates=21).check(10)

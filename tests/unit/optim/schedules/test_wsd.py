@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from evenstep.errors import ArgumentError
 from evenstep.optim.schedules import Constant, Wsd
 
 UPDATES = np.arange(1, 31)
@@ -41,21 +40,3 @@ def test_the_stable_part_may_be_empty():
 def test_without_decay_it_is_constant():
     constant = Constant(warmup_updates=4)
     assert factors(Wsd(warmup_updates=4, decay_updates=0)) == [constant(int(update), 30) for update in UPDATES]
-
-
-@pytest.mark.parametrize(("warmup", "decay"), [(21, 10), (0, 30), (1, 30), (15, 16)])
-def test_a_warm_up_and_decay_longer_than_the_run_are_refused(warmup: int, decay: int):
-    with pytest.raises(
-        ArgumentError, match=rf"`decay_updates` must be at most the 30 updates.*but are {warmup} and {decay}"
-    ):
-        Wsd(warmup_updates=warmup, decay_updates=decay).check(30)
-
-
-def test_a_shape_that_is_none_is_refused_with_those_that_are():
-    with pytest.raises(ArgumentError, match="one of linear, cosine, sqrt, but is '1-sqrt'"):
-        Wsd(decay_updates=5, shape="1-sqrt")
-
-
-def test_a_negative_decay_is_refused():
-    with pytest.raises(ArgumentError, match="`decay_updates` must be a whole number"):
-        Wsd(decay_updates=-5)

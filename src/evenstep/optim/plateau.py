@@ -1,23 +1,10 @@
-"""A multiplier that falls when an evaluation's metric no longer gets better.
-
-It is the one schedule with a memory: the best value, the evaluations since then, and how far it has fallen. A run
-saves them, so a resumed one falls at the same evaluation. It evaluates nothing; whoever does tells it.
-"""
+"""A multiplier that falls when an evaluation's metric no longer gets better: the one schedule with a memory."""
 
 from collections.abc import Collection
-from math import isfinite
-from typing import Any, Literal, cast, final
+from math import inf, isfinite
+from typing import Any, Literal, final
 
-from evenstep.arguments import require_flag, require_number, require_word, said
-from evenstep.errors import ArgumentError
-from evenstep.optim.schedules.schedule import (
-    LrSchedule,
-    Need,
-    check_count,
-    check_min_factor,
-    check_warmup_fits,
-    warmup_factor,
-)
+from evenstep.optim.schedule import LrSchedule, Need, check_warmup, require, require_count, warmup_factor
 
 _STATE = ("multiplier", "best_value", "evaluations_since_best", "cooldown_left")
 
@@ -47,7 +34,7 @@ class Plateau(LrSchedule):
         cooldown_left: how many evaluations still do not count.
 
     Raises:
-        ArgumentError: an argument that cannot be.
+        ArgumentError: a number out of its range.
 
     Reference: `torch.optim.lr_scheduler.ReduceLROnPlateau`; of negative values a relative improvement is one of
     |best|, where that one takes worse values for better.
@@ -72,24 +59,23 @@ class Plateau(LrSchedule):
         min_factor: float = 0.0,
         warmup_updates: int = 0,
     ) -> None:
-        if not isinstance(cast("object", metric), str) or "/" not in metric:
-            raise ArgumentError(
-                f"`metric` must be an evaluation and its metric, such as `valid/loss`, but is {said(metric)}; put the "
-                f"evaluation's name before it."
-            )
-        require_word("mode", mode, ("min", "max"))
-        require_number("factor", factor, "(0, 1)", "above 0 and below 1", "0.1 and 0.5 are usual")
-        check_count("patience_evaluations", patience_evaluations, at_least=1, of="evaluations")
-        require_number("min_delta", min_delta, "[0, inf)", "a number of at least 0", "raise it")
-        require_flag("relative", relative)
-        check_count("cooldown_evaluations", cooldown_evaluations, of="evaluations")
-        check_min_factor(min_factor)
-        check_count("warmup_updates", warmup_updates)
-        self.metric, self.factor = metric, factor
+        require("metric", metric, "an evaluation and its metric, such as 'valid/loss'", fits="/" in metric)
+        require("mode", mode, "'min' or 'max'", fits=mode in ("min", "max"))
+        require("factor", factor, "above 0 and below 1", fits=0 < factor < 1)
+        require_count("patience_evaluations", patience_evaluations, at_least=1)
+        require("min_delta", min_delta, "a number of at least 0", fits=0 <= min_delta < inf)
+        require_count("cooldown_evaluations", cooldown_evaluations)
+        require("min_factor", min_factor, "at least 0 and below 1", fits=0 <= min_factor < 1)
+        require_count("warmup_updates", warmup_updates)
+        self.metric = metric
+        self.factor = factor
         self.mode: Literal["min", "max"] = mode
-        self.patience_evaluations, self.cooldown_evaluations = patience_evaluations, cooldown_evaluations
-        self.min_delta, self.relative = min_delta, relative
-        self.min_factor, self.warmup_updates = min_factor, warmup_updates
+        self.patience_evaluations = patience_evaluations
+        self.cooldown_evaluations = cooldown_evaluations
+        self.min_delta = min_delta
+        self.relative = relative
+        self.min_factor = min_factor
+        self.warmup_updates = warmup_updates
         self.reset()
 
     def reset(self) -> None:
@@ -107,10 +93,10 @@ class Plateau(LrSchedule):
         return warmup_factor(update, self.warmup_updates) * self.multiplier
 
     def check(self, updates: int | None) -> None:
-        check_warmup_fits(self.warmup_updates, updates)
+        check_warmup(self.warmup_updates, updates)
 
     def evaluated(self, value: float, *, update: int) -> None:
-        """Learn of an evaluation.
+        """Take note of an evaluation.
 
         Args:
             value: of the metric; one that is not finite is no improvement.
@@ -119,7 +105,8 @@ class Plateau(LrSchedule):
         if update < self.warmup_updates:
             return
         if self._is_better(value):
-            self.best_value, self.evaluations_since_best = value, 0
+            self.best_value = value
+            self.evaluations_since_best = 0
         else:
             self.evaluations_since_best += 1
         if self.cooldown_left:
@@ -127,7 +114,8 @@ class Plateau(LrSchedule):
             self.evaluations_since_best = 0
         if self.evaluations_since_best >= self.patience_evaluations:
             self.multiplier = max(self.multiplier * self.factor, self.min_factor)
-            self.cooldown_left, self.evaluations_since_best = self.cooldown_evaluations, 0
+            self.cooldown_left = self.cooldown_evaluations
+            self.evaluations_since_best = 0
 
     def _is_better(self, value: float) -> bool:
         if not isfinite(value):
@@ -138,7 +126,7 @@ class Plateau(LrSchedule):
         return gain > self.min_delta * (abs(self.best_value) if self.relative else 1.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Its memory, and what the values are of."""
+        """The memory, and the metric that its values are of."""
         return {"metric": self.metric, "mode": self.mode, **{name: getattr(self, name) for name in _STATE}}
 
     def load_state_dict(self, state: dict[str, Any]) -> str:
