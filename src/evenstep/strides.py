@@ -6,8 +6,6 @@ laid out as its parameter is. It changes no value. Beside it, in which format gr
 unless the parameter says another (`Tensor.grad_dtype`), as those of 16 bits do.
 """
 
-from collections.abc import Collection, Mapping
-
 import torch
 from torch import Tensor
 
@@ -51,50 +49,3 @@ def shares_memory(tensor: Tensor) -> bool:
     """
     pairs = zip(tensor.shape, tensor.stride(), strict=True) if tensor.layout == torch.strided else ()
     return tensor.numel() > 0 and any(size > 1 and stride == 0 for size, stride in pairs)
-
-
-def overlapping(tensors: Mapping[str, Tensor], *, beside: Collection[str] = ()) -> tuple[str, str] | None:
-    """The names of the first two tensors that have elements in common memory; None where there are none.
-
-    Args:
-        beside: names of those that may have some in common with each other.
-
-    >>> both = torch.ones(2, 4)
-    >>> overlapping({"a": both[:, :2], "b": both[:, 2:]}), overlapping({"a": both[0], "b": both[:, :1]})
-    (None, ('a', 'b'))
-    """
-    known: dict[int, list[tuple[str, Tensor]]] = {}
-    for name, one in tensors.items():
-        if one.layout != torch.strided or one.is_meta or not one.numel():
-            continue
-        others = known.setdefault(one.untyped_storage().data_ptr(), [])
-        for other, before in others:
-            if (name not in beside or other not in beside) and _share_elements(one, before):
-                return other, name
-        others.append((name, one))
-    return None
-
-
-def _share_elements(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors in one storage have elements in common."""
-    (begin, end), (first, last) = _span(one), _span(other)
-    if end <= first or last <= begin:
-        return False
-    if end - begin == one.nbytes and last - first == other.nbytes:  # without gaps
-        return True
-    return bool(torch.isin(_places(one), _places(other)).any())
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    """The bytes of its storage between which a tensor lies."""
-    length = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    begin = int(tensor.storage_offset()) * tensor.itemsize
-    return begin, begin + length * tensor.itemsize
-
-
-def _places(tensor: Tensor) -> Tensor:
-    """Where the elements of a tensor begin in its storage, in bytes."""
-    places = torch.tensor(tensor.storage_offset())
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        places = places[..., None] + torch.arange(size) * stride
-    return places.flatten() * tensor.itemsize

@@ -302,18 +302,3 @@ def cut_by_tensor_parallelism(strategy: str) -> int:
     group = group_of_ranks()
     parallelize_module(model, group.mesh(group.ranks), {"0": ColwiseParallel()})
     return trainer_of(model, strategy, strategy=strategy_named(strategy, group)).train().update
-
-
-def idle_ranks() -> list[str]:
-    """What a run of two ranks and one micro-batch says."""
-    from evenstep import Hook, MapData
-
-    said: list[str] = []
-
-    class Listen(Hook):
-        def on_incident(self, event: Any) -> None:
-            said.append(event.message)
-
-    data = MapData(SAMPLES, global_batch_size=4, shuffle=False)
-    trainer_of(three_layers(), "ddp", data=data, hooks=[Listen()]).train()
-    return said

@@ -172,24 +172,6 @@ def _with(**members: Any) -> evenstep.Trainer:
     return evenstep.Trainer(model=model, task=task, optimizer=optimizer, data=data, updates=2, device="cpu")
 
 
-@pytest.mark.parametrize(
-    ("members", "said"),
-    [
-        ({"metrics": lambda self: {}}, "`Own.metrics` must be objects of torchmetrics by name, but is the function"),
-        ({"metrics": [1]}, "`Own.metrics` must be objects of torchmetrics by name, but is a list"),
-        ({"late_weight": lambda self: True}, "`Own.late_weight` must be True or False"),
-        ({"inputs": 3}, r"`Own.inputs` must be a method, but is 3; write `def inputs\(self, batch\)`."),
-        ({"loss": lambda self, output: output.sum()}, r"`Own.loss` is called with output and batch, but takes"),
-        ({"weight": lambda self, output, batch: 4}, r"`Own.weight` is called with batch, but takes"),
-        ({"loss": lambda self, model, batch: model(batch).sum()}, r"called with output and .* called model and batch"),
-        ({"loss": lambda self, batch, output: output.sum()}, r"called with output and batch, but .* batch and output"),
-    ],
-)
-def test_a_members_fault_is_found_when_the_trainer_is_built(members: dict[str, Any], said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
-        _with(**members)
-
-
 def test_an_error_of_the_loss_says_what_the_loss_was_called_with() -> None:
     """Such as where the target alone was expected in the place of the batch."""
     trainer = _with(loss=lambda self, output, target: (output - target).square().sum())
@@ -205,7 +187,6 @@ def _loss(**given: Any) -> Any:
 @pytest.mark.parametrize(
     ("members", "said"),
     [
-        ({"inputs": lambda self, batch: None}, r"`inputs` gives None for a batch \(did it forget to return it\?\)"),
         ({"loss": _loss(metrics=torch.ones(2))}, "must be pairs by name, .* but are a Tensor"),
         ({"loss": _loss(metrics=0)}, "must be pairs by name, .* but are 0"),
         ({"loss": _loss(metrics={"a": torch.ones(2)})}, r"must be a pair \(sum, weight\).* a tensor of shape \[2\]"),

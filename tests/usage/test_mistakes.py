@@ -323,26 +323,6 @@ def test_a_state_that_is_none_is_refused(state: Any) -> None:
             one.load_state_dict(state)
 
 
-@pytest.mark.parametrize("data", [MapData(points(), global_batch_size=4), torch.utils.data.DataLoader([1.0])])
-def test_an_engine_that_is_given_a_loader_says_to_go_through_it(data: Any) -> None:
-    for act in (engine().update, engine().evaluate):
-        with pytest.raises(ArgumentError, match="for batch in loader"):
-            act(data)
-
-
-def test_an_engine_that_is_given_what_its_model_computed_is_told_to_take_the_batch() -> None:
-    one, x = engine(), torch.ones(2, 4)
-    output = one.model(x)
-    for given in (output, output.sum(), (output, x), {"x": x, "y": output.squeeze(-1)}):
-        for act in (one.update, one.evaluate):
-            with pytest.raises(ArgumentError, match="that the model has computed"):
-                act(given)
-    encoder = nn.Linear(4, 4)  # whose gradient is somebody else's
-    one.update((encoder(x), torch.ones(2)))
-    assert encoder.weight.grad is not None
-    one.update((x, output.squeeze(-1).detach()))
-
-
 def test_asking_to_evaluate_on_nothing_is_refused() -> None:
     for act in (trainer().evaluate, trainer().request_evaluate):
         with pytest.raises(ArgumentError, match="nothing to evaluate on"):

@@ -7,7 +7,6 @@ import strides_programs as programs
 import torch
 from launched import Failed, on_ranks
 
-from evenstep.errors import ArgumentError
 from evenstep.strides import laid_out
 
 each_model = pytest.mark.parametrize("model", ["images", "transposed"])
@@ -29,13 +28,6 @@ def test_parameters_that_do_not_lie_row_by_row_train_on_ranks_as_in_one_process(
     assert _found(1, model, "single", fused) == pytest.approx(alone, abs=1e-5)
     for strategy in ("ordered-zero1", "ddp"):  # two micro-batches on each of two ranks: all orders of sums are one
         assert _found(2, model, strategy, fused) == alone
-
-
-def test_a_parameter_that_is_a_part_of_a_larger_tensor_is_refused_with_a_fused_optimizer_and_the_advice_works() -> None:
-    for part, fused in ((True, False), (False, True)):
-        assert programs.of_a_part(part=part, fused=fused) == programs.of_a_part(part=False, fused=False)
-    with pytest.raises(ArgumentError, match=r"`weight` is a part of a larger tensor .* `tensor.clone\(\)`, or leave"):
-        programs.of_a_part(part=True, fused=True)
 
 
 @each_model

@@ -540,23 +540,6 @@ def test_following_the_advice_another_trainer_goes_on_with_what_was_changed() ->
 # --- what is said ---
 
 
-def test_ranks_without_work_are_said_at_the_start() -> None:
-    said, _ = on_ranks(2, programs.idle_ranks)
-    assert len(said) == 1 and said[0].startswith("1 of 2 ranks have nothing to do: a global batch of 4 samples is 1")
-
-
-def test_a_global_batch_larger_than_the_data_is_said_at_the_start() -> None:
-    said: list[str] = []
-
-    class Listen(Hook):
-        def on_incident(self, event: Any) -> None:
-            said.append(event.message)
-
-    data = MapData(SAMPLES, global_batch_size=100)
-    trainer_of(three_layers(), "single", data=data, hooks=[Listen()]).train()
-    assert len(said) == 1 and said[0].startswith("a global batch is 100 samples, but the data hold 8, so")
-
-
 def test_a_retry_of_what_does_not_change_ends_and_says_after_how_many_tries() -> None:
     class Bad(Task):
         tries = 0

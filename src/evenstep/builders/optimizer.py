@@ -17,7 +17,7 @@ from evenstep.errors import ConfigError, EvenstepError, TaskError, clause
 from evenstep.names import TASK_PARAMETERS, named_parameters
 from evenstep.optim.groups import ParameterGroup
 from evenstep.optim.sharing import TORCH
-from evenstep.train.checks.model import check_model
+from evenstep.train.checks import check_model
 from evenstep.train.grouped import grouped_optimizer
 
 _RAISED = (TypeError, ValueError, RuntimeError, LookupError)

@@ -200,11 +200,6 @@ class Data(ABC):
         """Whether `state_dict` is of this rank alone, and each rank must go on with its own."""
         return False
 
-    @property
-    def unshared_stream(self) -> object:
-        """The stream that it reads, if that keeps its own place, so that no other data may read it; else None."""
-        return None
-
     def to_cut_finer(self, samples: int) -> str:
         """What to write so that its micro-batches are of at most so many samples, for messages."""
         return f"make micro-batches of at most {samples} samples each"

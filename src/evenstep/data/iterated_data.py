@@ -117,10 +117,6 @@ class IteratedData(Data):
         """Whether the stream has `state_dict` and `load_state_dict`, and is read to its end."""
         return self._stateful is not None and self.limit_batches is None
 
-    @property
-    def unshared_stream(self) -> object:
-        return self._stream if self._stateful is not None or isinstance(self._stream, Iterator) else None
-
     def num_batches(self, epoch: int, *, seed: int) -> None:
         """None: only reading the stream tells."""
 

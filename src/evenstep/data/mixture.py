@@ -314,21 +314,6 @@ class Mixture(Data):
         walk = self._walk(seed)
         return [walk.step() for _ in range(count)]
 
-    def not_taken_once(self, *, seed: int) -> str:
-        """The first task whose samples are not in exactly one batch each of the first epoch; "" if there is none.
-
-        >>> from evenstep.data.map_data import MapData
-        >>> data = {"class": MapData([1, 2], global_batch_size=1), "box": MapData([1], global_batch_size=1)}
-        >>> Mixture(data).not_taken_once(seed=1), Mixture(data, end="max").not_taken_once(seed=1)
-        ('box', '')
-        """
-        walk, once = self._walk(seed), Position(1, 0)
-        while self._end != "max" and not walk.position.epoch:
-            walk.step()
-            if again := next((name for name, place in walk.places.items() if place > once), ""):
-                return again  # not only then: an epoch of tasks that are drawn seldom is long
-        return next((name for name, place in walk.places.items() if walk.number and place != once), "")
-
     @property
     def knows_length(self) -> bool:
         return True

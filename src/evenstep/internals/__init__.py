@@ -12,7 +12,6 @@ from datetime import timedelta
 from functools import lru_cache
 from importlib import import_module
 from inspect import unwrap
-from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
@@ -38,7 +37,6 @@ _WRAPPED_STEP = cast("Any", Optimizer).profile_hook_step(Optimizer.step).__code_
 _BACKWARD_HOOKS, _ACCUMULATE_HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
 _WITHOUT_GRAD = _optimizers._use_grad_for_differentiable(Optimizer.step).__code__
 _IS_SPARSE, _NORMS_TAKE_SPARSE = attrgetter("is_sparse"), torch.__version__ >= "2.15"  # as versions, not as text
-_ORTHOGONAL = cast("type[nn.Module]", cast("Any", nn.utils.parametrizations)._Orthogonal)
 _profiler = cast("Callable[[], bool]", cast("Any", torch.autograd)._profiler_enabled)
 
 
@@ -114,12 +112,6 @@ base_of = cast("Callable[[Tensor], Tensor | None]", attrgetter("_base"))
 def has_gradient_hooks(parameter: Tensor) -> bool:
     """Whether something of the user's changes or takes the parameter's gradients; nothing public tells."""
     return bool(_foreign(parameter._backward_hooks)) or bool(accumulation_hook(parameter))
-
-
-def num_gradient_hooks(parameters: Sequence[Tensor]) -> int:
-    """How many hooks there are on their gradients, the engine's own among them."""
-    hooks = chain(map(_BACKWARD_HOOKS, parameters), map(_ACCUMULATE_HOOKS, parameters))
-    return sum(map(len, filter(None, hooks)))
 
 
 def accumulation_hook(parameter: Tensor) -> str:
@@ -216,11 +208,6 @@ def has_step_hooks(optimizer: Optimizer) -> bool:
 def has_foreign_hooks(module: nn.Module) -> bool:
     """Whether modules of `module`, or it itself, have hooks of the user's around their forwards or backwards."""
     return any(_foreign(held) for part in module.modules() for held in _hooks_around(part))
-
-
-def is_orthogonal(parametrization: nn.Module) -> bool:
-    """Whether `torch.nn.utils.parametrizations.orthogonal` has made it, whose class has no public name."""
-    return isinstance(parametrization, _ORTHOGONAL)
 
 
 def has_backward_hooks(module: nn.Module) -> bool:
@@ -341,11 +328,6 @@ def unwrapped_step(optimizer: Any) -> Callable[[Any], object] | None:
 def is_torchs_step(step: Any) -> bool:
     """Whether a step without its wrapper is one that torch has written, and switches gradients off for."""
     return step.__code__ is _WITHOUT_GRAD and step.__wrapped__.__globals__["__name__"].startswith("torch.optim.")
-
-
-def is_set_up(optimizer: Optimizer) -> bool:
-    """Whether torch's own constructor has run for it, or its `__setstate__`."""
-    return hasattr(optimizer, "_optimizer_state_dict_post_hooks")
 
 
 def has_state_hooks(optimizer: Optimizer) -> bool:

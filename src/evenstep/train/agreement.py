@@ -13,8 +13,7 @@ from evenstep.internals import unwrapped
 from evenstep.names import named_parameters
 from evenstep.options import Training
 from evenstep.train.checkpointing.run_state import updates_of
-from evenstep.train.checks.alike import check_same_on_all_ranks
-from evenstep.train.checks.model import check_ties
+from evenstep.train.checks import check_same_on_all_ranks, check_ties
 from evenstep.version import __version__
 
 if TYPE_CHECKING:

@@ -113,11 +113,10 @@ class Engine:
         device: str | torch.device = "auto",
         train: Training = Training(),
     ) -> None:
-        from evenstep.train.checks.arguments import check_engine_arguments, check_own_loop
+        from evenstep.train.checks import check_own_loop
         from evenstep.train.failures.policies import Policies
         from evenstep.train.setup import set_up
 
-        check_engine_arguments(model=model, task=task, optimizer=optimizer, seed=seed, device=device, train=train)
         if updates is not None:
             check_length(updates, None)
         setup = set_up(
@@ -132,7 +131,7 @@ class Engine:
             train=train,
             policies=Policies(non_finite=Stop()),
         )
-        check_own_loop(setup.lr_schedule, setup.strategy.group)
+        check_own_loop(setup.lr_schedule)
         check_told_by_engine(setup.tasks.by_name)
         bus = Bus(listeners(setup.tasks.by_name), cast("Any", self))
         # on standard error, unless Python's `logging` is told otherwise
@@ -164,7 +163,7 @@ class Engine:
 
     def _build(self, setup: "Setup", *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> None:
         from evenstep.train.causes.aborts import AbortCauses
-        from evenstep.train.checks.model import check_ties
+        from evenstep.train.checks import check_ties
         from evenstep.train.engine_parts import build_parts
 
         self.parts = parts = build_parts(setup, updates=updates, bus=bus, report=report)
@@ -259,7 +258,7 @@ class Engine:
         return {name.removeprefix(f"{EVALUATION}/"): value for name, value in values.items()}
 
     def _given(self, microbatches: tuple[Any, ...], position: Position) -> GlobalBatch:
-        return global_batch(microbatches, position, self.reducers.group, optimizer=self.optimizer)
+        return global_batch(microbatches, position, self.reducers.group)
 
     def require_own_format(self, method: str) -> None:
         """Raise ArgumentError where `method` was called inside an autocast that would change what forwards compute."""

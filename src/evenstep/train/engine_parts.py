@@ -23,7 +23,7 @@ from evenstep.optim.stepping import Steps
 from evenstep.parallel import Strategy
 from evenstep.pipeline.compiled import release
 from evenstep.precision import Precision
-from evenstep.train.checks.alike import check_shared
+from evenstep.train.checks import check_shared
 from evenstep.train.compiled import compile_model
 from evenstep.train.compute import Compute, ComputeParts
 from evenstep.train.layer_keys import in_order, key_layers

@@ -3,31 +3,22 @@
 What is one micro-batch is told by how it was given, never by its type: each argument is one. It looks at no numbers.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, final
 
-from torch import Tensor
-from torch.optim import Optimizer
-from torch.utils.data import DataLoader
-
-from evenstep.arguments import said
 from evenstep.data import Batch, Data, GlobalBatch, Microbatch, Part, Position
 from evenstep.data.batch import JSON
 from evenstep.data.stream import samples_in
 from evenstep.data.update_data import named_batch
-from evenstep.errors import ArgumentError, DataError
-from evenstep.names import parameters_in
+from evenstep.errors import DataError
 from evenstep.parallel import Group
 
 
-def global_batch(
-    given: Sequence[Any], position: Position, group: Group, *, optimizer: Optimizer | None = None
-) -> GlobalBatch:
+def global_batch(given: Sequence[Any], position: Position, group: Group) -> GlobalBatch:
     """The global batch of the micro-batches that each rank of `group` gives; all ranks call it together.
 
     Args:
         given: this rank's micro-batches, or one `GlobalBatch`, which is taken as it is.
-        optimizer: of whose parameters no batch may be computed with a gradient.
 
     >>> batch = global_batch((["a"], (["b", "c"], "box")), Position(batch=7), Group())
     >>> [(one.index, one.task) for one in batch.microbatches], batch.following
@@ -36,14 +27,6 @@ def global_batch(
     if len(given) == 1 and isinstance(given[0], GlobalBatch):
         return given[0]
     mine = [named_batch(one) for one in given]
-    source = next((one.data for one in mine if isinstance(one.data, Data | DataLoader)), None)
-    if source is not None:
-        raise ArgumentError(
-            f"an engine takes batches, but was given {said(source)}, which gives them: `for batch in loader: "
-            f"engine.update(batch)`; a `Trainer` takes data as a whole."
-        )
-    for one in mine:
-        _check_given(one.data, optimizer)
     told = group.gather([(one.task, _num_samples(one.data)) for one in mine])
     first = sum(len(theirs) for theirs in told[: group.rank])
     everything = [one for theirs in told for one in theirs]
@@ -61,34 +44,6 @@ def global_batch(
         if any(task for task, _ in everything)
         else (),
     )
-
-
-def _check_given(data: object, optimizer: Optimizer | None) -> None:
-    """Raise ArgumentError for a batch that the model has computed, such as its output or a loss."""
-    parts: Any = data.values() if isinstance(data, Mapping) else data
-    for one in parts if isinstance(data, tuple | list | Mapping) else (data,):
-        if isinstance(one, Tensor) and one.requires_grad and optimizer is not None and _leads_to(one, optimizer):
-            raise ArgumentError(
-                f"an engine takes batches, but was given a tensor of shape {list(one.shape)} that the model has "
-                f"computed, with its gradient: the engine calls the model by itself, with what the task's `inputs` "
-                f"gives of the batch, and the task's `loss` is given the output. Write `engine.update((inputs, "
-                f"targets))`; of an earlier forward, such as the probabilities that actions had, give `.detach()`."
-            )
-
-
-def _leads_to(computed: Tensor, optimizer: Optimizer) -> bool:
-    """Whether a gradient of `computed` would come to one of the optimizer's parameters."""
-    wanted, seen = set(map(id, parameters_in(optimizer))), set[Any]()
-    nodes: list[Any] = [computed.grad_fn]
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        if id(getattr(node, "variable", None)) in wanted:
-            return True
-        seen.add(node)
-        nodes += [before for before, _ in node.next_functions]
-    return False
 
 
 def _num_samples(data: object) -> int:

@@ -22,7 +22,6 @@ from evenstep.data import GlobalBatch
 from evenstep.errors import DataError
 from evenstep.events import EpochBegin, EpochEnd, Incident, Record, UpdateBegin, UpdateEnd
 from evenstep.train.checkpointing.checkpointer import Checkpointer
-from evenstep.train.checks.first_update import remarks, tells_of_others
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import Evaluations
 from evenstep.train.failures import Answer
@@ -30,7 +29,6 @@ from evenstep.train.failures.policies import Decision, Policies, spike_error
 from evenstep.train.feed import Feed
 from evenstep.train.reporter import Reporter
 from evenstep.train.requests import End, GoBack, Requests
-from evenstep.train.tasks.parameters import holding_stages, not_held
 from evenstep.train.update.outcome import Aborted
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -234,8 +232,8 @@ class Loop:
                 engine.parts.check_loss(batch)
             began = lap("loop") - data_s
         waited_s = engine.reducers.group.waited_s
-        if not self._has_remarked and tells_of_others(batch):
-            self._remark(batch)
+        if not self._has_remarked:
+            self._remark()
         if batch.faults:
             self.reporter.data_faults(batch, number)
         with engine.bus.span(
@@ -269,26 +267,21 @@ class Loop:
         self.reporter.busy(lap("hooks") - began - (engine.reducers.group.waited_s - waited_s))
         return leave
 
-    def _remark(self, batch: GlobalBatch) -> None:
+    def _remark(self) -> None:
         self._has_remarked, engine = True, self.engine
-        said = remarks(
-            batch,
-            data=self.feed.data,
-            ranks=engine.reducers.ranks,
-            outside=[*engine.core.trained.outside_names, *not_held(engine.model, engine.parts.context.tasks)],
-            rank=engine.group.rank if engine.parts.execution.in_stages else None,
-            update=engine.progress.update,
-            holding=holding_stages(engine.parts.context.tasks) if engine.group.rank == 0 else (),
-            without_data=self._tasks_without_data(),
-        )
-        for incident in said:
+        outside = engine.core.trained.outside_names
+        if outside:
+            incident = Incident(
+                kind="not_in_optimizer",
+                update=engine.progress.update,
+                message=(
+                    f"{len(outside)} parameters get gradients but are not in the optimizer, first `{outside[0]}`: give "
+                    f"them to the optimizer, or set `requires_grad_(False)`."
+                ),
+                rank=engine.group.rank if engine.parts.execution.in_stages else None,
+                tensors=tuple(outside[:20]),
+            )
             self.reporter.report(incident)
-
-    def _tasks_without_data(self) -> list[str]:
-        """The tasks that no data name; none where only reading tells which tasks some data have."""
-        named = [data.tasks for data in (self.feed.data, *self.evaluator.sets.values())]
-        found = {name for names in named for name in names or ()}
-        return [] if None in named else [name for name in self.engine.parts.context.tasks if name not in found]
 
     def _answer(self, aborted: Aborted) -> GoBack | None:
         """Do what is decided about an aborted update."""

@@ -25,17 +25,17 @@ from evenstep.pipeline import PipelineModel
 from evenstep.plugins import COMPUTES
 from evenstep.precision import Precision
 from evenstep.single_use import check_unused
-from evenstep.train.checks.launch import check_covers, check_launched, check_own_models
-from evenstep.train.checks.model import (
-    check_buffers,
+from evenstep.train.checks import (
+    check_covers,
+    check_launched,
     check_layers,
-    check_memory,
     check_model,
+    check_optimizer,
+    check_own_models,
     check_parameters,
-    check_trains,
+    check_tasks,
+    check_whole_model,
 )
-from evenstep.train.checks.optimizer import check_optimizer
-from evenstep.train.checks.tasks import check_tasks, check_whole_model
 from evenstep.train.compiled import check_compiled
 from evenstep.train.failures.policies import Policies
 from evenstep.train.linear_layers import choose_linear_layers
@@ -136,20 +136,17 @@ def set_up(
     check_launched(strategy, model, os.environ)
     check_model(model)
     with parameters_attached(model, named(task), optimizer):
-        check_trains(optimizer, model)
         formats, schedule = precision_of(precision), lr_schedule_of(lr_schedule)
         sharing = strategy_of(strategy, device, model)
         check_covers(sharing, model)
         check_own_models(sharing, policies, formats, averages=averages)
         check_parameters(model, optimizer, formats)
-        check_buffers(model, ranks=sharing.group.ranks, keeps=keeps)
         on = device_of(device, formats)
-        check_formats(formats, model=model, optimizer=optimizer, strategy=sharing)
+        check_formats(formats, optimizer=optimizer, strategy=sharing)
         check_layers(model, strategy=sharing, precision=formats, train=train)
-        check_memory(model, sharing)
         if train.compile == "model":
             check_compiled(model, sharing)
-        check_optimizer(optimizer, model=model, strategy=sharing, device=on, keeps=keeps)
+        check_optimizer(optimizer, model=model, strategy=sharing)
         tasks = Tasks.of(task, train.coefficients, combine_named(train.combine), train.norm_statistics)
         check_tasks(tasks, data, evaluations, model=model, policy=policies.non_finite)
         check_whole_model(tasks.by_name, train.ema, model, sharing)

@@ -110,16 +110,17 @@ class Trainer(TrainerAttributes):
     ) -> None:
         from evenstep.train.agreement import check_agreement
         from evenstep.train.build_loop import build_loop
-        from evenstep.train.checks.arguments import check_engine_arguments, check_trainer_arguments
-        from evenstep.train.checks.resume import check_keeping, check_rewinding
+        from evenstep.train.checks import check_keeping, check_saves
         from evenstep.train.resolve import evaluations_of, policies_of
         from evenstep.train.setup import set_up
+        from evenstep.train.state.run_folder import check_folder
 
         for name in unknown:
             raise unknown_argument("Trainer", name, signature(Trainer.__init__).parameters)
         check_length(updates, epochs)
-        check_engine_arguments(model=model, task=task, optimizer=optimizer, seed=seed, device=device, train=train)
-        check_trainer_arguments(folder=folder, checkpoint=checkpoint, failures=failures, log=log)
+        check_saves(folder, checkpoint)
+        if folder is not None:
+            check_folder(Path(folder).expanduser())
         batches, sets = data_of(data, "data"), evaluations_of(evaluations)
         policies = policies_of(failures)
         keeps = folder is not None and checkpoint.keep_last != 0
@@ -140,8 +141,7 @@ class Trainer(TrainerAttributes):
             keeps=keeps,
             averages=any(one.averages_ranks for one in given if isinstance(one, Hook)),
         )
-        check_keeping(batches, keeps=keeps, rewinds=policies.may_rewind)
-        check_rewinding(policies, failures, checkpoint)
+        check_keeping(batches, keeps=keeps, policies=policies, failures=failures, checkpoint=checkpoint)
         self._group = setup.group
         self._sharing = type(setup.strategy).__name__
         self.model, self.optimizer, self.evaluations = model, optimizer, sets
@@ -350,13 +350,9 @@ class Trainer(TrainerAttributes):
             ArgumentError: what is no data, a mixture whose epoch does not take each sample once, or the stream that is
                 trained on.
         """
-        from evenstep.train.checks.tasks import check_stream_apart, check_taken_once
-
         self._check_idle("predict", "call it in `after_update`, `after_evaluate`, or when training has ended")
         self._loop.engine.require_own_format("predict")
         batches = data_of(data, "data")
-        check_taken_once("what is predicted", batches, "the predictions would not be those of the set")
-        check_stream_apart("what is predicted", batches, self._loop.feed.data)
         with self._together("predict"):
             self._loop.settle_between_updates(write=False)
             return self._loop.evaluator.predict(batches, collect=collect)

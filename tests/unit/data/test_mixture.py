@@ -198,11 +198,6 @@ def test_a_position_that_does_not_exist_is_refused() -> None:
         Mixture(tasks()).batches(Position(batch=99), seed=1)
 
 
-def test_whether_samples_are_taken_once_is_known_without_waiting_for_a_task_that_is_hardly_ever_drawn() -> None:
-    data = {name: MapData(range(8), global_batch_size=4) for name in ("a", "b")}
-    assert Mixture(data, mixing=Sampled(weights={"a": 1.0, "b": 1e-12})).not_taken_once(seed=1) == "a"
-
-
 def test_an_epoch_that_a_task_that_is_never_taken_would_not_let_end_is_not_counted_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

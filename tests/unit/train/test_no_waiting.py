@@ -14,8 +14,8 @@ from evenstep.optim.schedules import Linear
 from evenstep.parallel import Ddp, Group, Ordered, Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import PRECISIONS
+from evenstep.train import checks as model_checks
 from evenstep.train import randomness as seeding
-from evenstep.train.checks import model as model_checks
 
 UPDATES = 5
 

@@ -17,7 +17,7 @@ from evenstep.keys import key
 from evenstep.parallel import Group
 from evenstep.train.buffers import Buffers
 from evenstep.train.causes.diagnose import diagnose
-from evenstep.train.checks.alike import check_same_on_all_ranks
+from evenstep.train.checks import check_same_on_all_ranks
 from evenstep.train.randomness import seed_torch
 from evenstep.train.tasks.task import Loss, Task, weight_of
 from evenstep.train.update.transfer import build_transfer

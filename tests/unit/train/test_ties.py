@@ -13,7 +13,7 @@ from evenstep.errors import ArgumentError
 from evenstep.parallel import Mesh, Single, Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.train import Engine, Task
-from evenstep.train.checks.model import check_ties
+from evenstep.train.checks import check_ties
 from evenstep.train.state.train_state import parameter_names
 
 

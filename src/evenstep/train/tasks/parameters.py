@@ -16,7 +16,6 @@ from evenstep.errors import ArgumentError
 from evenstep.internals import children_of, parameters_of, share_contents, unwrapped
 from evenstep.names import TASK_PARAMETERS, parameters_in
 from evenstep.pipeline import PipelineModel
-from evenstep.pipeline.pipeline_model import in_stages
 from evenstep.train.tasks.task import IN_MODEL, Task
 
 
@@ -141,29 +140,6 @@ def _is_trained(one: nn.Module | nn.Parameter, name: str, own: Collection[int], 
             f"can't be told apart; keep its own in a module by itself."
         )
     return True
-
-
-def not_held(model: nn.Module, tasks: Mapping[str, Task]) -> list[str]:
-    """The names of parameters that tasks hold, that are not frozen, and that the model does not train."""
-    inside = {id(one) for one in model.parameters()}
-    return [
-        f"{type(task).__name__}.{name}.{inner}"
-        for task in tasks.values()
-        for name, one in (children_of(task) if isinstance(task, nn.Module) else vars(task)).items()
-        if isinstance(one, nn.Module)
-        for inner, parameter in one.named_parameters()
-        if parameter.requires_grad and id(parameter) not in inside
-    ]
-
-
-def holding_stages(tasks: Mapping[str, Task]) -> list[str]:
-    """The names under which tasks hold a model of whose stages this rank has only some."""
-    return [
-        f"{type(task).__name__}.{name}"
-        for task in tasks.values()
-        for name, one in (children_of(task) if isinstance(task, nn.Module) else vars(task)).items()
-        if isinstance(one, nn.Module) and any(in_stages(part) for part in one.modules())
-    ]
 
 
 def _detach(model: nn.Module) -> None:

@@ -1,0 +1,448 @@
+"""Refusals before a run begins: what would change the bits of an update, lose work, or stop a newcomer.
+
+Each is one sentence about one argument. All else is left to Python, pydantic and torch.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+from torch.optim import LBFGS, Optimizer
+
+from evenstep.arguments import advice
+from evenstep.data import Data
+from evenstep.errors import ArgumentError, ReplicaError, TaskError
+from evenstep.internals import unwrapped
+from evenstep.names import named_parameters, parameters_in
+from evenstep.optim.ema import Ema
+from evenstep.optim.multi import inner
+from evenstep.optim.schedules import LrSchedule
+from evenstep.optim.sharing import TORCH, Granularity, tells_itself, why_not_by
+from evenstep.options import SAVED_BY, Checkpointing, Failures, Training, check_rewinds
+from evenstep.parallel import Group, Mesh, ParameterLayout, Single, Strategy, rank_info_of
+from evenstep.parallel.rank_info import elastic_rank_of
+from evenstep.pipeline import PipelineModel, pipeline_of
+from evenstep.pipeline.pipeline_model import in_stages
+from evenstep.pipeline.ties import check_frozen
+from evenstep.precision import Precision, SixteenBits
+from evenstep.train.failures import FailurePolicy, Rewind, Stop
+from evenstep.train.failures.policies import Policies
+from evenstep.train.state.train_state import is_shared, parameter_names
+from evenstep.train.tasks.task import Task, evaluates_itself
+from evenstep.train.tasks.tasks import Tasks
+
+_WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule")
+
+
+# --- the process
+
+
+def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: Mapping[str, str]) -> None:
+    """Raise ArgumentError for a process that was started as one of several, but would train alone.
+
+    Args:
+        strategy: as it was given; None if it was not.
+    """
+    _check_elastic(strategy, environ)
+    alone = isinstance(strategy, Strategy) and strategy.ranks == 1 and not isinstance(strategy, Single)
+    if alone and dist.is_initialized():
+        return  # a process that has joined the others trains by itself on purpose
+    if not (strategy is None or alone) or (isinstance(model, PipelineModel) and model.mesh.world.ranks > 1):
+        return
+    if "RANK" in environ and "WORLD_SIZE" not in environ:
+        return  # not set by a launcher
+    info = rank_info_of(environ)
+    if info is None or info.ranks == 1:
+        return
+    given = f"{type(strategy).__name__} has a group of one" if alone else "was not given"
+    raise ArgumentError(
+        f'this process was started as {info}, but `strategy` {given}: give `strategy="ddp"` to train together, or '
+        f"`strategy=Single()` for separate runs.",
+        field="strategy",
+    )
+
+
+def _check_elastic(strategy: Strategy | str | None, environ: Mapping[str, str]) -> None:
+    if isinstance(strategy, Single) or (isinstance(strategy, Strategy) and strategy.group.can_change):
+        return
+    elastic = elastic_rank_of(environ)
+    if elastic is not None and elastic.count > 1:
+        raise ArgumentError(
+            f"this process was started as {elastic.number} of {elastic.count} that may come and go, but `strategy` "
+            f"knows only ranks that stay: give `Ordered(Elastic(…))`, or `Single()` for separate runs.",
+            field="strategy",
+        )
+
+
+def check_covers(strategy: Strategy, model: nn.Module) -> None:
+    """Raise ArgumentError unless the strategy's ranks and the model's stages cover all ranks; all call it together."""
+    group, name = strategy.group, type(strategy).__name__
+    if group.part_of and not in_stages(model):
+        raise ArgumentError(
+            f"`strategy`, {name}, has {group.ranks} of the run's {group.part_of} ranks, and the model has no stages "
+            f"for the others: give `PipelineModel(model, mesh=mesh)`, or `{name}(mesh.world)`.",
+            field="strategy",
+        )
+    if isinstance(model, PipelineModel):
+        _check_columns(strategy, model.mesh)
+
+
+def check_own_models(strategy: Strategy, policies: Policies, precision: Precision, *, averages: bool) -> None:
+    """Raise ArgumentError where ranks that train a model each would go different ways.
+
+    Args:
+        averages: whether a hook averages these models.
+    """
+    ranks = strategy.data_group.ranks
+    if ranks == strategy.group.ranks:
+        return
+    if not averages:
+        raise ArgumentError(
+            f"`strategy` is single, but there are {ranks} ranks, so each would train a model of its own: choose "
+            f"another, or add a hook that averages the models, such as `evenstep.contrib.local_sgd:LocalSgd`.",
+            field="strategy",
+        )
+    if precision.retries_overflow or not isinstance(policies.non_finite, Stop):
+        raise ArgumentError(
+            "ranks that train a model each can't repeat or skip updates by themselves: use a precision without a loss "
+            'scale, and `failures.non_finite = "stop"`.',
+            field="strategy",
+        )
+
+
+def _check_columns(strategy: Strategy, mesh: Mesh) -> None:
+    group, data = strategy.group, mesh.data
+    if group is data:
+        return
+    wanted = [mesh.rank_at(replica) for replica in range(data.ranks)]
+    if group.ranks != data.ranks or group.gather(mesh.world.rank) != wanted:
+        raise ArgumentError(
+            f"`strategy` must share gradients between ranks {', '.join(map(str, wanted))}, which hold the same "
+            f"stages: build it from `mesh.data` of the model's mesh.",
+            field="strategy",
+        )
+
+
+# --- the model
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise EvenstepError unless the model is whole, has numbers, is on one device, and has something to train.
+
+    Of a model in stages all pipeline ranks call it together.
+    """
+    for name, part in model.named_modules():
+        kinds = {kind.__name__ for kind in type(part).__mro__ if kind.__module__.startswith("torch.")}
+        if wrapper := next((kind for kind in _WRAPPERS if kind in kinds), ""):
+            raise ArgumentError(
+                f"`{name or 'model'}` is wrapped in torch's {wrapper}: give the model as it was before, and say by "
+                f"`strategy` how ranks share it.",
+                field="model",
+            )
+    check_material(model)
+    parameters = list(model.parameters())
+    if not _anywhere(model, any(one.requires_grad for one in parameters)):
+        what = f"all {len(parameters)} parameters are frozen" if parameters else "it has no parameters"
+        raise TaskError(f"the model ({type(model).__name__}) has nothing to train: {what}.", field="model")
+    devices = sorted({str(one.device) for one in parameters})
+    if len(devices) > 1:
+        raise TaskError(f"the model must be on one device, but is on {', '.join(devices)}.", field="model")
+
+
+def check_material(model: nn.Module) -> None:
+    """Raise EvenstepError for a parameter or buffer without numbers, or one that something else shares."""
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if isinstance(tensor, UninitializedParameter):
+            raise TaskError(f"`{name}` is lazy and has no shape: call the model once before it is given.", field=name)
+        if tensor.is_meta:
+            raise TaskError(f"`{name}` is on the meta device: give it memory by `model.to_empty(…)`.", field=name)
+        if tensor.is_inference():
+            raise TaskError(f"`{name}` was made in `torch.inference_mode()`: build the model outside.", field=name)
+        if hasattr(tensor, "to_local"):
+            raise ArgumentError(
+                f"`{name}` is a DTensor: give the whole model, and let `strategy` share it, such as `Fsdp`.",
+                field=name,
+            )
+
+
+def _anywhere(model: nn.Module, value: bool) -> bool:
+    return any(pipeline_of(model).gather(value))
+
+
+def check_parameters(model: nn.Module, optimizer: Optimizer, precision: Precision) -> None:
+    """Raise EvenstepError for parameters that the optimizer can't step, by the name of the first.
+
+    Args:
+        model: not yet moved or wrapped; its pipeline ranks call it together.
+        precision: of the run, which says what formats it trains.
+    """
+    if not _anywhere(model, any(one.requires_grad for one in parameters_in(optimizer))):
+        raise TaskError("the optimizer has nothing to train: none of its parameters has `requires_grad`.")
+    held: set[str] = set()
+    for number, names in enumerate(parameter_names(model, optimizer)):
+        for name in names:
+            if name in held:
+                raise ArgumentError(
+                    f"`{name}` is in the optimizer twice, again in group {number}: give each parameter once.",
+                    field=name,
+                )
+            held.add(name)
+    by_name = dict(unwrapped(model).named_parameters())
+    precision.check_trained({name: one for name, one in by_name.items() if one.requires_grad and name in held})
+
+
+def check_layers(model: nn.Module, *, strategy: Strategy, precision: Precision, train: Training) -> None:
+    """Raise ArgumentError for a layer that says, by `evenstep_not_for`, that it is not for a run of this kind."""
+    holds_float32 = precision.keeps_masters and strategy.layout.divides == "elements"
+    kinds = {
+        "changing ranks": strategy.group.can_change,
+        "16 bits": isinstance(precision, SixteenBits) and not holds_float32,
+        "compile": train.compile != "off",
+    }
+    for name, module in model.named_modules():
+        not_for: Mapping[str, str] = getattr(module, "evenstep_not_for", {})
+        for kind in (kind for kind, is_so in kinds.items() if is_so and kind in not_for):
+            raise ArgumentError(f"`{name}` is a {type(module).__name__}, {not_for[kind]}.", field=name)
+
+
+def check_ties(model: nn.Module, groups: Sequence[Sequence[str]]) -> None:
+    """Raise ArgumentError where stages would step their copies of one parameter differently; pipeline ranks ask.
+
+    Args:
+        groups: the names of the parameters of this rank's optimizer, by group.
+    """
+    if not isinstance(model, PipelineModel):
+        return
+    group_of = {name: number for number, names in enumerate(groups) for name in names}
+    firsts, held = model.aliases, named_parameters(model)
+    tied = {*firsts, *firsts.values()} & held.keys()
+    mine = {name: (group_of.get(name), held[name].requires_grad) for name in sorted(tied)}
+    places: dict[str, int | None] = {}
+    trains: dict[str, dict[str, bool]] = {}
+    for name, (number, is_trained) in [each for theirs in model.mesh.pipeline.gather(mine) for each in theirs.items()]:
+        first = firsts.get(name, name)
+        trains.setdefault(first, {})[name] = is_trained
+        if places.setdefault(first, number) != number:
+            raise ArgumentError(
+                f"`{name}` and `{first}` are copies of one parameter, but in different groups of the optimizers: give "
+                f"them the same group on all ranks.",
+                field=name,
+            )
+    for copies in trains.values():
+        check_frozen(copies)
+
+
+# --- the optimizer
+
+
+def check_optimizer(optimizer: Optimizer, *, model: nn.Module, strategy: Strategy) -> None:
+    """Raise ArgumentError for an optimizer that this run could not step or share exactly."""
+    for one in inner(optimizer):
+        step: Any = inspect.unwrap(type(one).step)
+        closure = inspect.signature(step).parameters.get("closure")
+        needs = closure is not None and closure.default is inspect.Parameter.empty and type(one) not in TORCH
+        if isinstance(one, LBFGS) or needs:
+            raise ArgumentError(
+                f"`optimizer` must step from one gradient, but {type(one).__name__} evaluates the loss in its step.",
+                field="optimizer",
+            )
+    if is_shared(model, strategy.layout):
+        _check_shared(optimizer, strategy.layout, stages=in_stages(model))
+
+
+def _check_shared(optimizer: Optimizer, layout: ParameterLayout, *, stages: bool) -> None:
+    shards = layout.divides == "elements"
+    cut = "with `fsdp` each rank steps a part of every parameter" if shards else "each rank steps some parameters"
+    advice = "take `zero1` or `ddp`" if shards else "train without stages" if stages else "take `ddp`"
+    why = why_not_by(Granularity.ELEMENT if shards else Granularity.PARAMETER, optimizer)
+    if not why and (told := [type(one).__name__ for one in inner(optimizer) if tells_itself(one)]):
+        why = f"{told[0]} has a `state_dict` of its own, of which the parts can't be put together"
+    if why:
+        raise ArgumentError(f"{cut}, but {why}: {advice}.", field="optimizer")
+
+
+# --- the run
+
+
+def check_own_loop(lr_schedule: LrSchedule | None) -> None:
+    """Raise ArgumentError for an LR schedule that counts epochs, which an engine does not know."""
+    if lr_schedule is not None and "epochs" in lr_schedule.needs:
+        raise ArgumentError(
+            f"`lr_schedule` {type(lr_schedule).__name__} counts epochs, which an engine does not know: let it count "
+            f"updates, or train with a `Trainer`.",
+            field="lr_schedule",
+        )
+
+
+def check_saves(folder: object, checkpoint: Checkpointing) -> None:
+    """Raise ArgumentError for checkpoints without a folder."""
+    asked = [name for name in SAVED_BY if getattr(checkpoint, name) is not None]
+    if asked and folder is None:
+        raise ArgumentError(
+            f"`checkpoint` has `{asked[0]}`, but there is no `folder` to save in: give one, `folder='runs/first'`.",
+            field="folder",
+        )
+
+
+def check_keeping(
+    data: Data, *, keeps: bool, policies: Policies, failures: Failures, checkpoint: Checkpointing
+) -> None:
+    """Raise ArgumentError for checkpoints that can't be resumed, or a rewind without enough of them."""
+    if keeps and not data.resumable:
+        raise ArgumentError(
+            "this stream has no `state_dict`, so checkpoints could not be resumed: give it `state_dict` and "
+            "`load_state_dict`, or save none, `checkpoint=Checkpointing(keep_last=0)`.",
+            field="data",
+        )
+    if policies.may_rewind and not keeps:
+        raise ArgumentError("a policy that rewinds needs checkpoints: give the run a `folder`.", field="folder")
+    spike = policies.spikes and policies.spikes.policy
+    asked = {"non_finite": (policies.non_finite, failures.non_finite), "loss_spike": (spike, failures.loss_spike)}
+    rewinding = {name: given for name, (policy, given) in asked.items() if isinstance(policy, Rewind)}
+    check_rewinds(checkpoint.keep_last, **rewinding)
+
+
+# --- the tasks
+
+
+def check_tasks(
+    tasks: Tasks,
+    data: Data | None,
+    evaluations: Mapping[str, Data],
+    *,
+    model: nn.Module,
+    policy: FailurePolicy,
+) -> None:
+    """Raise ArgumentError for what cannot be done with these tasks.
+
+    Args:
+        data: for training; None where a loop of one's own brings them.
+    """
+    by_name, combine = tasks.by_name, tasks.combine
+    if data is not None:
+        _check_names("`data`", data.tasks, by_name)
+    for name, one in evaluations.items():
+        _check_names(f"the evaluation '{name}'", one.tasks, by_name)
+    for name, task in by_name.items():
+        if task.reduction not in ("weight", "sum", "mean"):
+            raise ArgumentError(
+                f'`reduction` of `{type(task).__name__}` must be "weight", "sum" or "mean", but is {task.reduction!r}.',
+                field="reduction",
+            )
+        if task.late_weight and task.reduction != "weight":
+            raise ArgumentError(
+                f'task `{name}` has `late_weight`, but `reduction` is "{task.reduction}": leave one of them out.',
+                field="reduction",
+            )
+    if "" in by_name and (tasks.distinguished or combine is not None or policy.tolerates_errors):
+        raise ArgumentError(
+            "coefficients, `combine`, statistics per task and DropTask need tasks by name: `task={'class': …}`.",
+            field="task",
+        )
+    if isinstance(model, PipelineModel):
+        _check_stages(tasks, policy)
+
+
+def check_whole_model(tasks: Mapping[str, Task], ema: Ema | None, model: nn.Module, strategy: Strategy) -> None:
+    """Raise ArgumentError for a task that calls the whole model where no rank holds it."""
+    for name, task in tasks.items():
+        if task.uses_average and ema is None:
+            raise ArgumentError(
+                f"task `{name}` has `uses_average`, but the run has no average: give `train=Training(ema=Ema(…))`.",
+                field="ema",
+            )
+        needs = "uses_average" if task.uses_average else "evaluate" if evaluates_itself(task) else ""
+        if needs and (isinstance(model, PipelineModel) or strategy.layout.divides == "elements"):
+            raise ArgumentError(
+                f"task `{name}` calls the whole model (`{needs}`), which no rank holds in stages or shards; train with "
+                f"`ddp` or `zero1`, or evaluate its checkpoints on one process.",
+                field=needs,
+            )
+
+
+def _check_stages(tasks: Tasks, policy: FailurePolicy) -> None:
+    late = next((name for name, task in tasks.by_name.items() if task.late_weight), None)
+    if late is not None and len(tasks.by_name) > 1:
+        raise ArgumentError(
+            f"in stages task `{late}` can't have `late_weight` beside other tasks: let `weight` count it.",
+            field="late_weight",
+        )
+    asked = {
+        "learned coefficients": tasks.coefficients.are_learned,
+        "`combine`": tasks.combine,
+        "DropTask": policy.tolerates_errors,
+    }
+    for what, wanted in asked.items():
+        if wanted:
+            raise ArgumentError(f"{what} can't be used in stages, where no rank holds the model.", field="combine")
+
+
+def _check_names(what: str, names: Sequence[str] | None, tasks: Mapping[str, Task]) -> None:
+    for name in names or ():
+        if name not in tasks:
+            raise ArgumentError(
+                f"{what} has batches of task `{name}`, which the run has not; {advice(name, tasks)}", field=name
+            )
+
+
+# --- the ranks
+
+
+def check_shared(model: nn.Module, strategy: Strategy) -> None:
+    """Raise ReplicaError unless all ranks are about to share the same model in the same way; all call it together.
+
+    Nothing of the model has been sent yet: tensors of other sizes can end a process within the collective.
+    """
+    whole = unwrapped(model)
+    tensors = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
+    described = {
+        **{name or "itself": type(module).__name__ for name, module in whole.named_modules()},
+        **{name: f"{one.dtype} {list(one.shape)}" for name, one in tensors.items()},
+    }
+    check_same_on_all_ranks(strategy.group, {"strategy": _kinds(strategy), "model": described})
+
+
+def _kinds(strategy: Strategy) -> list[str]:
+    """Class names of a strategy and of the strategies inside.
+
+    >>> from evenstep.parallel import Ordered, Zero1
+    >>> _kinds(Zero1(Ordered()))
+    ['Zero1', 'Ordered']
+    """
+    within = (one for one in vars(strategy).values() if isinstance(one, Strategy))
+    return [type(strategy).__name__, *(name for one in within for name in _kinds(one))]
+
+
+def check_same_on_all_ranks(group: Group, described: dict[str, object]) -> None:
+    """Raise ReplicaError, with the rank and the first difference, unless all ranks describe the same run."""
+    everybody = group.gather(described)
+    for rank, theirs in enumerate(everybody):
+        found = _difference("", theirs, everybody[0])
+        if found is not None:
+            name, value, first = found
+            raise ReplicaError(
+                f"all ranks must train the same run, but `{name}` is {value!s:.200} on rank {rank} and {first!s:.200} "
+                f"on rank 0; give all ranks the same files, versions and settings.",
+                field=name,
+            )
+
+
+def _difference(name: str, one: object, other: object) -> tuple[str, object, object] | None:
+    """Name and both values of the first difference between two descriptions; None for none.
+
+    >>> _difference("data", {"size": 8, "shuffle": True}, {"size": 8, "shuffle": False})
+    ('data.shuffle', True, False)
+    """
+    if one == other:
+        return None
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return name, one, other
+    mine, theirs = cast("dict[str, object]", one), cast("dict[str, object]", other)
+    for key in {**theirs, **mine}:
+        found = _difference(f"{name}.{key}" if name else key, mine.get(key, "absent"), theirs.get(key, "absent"))
+        if found is not None:
+            return found
+    return None
