@@ -151,21 +151,27 @@ BATCHES = (
         note="as detection has them",
     ),
     Kind(name="zipped tuples", collate=lambda s: tuple(zip(*s, strict=True)), read=read_list),
-    Kind(name="PackedSequence", collate=packed, read=read_packed),
+    Kind(name="PackedSequence", collate=packed, read=read_packed, cut=False, asks="only you know how to cut"),
     Kind(
         name="nested tensor, strided",
         collate=nested(torch.strided),
         read=lambda b: (torch.stack([mean(x) for x in b["x"].unbind()]), b["y"]),
+        cut=False,
+        asks="only you know how to cut",
     ),
     Kind(
         name="nested tensor, jagged",
         collate=nested(torch.jagged),
         read=lambda b: (torch.stack([mean(x) for x in b["x"].unbind()]), b["y"]),
+        cut=False,
+        asks="only you know how to cut",
     ),
     Kind(
         name="sparse tensor",
         collate=lambda s: (rows(s)[0].to_sparse(), rows(s)[1]),
         read=lambda b: (b[0].to_dense(), b[1]),
+        cut=False,
+        asks="only you know how to cut",
     ),
     Kind(name="a table that all samples share", collate=table, read=lambda b: (b["x"] * b["table"][0], b["y"])),
     Kind(

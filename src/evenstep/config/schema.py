@@ -287,7 +287,7 @@ class FailuresTable(Section, of=options.Failures):
     """For a sample that still can't be read after `loader_retries`: `stop` ends the run, `skip` leaves it out; the loss
     is then divided by the remaining weight."""
     loader_retries: Natural = 2
-    """How many times to read a sample again, and to restart data workers that die or hang."""
+    """How many times to read a sample again."""
     max_skipped_samples: Natural
     """How many samples may be left out before the run stops."""
     hook: options.HookFailure

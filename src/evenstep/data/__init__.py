@@ -7,9 +7,9 @@ from evenstep.lazy import lazy_names
 
 if TYPE_CHECKING:
     from evenstep.data.batch import Data, DataFault, GlobalBatch, Microbatch, Part, Position
+    from evenstep.data.fetch import Reading
     from evenstep.data.map_data import MapData
     from evenstep.data.mixture import AllTasks, Mixing, Mixture, RoundRobin, Sampled
-    from evenstep.data.reading import Reading
     from evenstep.data.resolve import data_of
     from evenstep.data.stream import samples_in
     from evenstep.data.stream_data import StreamData
@@ -44,7 +44,7 @@ __getattr__, __dir__ = lazy_names(
         ".batch": "Data DataFault GlobalBatch Microbatch Part Position",
         ".map_data": "MapData",
         ".mixture": "AllTasks Mixing Mixture RoundRobin Sampled",
-        ".reading": "Reading",
+        ".fetch": "Reading",
         ".resolve": "data_of",
         ".stream": "samples_in",
         ".stream_data": "StreamData",

@@ -7,6 +7,7 @@ of the other samples, and its weight is theirs. Which samples to fetch, and when
 
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, cast, final
 
@@ -18,7 +19,6 @@ from torch.utils.data import (
 from evenstep.data.batch import DataFault
 from evenstep.data.dataset import MapDataset, Told, draws_nothing, epoch_setters, fetches_many, rows_of
 from evenstep.data.pin import pin
-from evenstep.data.reading import Reading
 from evenstep.data.seeding import seed_generators
 from evenstep.errors import DataError, clause
 from evenstep.keys import key, mix
@@ -26,6 +26,30 @@ from evenstep.keys import key, mix
 Collate = Callable[[list[Any]], object]
 
 DEFAULT_COLLATE = cast(Collate, default_collate)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How `MapData` reads samples; which samples make an update does not depend on it.
+
+    Args:
+        prefetch_batches: how many global batches the workers read ahead, all together.
+        timeout_s: longest wait for a worker, in seconds.
+        retries: how many times a sample that fails is read again.
+        skip_failing: whether a sample that still fails is left out, as an incident, with its weight; if it fails in
+            `collate` or `__getitems__`, with all of its micro-batch. Else it is an error.
+        seed_samples: False leaves the generators alone, for datasets that draw no random numbers.
+
+    >>> Reading(retries=2).timeout_s
+    300.0
+    """
+
+    prefetch_batches: int = 2
+    timeout_s: float = 300.0
+    retries: int = 0
+    skip_failing: bool = False
+    seed_samples: bool = True
 
 
 class Seeding(Enum):
@@ -80,16 +104,6 @@ class Reply(NamedTuple):
     def pin_memory(self) -> "Reply":
         """Called by torch's pinning thread; keeps the types that the collate function chose."""
         return Reply(pin(self.data), self.failure, self.faults)
-
-
-def unsent(error: Exception) -> Reply:
-    """The reply in place of one that a data worker could not send."""
-    message = (
-        f"a batch could not be sent by the data worker that made it: pickling raised {clause(error)}; let the dataset "
-        "and `collate` give tensors, numbers, text and containers of them, without lambdas, open files or what is part "
-        "of an autograd graph, or set `num_workers` to 0."
-    )
-    return Reply(None, Failure(message, "".join(traceback.format_exception(error)).rstrip()))
 
 
 @final

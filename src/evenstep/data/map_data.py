@@ -14,11 +14,10 @@ from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Position
 from evenstep.data.batch_sizes import Unit
 from evenstep.data.batching import share
 from evenstep.data.dataset import MapDataset, count_samples, fingerprint_of
-from evenstep.data.fetch import DEFAULT_COLLATE, Collate, Fetcher, Reply, Request
+from evenstep.data.fetch import DEFAULT_COLLATE, Collate, Fetcher, Reading, Reply, Request
 from evenstep.data.lengths import Lengths, Oversized
+from evenstep.data.loader import Pool
 from evenstep.data.pin import can_pin
-from evenstep.data.pool import Pool
-from evenstep.data.reading import Reading
 from evenstep.data.sampling import EpochBatches, Sampling
 from evenstep.errors import DataError
 
@@ -72,7 +71,7 @@ class MapData(Data):
             global batches of these data, including those that a run has skipped.
         collate: makes a batch from a list of samples.
         num_workers: processes that read samples ahead; 0 reads in this process, when a batch is needed.
-        reading: how far ahead they read, and what is done about samples that fail and workers that hang.
+        reading: how far ahead they read, and what to do about samples that fail.
         num_epochs: the number of epochs after which `batches` ends; None for never.
         limit_batches: the most global batches of an epoch, to try things out; None for no limit.
 
@@ -239,7 +238,7 @@ class MapData(Data):
                 replies = loader.take(len(planned.requests))
                 pairs = zip(planned.requests, replies, strict=True)
                 microbatches = [_microbatch(*pair, in_columns=self._in_columns) for pair in pairs]
-                faults = [fault for reply in replies for fault in reply.faults] + loader.take_faults()
+                faults = [fault for reply in replies for fault in reply.faults]
                 yield GlobalBatch(
                     position=planned.position,
                     following=planned.following,

@@ -11,8 +11,8 @@ from typing import Any, NoReturn, cast
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from evenstep.data.batch import Data
+from evenstep.data.fetch import Reading
 from evenstep.data.map_data import MapData
-from evenstep.data.reading import Reading
 from evenstep.errors import ArgumentError
 
 _AS_TORCH = ("torch", "torchdata")  # whose loaders give a dataset's batches as they are

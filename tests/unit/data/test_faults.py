@@ -1,7 +1,5 @@
 """What the data survive: samples that can't be read, workers that are killed."""
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,8 @@ from evenstep.errors import DataError
 class Flaky(torch.utils.data.Dataset[torch.Tensor]):
     """Twelve numbers; sample 5 fails as often as told, counted in a file that all workers share."""
 
-    def __init__(self, folder: Path, times: int, act: str = "raise") -> None:
-        self.folder, self.times, self.act = folder, times, act
+    def __init__(self, folder: Path, times: int) -> None:
+        self.folder, self.times = folder, times
 
     def __len__(self) -> int:
         return 12
@@ -25,8 +23,6 @@ class Flaky(torch.utils.data.Dataset[torch.Tensor]):
         struck = len(list(self.folder.iterdir()))
         if index == 5 and struck < self.times:
             (self.folder / str(struck)).touch()
-            if self.act == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
             raise OSError("flaky disk")
         return torch.tensor(index)
 
@@ -39,8 +35,7 @@ def taken(data: MapData) -> tuple[list[list[int]], list[Any]]:
 
 
 def made(tmp_path: Path, times: int, **more: Any) -> MapData:
-    act = more.pop("act", "raise")
-    return MapData(Flaky(tmp_path, times, act), global_batch_size=4, shuffle=False, num_epochs=1, **more)
+    return MapData(Flaky(tmp_path, times), global_batch_size=4, shuffle=False, num_epochs=1, **more)
 
 
 ALL = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
@@ -71,15 +66,3 @@ def test_a_micro_batch_of_which_nothing_is_left_is_none(tmp_path: Path) -> None:
     values, faults = taken(made(tmp_path, 99, reading=Reading(skip_failing=True), micro_batch_size=1))
     assert values == [[0, 1, 2, 3], [4, 6, 7], [8, 9, 10, 11]]
     assert len(faults) == 1
-
-
-def test_workers_that_are_killed_are_started_anew_at_the_same_place(tmp_path: Path) -> None:
-    values, faults = taken(made(tmp_path, 2, act="kill", reading=Reading(retries=2), num_workers=2))
-    assert values == ALL
-    assert len(faults) == 2
-    assert "They were started anew" in faults[0].message
-
-
-def test_workers_that_die_again_and_again_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="did not deliver"):
-        taken(made(tmp_path, 99, act="kill", reading=Reading(retries=1), num_workers=1))

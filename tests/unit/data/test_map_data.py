@@ -2,7 +2,6 @@ import random
 import time
 import tracemalloc
 from itertools import chain, islice
-from typing import Any
 
 import numpy as np
 import pytest
@@ -414,20 +413,6 @@ def test_reading_can_go_on_after_a_failure() -> None:
 def test_an_argument_that_cannot_be_is_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         MapData(range(10), **arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"prefetch_batches": 0}, "`prefetch_batches` must be at least 1"),
-        ({"timeout_s": 0}, "`timeout_s` must be above 0 seconds"),
-        ({"retries": -1}, "`retries` must be at least 0"),
-        ({"skip_failing": "yes"}, "`skip_failing` must be True or False"),
-    ],
-)
-def test_a_way_of_reading_that_cannot_be_is_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        Reading(**arguments)
 
 
 @pytest.mark.parametrize(("rank", "ranks"), [(2, 2), (-1, 2), (0, 0)])

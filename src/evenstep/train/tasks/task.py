@@ -224,9 +224,9 @@ class Task(ABC):
         """`batch` in two, because it did not fit into memory; in one, if it can't be cut.
 
         The weights, and the summed losses, of the parts must add up to those of the whole. By default tensors and
-        arrays with a row for each sample are cut along their first dimension, lists of samples, packed sequences and
-        nested tensors in samples, and what all samples share goes to both parts; what can be read in two ways is not
-        cut. Override it where samples are not along the first dimension: features first, graphs, your own classes.
+        arrays with a row for each sample are cut along their first dimension, and lists of samples in samples; a tensor
+        that all samples share goes to both parts. A batch that can be read in two ways is not cut. Override it where
+        samples are not along the first dimension: features first, graphs, your own classes.
         """
         return halves(batch)
 
