@@ -68,10 +68,7 @@ def _save(error: BaseException, loop: "Loop", *, lacking: str) -> None:
     checkpointer.folder.check_place()
     if update <= checkpointer.saved_at:
         return
-    if checkpointer.state.part_held[1] > 1 and loop.engine.group.can_change:
-        message = "what this rank alone holds is lost with it, and the others go on without; if none can, the newest"
-        _tell(checkpointer, update, f"{message} checkpoint stands.")
-    elif lacking:
+    if lacking:
         _tell(checkpointer, update, f"{lacking}: the newest checkpoint stands.")
     else:
         _save_state(checkpointer, update)

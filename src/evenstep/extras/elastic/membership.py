@@ -5,22 +5,16 @@ processes are there, and they meet as the ranks of any run do: the same rendezvo
 membership, and then the same group. `at`, at the beginning of each update, asks again and raises LostRankError when
 others are there than before; whoever then calls `join` is in a new group, with a new rank.
 
-What is broken off while all ranks are there (one has no memory) is the group's own, `interrupt` and `meet`, which keep
-the connections' ranks. They can't serve when a rank is lost or comes: torch's groups have a fixed size, so a new one is
-made; nobody in a meeting can know whether a silent rank will come back, or who else wants to come, which the lighthouse
-does; and whoever comes needs the state of the last committed update, which is the run's (`ElasticRun`).
-
 Process 0 keeps the run folder, so it is in every group: while it is lost, the others wait for it to come back.
 """
 
 import logging
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from socket import gethostname
 from threading import Event
 from time import monotonic
-from typing import Any, TypeVar, cast, final
+from typing import Any, TypeVar, final
 
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -175,27 +169,6 @@ class Elastic(Group):
             self._formed = []
             self._now.close(waits=waits)
             self._now = Alone(self.rank, self.ranks)
-
-    @property
-    def name(self) -> str:
-        """This process's among `members`."""
-        return self._lighthouse.name
-
-    @contextmanager
-    def only(self, ranks: Sequence[int]) -> Generator[bool]:
-        """Inside, the group of those among `ranks` is they alone, and the others' is the rest; all enter it together.
-
-        Gives whether this process is among them.
-        """
-        whole, place, rest = self._now, (self.rank, self.ranks), [one for one in range(self.ranks) if one not in ranks]
-        is_among = self.rank in ranks
-        if rest:
-            self._now = cast("Processes", whole.split([list(ranks), rest]))
-            self.rank, self.ranks = self._now.rank, self._now.ranks
-        try:
-            yield is_among
-        finally:
-            self._now, (self.rank, self.ranks) = whole, place
 
     def close(self) -> None:
         self._leave(waits=True)
