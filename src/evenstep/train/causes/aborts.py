@@ -213,7 +213,5 @@ class AbortCauses:
 
 
 def _vagueness(cause: str) -> tuple[int, str]:
-    """An output says most; a gradient may have come from another rank, which says that the backward of a module did."""
-    return next(
-        (n for n, words in enumerate(("the output of", "the backward of", "come from")) if words in cause), 3
-    ), cause
+    """Order of causes by how much they say: outputs first, then gradients."""
+    return next((n for n, words in enumerate(("the output of", "the gradients of")) if words in cause), 2), cause
