@@ -1,13 +1,11 @@
 """What may change when a run goes on: from the library, and from the command line."""
 
-import os
 import shutil
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import fields
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +13,8 @@ from torch import Tensor, nn
 
 from evenstep import Ema, GradNorm, Hook, Logging, MapData, Mixture, Task, Trainer, Training, Uncertainty
 from evenstep.errors import ArgumentError, CheckpointError
-from evenstep.events import Best, EarlyStop, Evaluate, EvaluateEnd, Image, Incident, Profile, UpdateEnd
+from evenstep.events import Best, EarlyStop, Evaluate, EvaluateEnd, Image, Incident, UpdateEnd
 from evenstep.precision import Fp16Mixed
-from evenstep.train.state.run_folder import FILES, FOLDERS
 from evenstep.train.state.settings import LEAVE_NO_TRACE, MAY_CHANGE
 
 EVALUATED = ["--evaluate.every_updates", "1"]
@@ -345,49 +342,6 @@ class Shows(Hook):
         self.trainer.storage.show("seen", Image(torch.zeros(2, 2)), update=event.update)
 
 
-def test_every_name_in_a_run_folder_is_known(tmp_path: Path) -> None:
-    writers = ("jsonl", "csv", "console", *(["tensorboard"] if find_spec("tensorboard") else []))
-    trainer_of(
-        tmp_path, Heard(), Shows(), Profile(first=2, last=2), updates=3, log=Logging(writers=cast("Any", writers))
-    ).train()
-    names = {path.name for path in tmp_path.iterdir()}
-    assert {"shown", "shown.jsonl", "profile"} <= names
-    for path in tmp_path.iterdir():
-        assert path.name in (FOLDERS if path.is_dir() else FILES)
-
-
-@pytest.mark.parametrize(
-    "name", [*FOLDERS, *FILES, *(f"checkpoints/{begin}step-00000099" for begin in ("", ".saving-", ".removing-"))]
-)
-def test_something_else_under_the_name_of_what_a_run_keeps_is_refused_when_it_is_built(
-    name: str, tmp_path: Path
-) -> None:
-    used(tmp_path)
-    path = tmp_path / name
-    if path.is_dir():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)
-    if name in FILES:
-        path.mkdir()
-    else:
-        path.write_text("")
-    kind = "file" if name in FILES else "folder"
-    with pytest.raises(ArgumentError, match=f"`{path}` must be a {kind}, but it isn't"):
-        trainer_of(tmp_path, Heard(), updates=6)
-
-
-def test_a_folder_below_a_file_is_refused_when_it_is_built(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ArgumentError, match=r"because .*/file is no folder"):
-        trainer_of(tmp_path / "file" / "run", Heard())
-
-
-def test_a_folder_that_is_a_link_to_nothing_is_refused_when_it_is_built(tmp_path: Path) -> None:
-    (tmp_path / "runs").symlink_to(tmp_path / "unmounted")
-    with pytest.raises(ArgumentError, match=r"because .*/runs is a link to .*/unmounted, which is not there"):
-        trainer_of(tmp_path / "runs" / "first", Heard())
-
-
 def test_a_checkpoint_without_its_manifest_is_passed_over_and_it_is_said(tmp_path: Path) -> None:
     used(tmp_path)
     newest = tmp_path / "checkpoints" / "step-00000004"
@@ -397,23 +351,5 @@ def test_a_checkpoint_without_its_manifest_is_passed_over_and_it_is_said(tmp_pat
     assert trainer_of(tmp_path, heard, updates=6).resume() == newest
     assert heard.said[0].startswith("step-00000005 was passed over: it has no `manifest.json`")
     (newest / "manifest.json").unlink()
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be read, of 2"):
+    with pytest.raises(CheckpointError, match="none of 2 checkpoints in"):
         trainer_of(tmp_path, Heard(), updates=6).resume()
-
-
-@pytest.mark.parametrize("name", ["", "checkpoints", "metrics.jsonl"])
-def test_what_may_not_be_written_is_refused_before_training(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    used(tmp_path)
-    trainer = trainer_of(tmp_path, Heard(), updates=6)
-    trainer.resume()  # which only reads
-    allowed = os.access
-
-    def access(path: Path, mode: int) -> bool:
-        return path != tmp_path / name and allowed(path, mode)
-
-    monkeypatch.setattr(os, "access", access)
-    with pytest.raises(ArgumentError, match="nothing may be written to"):
-        trainer.train()
-    assert trainer.progress.update == 4

@@ -25,7 +25,6 @@ from evenstep.errors import ArgumentError, ConfigError
 from evenstep.events.files import replace_text, writing
 from evenstep.events.start import describe_environment
 from evenstep.parallel.rank_info import is_launched, is_restarted
-from evenstep.train.state.run_folder import FILES, FOLDERS, check_folder, check_writable
 
 CONFIG = "config.toml"
 DEFAULTS = "defaults.toml"
@@ -55,13 +54,6 @@ def check_free(folder: Path) -> None:
         )
 
 
-def check_usable(folder: Path) -> None:
-    """Raise ArgumentError if what a run keeps can't be written into `folder`."""
-    folders, files = (*FOLDERS, RECIPE, NEW_RECIPE), (*FILES, CONFIG, DEFAULTS, ORIGIN, ENVIRONMENT)
-    check_folder(folder, folders=folders, files=files)
-    check_writable(folder, folders=folders, files=files)
-
-
 def has_saved(folder: Path, mirror: str | None) -> bool:
     """Whether there is a checkpoint to go on from, here or in the mirror, sound or not."""
     return bool(complete_checkpoints(folder / "checkpoints")) or bool(mirror and Mirror.of_run(mirror, folder).steps())
@@ -83,7 +75,6 @@ def where_to_begin(resume: str, folder: Path, mirror: str | None) -> str:
         return "auto" if resume == "never" or has_saved(folder, mirror) else resume
     if resume != "auto":
         check_free(folder)
-    check_usable(folder)
     if mirror is not None:
         copies = Mirror.of_run(mirror, folder)
         if not is_launched():

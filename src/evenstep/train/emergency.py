@@ -65,7 +65,6 @@ def _save(error: BaseException, loop: "Loop", *, lacking: str) -> None:
     checkpointer.settle_alone()
     if isinstance(error, KeyboardInterrupt | CheckpointError) or update == 0:
         return  # somebody is in a hurry, the disk is the trouble, or nothing was reached
-    checkpointer.folder.check_place()
     if update <= checkpointer.saved_at:
         return
     if lacking:

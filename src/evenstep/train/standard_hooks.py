@@ -13,13 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast, final
 
-from torch import Tensor
-
-from evenstep.arguments import choose, said
-from evenstep.errors import ArgumentError
+from evenstep.arguments import choose
 from evenstep.events import (
     WRITERS,
-    Best,
     Bus,
     Console,
     ConsoleWriter,
@@ -46,7 +42,6 @@ from evenstep.parallel import Group
 from evenstep.parallel.inside import inside
 from evenstep.plugins import REPORT, load
 from evenstep.train.reporter import Reporter
-from evenstep.train.state.run_folder import FILES, FOLDERS
 
 
 def build_reporter(
@@ -101,7 +96,7 @@ def writers_of(given: object, *, folder: Path | None, every_updates: int) -> lis
     """
     if given is None:
         given = STANDARD_WRITERS if folder is not None else ("console",) if is_watched() else (_IncidentLog(),)
-    several = _several("writers", given, (Writer, str), "`log=Logging(writers=('console', 'jsonl'))`")
+    several = _several(given, (Writer, str))
     return [choose("writers", one, WRITERS)(every_updates) if isinstance(one, str) else one for one in several]
 
 
@@ -117,9 +112,7 @@ def hooks_of(
         ArgumentError: nothing that hooks can be.
     """
     best = [] if folder is None or checkpoint.best is None else [checkpoint.best]
-    own: list[Any] = [*best, *_several("hooks", given, (Hook,), "`hooks=[MyHook()]`")]
-    _check_links([one.link for one in own if isinstance(one, Best)])
-    _check_saves(own, checkpoint)
+    own: list[Any] = [*best, *_several(given, (Hook,))]
     screen = next((writer for writer in writers if isinstance(writer, ConsoleWriter)), None)
     before: list[Hook] = []
     after: list[Hook] = []
@@ -132,30 +125,6 @@ def hooks_of(
     return [hook for hook in (*before, *own, *after) if hook is None or hook in own or type(hook) not in kinds]
 
 
-def _check_saves(hooks: Sequence[object], checkpoint: Checkpointing) -> None:
-    """Raise ArgumentError where a hook `Save` takes the place of the one that has been asked for beside it."""
-    asked = [name for name in ("every_updates", "every_epochs") if getattr(checkpoint, name) is not None]
-    if asked and any(type(one) is Save for one in hooks):
-        raise ArgumentError(
-            f"`checkpoint` has `{asked[0]}={getattr(checkpoint, asked[0])}`, which would have no effect, since the "
-            f"hook `Save` that was given takes the place of the standard one; give all periods to `Checkpointing`, or "
-            f"to `Save`."
-        )
-
-
-def _check_links(links: list[str]) -> None:
-    if twice := [link for link in links if links.count(link) > 1]:
-        raise ArgumentError(
-            f"two hooks `Best` have the link `{twice[0]}`, and each would write over the other's; give one of them "
-            f"another, such as `Best(…, link='best-accuracy')`."
-        )
-    if taken := [link for link in links if link in {*FILES, *FOLDERS} - {Best().link}]:
-        raise ArgumentError(
-            f"a hook `Best` has the link `{taken[0]}`, which is the name of something else that a run keeps in its "
-            f"folder; give it another, such as `Best(…, link='best-accuracy')`."
-        )
-
-
 def _saves(checkpoint: Checkpointing) -> list[Hook]:
     periods = {name: getattr(checkpoint, name) for name in ("every_updates", "every_epochs", "every_minutes")}
     if checkpoint.keep_last == 0 or all(period is None for period in periods.values()):
@@ -163,14 +132,12 @@ def _saves(checkpoint: Checkpointing) -> list[Hook]:
     return [Save(**periods)]
 
 
-def _several(argument: str, given: object, kinds: tuple[type, ...], write: str) -> list[Any]:
+def _several(given: object, kinds: tuple[type, ...]) -> list[Any]:
     """A list of what may have been given alone."""
     if isinstance(given, kinds):
         return [given]
     if given is None:
         return []
-    if isinstance(given, str | type | Tensor) or not isinstance(given, Iterable):
-        raise ArgumentError(f"`{argument}` must be a list, but is {said(given)}; write {write}.")
     return list(cast("Iterable[Any]", given))
 
 

@@ -32,7 +32,7 @@ def test_a_resumed_run_ends_with_the_same_parameters(evenstep: Run, recipe: Path
         shutil.rmtree(recipe / "runs" / "cut" / "checkpoints" / step)
     done = evenstep("resume", "runs/cut")
     assert done.code == 0, done.err
-    assert "resume      runs/cut/checkpoints/step-00000002" in done.out
+    assert "runs/cut/checkpoints/step-00000002" in done.out
     assert parameters(recipe / "runs" / "cut") == parameters(recipe / "runs" / "tiny")
 
 
@@ -93,7 +93,7 @@ def test_a_damaged_checkpoint_is_passed_over(evenstep: Run, recipe: Path) -> Non
     newest.write_bytes(newest.read_bytes()[:-1] + b"!")
     done = evenstep("resume", "runs/tiny")
     assert done.code == 0, done.err
-    assert "resume      runs/tiny/checkpoints/step-00000004" in done.out
+    assert "runs/tiny/checkpoints/step-00000004" in done.out
 
 
 @pytest.mark.parametrize(

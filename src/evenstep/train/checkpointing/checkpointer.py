@@ -14,7 +14,6 @@ from collections.abc import Collection, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
 from typing import final
 
 from evenstep.checkpoint import AsyncWriter, SaveResult, UnreadableError
@@ -25,8 +24,6 @@ from evenstep.train.checkpointing.run_state import RunState
 from evenstep.train.reporter import Reporter
 from evenstep.train.state import Tree
 from evenstep.train.state.run_folder import RunFolder
-
-_WORTH_TELLING_S = 1.0
 
 
 @final
@@ -61,7 +58,7 @@ class Checkpointer:
     def __post_init__(self) -> None:
         if self.enabled:
             self._writer = AsyncWriter(
-                self.folder.checkpoints.absolute(),  # wherever the working directory is when it writes
+                self.folder.checkpoints,
                 group=self.folder.group,
                 keep_last=self.options.keep_last,
                 keep_every_updates=self.options.keep_every_updates,
@@ -89,10 +86,8 @@ class Checkpointer:
             CheckpointError: a state that cannot be saved; where it must be, or saves are not asynchronous, any failure.
         """
         writer, update, bus = self._require(), self._update, self.state.engine.bus
-        self.folder.check_place()
-        self.folder.check_there(update)
         self.folder.claim()
-        self._wait_for_the_one_before(writer)
+        self._ended(writer.wait())
         self._path = None
         self._span = bus.span(
             "save", lambda: SaveBegin(update=update), lambda error: SaveEnd(update=update, path=self._path)
@@ -205,10 +200,8 @@ class Checkpointer:
         if step is None and (paths or lost):
             newest = max([*(path.name for path in paths), *lost])
             raise CheckpointError(
-                f"no checkpoint in `{self.folder.checkpoints}` can be read, of {len(paths) + len(lost)}, so the run "
-                f"would begin anew and write over what is left of it: `evenstep inspect "
-                f"{self.folder.checkpoints / newest} --verify` says what is wrong with the newest. Put a sound copy "
-                f"there, or delete the folder to start over."
+                f"none of {len(paths) + len(lost)} checkpoints in `{self.folder.checkpoints}` can be read; see "
+                f"`evenstep inspect {self.folder.checkpoints / newest} --verify`, or delete the folder to start over."
             )
         for name in lost:
             if step is not None and name > step.name and self.folder.group.rank == 0:
@@ -238,11 +231,9 @@ class Checkpointer:
         path = self._resume_first(paths, update=before, new_settings=True)
         if path is None:
             raise CheckpointError(
-                f"{fault} For that the run must go back to a checkpoint of fewer than {before} updates"
-                f"{'' if helped else f', as that of {before} did not help'}, but `{self.folder.path}` "
-                f"{self._lacks(paths)}. Keep more (`checkpoint.keep_last`; `checkpoint.keep_every_updates` keeps some "
-                f"for good), or choose a policy in `failures` that stops or skips. What comes again after going back "
-                f"has its cause in the data, the model or the learning rate."
+                f"{fault} The run must go back to a checkpoint of fewer than {before} updates, but "
+                f"`{self.folder.path}` has none that can be read; keep more (`checkpoint.keep_last`), or take another "
+                f"policy in `failures`."
             )
         now = self._update
         engine.parts.context.cuts.limit = limit
@@ -251,13 +242,6 @@ class Checkpointer:
         self.folder.forget_after(now)
         message = f"the run went back to {path.name}, since update {update} must not have happened."
         self.reporter.report(Incident(kind="rewind", update=now, message=message))
-
-    def _lacks(self, paths: Sequence[Path]) -> str:
-        """In words, why a run could go back to none of `paths`."""
-        if paths:
-            return f"holds none that can be read: {', '.join(path.name for path in paths)} are damaged"
-        kept = [path.name for path in self.folder.newest_first()]
-        return f"holds none so early: the first that it has kept is {kept[-1]}" if kept else "holds none"
 
     def _resume_first(self, paths: Sequence[Path], *, update: int, new_settings: bool) -> Path | None:
         """Go on from the first of `paths` that can be read; the others are incidents. Ranks agree on each."""
@@ -281,19 +265,6 @@ class Checkpointer:
     def _is_of_a_disk(self, error: CheckpointError) -> bool:
         # on another rank than the one whose disk it is, it comes without a cause
         return any(self.folder.group.gather(isinstance(error.__cause__, OSError)))
-
-    def _wait_for_the_one_before(self, writer: AsyncWriter) -> None:
-        began = perf_counter()
-        before = writer.wait()
-        waited_s = perf_counter() - began
-        self._ended(before)
-        if before is not None and waited_s >= _WORTH_TELLING_S:
-            message = (
-                f"training waited {waited_s:.1f} s to save update {self._update}, because the checkpoint of update "
-                f"{before.update} was still being written; save less often, or to a faster disk."
-            )
-            details = {"waited_s": waited_s}
-            self.reporter.report(Incident(kind="slow_save", update=self._update, message=message, details=details))
 
     def _finish(self) -> None:
         """Wait for what is in flight.

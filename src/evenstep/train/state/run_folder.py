@@ -1,9 +1,8 @@
 """The folder of a run: which run may write into it, and what lies there already."""
 
-import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from socket import gethostname
@@ -25,90 +24,16 @@ from evenstep.checkpoint.folders import (
     CHECKPOINTS,
     EMERGENCY,
     LATEST,
-    LATEST_SAVING,
     is_complete,
-    is_step,
     without_manifest,
 )
-from evenstep.checkpoint.lock import LOCK
 from evenstep.checkpoint.retention import set_aside
-from evenstep.errors import ArgumentError, CheckpointError, EvenstepError
+from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.events import Incident
 from evenstep.events.files import replace_text
 from evenstep.parallel import Group
-from evenstep.writable import nearest
 
 _METRICS = ("metrics.jsonl", "metrics.csv")
-FOLDERS = (CHECKPOINTS, EMERGENCY, "incidents", "shown", "profile", "events", "wandb", "mlruns")
-FILES = (
-    *_METRICS,
-    "incidents.jsonl",
-    "shown.jsonl",
-    "wandb.id",
-    "mlflow.id",
-    "starts.jsonl",
-    "status.json",
-    "report.html",
-    "stop",
-    "best",
-    LATEST,
-    LATEST_SAVING,
-    LOCK,
-)
-"""What stands in a run folder under these names, if anything does, is the run's."""
-
-
-def check_folder(folder: Path, *, folders: Sequence[str] = FOLDERS, files: Sequence[str] = FILES) -> None:
-    """Raise ArgumentError where a run can't be in `folder`, or something else has the name of what a run writes there.
-
-    >>> check_folder(Path("runs/none"))
-    """
-    existing = nearest(folder)
-    if not existing.is_dir():
-        what = f"a link to {existing.readlink()}, which is not there" if existing.is_symlink() else "no folder"
-        raise ArgumentError(
-            f"the run folder {folder} can't be made, because {existing} is {what}; put the run elsewhere."
-        )
-    most = os.pathconf(existing, "PC_NAME_MAX")
-    longest = max(len(os.fsencode(part)) for part in folder.absolute().parts)
-    if longest > most:  # which the system only says once the folder around it is there
-        raise ArgumentError(
-            f"the run folder {folder} can't be: a name in it has {longest} bytes, but at most {most} are allowed here; "
-            f"give a shorter one."
-        )
-    try:
-        folder.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except OSError as error:  # a path that is too long, a folder that may not be looked into
-        raise ArgumentError(f"the run folder {folder} can't be: {error.strerror}; put the run elsewhere.") from error
-    wrong = [path for path in (*(folder / name for name in folders), *_steps_in(folder)) if not _is_folder(path)]
-    said = [f"`{path}` must be a folder" for path in wrong]
-    said += [f"`{folder / name}` must be a file" for name in files if (folder / name).is_dir()]
-    if said:
-        what = "it isn't, so nothing could be kept there; move it" if len(said) == 1 else "they aren't; move them"
-        raise ArgumentError(f"{', '.join(said)}, but {what} away, or put the run elsewhere. Nothing was touched.")
-
-
-def check_writable(folder: Path, *, folders: Sequence[str] = FOLDERS, files: Sequence[str] = FILES) -> None:
-    """Raise ArgumentError if a run may not write what it must into `folder`, or make it."""
-    existing = nearest(folder)
-    for path in (existing, *(folder / name for name in (*folders, *files))):
-        if path.exists() and not os.access(path, os.W_OK | os.X_OK if path.is_dir() else os.W_OK):
-            raise ArgumentError(
-                f"the run folder {folder} can't be written, because nothing may be written to {path}; put the run "
-                f"elsewhere, or ask for permission."
-            )
-
-
-def _steps_in(folder: Path) -> list[Path]:
-    """Whatever is named as a checkpoint, or as one that is being written or deleted."""
-    inner = folder / CHECKPOINTS
-    return [path for path in (sorted(inner.iterdir()) if inner.is_dir() else ()) if is_step(path.name)]
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() or not os.path.lexists(path)
 
 
 @final
@@ -129,8 +54,10 @@ class RunFolder:
     is_claimed: bool = False
     _depth: int = 0
     _taken_over: str = ""
-    _lock: os.stat_result | None = None  # of the file, on the rank that holds it
-    _built_in: Path = field(default_factory=Path.cwd)
+
+    def __post_init__(self) -> None:
+        if self.path is not None:
+            self.path = self.path.absolute()  # wherever the working directory is later
 
     @property
     def checkpoints(self) -> Path:
@@ -141,44 +68,6 @@ class RunFolder:
     def checkpoint_of(self, update: int) -> Path:
         """Where the checkpoint after `update` is."""
         return self.checkpoints / step_name(update)
-
-    def check_place(self) -> None:
-        """Raise CheckpointError if the path means another folder than when the run was built."""
-        if self.path is not None and not self.path.is_absolute() and Path.cwd() != self._built_in:
-            raise CheckpointError(
-                f"the run's folder is `{self.path}` in `{self._built_in}`, where the trainer was built, but the "
-                f"working directory is `{Path.cwd()}` now, and a checkpoint there would not be found; give an "
-                f"absolute `folder`, or leave the directory as it was (`os.chdir`)."
-            )
-
-    def check_there(self, update: int) -> None:
-        """Say if the folder was deleted while the run is in it; all ranks call it together.
-
-        Raises:
-            CheckpointError: another run is in it by now; so on the other ranks, as an EvenstepError.
-        """
-        if self.path is not None and not self.group.can_change:
-            self.group.first_rank_does(partial(self._check_there, self.path, update))
-
-    def _check_there(self, folder: Path, update: int) -> None:
-        mine, self._lock = self._lock, None
-        if mine is None:
-            return
-        try:
-            found = (folder / LOCK).stat()
-        except OSError:
-            message = (
-                f"the run folder `{folder}` was deleted or moved away while this run trains, with what was in it. "
-                f"Training goes on, and this and later checkpoints are saved under that path again."
-            )
-            self.report(Incident(kind="folder", update=update, message=message, details={}))
-            return
-        if not os.path.samestat(mine, found):
-            raise CheckpointError(
-                f"the run folder `{folder}` was deleted while this run trained, and another run has begun in it; this "
-                f"run saves nothing there. Train them again in folders of their own."
-            )
-        self._lock = mine
 
     def newest_first(self, *, before: int | None = None) -> list[Path]:
         """The complete checkpoints of fewer than `before` updates, sound or not, also those in the mirror alone.
@@ -304,7 +193,6 @@ class RunFolder:
 
         Raises:
             CheckpointError: another run is in it; so on the other ranks, as an EvenstepError.
-            ArgumentError: it can't be one's folder.
         """
         self._depth += 1
         try:
@@ -318,16 +206,12 @@ class RunFolder:
                 yield
         finally:
             self._depth -= 1
-            self._lock = self._lock if self._depth else None
 
     def _take(self, folder: Path, held: ExitStack) -> None:
-        """On one rank: check and lock the folder, until `held` is left."""
-        check_folder(folder)
-        check_writable(folder)
+        """On one rank: lock the folder, until `held` is left."""
         if self.mirror is not None:
             self.mirror.check()
         self._taken_over = held.enter_context(locked(folder)) or self._taken_over
-        self._lock = (folder / LOCK).stat()
 
     def clean(self, update: int) -> None:
         """Delete what killed processes have left half written, and say so."""
