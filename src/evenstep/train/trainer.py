@@ -113,14 +113,11 @@ class Trainer(TrainerAttributes):
         from evenstep.train.checks import check_keeping, check_saves
         from evenstep.train.resolve import evaluations_of, policies_of
         from evenstep.train.setup import set_up
-        from evenstep.train.state.run_folder import check_folder
 
         for name in unknown:
             raise unknown_argument("Trainer", name, signature(Trainer.__init__).parameters)
         check_length(updates, epochs)
         check_saves(folder, checkpoint)
-        if folder is not None:
-            check_folder(Path(folder).expanduser())
         batches, sets = data_of(data, "data"), evaluations_of(evaluations)
         policies = policies_of(failures)
         keeps = folder is not None and checkpoint.keep_last != 0
