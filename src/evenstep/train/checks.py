@@ -400,7 +400,7 @@ def check_shared(model: nn.Module, strategy: Strategy) -> None:
     tensors = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
     described = {
         **{name or "itself": type(module).__name__ for name, module in whole.named_modules()},
-        **{name: f"{one.dtype} {list(one.shape)}" for name, one in tensors.items()},
+        **{name: f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}" for name, one in tensors.items()},
     }
     check_same_on_all_ranks(strategy.group, {"strategy": _kinds(strategy), "model": described})
 

@@ -163,8 +163,9 @@ class TaskStates:
     """
 
     def __init__(self, tasks: Iterable[Task]) -> None:
-        undeclared: list[Any] = [Task.state_dict, nn.Module.state_dict]
-        self._tasks = [one for one in tasks if type(one).state_dict not in undeclared]
+        self._tasks = [
+            one for one in tasks if type(one).state_dict is not Task.state_dict or isinstance(one, nn.Module)
+        ]
         self._kept: list[_State] = []
 
     def begin(self, update: int) -> None:
