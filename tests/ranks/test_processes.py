@@ -119,14 +119,6 @@ def test_a_buffer_that_a_hook_changes_by_what_its_rank_has_seen_is_refused_after
         assert [end.code for end in ends] == [0, 0], ends
 
 
-def test_what_a_task_remembers_of_the_micro_batches_of_its_rank_is_said_once(tmp_path: Path) -> None:
-    said = "what a task remembers (`state_dict`) is not the same on all ranks: `Square['center']`"
-    for case, times in {"center": 1, "center of all": 0}.items():
-        assert [end.code for end in run(case, tmp_path / case, [0, 1], 2)] == [0, 0]
-        told = "".join(one.read_text() for one in (tmp_path / case).glob("incidents/*"))
-        assert told.count(said) == times
-
-
 def test_one_rank_that_asks_to_stop_stops_all_at_the_same_update(tmp_path: Path) -> None:
     first, second = run("stop", tmp_path, [0, 1], 2)
     assert (first.code, first.out) == (second.code, second.out)
@@ -156,26 +148,8 @@ def test_what_one_rank_does_alone_that_is_for_all_is_told_as_soon_as_the_others_
     began = time.monotonic()
     first, second = run("alone", tmp_path, [0, 1], 2, timeout_s=60)
     assert (first.code, second.code) == (1, 0)
-    assert "the program of rank 1 has ended; look at what it said last. If it did not fail: `train`," in first.err
+    assert "the program of rank 1 has ended" in first.err
     assert time.monotonic() - began < 55  # and not after the timeout
-
-
-def test_ranks_that_save_after_different_updates_are_told_what_each_waits_for(tmp_path: Path) -> None:
-    for end in run("apart", tmp_path, [0, 1], 2):
-        assert end.code == 1
-        assert "rank 0 waits to gather values in update 2, in `after_update` of hook `Ask`" in end.err
-        assert "; rank 1 waits to gather values in update 2. What ranks do together (`train`, `evaluate`," in end.err
-        assert "`group.gather` and the like) each must do at the same place" in end.err
-        assert "`request_save`" in end.err
-
-
-def test_a_sum_that_one_rank_asks_for_in_a_hook_is_refused_and_never_one_with_numbers_of_something_else(
-    tmp_path: Path,
-) -> None:
-    for end in run("sums", tmp_path, [0, 1], 2):
-        assert (end.code, end.out) == (1, "")
-        assert "rank 0 waits to sum numbers in update 2, in `before_update` of hook `Ask`" in end.err
-        assert "; rank 1 waits to sum numbers in update 2. What ranks do together (`train`, `evaluate`," in end.err
 
 
 def test_a_rank_that_never_comes_is_an_error_within_the_timeout(tmp_path: Path) -> None:

@@ -212,8 +212,6 @@ def program(words: list[str]) -> tuple[str, list[str]]:
             return "export", []
     if words[0] == "srun":
         words = words[next(n for n, word in enumerate(words[1:], 1) if not word.startswith("-")) :]
-    if words[0] == "mpirun":
-        words = words[words.index("python") :]
     if words[:3] == ["python", "-m", "evenstep"]:
         words = words[2:]
     elif words[0] == "python" and words[1].endswith(".py"):

@@ -14,7 +14,6 @@ from evenstep.config.schema import Config
 from evenstep.errors import ArgumentError, ConfigError, clause
 from evenstep.extras.elastic import Elastic, ElasticRank, Lighthouse, elastic_rank_of
 from evenstep.parallel import (
-    COMPRESSIONS,
     Group,
     Processes,
     Strategy,
@@ -104,5 +103,5 @@ def build_strategy(config: Config, group: Group) -> Strategy:
         shard_ranks=parallel.shard_ranks,
         gather_dtype=None if parallel.gather_dtype is None else torch.bfloat16,
         offload=parallel.offload,
-        compression=COMPRESSIONS[parallel.compression](),
+        wire_dtype=torch.bfloat16 if parallel.compression == "bf16" else None,
     )

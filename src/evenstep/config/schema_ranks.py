@@ -35,9 +35,8 @@ class ParallelTable(Section, of=(Fsdp, Processes, PipelineModel)):
     reduction: Literal["fast", "ordered"] = "fast"
     """How gradients are summed over ranks: `fast` while the backward still runs; `ordered` in a fixed order, which
     gives the same bits on any number of ranks."""
-    compression: Literal["none", "bf16", "fp16"] = "none"
-    """Strategy ddp: send gradients as 16-bit numbers, half the bytes. bf16 rounds by up to 0.4 %; fp16 by up to 0.05 %,
-    but overflows above 65504."""
+    compression: Literal["none", "bf16"] = "none"
+    """Strategy ddp: send gradients as bfloat16, half the bytes. It rounds by up to 0.4 %."""
     timeout_s: Positive
     """How long to wait for another rank, in seconds, before it counts as lost."""
     pipeline: Count = 1

@@ -9,7 +9,6 @@ never refers to the trainer; it only introduces the hooks to it.
 import traceback
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeAlias, final
 
@@ -54,10 +53,6 @@ class Bus:
         on_error: what becomes of the error of a hook that does not say so itself: "stop" lets it out, "continue" makes
             an incident of it.
         report: takes those incidents.
-        within: what a hook is called in, where ranks must know which one they are in; given what messages call it, and
-            whether it is called on the first rank alone.
-
-    Attributes:
         heard: the names of the methods that some hook overrides.
         hears_microbatches: whether some of those are of single micro-batches.
         hears_passes: whether some are of forwards and backwards.
@@ -86,7 +81,6 @@ class Bus:
         *,
         on_error: Literal["stop", "continue"] = "stop",
         report: Callable[[Incident], None] | None = None,
-        within: Callable[..., AbstractContextManager[None]] | None = None,
     ) -> None:
         given: list[Hook] = []
         for hook in hooks:
@@ -107,12 +101,11 @@ class Bus:
             name = f"`{method}` of hook `{hook.name}`"
             is_keyed = method not in (*_OF_PASSES, "on_incident") and not _draws_nothing(receive)
             survives = report is not None and (hook.failure_policy or on_error) == "continue"
-            if not (is_keyed or within or survives):
+            if not (is_keyed or survives):
                 return name, receive
-            around = None if within is None else partial(within, name, alone=hook.first_rank_only)
             place = f"{method} {key}" if is_keyed else ""
             report_to = None if method == "on_incident" else report  # or the hook would hear of its own failure
-            return name, _Guarded(self, name, receive, place=place, within=around, survives=survives, report=report_to)
+            return name, _Guarded(self, name, receive, place=place, survives=survives, report=report_to)
 
         by_key = self._by_key().items()
         self._columns = {method: [receiver(method, key, hook) for key, hook in by_key] for method in _METHODS}
@@ -222,7 +215,7 @@ class Bus:
 
 @final
 class _Guarded:
-    """A hook's method with keyed random numbers, inside `within`; its failure is an incident where the run survives it.
+    """A hook's method with keyed random numbers; its failure is an incident where the run survives it.
 
     Args:
         place: key of the random numbers; "" for none.
@@ -236,7 +229,6 @@ class _Guarded:
         receive: Callable[..., Any],
         *,
         place: str,
-        within: Callable[[], AbstractContextManager[None]] | None,
         survives: bool,
         report: Callable[[Incident], None] | None,
     ) -> None:
@@ -244,7 +236,6 @@ class _Guarded:
         self._name = name
         self._receive = receive
         self._place = place
-        self._within = within
         self._survives = survives
         self._report = report
         self._failing = False
@@ -252,7 +243,7 @@ class _Guarded:
     def __call__(self, event: Event) -> None:
         try:
             drawing = self._bus.drawing(self._place, event) if self._place else NOTHING
-            with self._within() if self._within else NOTHING, drawing:
+            with drawing:
                 self._receive(event)
         except (HookError, LostRankError):
             raise  # it is no hook for this run at all; or all ranks meet, or end

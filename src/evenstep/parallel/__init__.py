@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from evenstep.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from evenstep.parallel.compression import COMPRESSIONS, Bf16, Compression, Fp16
     from evenstep.parallel.group import Group
     from evenstep.parallel.layout import ParameterLayout, ShardedTensorRef, States, each_norm, mapped, squared_norm
     from evenstep.parallel.mesh import Mesh
@@ -23,11 +22,7 @@ if TYPE_CHECKING:
     from evenstep.parallel.reducers import Reducers
 
 __all__ = [
-    "COMPRESSIONS",
-    "Bf16",
-    "Compression",
     "Ddp",
-    "Fp16",
     "Fsdp",
     "Group",
     "Mesh",
@@ -55,7 +50,6 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        ".compression": "COMPRESSIONS Bf16 Compression Fp16",
         ".group": "Group",
         ".layout": "ParameterLayout ShardedTensorRef States each_norm mapped squared_norm",
         ".mesh": "Mesh",

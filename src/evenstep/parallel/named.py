@@ -9,7 +9,6 @@ import torch
 
 from evenstep.arguments import choose
 from evenstep.errors import ArgumentError
-from evenstep.parallel.compression import Compression
 from evenstep.parallel.group import Group
 from evenstep.parallel.processes import Processes
 from evenstep.parallel.rank_info import rank_info_of
@@ -34,7 +33,7 @@ def strategy_named(
     shard_ranks: int | None = None,
     gather_dtype: torch.dtype | None = None,
     offload: bool = False,
-    compression: Compression | None = None,
+    wire_dtype: torch.dtype | None = None,
 ) -> Strategy:
     """How gradients and parameters are shared between the ranks. One rank shares nothing, whatever the strategy.
 
@@ -42,7 +41,7 @@ def strategy_named(
         name: one of `STRATEGIES`; "auto" is ddp.
         ordered: whether gradients are summed in an order that gives the same bits on any number of ranks.
         shard_ranks, gather_dtype, offload: of `Fsdp`.
-        compression: of `Ddp`.
+        wire_dtype: of `Ddp`.
 
     Raises:
         ArgumentError: there is no such strategy, or it is for one rank.
@@ -60,7 +59,7 @@ def strategy_named(
     if name == "fsdp":
         kind = OrderedFsdp if ordered else Fsdp
         return kind(group, shard_ranks=shard_ranks, gather_dtype=gather_dtype, offload=offload)
-    replicas = Ordered(group) if ordered else Ddp(group, compression=compression or Compression())
+    replicas = Ordered(group) if ordered else Ddp(group, wire_dtype=wire_dtype)
     return Zero1(replicas) if name == "zero1" else replicas
 
 

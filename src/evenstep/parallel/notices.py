@@ -125,26 +125,18 @@ class Notices:
     def _having_left(self, store: Any) -> list[int]:
         return [rank for rank in range(self._ranks) if store.check([_of(_LEFT, rank)])]
 
-    def answer(self, what: str) -> None:
-        """If a rank has asked who waits, answer once that this one does, and for what."""
+    def answer(self) -> None:
+        """Answer once that this rank waits, if a rank has asked."""
         if self._is_queried and not self._answered:
             self._answered = True
-            self._briefly(lambda: self._store.set(_of(_WAITS, self._rank), what), None)
+            self._briefly(lambda: self._store.set(_of(_WAITS, self._rank), "1"), None)
 
-    def awaited(self) -> list[str]:
-        """What each rank has answered that it waits for; "" of one that has not; [] without the store."""
-        return self._briefly(lambda: [_read(self._store, _of(_WAITS, rank)) for rank in range(self._ranks)], [])
-
-    def missing(self, what: str, *, late: bool) -> list[int] | None:
-        """Ask all: who does not answer, or else, if `late` ones count, who does not wait; None without the store.
-
-        Args:
-            what: that this rank waits for, in words.
-        """
+    def missing(self, *, late: bool) -> list[int] | None:
+        """Ranks that do not answer, or else, if `late` ones count, that do not wait; None without the store."""
 
         def call() -> None:
             self._store.set(_QUERY, "who is there?")
-            self._store.set(_of(_WAITS, self._rank), what)
+            self._store.set(_of(_WAITS, self._rank), "1")
 
         self._briefly(call, None)
         silent = self.silent()

@@ -8,13 +8,14 @@ neither when to break off nor what is done again.
 import atexit
 import os
 import pickle
+from collections import deque
 from collections.abc import Callable, Sequence
 from copy import copy
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from time import monotonic, perf_counter, sleep
-from typing import Any, NoReturn, TypeVar, cast, final
-from zlib import crc32
+from typing import Any, TypeVar, cast, final
 
 import torch
 import torch.distributed as dist
@@ -25,9 +26,7 @@ from evenstep.arguments import require_number, require_object
 from evenstep.devices import device_here, make_current
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError, clause
 from evenstep.internals import PrefixStore, Store
-from evenstep.parallel.flight_recorder import CollectiveRecord, FlightRecorder
 from evenstep.parallel.group import Group, Interrupted
-from evenstep.parallel.inside import where_inside
 from evenstep.parallel.notices import ANSWER_S, Notices
 from evenstep.parallel.rank_info import RankInfo, rank_info_of
 from evenstep.parallel.rendezvous import meet
@@ -38,14 +37,25 @@ T = TypeVar("T")
 _A_WHILE = timedelta(seconds=1)
 _LETTING_GO_S = 0.05
 _CONNECTING_S = 10.0  # for ranks that have just met
-_HEAD_BYTES = 16  # before a value that is gathered: its length, and a checksum of the hook that it is gathered in
-_FEW_NUMBERS = 8  # to whose multiple sums are filled up, with a checksum of the hook at the end
+_HEAD_BYTES = 8  # before a value that is gathered: its length
+_FEW_NUMBERS = 8  # to whose multiple sums are filled up
 _SHORT_BYTES = 240  # of such a value; what is longer goes by itself
+_KEPT = 64  # collectives that are remembered
 
 
 _MESSAGES = ("send", "receive")  # between two ranks
 _SENT = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8)
 _BITS = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}  # what has the same bits
+
+
+@final
+@dataclass(slots=True)
+class _Log:
+    """Last collectives, update and waiting time; the parts of a group share it."""
+
+    update: int = 0
+    waited_s: float = 0.0
+    last: deque[str] = field(default_factory=lambda: deque[str](maxlen=_KEPT))
 
 
 @final
@@ -142,7 +152,7 @@ class Processes(Group):
         if self.device.type == "cuda" and not self._share_devices:
             self._devices = self._connections.add(dist.new_group(backend=NCCL, timeout=timeout))
         self._has_failed = False
-        self._recorder = FlightRecorder()
+        self._log = _Log()
         self._process = os.getpid()
         atexit.register(self.close)  # an error that nobody catches ends the process without it
 
@@ -155,50 +165,34 @@ class Processes(Group):
 
     @property
     def waited_s(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride] - shared with its parts
-        return self._recorder.waited_s
+        return self._log.waited_s
 
     def at(self, update: int) -> None:
-        self._recorder.update = update
+        self._log.update = update
 
     def where(self) -> str:
-        update = f" in update {self._recorder.update}" if self._recorder.update else " before the first update"
-        return update + where_inside()
+        return f" in update {self._log.update}" if self._log.update else " before the first update"
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
-        hook = crc32(where_inside().encode())
         # few numbers go in messages of one size, as gloo ends a process that gets a longer one than it waits for
-        room = -(len(values) + 1) % _FEW_NUMBERS
-        total = torch.tensor([*values, *[0.0] * room, hook], dtype=torch.float64)
+        room = -len(values) % _FEW_NUMBERS
+        total = torch.tensor([*values, *[0.0] * room], dtype=torch.float64)
         self._begin("sum numbers", total, partial(dist.all_reduce, total, group=self._hosts, async_op=True))()
-        *sums, hooks = cast("list[float]", total.tolist())
-        if hooks != self.ranks * hook:
-            self._refuse_apart("sum numbers")
-        return sums[: len(values)]
+        return cast("list[float]", total.tolist())[: len(values)]
 
     def gather(self, value: T) -> list[T]:
         mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         # a short value goes with its length, in one message
-        head = torch.tensor([mine.numel(), crc32(where_inside().encode())]).view(torch.uint8)
         first = torch.zeros(_HEAD_BYTES + _SHORT_BYTES, dtype=torch.uint8)
-        first[:_HEAD_BYTES] = head
+        first[:_HEAD_BYTES] = torch.tensor([mine.numel()]).view(torch.uint8)
         first[_HEAD_BYTES : _HEAD_BYTES + mine.numel()] = mine[:_SHORT_BYTES]
         every = self._gather(first)
-        heads = [cast("list[int]", one[:_HEAD_BYTES].view(torch.int64).tolist()) for one in every]
-        if len({hook for _, hook in heads}) > 1:
-            self._refuse_apart("gather values")
-        sizes = [size for size, _ in heads]
+        sizes = [int(one[:_HEAD_BYTES].view(torch.int64)) for one in every]
         every = [one[_HEAD_BYTES:] for one in every]
         room = max(sizes)
         if room > _SHORT_BYTES:
             every = self._gather(torch.cat([mine, mine.new_zeros(room - mine.numel())]))
         return [pickle.loads(one[:size].numpy().tobytes()) for one, size in zip(every, sizes, strict=True)]
-
-    def _refuse_apart(self, what: str) -> NoReturn:
-        """Raise LostRankError on all ranks, whose values are not of the same: some are in a hook, others are not."""
-        mine = torch.frombuffer(bytearray(f"{what}{self.where()}".encode()), dtype=torch.uint8)[:_SHORT_BYTES]
-        every = self._gather(torch.cat([mine, mine.new_zeros(_SHORT_BYTES - mine.numel())]))
-        cause = _apart([one.numpy().tobytes().rstrip(b"\0").decode(errors="ignore") for one in every])
-        raise self._could_not(what, cause)
 
     def _gather(self, mine: Tensor) -> list[Tensor]:
         every = [torch.empty_like(mine) for _ in range(self.ranks)]
@@ -276,7 +270,6 @@ class Processes(Group):
         began = perf_counter()
         while True:
             self._connections.break_()
-            record = self._recorder.begin("meet", 0)
             said = pickle.dumps(value)
             told, gone = self._notices.meet(self._connections.attempt, said, self._timeout_s)
             if gone is None or gone:
@@ -288,7 +281,7 @@ class Processes(Group):
                 if not reason:  # given by a rank that was through with this before
                     raise self._lost("connect to the others again", error) from error
             else:
-                self._recorder.end(record, waited_s=perf_counter() - began)
+                self._log.waited_s += perf_counter() - began
                 return [pickle.loads(one) for one in told]
 
     def _not_met(self, gone: list[int] | None) -> LostRankError:
@@ -333,7 +326,7 @@ class Processes(Group):
         return self._lost("share the model", error) if of_torch else error
 
     def recorded(self) -> list[str]:
-        return self._recorder.last()
+        return list(self._log.last)
 
     def mesh(self, shard_ranks: int) -> DeviceMesh:
         if self._share_devices:
@@ -381,25 +374,25 @@ class Processes(Group):
 
     def _begin(self, what: str, tensor: Tensor, act: Callable[[], object]) -> Callable[[], None]:
         """Begin `act`; call the result to wait for it."""
-        record = self._recorder.begin(what, tensor.nbytes)
+        self._log.last.append(f"{what}, {tensor.nbytes} bytes, update {self._log.update}")
         try:
             work = act()
         except RuntimeError as error:
             raise self._lost(what, error) from error
         # What runs on a device, and messages between two, can't be waited for a little at a time.
         in_pieces = tensor.device.type == "cpu" and not what.startswith(_MESSAGES)
-        return partial(self._finish, record, work, in_pieces=in_pieces)
+        return partial(self._finish, what, work, in_pieces=in_pieces)
 
-    def _finish(self, record: CollectiveRecord, work: Any, *, in_pieces: bool) -> None:
+    def _finish(self, what: str, work: Any, *, in_pieces: bool) -> None:
         began = perf_counter()
         try:
             if in_pieces:
-                self._wait_by_and_by(record.what, work)
+                self._wait_by_and_by(what, work)
             else:
                 work.wait()
         except RuntimeError as error:
-            raise self._lost(record.what, error) from error
-        self._recorder.end(record, waited_s=perf_counter() - began)
+            raise self._lost(what, error) from error
+        self._log.waited_s += perf_counter() - began
 
     def _wait_by_and_by(self, what: str, work: Any) -> None:
         """Wait, and look now and then whether a rank has said that it failed, or asks who is there."""
@@ -413,7 +406,7 @@ class Processes(Group):
                     return
                 if monotonic() > until or self._notices.failure_message:
                     raise
-                self._notices.answer(f"{what}{self.where()}")
+                self._notices.answer()
             else:
                 return
 
@@ -425,43 +418,23 @@ class Processes(Group):
         timed_out = any(word in str(error).lower() for word in ("timed out", "timeout"))
         failure = self._notices.failure()
         left = [] if failure else self._notices.ended()
-        missing = None if failure or left else self._notices.missing(f"{what}{self.where()}", late=timed_out)
+        missing = None if failure or left else self._notices.missing(late=timed_out)
         failure = failure or self._notices.failure()
         if failure:
             cause = f"{clause(failure)}."
         elif left:
             cause = (
-                f"the program of rank {', '.join(map(str, left))} has ended; look at what it said last. If it did not "
-                f"fail: `train`, `evaluate`, `save`, `update` and the like are for all ranks together, also for one "
-                f"that has no data."
+                f"the program of rank {', '.join(map(str, left))} has ended; look at what it said last. `train`, "
+                f"`evaluate`, `save` and the like are for all ranks together, also for one that has no data."
             )
         elif missing or missing is None:
             cause = self._absent(missing, f"did not come within {self._timeout_s:g} s" if timed_out else "is gone")
-        elif apart := self._come_apart(what):
-            cause = apart
         else:
             cause = (
-                f"{str(error).splitlines()[0]} All ranks are there. Most often one has called what all must call "
-                f"together, such as `group.gather` or `sum_floats`, in a hook or task that asks for its rank; else the "
-                f"network between them may be broken."
+                f"{str(error).splitlines()[0]} All ranks are there. Call `train`, `evaluate`, `save`, `gather` and the "
+                f"like on all ranks at the same point; in a hook, use `request_save` and `request_evaluate`."
             )
         return self._could_not(what, cause, is_known=bool(failure))
-
-    def _come_apart(self, what: str) -> str:
-        """Why ranks that are all there do not meet: each waits for something else, which only for messages is right."""
-        awaited = self._notices.awaited()
-        if self.part_of or what.startswith(_MESSAGES) or len(set(awaited) - {""}) < 2:
-            return ""
-        return _apart(awaited)
-
-
-def _apart(awaited: Sequence[str]) -> str:
-    """That ranks are in different places, by what each waits for."""
-    said = "; ".join(f"rank {rank} waits to {one}" for rank, one in enumerate(awaited) if one)
-    return (
-        f"{said}. What ranks do together (`train`, `evaluate`, `save`, `update`, `group.gather` and the like) each "
-        f"must do at the same place; in a hook, `request_save` and `request_evaluate` of one rank are for all."
-    )
 
 
 def _as_sent(tensor: Tensor) -> Tensor:

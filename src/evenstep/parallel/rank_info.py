@@ -1,7 +1,7 @@
 """Where this process stands among the ranks of a run: what its environment says.
 
 torchrun, and `evenstep train --launch.ranks`, set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. Where they
-are not set but SLURM's `srun`, or an `mpirun`, has started the process, the same is read from what that sets. Processes
+are not set but SLURM's `srun` has started the process, the same is read from what that sets. Processes
 that may be lost and come back are told so by torchft's variables. It changes no variable and speaks to nobody.
 """
 
@@ -18,10 +18,6 @@ ADDRESS, NUMBER, COUNT = "TORCHFT_LIGHTHOUSE", "REPLICA_GROUP_ID", "NUM_REPLICA_
 ATTEMPT = "_EVENSTEP_ATTEMPT"  # how often a launcher of evenstep's has started this rank again
 LAUNCHER = "_EVENSTEP_LAUNCHER"  # the process id of evenstep's launcher, whose children its ranks are
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
-_OF_MPI = (  # rank, ranks and local rank, of Open MPI, and of MPICH and Intel MPI
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
-)
 FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below those that Linux hands out by itself
 
 
@@ -102,7 +98,7 @@ def rank_info_of(environ: Mapping[str, str]) -> RankInfo | None:
     True
     """
     if "RANK" not in environ and "WORLD_SIZE" not in environ:
-        return _rank_in_mpi(environ) or _rank_in_slurm(environ)
+        return _rank_in_slurm(environ)
     ranks = _number(environ, "WORLD_SIZE", least=1)
     rank = _number(environ, "RANK", least=0)
     if rank >= ranks:
@@ -156,27 +152,6 @@ def _rank_in_slurm(environ: Mapping[str, str]) -> RankInfo | None:
     )
 
 
-def _rank_in_mpi(environ: Mapping[str, str]) -> RankInfo | None:
-    """What `mpirun` says: it counts processes, but knows no place where they could meet.
-
-    In a step of SLURM (`mpirun` starts its daemons by `srun`, or is called in `srun --pty bash`) processes have that
-    step's variables too, which don't count them. Where both say the same, `srun --mpi=pmi2` has started the processes.
-    """
-    of_slurm = environ.get("SLURM_PROCID"), environ.get("SLURM_STEP_NUM_TASKS")
-    for rank, ranks, local_rank in _OF_MPI:
-        if rank not in environ or ranks not in environ or (environ[rank], environ[ranks]) == of_slurm:
-            continue
-        if _number(environ, ranks, least=1) > 1:
-            return RankInfo(
-                rank=_number(environ, rank, least=0),
-                ranks=_number(environ, ranks, least=1),
-                local_rank=_number(environ, local_rank, least=0),
-                address=_given(environ, "MASTER_ADDR"),
-                port=_port(environ),
-            )
-    return None
-
-
 def first_host(nodes: str) -> str:
     """The first machine of a list as SLURM writes it.
 
@@ -213,10 +188,7 @@ def _number(environ: Mapping[str, str], name: str, *, least: int) -> int:
 
 
 def _port(environ: Mapping[str, str]) -> int:
-    port = _number(environ, "MASTER_PORT", least=1)
-    if port > 65535:
-        raise ArgumentError(f"MASTER_PORT in the environment must be at most 65535, but is {port}; choose a free port.")
-    return port
+    return _number(environ, "MASTER_PORT", least=1)
 
 
 def this_process() -> str:

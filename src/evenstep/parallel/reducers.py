@@ -5,8 +5,7 @@ reductions come in one order on all its ranks because the runner sees to it. It 
 other parameters, or tied ones (`pipeline.ties`).
 """
 
-from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, final
 
@@ -16,7 +15,6 @@ from torch import nn
 from evenstep.names import parameters_in
 from evenstep.parallel.buffers import Before, SharedBuffers
 from evenstep.parallel.layout import mapped
-from evenstep.parallel.reducer.ddp import DdpReducer
 from evenstep.parallel.reducer.padded import PaddedReducer
 from evenstep.parallel.reducer.per_plan import PlanReducer
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer
@@ -136,11 +134,3 @@ class Reducers:
             own.begin()
         for buffers in self._buffers:
             buffers.look_anew()
-
-    @contextmanager
-    def uncompressed(self) -> Generator[str]:
-        """Inside, gradients are summed in full, to see why a sum was not finite; gives what to say if it then is."""
-        with ExitStack() as stack:
-            compressing = [own for own in self._all if isinstance(own, DdpReducer)]
-            advice = [stack.enter_context(own.uncompressed()) for own in compressing]
-            yield next(iter(advice), "")

@@ -28,7 +28,6 @@ from evenstep.internals import (
     nccl_around,
     set_timeout,
 )
-from evenstep.parallel.inside import check_others_come
 from evenstep.parallel.rendezvous import wait_until
 
 GLOO, NCCL = "renewable_gloo", "renewable_nccl"  # names of backends for torch
@@ -188,7 +187,6 @@ class RenewableNccl(Renewable):
 
 def _forwarded(name: str) -> Callable[..., Any]:
     def call(self: Renewable, *args: Any, **kwargs: Any) -> Any:
-        check_others_come()
         return getattr(self.inner, name)(*args, **kwargs)
 
     call.__name__ = name

@@ -33,7 +33,6 @@ from evenstep.optim.schedules import LrSchedule
 from evenstep.optim.step import let_begin_late
 from evenstep.options import Training, check_length
 from evenstep.parallel import Strategy
-from evenstep.parallel.inside import inside
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used, not_copied
 from evenstep.train.engine_events import EVALUATION, around_evaluation, around_update
@@ -247,7 +246,7 @@ class Engine:
             microbatches: as for `update`.
         """
         self.require_own_format("evaluate")
-        with self.together(), inside("`evaluate`", alone=False):
+        with self.together():
             batch = OneBatch(replace(self._given(microbatches, Position()), ends_epoch=True))
         context = self.parts.context
         apart = replace(context, storage=build_storage(context.tasks, context.device))
@@ -297,10 +296,9 @@ class Engine:
         schedule = self.core.learning_rates.state_dict()
         tasks = states_of(self.parts.context.tasks)
         own = {"progress": self.progress.state_dict(), "tasks": tasks, "lr_schedule": schedule}
-        with inside("`state_dict`", alone=False):
-            if self.parts.execution.part_held[1] > 1:
-                self.reducers.group.gather(None)  # what gathers shards would not notice that a rank is elsewhere
-            return {**self.tensors(whole=True), **own, "run": self.described()}
+        if self.parts.execution.part_held[1] > 1:
+            self.reducers.group.gather(None)  # what gathers shards would not notice that a rank is elsewhere
+        return {**self.tensors(whole=True), **own, "run": self.described()}
 
     def described(self) -> Tree:
         """What the run is, as a state has it: its seed, its precision, and the settings of its updates.
@@ -518,6 +516,5 @@ class Engine:
             raise error from raised
 
     def _metrics(self, update: int) -> Mapping[str, float]:
-        with inside("`metrics`", alone=False):
-            records = self.storage.settle(self.group.gather)
+        records = self.storage.settle(self.group.gather)
         return {record.name.removeprefix("train/"): record.value for record in records if record.update == update}

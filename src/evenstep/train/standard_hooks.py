@@ -39,7 +39,6 @@ from evenstep.events.hooks.target import MetricTarget
 from evenstep.optim.schedules import Plateau
 from evenstep.options import STANDARD_WRITERS, Checkpointing, Logging
 from evenstep.parallel import Group
-from evenstep.parallel.inside import inside
 from evenstep.plugins import REPORT, load
 from evenstep.train.reporter import Reporter
 
@@ -68,8 +67,7 @@ def build_reporter(
     every = [*followers, *hooks_of(hooks, writers, folder=folder, every_updates=every_updates, checkpoint=checkpoint)]
     heard = [hook for hook in every if first or not getattr(hook, "first_rank_only", False)]
     reporter.asks = may_be_asked_for(every)
-    within = inside if group.ranks > 1 or group.can_change else None
-    reporter.bus = Bus(heard, trainer, on_error=on_hook_error, report=reporter.report, within=within)
+    reporter.bus = Bus(heard, trainer, on_error=on_hook_error, report=reporter.report)
     return reporter
 
 

@@ -26,7 +26,6 @@ from evenstep.nothing import NOTHING
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Checkpointing, Failures, Logging, Reset, Training, check_length
 from evenstep.parallel import Strategy
-from evenstep.parallel.inside import inside, where_inside
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used
 from evenstep.train.attributes import TrainerAttributes
@@ -332,7 +331,7 @@ class Trainer(TrainerAttributes):
         self._check_hooks()
         self._check_idle("evaluate", "call `request_evaluate`, which does it when the update is complete")
         self._loop.engine.require_own_format("evaluate")
-        with self._together("evaluate"), self._writing():
+        with self._together(), self._writing():
             self._loop.settle_between_updates()
             return self._loop.evaluator(sets)
 
@@ -350,7 +349,7 @@ class Trainer(TrainerAttributes):
         self._check_idle("predict", "call it in `after_update`, `after_evaluate`, or when training has ended")
         self._loop.engine.require_own_format("predict")
         batches = data_of(data, "data")
-        with self._together("predict"):
+        with self._together():
             self._loop.settle_between_updates(write=False)
             return self._loop.evaluator.predict(batches, collect=collect)
 
@@ -367,9 +366,9 @@ class Trainer(TrainerAttributes):
             yield
 
     @contextmanager
-    def _together(self, method: str) -> Generator[None]:
+    def _together(self) -> Generator[None]:
         """What raises inside leaves no other rank waiting; while it trains, `train` sees to that."""
-        with _inside(method), NOTHING if self._is_training else self._loop.engine.together():
+        with NOTHING if self._is_training else self._loop.engine.together():
             yield
 
     def save(self) -> Path:
@@ -380,9 +379,8 @@ class Trainer(TrainerAttributes):
             CheckpointError: it could not be written; earlier checkpoints are untouched.
         """
         self._check_idle("save", "call `request_save`, which does it when the update is complete")
-        with _inside("save"):
-            self._loop.settle_between_updates()
-            return self._loop.checkpointer.save()
+        self._loop.settle_between_updates()
+        return self._loop.checkpointer.save()
 
     def resume(
         self,
@@ -420,11 +418,10 @@ class Trainer(TrainerAttributes):
                 f"from the newest checkpoint in the trainer's own folder, and 'RUN_FOLDER/best' is a path."
             )
         checkpointer = self._loop.checkpointer
-        with _inside("resume"):
-            if source == "auto":
-                path = checkpointer.resume_newest(new_settings=new_settings)
-            else:
-                path = checkpointer.resume(Path(source).expanduser(), new_settings=new_settings, reset=resets)
+        if source == "auto":
+            path = checkpointer.resume_newest(new_settings=new_settings)
+        else:
+            path = checkpointer.resume(Path(source).expanduser(), new_settings=new_settings, reset=resets)
         self._resumed |= path is not None
         return path
 
@@ -434,7 +431,7 @@ class Trainer(TrainerAttributes):
         All ranks call it together. Of a model in stages the first rank gets the whole, the others what they hold.
         Tensors may be the run's own, which further updates change: `copy.deepcopy` what is to be gone back to.
         """
-        with self._together("state_dict"):
+        with self._together():
             return self._loop.checkpointer.state.state_dict(whole=True)
 
     def load_state_dict(self, state: Tree) -> None:
@@ -456,8 +453,3 @@ class Trainer(TrainerAttributes):
         self._check_idle("find_lr", "call it before `train`")
         self._check_not_training("find_lr")
         return search(self._loop, lowest=lowest, highest=highest, updates=updates, divergence=divergence)
-
-
-def _inside(method: str) -> AbstractContextManager[None]:
-    """While ranks do this together: of one that does something else the others are told both. A hook says it itself."""
-    return NOTHING if where_inside() else inside(f"`{method}`", alone=False)

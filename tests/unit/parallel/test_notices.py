@@ -100,14 +100,13 @@ def test_who_holds_the_store_leaves_last(store: TCPStore, monkeypatch: pytest.Mo
 def test_asking_all_tells_who_is_gone_from_who_is_late(store: TCPStore) -> None:
     (first, second), silent = ranks_of(store, 2), 2
     first._ranks = 3  # the third has never come
-    assert first.missing("sum", late=False) == [silent]
-    assert first.missing("sum", late=True) == [silent]
+    assert first.missing(late=False) == [silent]
+    assert first.missing(late=True) == [silent]
     first._ranks = 2
-    assert first.missing("sum", late=False) == []
-    assert first.missing("sum", late=True) == [1]  # there, but it does not wait
-    second.answer("gather")
-    assert first.missing("sum", late=True) == []
-    assert first.awaited() == ["sum", "gather"]
+    assert first.missing(late=False) == []
+    assert first.missing(late=True) == [1]  # there, but it does not wait
+    second.answer()
+    assert first.missing(late=True) == []
 
 
 def test_without_the_store_nothing_waits_for_long() -> None:
@@ -118,7 +117,7 @@ def test_without_the_store_nothing_waits_for_long() -> None:
     began = time.monotonic()
     rank.post("nobody hears this")
     assert rank.failure() == ""
-    assert rank.missing("sum", late=True) is None
+    assert rank.missing(late=True) is None
     rank.leave()
     assert time.monotonic() - began < 4
 

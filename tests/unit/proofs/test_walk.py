@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "proofs"))
 
 from fake_group import CollectiveRecord, Fake
 
-from evenstep.parallel import Compression, Ddp, Fsdp, Group, Reducer, Single, Strategy, Zero1
+from evenstep.parallel import Ddp, Fsdp, Group, Reducer, Single, Strategy, Zero1
 from evenstep.parallel.reducer.ddp import BUCKET_BYTES, DdpReducer
 from rows import walk
 from rows.walk import FLAT, MESH
@@ -71,7 +71,7 @@ class Mistaken(Strategy):
         self._kind = kind
 
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
-        return self._kind(module, self.group, bucket_bytes=BUCKET_BYTES, compression=Compression())
+        return self._kind(module, self.group, bucket_bytes=BUCKET_BYTES, wire_dtype=None)
 
 
 @pytest.mark.parametrize("strategy", [lambda group: Zero1(Ddp(group)), Fsdp, lambda group: Fsdp(group, shard_ranks=8)])

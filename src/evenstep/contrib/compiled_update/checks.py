@@ -14,7 +14,6 @@ from evenstep.internals import any_gradient_hooks, has_foreign_hooks, has_step_h
 from evenstep.names import named_parameters, parameters_in
 from evenstep.parallel import Ddp, Single
 from evenstep.parallel.buffers import running_statistics
-from evenstep.parallel.compression import Compression
 from evenstep.pipeline import PipelineModel
 from evenstep.train.setup import Setup
 
@@ -27,7 +26,7 @@ _INSIDE = tuple(
 def check(setup: Setup) -> None:
     """Raise ArgumentError for a run whose updates can't be graphs."""
     strategy, optimizer, tasks = setup.strategy, setup.optimizer, setup.tasks
-    plain = type(strategy) is Single or (type(strategy) is Ddp and type(strategy.compression) is Compression)
+    plain = type(strategy) is Single or (type(strategy) is Ddp and strategy.wire_dtype is None)
     refused = {
         "the model is in stages": isinstance(setup.model, PipelineModel),
         "the strategy is not 'single' or uncompressed 'ddp'": not plain,

@@ -6,16 +6,14 @@ work at all. torch's `DistributedDataParallel` is not used: it arms its reductio
 plans whose last backward does not follow their last forward, and divides by the number of ranks.
 """
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from evenstep.arguments import require_object, require_whole
-from evenstep.parallel.compression import Compression
 from evenstep.parallel.group import Group
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer
 from evenstep.parallel.reducer.strategy import Strategy
@@ -44,31 +42,29 @@ class Ddp(Strategy):
     Args:
         group: the ranks, such as `Processes(device)`.
         bucket_bytes: how many bytes of gradients are sent in one message.
-        compression: the number format in which they are sent and summed; by default their own.
+        wire_dtype: the number format in which they are sent and summed; by default their own. With bfloat16 each
+            component of the sum of R ranks is off by at most ((1 + 2⁻⁸)ᴿ - 1)·Σᵣ|gᵣ|; all ranks use the same sum.
     """
 
     def __init__(
-        self, group: Group, *, bucket_bytes: int = BUCKET_BYTES, compression: Compression | None = None
+        self, group: Group, *, bucket_bytes: int = BUCKET_BYTES, wire_dtype: torch.dtype | None = None
     ) -> None:
-        require_object("group", group, Group, "`Ddp(Processes(device))`")
-        require_whole("bucket_bytes", bucket_bytes, at_least=1, advice="25 MiB is usual")
-        require_object("compression", compression, Compression, "`compression=Bf16()`", may_be_none=True)
         super().__init__(group)
         self._bucket_bytes = bucket_bytes
-        self.compression = compression or Compression()
+        self.wire_dtype = wire_dtype
 
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
-        return DdpReducer(module, self.group, bucket_bytes=self._bucket_bytes, compression=self.compression)
+        return DdpReducer(module, self.group, bucket_bytes=self._bucket_bytes, wire_dtype=self.wire_dtype)
 
 
 @final
 class DdpReducer(Reducer, ChoosesTrained):
     """Sums buckets of gradients while the last backward runs; the arguments are those of `Ddp`."""
 
-    def __init__(self, module: nn.Module, group: Group, *, bucket_bytes: int, compression: Compression) -> None:
+    def __init__(self, module: nn.Module, group: Group, *, bucket_bytes: int, wire_dtype: torch.dtype | None) -> None:
         super().__init__(module, group)
         self._bucket_bytes = bucket_bytes
-        self._compression = compression
+        self._wire_dtype = wire_dtype
         self._buckets: list[_Bucket] = []
         self._hooks: list[RemovableHandle] = []
         self._armed = False
@@ -80,7 +76,6 @@ class DdpReducer(Reducer, ChoosesTrained):
         return self.module
 
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._compression.check([gradient_format(parameter) for parameter in parameters])
         for hook in self._hooks:
             hook.remove()
         # A backward reaches the last parameters first.
@@ -111,7 +106,7 @@ class DdpReducer(Reducer, ChoosesTrained):
         for bucket in self._buckets:
             assert bucket.flat is not None and bucket.wait is not None
             bucket.wait()
-            total = self._compression.unpack(bucket.flat, gradient_format(bucket.parameters[0]))
+            total = bucket.flat.to(gradient_format(bucket.parameters[0]))
             sizes = [parameter.numel() for parameter in bucket.parameters]
             for parameter, gradient in zip(bucket.parameters, total.split(sizes), strict=True):
                 parameter.grad = laid_out(gradient, parameter) if next(anywhere) else None
@@ -124,15 +119,6 @@ class DdpReducer(Reducer, ChoosesTrained):
 
     def after_update(self, update: int) -> None:
         compare_replicas(self.module, self.group, update)
-
-    @contextmanager
-    def uncompressed(self) -> Generator[str]:
-        """Inside, gradients are summed in full, to see why a sum was not finite; gives what to say if it then is."""
-        compression, self._compression = self._compression, Compression()
-        try:
-            yield compression.advice
-        finally:
-            self._compression = compression
 
     def _hook_of(self, bucket: _Bucket) -> Callable[[Tensor], None]:
         def ready(_: Tensor) -> None:
@@ -152,7 +138,7 @@ class DdpReducer(Reducer, ChoosesTrained):
     def _launch_until(self, end: int) -> None:
         for bucket in self._buckets[self._next : end]:
             bucket.present = [parameter.grad is not None for parameter in bucket.parameters]
-            bucket.flat = self._compression.pack([_flat_gradient(parameter) for parameter in bucket.parameters])
+            bucket.flat = _packed([_flat_gradient(parameter) for parameter in bucket.parameters], self._wire_dtype)
             bucket.wait = self.group.sum(bucket.flat)
             self._next += 1  # one by one: memory may run out at the next
 
@@ -162,6 +148,17 @@ def _flat_gradient(parameter: nn.Parameter) -> Tensor:
     if gradient is None:
         return parameter.new_zeros(parameter.numel(), dtype=gradient_format(parameter))
     return gradient.reshape(-1)
+
+
+def _packed(gradients: Sequence[Tensor], wire_dtype: torch.dtype | None) -> Tensor:
+    """One flat tensor to be summed over ranks."""
+    if wire_dtype is None:
+        return torch.cat(list(gradients))
+    sizes = [gradient.numel() for gradient in gradients]
+    flat = torch.empty(sum(sizes), dtype=wire_dtype, device=gradients[0].device)
+    for room, gradient in zip(flat.split(sizes), gradients, strict=True):
+        room.copy_(gradient)  # casts on the way: no second buffer of full width
+    return flat
 
 
 def _in_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[_Bucket]:

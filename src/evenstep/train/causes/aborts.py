@@ -206,8 +206,8 @@ class AbortCauses:
 
     def _cause(self, pending: PendingUpdate) -> str:
         """Where the numbers come from that are not finite, as that rank says that has seen most of it."""
-        with self.execution.reducers.uncompressed() as advice, self._at_lowest_scale():
-            cause = diagnose(self.model, lambda: self.core.rerun(pending.batch, pending.number), if_finite=advice)
+        with self._at_lowest_scale():
+            cause = diagnose(self.model, lambda: self.core.rerun(pending.batch, pending.number))
         causes = self.execution.group.gather(cause)
         return next(iter(sorted(set(causes), key=_vagueness)))
 

@@ -65,7 +65,7 @@ def flops_per_sample(engine: Engine, batch: GlobalBatch) -> float | None:
     first = tuple(replace(one, data=copied(one.data)) for one in batch.microbatches[:1])
     mark, counter = engine.storage.mark(), FlopCounterMode(display=False)
     # in compiled kernels nothing can be counted
-    with engine.bus.silent(), engine.reducers.uncompressed(), as_written(), counter:
+    with engine.bus.silent(), as_written(), counter:
         engine.core.rerun(replace(batch, microbatches=first), engine.progress.update + 1)
     engine.storage.drop_after(mark)
     engine.core.begin()
