@@ -114,13 +114,3 @@ def generator_state(generator: Any) -> Any:
     if isinstance(generator, np.random.Generator):
         return deepcopy(generator.bit_generator.state)
     return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
-
-
-def set_generator_state(generator: Any, state: Any) -> None:
-    """Let it be what `generator_state` has given."""
-    if isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, random.Random):
-        generator.setstate(state)
-    else:
-        generator.set_state(state)

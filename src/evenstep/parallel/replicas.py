@@ -44,12 +44,6 @@ def synchronise(module: nn.Module, group: Group) -> None:
 _CHUNK_BYTES = 1 << 22  # that are integers of 8 bytes at a time: all at once, a device that is nearly full has no room
 
 
-def first_numbers(parameter: Tensor) -> Tensor:
-    """A few of its numbers: what follows other weights moves in all of them."""
-    own = parameter.detach()
-    return (own[(0,) * (own.ndim - 1)][:8] if own.ndim else own).clone()
-
-
 def is_compared(update: int) -> bool:
     """Whether what all ranks must hold alike is compared after this update.
 

@@ -46,8 +46,8 @@ _ROWS = "the micro-batches hold"
 
 def traced(
     open_subject: Open, variant: Variant, update: int, *, folder: Path | None = None
-) -> tuple[Tracer, Sequence[str], dict[str, str]]:
-    """The trace of an update of a run, what the engine has said, and the classes and hooks of the model, in words."""
+) -> tuple[Tracer, dict[str, str]]:
+    """The trace of an update of a run, and the classes and hooks of the model, in words."""
     made: list[Tracer] = []
     samples: list[list[Sequence[int]]] = []
     about: dict[str, str] = {}
@@ -60,14 +60,12 @@ def traced(
     def note(batch: GlobalBatch) -> None:
         samples.append([one.samples for one in batch.microbatches])
 
-    ended = run_once(
-        open_subject, variant, updates=update, hooks=hooks, folder=folder, data=lambda data: through(data, note)
-    )
+    run_once(open_subject, variant, updates=update, hooks=hooks, folder=folder, data=lambda data: through(data, note))
     trace = made[0]
     if folder is None and len(samples) >= update and len(samples[update - 1]) == len(trace.made.microbatches):
         for microbatch, numbers in zip(trace.made.microbatches, samples[update - 1], strict=True):
             microbatch.samples = numbers
-    return trace, ended.said, about
+    return trace, about
 
 
 def causes_of_cut(open_subject: Open, one: Variant, other: Variant, *, updates: int) -> list[str]:
@@ -76,21 +74,20 @@ def causes_of_cut(open_subject: Open, one: Variant, other: Variant, *, updates: 
     Args:
         updates: how many to look at, one after the other.
     """
-    said: Sequence[str] = ()
     kept: list[str] = []
     for update in range(1, updates + 1):
-        (whole, _, about), (cut, said, _) = traced(open_subject, one, update), traced(open_subject, other, update)
+        (whole, about), (cut, _) = traced(open_subject, one, update), traced(open_subject, other, update)
         across: Across = "workers" if other.workers else "runs" if one.cut == other.cut else "cuts"
         found = first_difference(whole.made, cut.made, about, across=across, update=update)
         if found:
             own = {"runs": _unlike(whole.made.states, cut.made.states, "run"), "cuts": _kept(cut)}.get(across, [])
-            return [found, *own, *_new(said, found)]
+            return [found, *own]
         kept = kept or [
             way for way in cut.moved if way.startswith("model.") and cut.states[1][way] != whole.states[1].get(way)
         ]
     if kept:
-        return [f"forwards keep other values of each micro-batch in {listed(kept)}, though all else is the same", *said]
-    return list(said)
+        return [f"forwards keep other values of each micro-batch in {listed(kept)}, though all else is the same"]
+    return []
 
 
 def causes_elsewhere(
@@ -108,7 +105,7 @@ def causes_elsewhere(
         elsewhere: gives the trace of an update there, on all ranks.
     """
     for update in range(1, updates + 1):
-        (trace, _, about), there = traced(open_subject, variant, update), elsewhere(update)
+        (trace, about), there = traced(open_subject, variant, update), elsewhere(update)
         if found := first_difference(trace.made, there, about, across=across, update=update):
             return [found, *(_unlike(trace.made.states, there.states, "process") if across == "processes" else ())]
     return []
@@ -120,14 +117,14 @@ def causes_of_resume(open_subject: Open, variant: Variant, *, stop_after: int, u
     for update in range(stop_after + 1, updates + 1):
         with tempfile.TemporaryDirectory() as name:
             run_once(open_subject, variant, updates=stop_after, folder=Path(name))
-            whole, heard, about = traced(open_subject, variant, update)
-            resumed, _, _ = traced(open_subject, variant, update, folder=Path(name))
+            whole, about = traced(open_subject, variant, update)
+            resumed, _ = traced(open_subject, variant, update, folder=Path(name))
         found = first_difference(whole.made, resumed.made, about, across="resume", update=update)
         lost = _lost(whole, resumed, found)
         if found:
             of_data = found.startswith((_OF_BATCH, _ROWS))
-            return [*lost, *([found] if of_data or not lost else []), *heard]
-        only_lost = only_lost or [*lost, *heard]
+            return [*lost, *([found] if of_data or not lost else [])]
+        only_lost = only_lost or lost
     return only_lost
 
 
@@ -152,10 +149,6 @@ def _unlike(one: Mapping[str, str], other: Mapping[str, str], across: str) -> li
     """What two runs hold differently as the same update begins."""
     ways = [way for way in {**one, **other} if one.get(way) != other.get(way) and not way.startswith("optimizer")]
     return [f"as that update begins these are other in each {across}: {listed(ways)}"] if ways else []
-
-
-def _new(said: Sequence[str], found: str) -> list[str]:
-    return [one for one in said if one not in found]
 
 
 def _kept(trace: Tracer) -> list[str]:

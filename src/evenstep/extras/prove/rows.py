@@ -309,7 +309,7 @@ class Prover:
             one = replace(variant, ranks=1, strategy="single")
             trace = partial(self._bench.elsewhere.traced, variant)
             found = causes_elsewhere(self._bench.open, one, trace, updates=self._bench.updates)
-        return [*found, *run.said]
+        return found
 
     def _apart(self, strategy: str) -> Verdict:
         variant = replace(self._still, strategy=strategy, ranks=self._bench.ranks)

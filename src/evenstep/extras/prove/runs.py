@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from evenstep.data import Data, GlobalBatch
 from evenstep.errors import EvenstepError
-from evenstep.events import BackwardBegin, Hook, Incident, SaveEnd, StepBegin, UpdateEnd
+from evenstep.events import BackwardBegin, Hook, SaveEnd, StepBegin, UpdateEnd
 from evenstep.extras.prove.digest import sha256_of
 from evenstep.extras.prove.formats import Laboratory, wide_defaults
 from evenstep.extras.prove.subject import Ended, Subject, Variant
@@ -37,19 +37,14 @@ class StopAt(Hook):
 
 @final
 class Listen(Hook):
-    """Keeps the gradient of the first update, and what the engine says of what depends on the cut."""
+    """Keeps the gradient of the first update."""
 
     def __init__(self) -> None:
         self.gradient: dict[str, Tensor] = {}
-        self.said: list[str] = []
 
     def before_step(self, event: StepBegin) -> None:
         if event.update == 1:
             self.gradient = gradients_of(self.trainer.model, event.divisor)
-
-    def on_incident(self, event: Incident) -> None:
-        if event.kind == "dependence":
-            self.said.append(event.message)
 
 
 @final
@@ -138,9 +133,7 @@ def run_once(
             state = trainer.state_dict()
     rates = [group["options"].get("lr") for group in state["optimizer"].get("groups", ())]
     parts = [state["model"], state["ema"], state["progress"], state["optimizer"]["state"], rates]
-    return Ended(
-        sha256=sha256_of(parts), begin=begin, end=_tensors(state["model"]), gradient=listen.gradient, said=listen.said
-    )
+    return Ended(sha256=sha256_of(parts), begin=begin, end=_tensors(state["model"]), gradient=listen.gradient)
 
 
 def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -87,14 +87,12 @@ class Ended:
         begin: the model's tensors before it, by name.
         end: and after it.
         gradient: of the first update, by parameter; empty where parameters are sharded or in stages.
-        said: what the engine has said of buffers and random numbers that depend on the cut.
     """
 
     sha256: str
     begin: Mapping[str, Tensor]
     end: Mapping[str, Tensor]
     gradient: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
-    said: Sequence[str] = ()
 
 
 class InProcesses(Protocol):
