@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, cast, final, get_args
 
-from evenstep.arguments import check_one_of_two, require_flag, require_object, require_whole, require_word
+from evenstep.arguments import check_one_of_two, require_whole, require_word
 from evenstep.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -131,10 +131,7 @@ class Training:
         _check_positive("clip_norm", self.clip_norm, "; None does not clip.")
         require_word("norm_statistics", self.norm_statistics, get_args(NormStatistics))
         require_word("compile", self.compile, get_args(Compile))
-        for name in ("channels_last", "check_loss", "fit_memory"):
-            require_flag(name, getattr(self, name))
         _check_count("settle_every_updates", self.settle_every_updates)
-        require_object("memory", self.memory, Memory, "`memory=Memory(checkpoint='blocks')`")
         if self.compile != "off" and self.memory.checkpoint != "none":
             raise ArgumentError(
                 f"`compile` must be 'off' where activations are computed again (`memory.checkpoint` is "
@@ -184,7 +181,6 @@ class Checkpointing:
             _check_count(name, getattr(self, name))
         _check_positive("every_minutes", self.every_minutes)
         _check_count("keep_last", self.keep_last, at_least=0)
-        require_flag("asynchronous", self.asynchronous)
         _check_address("mirror", self.mirror)
         _check_table("config", self.config)
         asked = [name for name in SAVED_BY if getattr(self, name) is not None]
@@ -274,7 +270,6 @@ class Logging:
 
     def __post_init__(self) -> None:
         _check_count("every_updates", self.every_updates, may_be_none=False)
-        require_flag("flops", self.flops)
         _check_positive("peak_tflops", self.peak_tflops)
         if self.peak_tflops is not None and not self.flops:
             raise ArgumentError(

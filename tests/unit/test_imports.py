@@ -14,7 +14,6 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "evenstep"
 LEAVES = {"precision", "optim", "data", "events", "checkpoint"}
 ROOT = {
-    "addresses",
     "arguments",
     "devices",
     "errors",

@@ -17,7 +17,6 @@ Whatever the instant at which a process dies, what it leaves is one of these. Th
 import re
 from pathlib import Path
 
-from evenstep.addresses import check_here
 from evenstep.checkpoint.manifest import MANIFEST
 from evenstep.errors import ArgumentError, CheckpointError
 
@@ -74,7 +73,6 @@ def checkpoints_folder(path: Path) -> Path:
     Raises:
         ArgumentError: an address in an object store.
     """
-    check_here(path)
     inner = path / CHECKPOINTS
     return inner if inner.is_dir() else path
 
@@ -136,7 +134,6 @@ def locate(path: Path) -> Path:
         ArgumentError: an address in an object store.
         CheckpointError: nothing there that is a checkpoint; the message lists what is.
     """
-    check_here(path)
     try:
         path = named_by(path.expanduser())
         if is_complete(path):

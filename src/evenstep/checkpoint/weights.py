@@ -18,7 +18,6 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
-from evenstep.addresses import check_here
 from evenstep.checkpoint.damage import BadFileError, json_object
 from evenstep.checkpoint.folders import (
     CHECKPOINTS,
@@ -98,7 +97,6 @@ def open_weights(path: Path | str | StoredWeights, *, average: bool = False) -> 
         return path
     if not str(path):
         raise ArgumentError("`path` is empty; give a run, a checkpoint or a file of weights.", field="path")
-    check_here(path)
     path = named_by(Path(path).expanduser())
     if is_complete(path) or (path.is_dir() and complete_checkpoints(checkpoints_folder(path))):
         return _of_checkpoint(path, average=average)

@@ -17,7 +17,6 @@ from shutil import get_terminal_size
 from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
 
-from evenstep.addresses import check_here
 from evenstep.cli.arguments import in_home, split
 from evenstep.cli.messages import paragraphs
 from evenstep.cli.screen import prepare_streams, write_to_nowhere
@@ -296,7 +295,6 @@ def _dispatch(arguments: list[str], *, leaves: bool) -> int:
     for path in [paths] if isinstance(paths, str) else paths or []:
         if not path and command.path is not None:
             raise ConfigError([_empty(f"evenstep {options.command}", command.path[0])])
-        check_here(path)
     for option in command.options:
         if getattr(options, option.name.replace("-", "_")) == "":
             raise ConfigError([_empty(f"--{option.name}", option.value)])

@@ -9,7 +9,7 @@ from itertools import chain, tee
 from typing import NamedTuple, final
 from zlib import crc32
 
-from evenstep.arguments import require_callable, require_count, require_object, require_rank
+from evenstep.arguments import require_count
 from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Position
 from evenstep.data.batch_sizes import Unit
 from evenstep.data.batching import share
@@ -106,8 +106,6 @@ class MapData(Data):
         num_epochs: int | None = None,
         limit_batches: int | None = None,
     ) -> None:
-        require_object("reading", reading, Reading, "`reading=Reading(retries=2)`")
-        require_callable("collate", collate, purpose="makes one batch of a list of samples")
         self._sampling = Sampling(
             num_samples=count_samples(dataset),
             global_batch_size=global_batch_size,
@@ -209,7 +207,6 @@ class MapData(Data):
             ArgumentError: `rank` is not one of `ranks`, or a number is negative.
             DataError: `start` is past the end of its epoch; later, a sample, `collate` or a worker fails.
         """
-        require_rank(rank, ranks)
         require_count("start.epoch", start.epoch, at_least=0)
         require_count("start.batch", start.batch, at_least=0)
         if start.batch and start.batch >= self.num_batches(start.epoch, seed=seed):

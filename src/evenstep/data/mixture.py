@@ -16,7 +16,7 @@ from itertools import accumulate
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, cast, final, get_args
 
-from evenstep.arguments import require_count, require_number, require_rank, require_word
+from evenstep.arguments import require_count, require_number, require_word
 from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Part, Position
 from evenstep.data.resolve import data_of
 from evenstep.errors import ArgumentError, DataError
@@ -354,7 +354,6 @@ class Mixture(Data):
     def batches(
         self, start: Position, *, seed: int, rank: int = 0, ranks: int = 1, pin_memory: bool = False
     ) -> Iterator[GlobalBatch]:
-        require_rank(rank, ranks)
         walk = self._walk(seed)
         while walk.position != start:
             if walk.position > start:

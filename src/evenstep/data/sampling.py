@@ -11,7 +11,7 @@ from typing import NamedTuple, cast, final, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from evenstep.arguments import check_one_of_two, require_count, require_flag, require_word
+from evenstep.arguments import check_one_of_two, require_count, require_word
 from evenstep.data.batch_sizes import BatchSizes, Unit, batch_sizes, check_micro_batch
 from evenstep.data.batching import cut_by_count, cut_by_sum, cut_by_tokens, group_by_length, pack, shuffle_batches
 from evenstep.data.lengths import Lengths, Oversized, fitting, measure
@@ -103,8 +103,6 @@ class Sampling:
             None if value is None else require_count(name, value)
             for name, value in (("micro_batch_size", micro_batch_size), ("micro_batch_tokens", micro_batch_tokens))
         )
-        require_flag("shuffle", shuffle)
-        require_flag("packed", packed)
         self.shuffle, self.packed = shuffle, packed
         self.batch_size_multiple = require_count("batch_size_multiple", batch_size_multiple)
         check_one_of_two("global_batch_size", "global_batch_tokens", self.global_batch_size, self.global_batch_tokens)

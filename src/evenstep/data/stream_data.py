@@ -7,7 +7,7 @@ get their shares.
 from collections.abc import Callable, Iterable
 from typing import Any, cast, final
 
-from evenstep.arguments import require_callable, require_count, require_flag, require_rank
+from evenstep.arguments import require_count
 from evenstep.data.batch import JSON, Microbatch, Position
 from evenstep.data.batch_sizes import check_micro_batch
 from evenstep.data.batching import cut_by_count, share
@@ -72,12 +72,8 @@ class StreamData(IteratedData):
         shared: bool = False,
         limit_batches: int | None = None,
     ) -> None:
-        for name, flag in (("batched", batched), ("shared", shared)):
-            require_flag(name, flag)
         require_count("num_microbatches", num_microbatches)
         check_stream(stream, gives_batches=batched or collate is not DEFAULT_COLLATE)
-        require_callable("collate", collate, purpose="makes one batch of a list of samples")
-        require_callable("samples_in", samples_in, purpose="counts the samples of a batch")
         if batched:
             _refuse(
                 {
@@ -165,7 +161,6 @@ class StreamData(IteratedData):
             ) from error
 
     def _reading(self, rank: int, ranks: int, total: Total | None) -> RankReading:
-        require_rank(rank, ranks)
         if self._batched:
             edges = list(range(self._num_microbatches + 1))
         else:

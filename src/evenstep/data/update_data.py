@@ -10,7 +10,6 @@ from typing import Any, cast, final
 import numpy as np
 import torch
 
-from evenstep.arguments import require_callable, require_object, require_rank
 from evenstep.data.batch import JSON, Microbatch, Part, Position
 from evenstep.data.batching import share
 from evenstep.data.dataset import fingerprint_of
@@ -33,10 +32,6 @@ class Batch:
 
     task: str
     data: Any
-
-    def __post_init__(self) -> None:
-        if not isinstance(cast("object", self.task), str):
-            require_object("task", self.task, str, "`Batch(task='box', data=batch)`")
 
 
 def batches_in(item: object) -> list[Batch]:
@@ -106,7 +101,6 @@ class UpdateData(IteratedData):
 
     def __init__(self, stream: Iterable[Any], *, samples_in: Callable[[Any], int] = samples_in) -> None:
         check_stream(stream, gives_batches=True)
-        require_callable("samples_in", samples_in, purpose="counts the samples of a batch")
         super().__init__(stream)
         self._samples_in = samples_in
 
@@ -122,7 +116,6 @@ class UpdateData(IteratedData):
         return "give each update as a tuple of more batches"
 
     def _reading(self, rank: int, ranks: int, total: Total | None) -> RankReading:
-        require_rank(rank, ranks)
         return RankReading(0, rank, ranks, 1, of_one_stream(total, ranks))
 
     def _cut(self, items: list[object], reading: RankReading, position: Position) -> Cut:

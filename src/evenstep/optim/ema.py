@@ -16,7 +16,7 @@ from typing import Literal, final, get_args
 import torch
 from torch import Tensor, nn
 
-from evenstep.arguments import require_flag, require_number, require_whole, require_word
+from evenstep.arguments import require_number, require_whole, require_word
 from evenstep.errors import ArgumentError
 from evenstep.internals import foreach_move, local_tensor
 from evenstep.names import named_buffers, named_parameters
@@ -64,7 +64,6 @@ class Ema:
         require_number("decay", decay, "[0, 1)", "in [0, 1)", "0.999 to 0.9999 is usual")
         require_whole("start_update", start_update, at_least=0, advice="0 begins with the first update")
         require_whole("every_updates", every_updates, at_least=1, advice="1 follows each update")
-        require_flag("decay_warmup", decay_warmup)
         require_word("evaluated", evaluated, get_args(Evaluated))
         self.evaluated: Evaluated = evaluated
         self._decay_warmup = decay_warmup

@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple, cast, final, get_args
 from torch.optim import Optimizer
 
 from evenstep.arguments import (
-    require_flag,
     require_names,
     require_number,
     require_table,
@@ -72,7 +71,6 @@ class ParameterGroup:
         for name, least in (("lr", "above"), ("lr_factor", "above"), ("weight_decay", "at least")):
             if (value := getattr(self, name)) is not None:
                 require_number(name, value, "(0, inf)" if least == "above" else "[0, inf)", f"{least} 0 and finite")
-        require_flag("frozen", self.frozen)
         require_table("options", self.options, "`options={'betas': (0.9, 0.95)}`")
         if self.optimizer is not None:
             check_class(self.optimizer)

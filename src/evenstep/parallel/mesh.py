@@ -7,7 +7,7 @@ hold the same stages of different replicas. It says who belongs together, and se
 from dataclasses import dataclass, field
 from typing import final
 
-from evenstep.arguments import require_object, require_whole
+from evenstep.arguments import require_whole
 from evenstep.errors import ArgumentError
 from evenstep.parallel.group import Group
 
@@ -34,8 +34,6 @@ class Mesh:
     pipeline: Group = field(default_factory=Group)
 
     def __post_init__(self) -> None:
-        for name in ("world", "data", "pipeline"):
-            require_object(name, getattr(self, name), Group, "`Mesh.of(Processes(device), pipeline=2)`")
         if self.world.part_of:
             raise ArgumentError(
                 f"`world` must be all ranks of the run, but is {self.world.ranks} of {self.world.part_of}, which can "
@@ -63,7 +61,6 @@ class Mesh:
         >>> Mesh.of(Group()).data.ranks
         1
         """
-        require_object("world", world, Group, "`Mesh.of(Processes(device), pipeline=2)`")
         require_whole("pipeline", pipeline, at_least=1, advice="1 cuts nothing")
         check_pipelines(world.ranks, pipeline)
         if pipeline == 1:

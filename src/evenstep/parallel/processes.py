@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from evenstep.arguments import require_number, require_object
+from evenstep.arguments import require_number
 from evenstep.devices import device_here, make_current
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError, clause
 from evenstep.internals import PrefixStore, Store
@@ -76,7 +76,6 @@ class Processes(Group):
     """
 
     def __init__(self, device: torch.device | str, *, timeout_s: float = 60.0) -> None:
-        require_object("device", device, torch.device | str, "`Processes('cpu')`")
         require_number("timeout_s", timeout_s, "(0, inf]", "above 0 seconds", "60 is usual")
         info = rank_info_of(os.environ)
         if info is None:

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast, final, get_args
 import torch
 from torch import nn
 
-from evenstep.arguments import format_name, require_flag, require_word
+from evenstep.arguments import format_name, require_word
 from evenstep.errors import ArgumentError
 from evenstep.plugins import load_optional
 from evenstep.precision.precision import Precision
@@ -61,7 +61,6 @@ class Float8Mixed(Precision):
                 f'`layers` must be "blocks" or a pattern of module names such as "encoder.layers.*", but is {given!r}; '
                 f"without any layer in float8 it is precision 'bf16-mixed'."
             )
-        require_flag("emulate", emulate)
         self._recipe, self.layers, self._emulate = recipe, layers, emulate
 
     @property

@@ -9,7 +9,6 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from evenstep.arguments import require_flag
 from evenstep.precision.precision import Precision
 
 
@@ -28,7 +27,6 @@ class FullPrecision(Precision):
     name = "32-true"
 
     def __init__(self, *, bfloat16_parameters: bool = False) -> None:
-        require_flag("bfloat16_parameters", bfloat16_parameters)
         self._bfloat16_parameters = bfloat16_parameters
 
     @property

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from evenstep.arguments import format_name, require_flag, require_word
+from evenstep.arguments import format_name, require_word
 from evenstep.errors import ArgumentError
 from evenstep.internals import buffers_of, parameters_of
 from evenstep.precision.loss_scale import LossScaled
@@ -38,7 +38,6 @@ class SixteenBits(Precision):
 
     def __init__(self, *, cast_inputs: Where = "after-transfer", float32_outputs: bool = True) -> None:
         require_word("cast_inputs", cast_inputs, get_args(Where))
-        require_flag("float32_outputs", float32_outputs)
         self.casts_before_transfer = cast_inputs == "before-transfer"
         self.float32_outputs = float32_outputs
 

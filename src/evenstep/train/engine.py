@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evenstep import training_mode
-from evenstep.arguments import require_state
 from evenstep.checkpoint import ALONE, RankGroup, on_all_ranks
 from evenstep.data import Data, GlobalBatch, Position
 from evenstep.data.seeding import drawing_alone
@@ -328,7 +327,6 @@ class Engine:
         Raises:
             CheckpointError: it is of another model, optimizer, seed or precision. Nothing has been changed.
         """
-        require_state(state, "an engine's `state_dict`")
         check_parts(state)
         check_same_run(state["run"], {"seed": self.seed, "precision": self.precision.name})
         return self.load_own(self.own_part(state))

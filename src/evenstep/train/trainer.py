@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from evenstep.arguments import require_flag, require_object, said, unknown_argument
+from evenstep.arguments import said, unknown_argument
 from evenstep.data import Data, data_of
 from evenstep.data.seeding import drawing_alone, undisturbed
 from evenstep.errors import ArgumentError
@@ -174,8 +174,6 @@ class Trainer(TrainerAttributes):
             reason: what the result and the logs will say.
             requeue: whether the run is to be started again later, to go on from there (exit code 75).
         """
-        require_object("reason", reason, str, "`request_stop('good enough')`")
-        require_flag("requeue", requeue)
         self._loop.requests.request_stop(reason, requeue=requeue)
 
     def request_save(self) -> None:
@@ -408,7 +406,6 @@ class Trainer(TrainerAttributes):
                 changed then.
         """
         self._check_not_training("resume")
-        require_flag("new_settings", new_settings)
         resets = resets_of(reset)
         check_resets(resets, source, self.progress.update, self._loop.engine.core.learning_rates.leaves_alone)
         word = source in ("last", "best") and not Path(source).exists()  # of Lightning

@@ -8,7 +8,7 @@ from typing import final
 
 from torch import nn
 
-from evenstep.arguments import require_object, require_table
+from evenstep.arguments import require_table
 from evenstep.errors import ArgumentError
 from evenstep.optim.schedules import LrSchedule
 from evenstep.train.tasks.coefficients import Coefficients, Fixed, check_tasks
@@ -37,7 +37,6 @@ class Scheduled(Coefficients):
     def __init__(self, schedules: Mapping[str, LrSchedule], *, values: Mapping[str, float] | None = None) -> None:
         self._schedules = dict(require_table("schedules", schedules, "`Scheduled({'box': Cosine()})`"))
         for name, schedule in self._schedules.items():
-            require_object(f"schedules[{name!r}]", schedule, LrSchedule, "`Cosine()`")
             if schedule.needs:
                 raise ArgumentError(
                     f"`schedules` of task `{name}` must depend on the number of the update only, but "

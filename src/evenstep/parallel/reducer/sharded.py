@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from evenstep.arguments import format_name, require_flag, require_object, require_whole
+from evenstep.arguments import format_name, require_whole
 from evenstep.errors import ArgumentError
 from evenstep.internals.fsdp import (
     begin,
@@ -60,11 +60,8 @@ class Sharded(Strategy):
         gather_dtype: torch.dtype | None = None,
         offload: bool = False,
     ) -> None:
-        require_object("group", group, Group, f"`{type(self).__name__}(Processes(device))`")
         if shard_ranks is not None:
             require_whole("shard_ranks", shard_ranks, at_least=1, advice="all ranks share by default")
-        require_object("gather_dtype", gather_dtype, torch.dtype, "`gather_dtype=torch.bfloat16`", may_be_none=True)
-        require_flag("offload", offload)
         check_sharding(group.ranks, group.device, shard_ranks=shard_ranks, offload=offload)
         layout = Shards(group, num_shards=shard_ranks or group.ranks, exact=self.exact)
         super().__init__(group, layout)

@@ -11,7 +11,6 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from evenstep.arguments import require_object
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import ParameterLayout
 from evenstep.parallel.reducer.reducer import Reducer
@@ -32,8 +31,6 @@ class Strategy(ABC):
     gather_dtype: torch.dtype | None = None
 
     def __init__(self, group: Group | None = None, layout: ParameterLayout | None = None) -> None:
-        require_object("group", group, Group, "`Ddp(Processes(device))`", may_be_none=True)
-        require_object("layout", layout, ParameterLayout, "no `layout`", may_be_none=True)
         self.group = group or Group()
         self.data_group = self.group
         self.layout = layout or ParameterLayout(self.group)

@@ -12,7 +12,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from evenstep.arguments import require_object, said
+from evenstep.arguments import said
 from evenstep.errors import ArgumentError
 from evenstep.names import parameters_in
 from evenstep.parallel.group import Group
@@ -30,7 +30,6 @@ class Zero1(Strategy):
     """
 
     def __init__(self, replicas: Strategy) -> None:
-        require_object("replicas", replicas, Strategy, "`Zero1(Ddp(Processes(device)))`")
         if type(replicas.layout) is not ParameterLayout:
             raise ArgumentError(
                 f"`replicas` must be a strategy whose ranks hold all, `Ddp` or `Ordered`, but is {said(replicas)}; "

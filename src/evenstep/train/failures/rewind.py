@@ -6,7 +6,7 @@ is exact, and enough where the fault was a passing one. A run that goes back aga
 
 from typing import final
 
-from evenstep.arguments import require_flag, require_whole
+from evenstep.arguments import require_whole
 from evenstep.events import Incident
 from evenstep.options import MAX_REWINDS
 from evenstep.train.failures.policy import Answer, FailurePolicy
@@ -26,7 +26,6 @@ class Rewind(FailurePolicy):
     """
 
     def __init__(self, *, past_data: bool = False, limit: int = MAX_REWINDS) -> None:
-        require_flag("past_data", past_data)
         require_whole("limit", limit, at_least=1, advice="use `Stop()` to never go back")
         self._answer = Answer.REWIND_PAST if past_data else Answer.REWIND
         self._left = limit

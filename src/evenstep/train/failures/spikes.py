@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import final
 
-from evenstep.arguments import require_number, require_object, require_whole
+from evenstep.arguments import require_number, require_whole
 from evenstep.events import Incident, Record
 from evenstep.options import SPIKE_THRESHOLD, SPIKE_WINDOW_UPDATES
 from evenstep.train.failures.policy import FailurePolicy
@@ -60,7 +60,6 @@ class LossSpikes:
         window_updates: int = SPIKE_WINDOW_UPDATES,
         threshold: float = SPIKE_THRESHOLD,
     ) -> None:
-        require_object("policy", policy, FailurePolicy, "`policy=Skip()`", may_be_none=True)
         require_whole("window_updates", window_updates, at_least=8, advice="128 is usual")
         require_number("threshold", threshold, "(0, inf]", "above 0", "10 is careful")
         self.policy = policy
