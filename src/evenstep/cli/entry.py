@@ -6,6 +6,7 @@ be run again; 130 stopped by Ctrl-C. What a command does is in its own module, i
 
 import argparse
 import errno
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
 
 from evenstep.cli.arguments import in_home, split
 from evenstep.cli.messages import paragraphs
-from evenstep.cli.screen import prepare_streams, write_to_nowhere
+from evenstep.cli.screen import write_to_nowhere
 from evenstep.errors import ConfigError
 from evenstep.exits import CODE_FILE, EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.signals import Terminated, ending, ignore_at_the_end, leave_with, not_swallowed
@@ -197,7 +198,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     leaves = arguments is None
     if leaves:
-        prepare_streams()
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
         ignore_at_the_end()
     code = _run(given, leaves=leaves)
     if leaves:
@@ -284,20 +286,13 @@ def _dispatch(arguments: list[str], *, leaves: bool) -> int:
     except SystemExit as stop:  # argparse has printed help or the version
         return cast("int", stop.code)
     if unknown:
-        raise ConfigError([_not_taken(options.command, unknown)])
+        raise ConfigError([f"`evenstep {options.command}` does not take `{unknown[0]}`; leave it out."])
     command = COMMANDS[options.command]
-    given = [argument.partition("=")[0] for argument in own]
-    twice = [f"--{one.name}" for one in command.options if one.value is not None and given.count(f"--{one.name}") > 1]
-    if twice:
-        raise ConfigError([f"`{name}` is given twice; leave one out." for name in twice])
     _check_settings(options.command, settings)
     paths: str | list[str] | None = getattr(options, "path", None)
-    for path in [paths] if isinstance(paths, str) else paths or []:
-        if not path and command.path is not None:
-            raise ConfigError([_empty(f"evenstep {options.command}", command.path[0])])
-    for option in command.options:
-        if getattr(options, option.name.replace("-", "_")) == "":
-            raise ConfigError([_empty(f"--{option.name}", option.value)])
+    given = [paths] if isinstance(paths, str) else paths or []
+    if "" in [*given, *(getattr(options, option.name.replace("-", "_")) for option in command.options)]:
+        raise ConfigError([f"`evenstep {options.command}` is given an empty text; give a value."])
     with ending(leaves=leaves) if command.trains else nullcontext():
         with not_swallowed():
             run = cast("Callable[..., int]", import_module(f"evenstep.cli.{command.module}").run)
@@ -307,66 +302,28 @@ def _dispatch(arguments: list[str], *, leaves: bool) -> int:
 
 
 def _no_command(given: str) -> str:
-    """What to say of a first argument that is no command."""
-    if given.startswith("-"):
-        return f"`{given}` stands where the command must; `evenstep --help` lists the commands, which options follow."
+    """Sentence about a first argument that is no command."""
     close = [f"train {given}"] if given.endswith(".toml") else get_close_matches(given, COMMANDS, n=1)
     advice = f"did you mean `evenstep {close[0]}`?" if close else f"there are {', '.join(COMMANDS)}."
     return f"`{given}` is not a command; {advice}"
 
 
-def _empty(asks: str, value: str | None) -> str:
-    """What to say of an empty text, which as a path would be the folder that one is in."""
-    return f"`{asks}` is given an empty text for {value}, as where a variable of the shell is not set; give its value."
-
-
-def _not_taken(name: str, given: Sequence[str]) -> str:
-    """What to say of arguments that a command does not take: another command's options, or no options at all."""
-    command = COMMANDS[name]
-    first = next((argument for argument in given if argument.startswith("-")), given[0])
-    option = first.partition("=")[0].removeprefix("--")
-    others = [f"`evenstep {other}`" for other, each in COMMANDS.items() if option in [one.name for one in each.options]]
-    if first.startswith("--") and others:
-        key = import_module("evenstep.config.keys").meant_by((option,), ()) if command.settings is not None else None
-        is_near = key is not None and key.endswith(f".{option}")
-        advice = f"did you mean `--{key}`?" if is_near else f"see `evenstep {name} --help`."
-        return f"`--{option}` is an option of {', '.join(others)}, not of `evenstep {name}`; {advice}"
-    if first.startswith("-"):
-        return f"`{first}` is not an option, since options begin with two dashes; see `evenstep {name} --help`."
-    if "=" in first and command.settings is not None:
-        return f"`{first}` is not a setting; write settings as `--section.key value`, such as `--train.updates 100`."
-    takes = f"only {command.path[0]}" if command.path is not None else "none"
-    return f"`{first}` is one argument too many, as `evenstep {name}` takes {takes}; leave it out."
-
-
 def _check_settings(name: str, settings: Sequence[str]) -> None:
-    """Raise ConfigError for what is no setting of the command: most likely a misspelt option."""
+    """Raise ConfigError for settings of a command that takes none, and for misspelt options."""
     command = COMMANDS[name]
     names = [option.name for option in command.options]
-    for setting, following in zip(settings, [*settings[1:], "--"], strict=False):
-        if not setting.startswith("--"):
-            continue
-        given = setting.partition("=")[0]
-        close = get_close_matches(given.removeprefix("--"), names, n=1, cutoff=0.7)
-        meant = f"did you mean `--{close[0]}`?" if close else f"see `evenstep {name} --help`."
+    for given in (setting.partition("=")[0].removeprefix("--") for setting in settings if setting.startswith("--")):
+        close = get_close_matches(given, names, n=1, cutoff=0.7)
+        is_key = command.settings is not None and ("." in given or not close)
+        if not is_key and given not in import_module("evenstep.config.schema").Config.model_fields:
+            meant = f"did you mean `--{close[0]}`?" if close else f"see `evenstep {name} --help`."
+            raise ConfigError([f"`--{given}` is not an option of `evenstep {name}`; {meant}"])
         if command.settings is None:
-            options = f"its options are {', '.join(f'--{one}' for one in names)}." if names else "it takes none."
-            takes = meant if close else options
-            raise ConfigError([f"`{given}` can't be given to `evenstep {name}`, which takes no settings; {takes}"])
-        table = given.removeprefix("--").partition(".")[0]
-        is_flag = "=" not in setting and following.startswith("--") and command.options_of is None
-        may_be_option = command.options and given == f"--{table}"  # keys with one word are few
-        if close or is_flag or may_be_option:
-            known = import_module("evenstep.config.schema").Config.model_fields
-            if table in known:
-                continue
-            if may_be_option and not close and (key := import_module("evenstep.config.keys").meant_by((table,), ())):
-                meant = f"{meant.removesuffix('.')}, or, if a key is meant, `--{key}`."
-            raise ConfigError([f"`{given}` is neither an option of `evenstep {name}` nor a key of a run file; {meant}"])
+            raise ConfigError([f"`evenstep {name}` takes no settings, but is given `--{given}`; leave it out."])
 
 
 def _options_beside(command: str) -> list[Option]:
-    """The options that are no settings of a command: those of all, but where it reads options of its own from them."""
+    """Options that are no settings: those of all commands, except of one that reads its options from the settings."""
     if command in COMMANDS and COMMANDS[command].options_of is not None:
         return list(COMMANDS[command].options)
     return [option for each in COMMANDS.values() for option in each.options]

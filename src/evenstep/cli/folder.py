@@ -91,34 +91,10 @@ def find_config(folder: Path) -> Path:
         ArgumentError: there is no run, or its file is empty (a ConfigError).
     """
     if not (folder / CONFIG).is_file():
-        if complete_checkpoints(folder / "checkpoints"):
-            raise ArgumentError(
-                f"{folder} has checkpoints, but no {CONFIG}. If a script trains this run, the script goes on with it: "
-                f"`trainer.resume()` before `trainer.train()`. If it has a run file: `evenstep train RUN.toml --resume "
-                f"auto` with the same `name` and `runs`."
-            )
-        what = f"has no {CONFIG}" if folder.is_dir() else "is a file" if folder.exists() else "is not there"
-        file = folder if folder.suffix == ".toml" else folder / "run.toml"
-        begin = f", or begin or go on with the run of {file}: `evenstep train {quote(str(file))} --resume auto`"
-        near = _runs_near(folder)
-        meant = ", ".join(map(str, near)) or "the folder that `evenstep train` has printed, such as runs/gpt_bytes"
-        raise ArgumentError(
-            f"{folder} must be the folder of a run, but {what}; give {'one of ' if len(near) > 1 else ''}{meant}"
-            f"{begin if file.is_file() else ''}."
-        )
+        raise ArgumentError(f"{folder} must be the folder of a run, but has no {CONFIG}; give the folder of a run.")
     if not (folder / CONFIG).read_bytes().strip(b"\0\n "):
-        fault = (
-            f"{folder / CONFIG} is empty, as a loss of power may leave it; go on from the run file, which writes it "
-            f"anew: `evenstep train RUN.toml --resume auto`."
-        )
-        raise ConfigError([fault])
+        raise ConfigError([f"{folder / CONFIG} is empty; go on by `evenstep train RUN.toml --resume auto`."])
     return folder / CONFIG
-
-
-def _runs_near(folder: Path) -> list[Path]:
-    """The run that a folder is in, or the first runs that are in it."""
-    above = next((one for one in folder.parents if (one / CONFIG).is_file()), None)
-    return [above] if above is not None else [file.parent for file in sorted(folder.glob(f"*/{CONFIG}"))[:5]]
 
 
 def publish(run: OpenRun, folder: Path) -> None:
@@ -148,15 +124,6 @@ def origin_of_recipe(folder: Path) -> Path | None:
     said = folder / ORIGIN
     origin = Path(said.read_text(encoding="utf-8", errors="replace").strip()) if said.is_file() else None
     return origin if origin is not None and origin.is_dir() else None
-
-
-def edited_since(folder: Path) -> list[Path]:
-    """The files of the recipe that are other than those that the run in `folder` has a copy of."""
-    origin = origin_of_recipe(folder)
-    if origin is None:
-        return []
-    copies = {origin / copy.relative_to(folder / RECIPE): copy for copy in (folder / RECIPE).rglob("*.py")}
-    return sorted(file for file, copy in copies.items() if file.is_file() and file.read_bytes() != copy.read_bytes())
 
 
 def _copy_recipe(recipe: Path, folder: Path) -> None:

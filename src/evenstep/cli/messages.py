@@ -27,7 +27,6 @@ def paragraphs(error: BaseException, *, hint: bool) -> str:
     else:
         place = user_line(error)
         text = _foreign(error, place)
-        notes = [note for note in notes if not place or place not in note]  # it has just been said
         shows_more = True
     if hint and shows_more:
         notes.append("--traceback shows the whole way there.")
@@ -37,7 +36,7 @@ def paragraphs(error: BaseException, *, hint: bool) -> str:
 def _foreign(error: BaseException, place: str) -> str:
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if place:
-        text += f" (raised at {place}, which is not evenstep's: look there)"
+        text += f" (raised at {place})"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        text += ". The disk is full: make room and go on"
+        text += ". The disk is full"
     return text if text.endswith((".", "?", "!")) else f"{text}."

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from evenstep.builders import joined, open_run
 from evenstep.cli.arguments import without
-from evenstep.cli.folder import BEGUN, OWN, RECIPE, edited_since, find_config, origin_of_recipe, where_to_begin
+from evenstep.cli.folder import BEGUN, OWN, RECIPE, find_config, origin_of_recipe, where_to_begin
 from evenstep.cli.starting import start_ranks, submit_run
 from evenstep.cli.training import train_in
 from evenstep.config.schema import CoefficientsTable, Config, Float8Table, LossScaleTable, MixtureTable
@@ -39,12 +39,9 @@ def run(path: str, settings: list[str]) -> int:
     begun = settings_in(BEGUN, str(file))
     for given in from_arguments(settings):
         if given.path[0] in BEGUN:
-            fault = (
-                f"`{given.path[0]}` can't be set for `evenstep resume`, which goes on from the newest checkpoint of "
-                f"{folder}; leave it out, or begin another run: `evenstep train {quote(str(file))} --name ANOTHER "
-                f"--resume PATH`."
+            raise ConfigError(
+                [f"`{given.path[0]}` can't be set for `evenstep resume`, which goes on from the newest checkpoint."]
             )
-            raise ConfigError([fault])
     own = [_with_origin(each, folder) for each in settings_of(settings, without=OWN)]
     with open_run(file, [*begun, *own]) as opened:
         before = Config.model_validate(read_file(file) | {"resume": "never", "reset": ()})
@@ -135,18 +132,11 @@ def _value(config: Config, key: str) -> str:
 def _of_recipe(recipe: Path, folder: Path) -> list[str]:
     if recipe != (folder / RECIPE).resolve():
         return [f"recipe      {recipe}, as it is now"]
-    edited = ", ".join(map(str, edited_since(folder)))
-    return (
-        [f"recipe      {folder / RECIPE}; edited since: {edited}, for which give --recipe {CURRENT}"] if edited else []
-    )
+    return []
 
 
 def _refusal(keys: list[str], file: Path) -> str:
-    settings = " ".join(f"--{key} VALUE" for key in keys)
     return (
-        f"{' and '.join(f'`{key}`' for key in keys)} can't be changed when a run goes on, since the updates already "
-        f"made would be another run's. Leave it out, or train another run, anew or (with `--resume "
-        f"{quote(str(file.parent))}`) from where this one is: `evenstep train {quote(str(file))} --name ANOTHER "
-        f"{settings}`. What can be changed: "
-        f"{', '.join(SAFE)}."
+        f"{' and '.join(f'`{key}`' for key in keys)} can't be changed when a run goes on; train another: "
+        f"`evenstep train {quote(str(file))} --name ANOTHER --resume {quote(str(file.parent))}`."
     )

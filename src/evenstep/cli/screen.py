@@ -1,32 +1,10 @@
-"""The standard streams of a command: there where it was started without them, and output that a run outlives.
-
-A run that has trained for days must not end because a pager or a terminal was closed, or can't show a letter. Files are
-not treated so: those errors count.
-"""
+"""Output that a run outlives: it must not end because a pager or a terminal was closed."""
 
 import errno
 import io
 import os
 import stat
-import sys
-from typing import TextIO, cast, final
-
-_STANDARD = 3  # in, out and for errors
-
-
-def prepare_streams() -> None:
-    """Let all that a command says be written: to nowhere where it was started without a stream, as by `>&-`.
-
-    The files that it opens would be given the number of such a stream, and what is said would be written into them.
-    """
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) < _STANDARD:
-        os.set_inheritable(descriptor, True)  # for ranks and workers
-    os.close(descriptor)
-    for number, name in enumerate(("stdout", "stderr"), 1):
-        if cast("TextIO | None", getattr(sys, name)) is None:
-            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error has it
+from typing import TextIO, final
 
 
 def write_to_nowhere(stream: TextIO) -> None:

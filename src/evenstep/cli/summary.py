@@ -5,7 +5,7 @@ It computes nothing that the run itself doesn't use.
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 from torch import nn
 
@@ -131,35 +131,17 @@ def _tried_out(config: Config) -> list[str]:
 
 
 def _global_batch(data: DataTable) -> str:
-    if isinstance(data.global_batch_size, tuple) or isinstance(data.global_batch_tokens, tuple):
-        return _changing(data)
     size, tokens = data.global_batch_size, data.global_batch_tokens
+    if isinstance(size, tuple) or isinstance(tokens, tuple):
+        pairs = ", ".join(f"from {begin:,} on {size:,}" for begin, size in cast("Any", size or tokens))
+        return f"{pairs} {'samples' if tokens is None else 'tokens'}"
     whole = f"{size:,} samples" if tokens is None else f"at most {tokens:,} tokens"
-    part_size, part_tokens = data.micro_batch_size, data.micro_batch_tokens
-    if part_size == "auto":
+    part = data.micro_batch_size
+    if part == "auto":
         return f"{whole}, in micro-batches that fit into memory"
-    if size is not None and part_tokens is None:
-        part = min(part_size or size, size)
-        count = -(-size // part)
-        return f"{whole} = {count} micro-batch{'es' if count > 1 else ''} of {'at most ' * (size % part > 0)}{part:,}"
-    if tokens is not None and part_tokens is not None and part_size is None:
-        return f"{whole} = micro-batches of at most {part_tokens:,} tokens"
-    limits = [f"{part_size:,} samples"] if part_size else []
-    limits += [f"{part_tokens:,} tokens"] if part_tokens else []
-    return f"{whole} in micro-batches of at most {' and '.join(limits)}" if limits else whole
-
-
-def _changing(data: DataTable) -> str:
-    """Global batches whose size changes over the run."""
-    by_samples = isinstance(data.global_batch_size, tuple)
-    pairs = cast("tuple[tuple[int, int], ...]", data.global_batch_size if by_samples else data.global_batch_tokens)
-    what, unit = "samples" if by_samples else "tokens at most", data.batch_size_unit.removesuffix("s")
-    sizes = [f"{size:,}" if begin == 1 else f"from {unit} {begin:,} on {size:,}" for begin, size in pairs]
-    part_size, part_tokens = data.micro_batch_size, data.micro_batch_tokens
-    limits = [] if part_size is None else ["what fits into memory" if part_size == "auto" else f"{part_size:,} samples"]
-    limits += [f"{part_tokens:,} tokens"] if part_tokens else []
-    cut = f", in micro-batches of at most {' and '.join(limits)}" if limits else ""
-    return f"{', '.join(sizes)} {what}{cut}"
+    limits = [] if part is None else [f"{part:,} samples"]
+    limits += [] if data.micro_batch_tokens is None else [f"{data.micro_batch_tokens:,} tokens"]
+    return f"{whole}, in micro-batches of at most {' and '.join(limits)}" if limits else whole
 
 
 def _epochs(parts: RunParts, trainer: Trainer) -> str:

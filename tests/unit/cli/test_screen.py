@@ -63,24 +63,6 @@ def test_nothing_is_raised_when_the_terminal_has_been_closed() -> None:
             print(f"update {number}", file=screen, flush=True)
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
-def test_what_is_said_goes_into_no_file_where_a_command_is_started_without_streams(tmp_path: Path, closed: str) -> None:
-    """A file that it opens is given the number of a stream that is not there."""
-    program = (
-        "import sys; from evenstep.cli.screen import prepare_streams; prepare_streams(); file = open('kept', 'w');"
-        "print('said'); print('said', file=sys.stderr); import os; os.write(1, b'said'); os.write(2, b'said')"
-    )
-    ended = subprocess.run(
-        f'exec "$PYTHON" -c "{program}" {closed}',
-        shell=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHON": sys.executable},
-        check=False,
-        capture_output=True,
-    )
-    assert (ended.returncode, (tmp_path / "kept").read_text()) == (0, "")
-
-
 def test_letters_that_the_terminal_does_not_have_are_written_as_escapes(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "evenstep", "new", "--from", "digits", "naïve/mine"],
