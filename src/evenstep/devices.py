@@ -36,32 +36,13 @@ def device_here(device: str | torch.device) -> torch.device:
     >>> device_here("cpu")
     device(type='cpu')
     """
-    if reason := why_not(str(device)):
-        raise ArgumentError(f"`device` can't be '{device}': {reason}")
     try:
         return torch.empty(0, device=torch.device(device)).device
     except (RuntimeError, AssertionError, ImportError) as error:  # torch asks for the package of some by an import
-        kind = str(device).partition(":")[0]
-        why = "torch calls it 'cuda'." if kind == "gpu" else str(error).splitlines()[0]
+        why = str(error).splitlines()[0]
         raise ArgumentError(
             f"`device` must be 'auto', 'cpu' or an accelerator of this machine, but is '{device}': {why}"
         ) from error
-
-
-def why_not(device: str) -> str | None:
-    """Why no machine trains on a device of this name, and what to take; None where that depends on the machine.
-
-    >>> why_not("cuda:1") is None, why_not("xla:0").partition(",")[0]
-    (True, 'torch_xla')
-    """
-    return _NOWHERE.get(device.partition(":")[0])
-
-
-_ENDED = (
-    "torch_xla, through which torch computed on TPUs, ended with torch 2.9, and evenstep needs a newer torch; take "
-    "cuda or cpu, or a framework that is made for TPUs, such as JAX."
-)
-_NOWHERE = {"xla": _ENDED, "tpu": _ENDED}
 
 
 def make_current(device: torch.device) -> None:

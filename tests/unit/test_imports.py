@@ -33,7 +33,6 @@ ROOT = {
     "training_mode",
     "usual_words",
     "version",
-    "writable",
 }
 CORE = {"train", "pipeline", "parallel", *LEAVES}
 OPTIONS = "options"  # names the core's classes for type checkers only, and loads none of it

@@ -24,7 +24,6 @@ from evenstep.checkpoint.tensorfile import TensorFile
 from evenstep.checkpoint.weights import INDEX_SUFFIX, SUFFIX, StoredWeights, index_of, open_weights
 from evenstep.checkpoint.writer import write_file
 from evenstep.errors import ArgumentError, CheckpointError
-from evenstep.writable import check_place
 
 ExportFormat = Literal["fp32", "bf16", "fp16"]
 FORMATS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -61,7 +60,6 @@ def export_weights(
     """
     to = Path(to).expanduser()
     _check(to, dtype)
-    check_place(to)
     weights = open_weights(path, average=average)
     weights.check_evaluated()
     names = _once(weights)

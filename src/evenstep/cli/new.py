@@ -13,7 +13,6 @@ from shutil import copyfile, copytree, ignore_patterns, rmtree
 from evenstep.arguments import advice
 from evenstep.errors import ConfigError, EvenstepError, clause
 from evenstep.exits import EXIT_DONE
-from evenstep.writable import why_not_written
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -32,8 +31,6 @@ def run(path: str, settings: list[str], **options: str | None) -> int:
         )
     if folder.exists():
         raise ConfigError([f"`{path}` is there already, and nothing is overwritten; give another name."])
-    if why := why_not_written(folder, folder=True):
-        raise ConfigError([f"`{path}` can't be written: {why}; give another folder."])
     try:
         _copy(known[name], folder, name)
     except OSError as error:

@@ -23,7 +23,6 @@ from evenstep.extras.planning.simulate import Simulation, simulate
 from evenstep.extras.planning.text import write_plans, written_schedule
 from evenstep.extras.planning.torch_csv import to_torch_csv
 from evenstep.pipeline import SCHEDULES, Layout, Plan, Schedule
-from evenstep.writable import check_file
 
 _COLOURS = {"F": "on blue", "B": "on green", "I": "on dark_orange3", "W": "on purple"}
 
@@ -51,8 +50,6 @@ def run(path: str, settings: list[str]) -> int:
     chosen = _chosen(given.get("schedule", ""))
     if given.get("draw") == "trace" and "out" not in given:
         raise ConfigError(["`--draw trace` is a file's content; name the file: `--out FILE`."])
-    if given.get("out"):
-        check_file("--out", given["out"])
     layered = None
     if path and "costs" in given:
         raise ConfigError(["`--costs` can't be given with a run file, whose costs are measured; leave one out."])

@@ -28,7 +28,6 @@ from evenstep.exits import EXIT_DONE, EXIT_ERROR
 from evenstep.extras.prove.rows import Prover, Verdict
 from evenstep.extras.prove.subject import Bench, Variant
 from evenstep.version import __version__
-from evenstep.writable import check_file
 
 UPDATES, RANKS = 4, 2
 _IN_PROCESS = 20  # runs that the rows of one process make, about
@@ -49,8 +48,6 @@ def run(
         return run_part(Path(path), settings, Path(part))
     count = UPDATES if updates is None else whole_number("--updates", updates, at_least=1)
     several = RANKS if ranks is None else whole_number("--ranks", ranks, at_least=2)
-    if json is not None:
-        check_file("--json", json)
     given = settings_of(settings)
     with open_run(Path(path), given) as opened:
         config = opened.config

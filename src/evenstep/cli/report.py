@@ -7,7 +7,6 @@ from evenstep.exits import EXIT_DONE
 from evenstep.extras.report.follow import follow_runs
 from evenstep.extras.report.page import REPORT, write_page
 from evenstep.extras.report.run import is_run
-from evenstep.writable import check_file
 
 
 def run(paths: list[str], settings: list[str], *, to: str | None, follow: bool) -> int:
@@ -15,8 +14,6 @@ def run(paths: list[str], settings: list[str], *, to: str | None, follow: bool) 
     assert not settings, "the command line takes none"
     if follow and to is not None:
         raise ConfigError(["`--to` can't be given with `--follow`, which writes no file; leave one out."])
-    if to is not None:
-        check_file("--to", to)
     folders = _runs(paths)
     if follow:
         follow_runs(folders, lambda address: print(f"{address}  (Ctrl-C ends it)", flush=True))

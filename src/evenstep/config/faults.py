@@ -11,7 +11,6 @@ from pydantic_core import ErrorDetails
 
 from evenstep.arguments import meant, shortened
 from evenstep.config.keys import advice_for, locate
-from evenstep.devices import why_not
 from evenstep.errors import ArgumentError, CheckpointError, ConfigError, PlanError
 
 _PATTERNS = {
@@ -38,8 +37,6 @@ def invalid_values(error: ValidationError, origin: Callable[[Sequence[str]], str
             text = f"is not a key; {advice_for(path, siblings)}"
         elif kind == "missing":
             text = "is missing; set it."
-        elif path == ("device",) and (reason := why_not(str(given))):
-            text = f"can't be {quoted(given)}: {reason}"
         elif kind == "string_pattern_mismatch":
             text = f"{_PATTERNS[path[-1]]}, but is {quoted(given)}."
         else:

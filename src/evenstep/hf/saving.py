@@ -16,7 +16,6 @@ from evenstep.checkpoint.weights import StoredWeights, open_weights
 from evenstep.errors import ArgumentError, CheckpointError, clause
 from evenstep.hf.models import library
 from evenstep.train import load_weights
-from evenstep.writable import check_place
 
 _STAGED = ".saving-"
 
@@ -58,7 +57,6 @@ def save_pretrained(
     check_options(dtype, tokenizer)
     if to.exists():
         raise ArgumentError(f"`{to}` exists already, and nothing in it was touched; give another name.")
-    check_place(to)
     open_weights(weights, average=average).check_evaluated()
     load_weights(model, weights, average=average)
     if dtype is not None:
