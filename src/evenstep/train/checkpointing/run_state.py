@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, cast, final
 
 from torch import Tensor
 
-from evenstep.arguments import require_state
 from evenstep.checkpoint import CheckpointReader, on_all_ranks
 from evenstep.data import Data
 from evenstep.errors import CheckpointError
@@ -130,7 +129,6 @@ class RunState:
         Raises:
             CheckpointError: it is of another model, optimizer, data, seed or precision. Nothing has been changed.
         """
-        require_state(state, _WANTED)
         state = self._of_this_rank(state)
         data = self._data_of_same_run(state)
         own = self.engine.own_part(state)
@@ -172,7 +170,6 @@ class RunState:
                 on_all_ranks(group, reader.verify)
 
         reader = on_all_ranks(group, opened)
-        require_state(reader.state, _WANTED)
         state = self._afresh(self._of_this_rank(reader.state), reset)
         try:
             data = on_all_ranks(group, lambda: self._data_of_same_run(state))
