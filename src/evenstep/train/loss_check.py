@@ -193,9 +193,8 @@ class LossCheck:
                 f"`{kind}.weight` must count the units of the summed loss, such as `(labels != -100).sum()`. If it is "
                 f"meant so: {_OFF}."
             )
-        norms = [part for part in self.model.modules() if is_batch_norm(part)]
-        statistics = any(getattr(norm, "running_mean", None) is None for norm in norms)
-        if not is_random and not statistics and differs(whole, halves, tolerance):
+        norms = [part for part in self.model.modules() if is_batch_norm(part) and not part.track_running_stats]
+        if not is_random and not norms and differs(whole, halves, tolerance):
             total = math.fsum(half.loss for half in halves)
             return (
                 f"the loss of micro-batch {number} is {whole.loss:.4g}, but the losses of its parts add up to "

@@ -1,6 +1,6 @@
 """Predictions: the same bits in the order of the data, whoever ran the model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any
@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, MapData, Mixture, StreamData, Task, Trainer, Training
-from evenstep.errors import ArgumentError, EvenstepError, TaskError
+from evenstep import Ema, MapData, Mixture, Task, Trainer, Training
+from evenstep.errors import EvenstepError, TaskError
 from evenstep.parallel import Ddp, Group, Mesh, Ordered, Single, Zero1
 from evenstep.pipeline import PipelineModel
 from evenstep.train import Prediction
@@ -263,39 +263,6 @@ def test_each_task_keeps_its_own() -> None:
     found = trainer(layers(), task=tasks, data=given).predict(given)
     kinds = [(one.task, len(one.samples), type(one.output)) for one in found]
     assert set(kinds) == {("a", 2, dict), ("b", 2, tuple), ("b", 1, tuple)}
-
-
-def test_a_mixture_that_would_repeat_or_leave_out_samples_is_refused_and_the_advice_works() -> None:
-    tasks: dict[str, Task] = {"a": Name(), "b": Name()}
-    parts = {"a": data(11), "b": data(3)}
-    one = trainer(layers(), task=tasks, data=Mixture(parts))
-    with pytest.raises(ArgumentError, match=r"what is predicted is a mixture whose epoch does not take .* `b` once"):
-        one.predict(Mixture(parts))
-    with pytest.raises(ArgumentError, match=r'not take each .* task `a` once.* write `Mixture\(…, end="max"\)`'):
-        one.predict(Mixture(parts, end="min"))
-    found = one.predict(Mixture(parts, end="max"))
-    samples = {name: sorted(n for part in found if part.task == name for n in part.samples) for name in parts}
-    assert samples == {"a": list(range(11)), "b": list(range(3))}
-
-
-def test_the_stream_that_is_trained_on_is_refused_since_predicting_would_move_it() -> None:
-    class Stream:
-        def __iter__(self) -> Iterator[Any]:
-            return iter(Ragged(4))
-
-        def state_dict(self) -> dict[str, Any]:
-            return {}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-    def of(stream: Any) -> StreamData:
-        return StreamData(stream, global_batch_size=4, collate=padded)
-
-    stream = Stream()
-    one = trainer(layers(), data=of(stream))
-    with pytest.raises(ArgumentError, match="what is predicted reads the stream that `data` reads, a Stream, and each"):
-        one.predict(of(stream))
-    assert len(one.predict(of(Stream()))) == 1
 
 
 def test_a_batch_of_an_unknown_task_is_named() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Aborted, Ema, Engine, Fsdp, Group, Memory, PipelineModel, Task, Training
+from evenstep import Aborted, Ema, Engine, PipelineModel, Task, Training
 from evenstep.errors import ArgumentError
 
 
@@ -91,20 +91,6 @@ def test_layers_of_it_in_stages_have_the_bits_of_the_model() -> None:
             engine.update(*zip(batch(update)[0].split(4), batch(update)[1].split(4), strict=True))
     for one, other in zip(whole.model.parameters(), staged.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
-
-
-def test_shards_and_activations_that_are_computed_again_are_refused_by_name() -> None:
-    model = in_part()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ArgumentError, match=r"'0' is compiled by `torch.jit`, which takes none of the hooks"):
-        Engine(model, Square(), optimizer, strategy=Fsdp(Group()), device="cpu")
-    with pytest.raises(ArgumentError, match=r"fits `0`, which is compiled by `torch.jit`; give it as it was"):
-        engine_of(in_part(), memory=Memory(checkpoint="0"))
-    around = nn.Sequential(nn.Sequential(nn.Tanh(), in_part()), nn.Tanh())
-    with pytest.raises(
-        ArgumentError, match=r"means `0`, but its part `1.0` is compiled by `torch.jit` and has buffers"
-    ):
-        engine_of(around, memory=Memory(checkpoint="0"))
 
 
 def test_frozen_statistics_stay_and_those_of_single_tasks_are_refused_by_name() -> None:

@@ -159,19 +159,6 @@ def test_an_engine_tells_of_updates_and_evaluations_and_refuses_what_it_does_not
         engine_of(Told())
 
 
-@pytest.mark.parametrize(
-    "members, text",
-    [
-        ({"before_epochs": lambda self, event: None}, "which nothing calls; did you mean `before_epoch`"),
-        ({"before_epoch": lambda self: None}, r"`Mine\.before_epoch` is called with the event, but takes `\(\)`"),
-        ({"before_epoch": 3}, r"`Mine\.before_epoch` must be a method, but is 3"),
-    ],
-)
-def test_a_method_that_would_not_be_called_is_refused(members: Any, text: str) -> None:
-    with pytest.raises(ArgumentError, match=text):
-        trainer_of(type("Mine", (Squares,), members)())
-
-
 def test_gradients_of_several_batches_accumulate_and_the_last_one_does_not_win() -> None:
     class Scaled(Task):
         """The gradient of a batch is the sum of its labels."""

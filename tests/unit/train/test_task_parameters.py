@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from evenstep import Ema, Engine, Hook, Logging, MapData, Mixture, Task, Trainer, Training
+from evenstep import Ema, Engine, Logging, MapData, Mixture, Task, Trainer, Training
 from evenstep.data import Mixing
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Ddp, Group, Ordered, Zero1
-from evenstep.pipeline import PipelineModel
 
 CLASSES, CLIP, DECAY = 3, 0.5, 0.8
 
@@ -322,41 +321,6 @@ def test_what_the_optimizer_does_not_hold_is_refused_and_the_model_is_as_it_was(
     task.centers.requires_grad_(False)
     trainer_of(model, task, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train=Training()).train()
     assert len(list(model.parameters())) == 4
-
-
-def test_a_module_that_no_optimizer_holds_stays_as_it_is_which_is_said() -> None:
-    model, task = network(), Centers()
-    task.scale.requires_grad_(False)
-    said: list[Any] = []
-
-    class Listens(Hook):
-        def on_incident(self, event: Any) -> None:
-            said.append(event)
-
-    before = task.centers.weight.detach().clone()
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer_of(model, task, optimizer=sgd, train=Training(), hooks=[Listens()]).train()
-    assert [(one.kind, one.tensors) for one in said] == [("not_in_optimizer", ("Centers.centers.weight",))]
-    assert torch.equal(task.centers.weight, before)
-
-
-def test_what_can_not_be_trained_is_refused_by_name() -> None:
-    task = Centers()
-    staged = PipelineModel(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)).double())
-    with pytest.raises(ArgumentError, match=r"parameter of its own \(`scale`\), which a model in stages can't take in"):
-        trainer_of(staged, task)
-    model = network()
-    with pytest.raises(ArgumentError, match=r"`compile` is 'update', but a task trains `task_parameters\.scale`"):
-        trainer_of(model, task, train=Training(compile="update"))
-
-    class Both(Centers):
-        def __init__(self, model: nn.Module) -> None:
-            super().__init__()
-            self.both = nn.ModuleList([model, nn.Linear(2, 2)])
-
-    with pytest.raises(ArgumentError, match=r"`Both\.both` holds parameters of the model beside 2 of its own"):
-        both = Both(model)
-        trainer_of(model, both, optimizer=torch.optim.SGD([*both.both.parameters(), *both.parameters()], lr=0.1))
 
 
 def test_a_part_of_the_model_that_a_task_uses_is_not_its_own() -> None:

