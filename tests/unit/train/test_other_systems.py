@@ -179,4 +179,5 @@ def test_shapes_of_an_evaluation_may_be_others_views_cross_stages_and_nothing_ru
     assert first[0] == last[0] == whole[0]
     assert first[2] == whole[2]
     assert first[1] == 0  # the second stage is the last rank's
-    assert last[1] == whole[1] == 2 + 2 + 1 + 2 * (3 + 2)  # micro-batches of 3 updates, and twice of the evaluations
+    checked = 4  # forwards of the loss check
+    assert last[1] == whole[1] == checked + 2 + 2 + 1 + 2 * (3 + 2)  # 3 updates, and twice the evaluations

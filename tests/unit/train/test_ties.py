@@ -52,7 +52,6 @@ def test_copies_of_one_parameter_must_be_in_the_same_group_on_all_ranks(
     if last == 0:
         assert said == ["", ""]
     else:
-        where = "no group" if last is None else "group 1"
         assert all("are copies of one parameter" in one for one in said)
 
 
