@@ -40,7 +40,7 @@ from evenstep.optim.groups import DecayOn, Grouping, ParameterGroup
 from evenstep.options import default_of
 from evenstep.precision import Bf16True, Float8Mixed, Fp16Mixed
 from evenstep.precision.float8_mixed import Recipe
-from evenstep.precision.sixteen_bits import Where
+from evenstep.precision.precision import Where
 from evenstep.train import Trainer, load_weights
 
 

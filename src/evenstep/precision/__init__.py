@@ -1,18 +1,20 @@
-"""Precision modes: in which number formats a model computes; one file each."""
+"""Precisions: the number formats in which a model computes."""
 
 from collections.abc import Mapping
 
-from evenstep.precision.bf16_mixed import Bf16Mixed
-from evenstep.precision.bf16_no_master import Bf16NoMaster
-from evenstep.precision.bf16_true import Bf16True
 from evenstep.precision.float8_mixed import Float8Mixed
-from evenstep.precision.fp16_mixed import Fp16Mixed
-from evenstep.precision.fp16_no_master import Fp16NoMaster
-from evenstep.precision.fp16_true import Fp16True
-from evenstep.precision.full import FullPrecision
-from evenstep.precision.loss_scale import LossScaled
-from evenstep.precision.precision import Precision
-from evenstep.precision.sixteen_bits import SixteenBits
+from evenstep.precision.precision import (
+    Bf16Mixed,
+    Bf16NoMaster,
+    Bf16True,
+    Fp16Mixed,
+    Fp16NoMaster,
+    Fp16True,
+    FullPrecision,
+    LossScaled,
+    Precision,
+    SixteenBits,
+)
 
 PRECISIONS: Mapping[str, type[Precision]] = {
     "32-true": FullPrecision,

@@ -10,15 +10,15 @@ in which anything is kept, and what is not a linear layer is as in bf16-mixed.
 import logging
 from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Literal, cast, final, get_args
+from typing import Any, Literal, final, get_args
 
 import torch
 from torch import nn
 
-from evenstep.arguments import format_name, require_word
+from evenstep.arguments import format_name
 from evenstep.errors import ArgumentError
 from evenstep.plugins import load_optional
-from evenstep.precision.precision import Precision
+from evenstep.precision.precision import Precision, require
 
 Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 
@@ -54,14 +54,11 @@ class Float8Mixed(Precision):
     name = "float8-mixed"
 
     def __init__(self, *, recipe: Recipe = "rowwise", layers: str = "blocks", emulate: bool = False) -> None:
-        require_word("recipe", recipe, get_args(Recipe))
-        given = cast("object", layers)
-        if not isinstance(given, str) or given in ("", "none"):
-            raise ArgumentError(
-                f'`layers` must be "blocks" or a pattern of module names such as "encoder.layers.*", but is {given!r}; '
-                f"without any layer in float8 it is precision 'bf16-mixed'."
-            )
-        self._recipe, self.layers, self._emulate = recipe, layers, emulate
+        require("recipe", recipe, f"one of {', '.join(get_args(Recipe))}", fits=recipe in get_args(Recipe))
+        require("layers", layers, '"blocks" or a pattern of module names', fits=layers not in ("", "none"))
+        self._recipe = recipe
+        self.layers = layers
+        self._emulate = emulate
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -105,9 +102,9 @@ def _check_capability(device: torch.device) -> None:
             return
         found = f"{torch.cuda.get_device_name(device)} has {capability[0]}.{capability[1]}"
     raise ArgumentError(
-        f"precision 'float8-mixed' needs an NVIDIA GPU of compute capability 8.9 or more (Ada, Hopper, Blackwell), "
-        f"whose tensor cores multiply float8, but {found}; use 'bf16-mixed', or set `emulate` to true to make the same "
-        f"roundings slowly."
+        f"precision 'float8-mixed' needs an NVIDIA GPU of compute capability 8.9 or more (Ada, Hopper, Blackwell), but "
+        f"{found}; use 'bf16-mixed', or set `emulate` to true to make the same roundings slowly.",
+        field="precision",
     )
 
 

@@ -1,35 +1,51 @@
-"""In which number formats a model computes: the seam, whose defaults do nothing.
+"""Number formats in which a model computes.
 
-A mode says in which format the model is and in which context its forward runs, by what the loss is multiplied before
-its backward, and what it learns from an update that was committed or overflowed. Its state is one immutable value, so
-that the loop can go back to an earlier one. It is not where gradients are unscaled: the scale is one factor of the
-update's deferred multiplier.
+A precision says in which format the model is and in which context its forward runs, by what the loss is multiplied
+before its backward, and how an update that was committed or overflowed changes that. Its state is one plain value, so
+that the loop can go back to an earlier one. Gradients are not unscaled here: the scale is one factor of the update's
+deferred multiplier.
+
+| name | model | products | masters | loss scale | bytes per parameter with Adam |
+|---|---|---|---|---|---|
+| 32-true | as it is | as they are | - | - | 16 |
+| bf16-mixed | float32 | bfloat16 (autocast) | - | - | 16 |
+| 16-mixed | float32 | float16 (autocast) | - | yes | 16 |
+| bf16-true | bfloat16 | bfloat16 | float32 | - | 18 |
+| 16-true | float16 | float16 | float32 | yes | 18 |
+| bf16-true-no-master | bfloat16 | bfloat16 | none, rounded at random | - | 14 |
+| 16-true-no-master | float16 | float16 | none, rounded at random | yes | 14 |
+| float8-mixed | float32 | float8 in linear layers, else bfloat16 | - | - | 16 |
 """
 
 from abc import ABC
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from math import inf
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
 
 from evenstep.arguments import format_name
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, NonFiniteError
+from evenstep.internals import buffers_of, parameters_of
 from evenstep.nothing import NOTHING
 
-_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+Where = Literal["after-transfer", "before-transfer"]
+
+_16_BITS = (torch.float16, torch.bfloat16)
+_REAL = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Precision(ABC):
-    """A precision mode.
+    """A number format of computations; the defaults change nothing.
 
     Attributes:
-        name: the mode's name in configurations.
-        scale: what every loss is multiplied by before its backward.
+        name: in configurations.
+        scale: the factor of every loss before its backward.
         lowest_scale: the smallest that `scale` ever becomes.
-        retries_overflow: whether inf and NaN gradients may be this mode's own overflow, to be tried again.
-        format: the number format of the model and of what goes into it; None leaves all as it is.
+        retries_overflow: whether inf and NaN gradients may be this precision's own overflow, to be tried again.
+        format: the number format of the model and of its inputs; None leaves all as it is.
         keeps_masters: whether the optimizer steps float32 weights that are kept, of which the model has rounded values.
         casts_before_transfer: whether batches are cast to `format` before they are transferred to the device.
         float32_outputs: whether the model's outputs are cast to float32.
@@ -47,10 +63,10 @@ class Precision(ABC):
     retries_overflow: bool = False
 
     def check(self, device: torch.device) -> None:
-        """Raise ArgumentError when `device` can't compute in this mode."""
+        """Raise ArgumentError when `device` can't compute in this precision."""
 
     def check_trained(self, trained: Mapping[str, Tensor]) -> None:
-        """Raise ArgumentError when parameters are in a format that small updates are lost in.
+        """Raise ArgumentError for parameters in a format that small updates are lost in.
 
         A bfloat16 number has 8 bits: an update below 1/256 of a parameter rounds to nothing, and a float16 one below
         1/2048. Parameters that are not trained may have any format.
@@ -59,11 +75,17 @@ class Precision(ABC):
             trained: parameters by name.
         """
         for name, parameter in trained.items():
-            if parameter.dtype in _SIXTEEN_BITS:
-                raise ArgumentError(_refusal(name, format_name(parameter.dtype), trained))
+            if parameter.dtype in _16_BITS:
+                raise ArgumentError(
+                    f"trained parameters must be float32 or float64, but `{name}` is {format_name(parameter.dtype)}, "
+                    f"in which small updates would round to nothing; use `model.float()` with "
+                    f"`precision='bf16-mixed'`, or precision 'bf16-true', or "
+                    f"`FullPrecision(bfloat16_parameters=True)`.",
+                    field="precision",
+                )
 
     def convert(self, model: nn.Module, held: Collection[int]) -> frozenset[int]:
-        """Give the model the format that it has in this mode, in place.
+        """Give the model the format that it has in this precision, in place.
 
         Args:
             model: on its device, not yet shared between ranks.
@@ -88,20 +110,20 @@ class Precision(ABC):
         """An update was committed."""
 
     def overflowed(self) -> None:
-        """An update was aborted because its gradients overflowed in this mode.
+        """An update was aborted because its gradients overflowed in this precision.
 
         Raises:
-            NonFiniteError: there is nothing left to try.
+            NonFiniteError: there is no lower loss scale.
         """
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What it was built with, as plain values by name."""
+        """The constructor's arguments, as plain values by name."""
         return {}
 
     @property
     def state(self) -> dict[str, float | int | None]:
-        """What must be saved for the mode to go on exactly. A new dict each time."""
+        """The state to be saved. A new dict each time."""
         return {}
 
     @state.setter
@@ -110,17 +132,342 @@ class Precision(ABC):
             raise ValueError(f"precision {self.name} has no state, but is given {sorted(value)}")
 
 
-def _refusal(name: str, found: str, trained: Mapping[str, Tensor]) -> str:
-    count = sum(parameter.dtype in _SIXTEEN_BITS for parameter in trained.values())
-    digits = 256 if found == "bfloat16" else 2048
-    meant = (
-        " If they are meant to be trained so, as by an optimizer that keeps float32 copies of its own, say it: "
-        "`precision=FullPrecision(bfloat16_parameters=True)`, in a script."
-    )
-    return (
-        f"trained parameters must be float32 or float64, but {count} of {len(trained)} are of 16 bits, first `{name}` "
-        f"in {found}: an update below 1/{digits} of a parameter would round to nothing. Keep float32 parameters "
-        f'(`model.float()`, then build the optimizer) and compute in 16 bits with `precision="bf16-mixed"`, in a run '
-        f"file `train.precision`; parameters that are frozen may stay as they are."
-        f"{meant if found == 'bfloat16' else ''}"
-    )
+@final
+class FullPrecision(Precision):
+    """32-true: every tensor computes in the format it has; nothing is cast.
+
+    Args:
+        bfloat16_parameters: whether parameters in bfloat16 are trained as they are. The optimizer then adds its updates
+            to numbers of 8 bits, so those below 1/256 of a parameter are lost, unless it keeps copies of its own.
+
+    >>> FullPrecision().name, FullPrecision().scale
+    ('32-true', 1.0)
+    """
+
+    name = "32-true"
+
+    def __init__(self, *, bfloat16_parameters: bool = False) -> None:
+        self._bfloat16_parameters = bfloat16_parameters
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"bfloat16_parameters": self._bfloat16_parameters}
+
+    def check_trained(self, trained: Mapping[str, Tensor]) -> None:
+        meant = torch.bfloat16 if self._bfloat16_parameters else None
+        super().check_trained({name: one for name, one in trained.items() if one.dtype != meant})
+
+
+@final
+class Bf16Mixed(Precision):
+    """bf16-mixed: bfloat16 autocast.
+
+    bfloat16 has the exponent range of float32, so no loss scale is needed. Reference: Kalamkar et al., "A study of
+    BFLOAT16 for deep learning training", 2019.
+
+    >>> Bf16Mixed().name
+    'bf16-mixed'
+    """
+
+    name = "bf16-mixed"
+
+    def forward(self, device: torch.device) -> AbstractContextManager[Any]:
+        return torch.autocast(device.type, torch.bfloat16)
+
+
+class LossScaled(Precision):
+    """A precision with a dynamic loss scale, as its gradients are float16 on their way back.
+
+    float16 loses gradients below 6e-8, so the loss is multiplied by a scale that grows while nothing overflows and is
+    halved at an overflow. Unlike with torch's GradScaler, the *same* update is tried again at half the scale, so the
+    data, the update count and the LR schedule never notice. A gradient that is not finite at any scale is no overflow,
+    and leaves the scale as it is. Reference: Micikevicius et al., "Mixed precision training", ICLR 2018; tolerance and
+    floor as in fairseq.
+
+    Args:
+        initial: the first scale.
+        growth_updates: the scale is doubled after this many committed updates without an overflow.
+        tolerance: share of tries since the last change of the scale that may overflow without lowering it for good.
+            A tolerated overflow lowers it for the update that is tried again only. 0 tolerates none.
+        floor: the smallest scale; an overflow at which the half of it would be below this stops the run.
+
+    Attributes:
+        instead: the precision without a scale that is most like this one.
+
+    Raises:
+        ArgumentError: a number is out of its range.
+    """
+
+    retries_overflow = True
+    instead: ClassVar[str]
+
+    def __init__(
+        self,
+        *,
+        initial: float = 2.0**16,
+        growth_updates: int = 2000,
+        tolerance: float = 0.0,
+        floor: float = 1e-4,
+    ) -> None:
+        require("initial", initial, "finite and above 0", fits=0 < initial < inf)
+        require("floor", floor, f"above 0 and at most `initial`, {initial:g}", fits=0 < floor <= initial)
+        require(
+            "growth_updates",
+            growth_updates,
+            "a whole number of at least 1",
+            fits=type(growth_updates) is int and growth_updates >= 1,
+        )
+        require("tolerance", tolerance, "in [0, 1)", fits=0 <= tolerance < 1)
+        self._initial = float(initial)
+        self._growth_updates = growth_updates
+        self._tolerance = tolerance
+        self.lowest_scale = floor
+        self.scale = float(initial)
+        self._scale_after: float | None = None  # the scale that a tolerated overflow has lowered for one update
+        self._clean_updates = 0  # committed since the last overflow or change of the scale
+        self._tries = 0  # since the last change of the scale
+        self._overflows = 0
+
+    def committed(self) -> None:
+        self._tries += 1
+        self._clean_updates += 1
+        if self._scale_after is not None:
+            self.scale = self._scale_after
+            self._scale_after = None
+        if self._clean_updates == self._growth_updates:
+            self._change(self.scale * 2)
+
+    def overflowed(self) -> None:
+        lower = self.scale / 2
+        if lower < self.lowest_scale:
+            raise NonFiniteError(
+                f"gradients overflow float16 even at a loss scale of {self.scale:g}, and half of it would be below "
+                f"the floor of {self.lowest_scale:g}: the loss has most likely diverged. Lower the learning rate, clip "
+                f"gradients, or train with precision '{self.instead}'."
+            )
+        self._tries += 1
+        self._overflows += 1
+        self._clean_updates = 0
+        if self._overflows / self._tries < self._tolerance:
+            self._scale_after = self.scale if self._scale_after is None else self._scale_after
+            self.scale = lower
+        else:
+            self._change(lower)
+
+    def _change(self, scale: float) -> None:
+        self.scale = scale
+        self._scale_after = None
+        self._clean_updates = 0
+        self._tries = 0
+        self._overflows = 0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            **super().settings,
+            "initial": self._initial,
+            "growth_updates": self._growth_updates,
+            "tolerance": self._tolerance,
+            "floor": self.lowest_scale,
+        }
+
+    @property
+    def state(self) -> dict[str, float | int | None]:
+        return {
+            "scale": self.scale,
+            "scale_after": self._scale_after,
+            "clean_updates": self._clean_updates,
+            "tries": self._tries,
+            "overflows": self._overflows,
+        }
+
+    @state.setter
+    def state(self, value: dict[str, float | int | None]) -> None:
+        after = value["scale_after"]
+        self.scale = float(value["scale"] or 0.0)
+        self._scale_after = None if after is None else float(after)
+        self._clean_updates = int(value["clean_updates"] or 0)
+        self._tries = int(value["tries"] or 0)
+        self._overflows = int(value["overflows"] or 0)
+
+
+@final
+class Fp16Mixed(LossScaled):
+    """16-mixed: float16 autocast with a dynamic loss scale; the arguments are those of `LossScaled`.
+
+    >>> precision = Fp16Mixed(initial=4.0, growth_updates=2)
+    >>> precision.overflowed(); precision.scale
+    2.0
+    >>> precision.committed(); precision.committed(); precision.scale
+    4.0
+    """
+
+    name = "16-mixed"
+    instead = "bf16-mixed"
+
+    def forward(self, device: torch.device) -> AbstractContextManager[Any]:
+        return torch.autocast(device.type, torch.float16)
+
+
+class SixteenBits(Precision):
+    """A precision whose model is of 16 bits: its parameters, its activations and its gradients on their way back.
+
+    Gradients of micro-batches and ranks are summed in float32, the optimizer steps in float32, and losses are computed
+    in float32. Float32 *master* weights are kept, of which the model holds the rounded values; or they are made for the
+    step and rounded back at random. Layers with running statistics stay float32, since moves below 1/256 of a statistic
+    would be lost.
+
+    Args:
+        cast_inputs: where floating inputs become 16 bits. After the transfer, only the output of `Task.inputs` is cast.
+            Before it, all floating tensors of a batch are, targets too, which halves the transfer.
+        float32_outputs: whether the model's outputs are cast to float32 for `Task.postprocess` and `Task.loss`; where
+            the loss itself multiplies outputs with parameters, say False.
+    """
+
+    def __init__(self, *, cast_inputs: Where = "after-transfer", float32_outputs: bool = True) -> None:
+        places = ("after-transfer", "before-transfer")
+        require("cast_inputs", cast_inputs, " or ".join(places), fits=cast_inputs in places)
+        self.casts_before_transfer = cast_inputs == "before-transfer"
+        self.float32_outputs = float32_outputs
+
+    def computes_in(self, module: nn.Module) -> None:
+        self.convert(module, ())
+        for parameter in module.parameters():
+            parameter.grad_dtype = torch.float32
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        cast_inputs = "before-transfer" if self.casts_before_transfer else "after-transfer"
+        return {**super().settings, "cast_inputs": cast_inputs, "float32_outputs": self.float32_outputs}
+
+    def check_trained(self, trained: Mapping[str, Tensor]) -> None:
+        for name, parameter in trained.items():
+            if parameter.dtype not in _REAL:
+                raise ArgumentError(
+                    f"with precision '{self.name}' trained parameters must be float32, or of 16 bits, but `{name}` is "
+                    f"{format_name(parameter.dtype)}; make it float32, or use precision '32-true'.",
+                    field="precision",
+                )
+
+    def convert(self, model: nn.Module, held: Collection[int]) -> frozenset[int]:
+        """Give the model this format, but for the parameters that get masters: those become float32 here."""
+        rounded: set[int] = set()
+        cast: dict[int, tuple[Tensor, Tensor]] = {}  # a buffer may stand in several places
+        assert self.format is not None
+        for module in model.modules():
+            stays = stays_float32(module)
+            format = torch.float32 if stays else self.format
+            for parameter in parameters_of(module).values():
+                if parameter is None or parameter.dtype not in _REAL:
+                    continue
+                is_rounded = id(parameter) in held and not stays
+                parameter.data = parameter.data.to(torch.float32 if is_rounded and self.keeps_masters else format)
+                if is_rounded:
+                    parameter.grad_dtype = torch.float32
+                    rounded.add(id(parameter))
+            own = buffers_of(module)
+            for name, buffer in own.items():
+                if buffer is not None and buffer.dtype in _REAL:
+                    _, own[name] = cast.setdefault(id(buffer), (buffer, buffer.to(format)))
+        return frozenset(rounded)
+
+
+@final
+class Bf16True(SixteenBits):
+    """bf16-true: a bfloat16 model with float32 master weights; the arguments are those of `SixteenBits`.
+
+    bfloat16 has the exponent range of float32, so no loss scale is needed, and 8 bits of mantissa: a master weight
+    takes up the part of an update below 1/256 of it, and the model gets its rounded value.
+
+    >>> Bf16True().name, Bf16True().scale
+    ('bf16-true', 1.0)
+    """
+
+    name = "bf16-true"
+    format = torch.bfloat16
+    keeps_masters = True
+
+
+@final
+class Bf16NoMaster(SixteenBits):
+    """bf16-true-no-master: a bfloat16 model, rounded stochastically; the arguments are those of `SixteenBits`.
+
+    The step is made in float32, a few parameters at a time, and each new value is rounded up or down with the
+    probabilities that make its mean right. The direction is keyed by (seed, update, parameter, element), so it does not
+    depend on the layout. Reference: Gupta et al., "Deep learning with limited numerical precision", ICML 2015.
+
+    >>> Bf16NoMaster().name
+    'bf16-true-no-master'
+    """
+
+    name = "bf16-true-no-master"
+    format = torch.bfloat16
+
+
+class ScaledSixteenBits(SixteenBits, LossScaled):
+    """A precision whose model is float16, with a dynamic loss scale.
+
+    Args:
+        cast_inputs, float32_outputs: as for `SixteenBits`.
+        initial, growth_updates, tolerance, floor: of the loss scale, as for `LossScaled`.
+    """
+
+    format = torch.float16
+
+    def __init__(
+        self,
+        *,
+        cast_inputs: Where = "after-transfer",
+        float32_outputs: bool = True,
+        initial: float = 2.0**16,
+        growth_updates: int = 2000,
+        tolerance: float = 0.0,
+        floor: float = 1e-4,
+    ) -> None:
+        SixteenBits.__init__(self, cast_inputs=cast_inputs, float32_outputs=float32_outputs)
+        LossScaled.__init__(self, initial=initial, growth_updates=growth_updates, tolerance=tolerance, floor=floor)
+
+
+@final
+class Fp16True(ScaledSixteenBits):
+    """16-true: a float16 model with float32 master weights; the arguments are those of `ScaledSixteenBits`.
+
+    Numbers above 65504 are inf in float16, in forwards too.
+
+    >>> Fp16True(initial=8.0).scale
+    8.0
+    """
+
+    name = "16-true"
+    instead = "bf16-true"
+    keeps_masters = True
+
+
+@final
+class Fp16NoMaster(ScaledSixteenBits):
+    """16-true-no-master: a float16 model, rounded stochastically; the arguments are those of `ScaledSixteenBits`.
+
+    >>> Fp16NoMaster(initial=8.0).scale
+    8.0
+    """
+
+    name = "16-true-no-master"
+    instead = "bf16-true-no-master"
+
+
+def stays_float32(module: nn.Module) -> bool:
+    """Whether a module's own parameters and buffers are float32, whatever the model's format is.
+
+    Those of layers with running statistics are, and of a module that says `stays_float32 = True`.
+
+    >>> stays_float32(nn.BatchNorm1d(3)), stays_float32(nn.LayerNorm(3))
+    (True, False)
+    """
+    statistics = buffers_of(module).get("running_mean")
+    return statistics is not None or getattr(module, "stays_float32", False) is True
+
+
+def require(name: str, value: object, must: str, *, fits: bool) -> None:
+    """Raise ArgumentError unless an argument fits."""
+    if not fits:
+        raise ArgumentError(f"`{name}` must be {must}, but is {value!r}; change it.", field=name)

@@ -4,7 +4,6 @@ import gc
 import math
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -213,44 +212,6 @@ def assert_trains(model: nn.Module, precision: str) -> None:
 def test_recurrent_layers_train(name: str) -> None:
     torch.manual_seed(0)
     assert_trains(Recurrent(), name)
-
-
-@pytest.mark.parametrize("name", ["bf16-mixed", "16-mixed"])
-def test_an_lstm_that_this_processor_has_no_kernel_of_is_explained_and_what_is_advised_trains(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> None:
-        raise RuntimeError("could not create a primitive descriptor for the LSTM forward propagation primitive. More")
-
-    advised = name.replace("mixed", "true")
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="could not create") as raised:
-        patch.setattr(nn.LSTM, "forward", refuse)
-        train(engine_of(Recurrent(), name), 1)
-    [note] = raised.value.__notes__
-    assert "Call `torch.backends.mkldnn.set_flags(False)` before training" in note and f"precision '{advised}'" in note
-    assert_trains(Recurrent(), advised)
-    torch.backends.mkldnn.set_flags(False)
-    try:
-        assert_trains(Recurrent(), name)
-    finally:
-        torch.backends.mkldnn.set_flags(True)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_an_object_of_ones_own_whose_tensors_nobody_casts_is_explained_and_what_is_advised_trains(name: str) -> None:
-    class Own(nn.Linear):
-        def forward(self, given: Any) -> Tensor:
-            return super().forward(given if isinstance(given, Tensor) else given.x)
-
-    class Wrapping(Squares):
-        def inputs(self, batch: Any) -> Any:
-            return SimpleNamespace(x=batch[0])
-
-    with pytest.raises(RuntimeError, match="dtype") as raised:
-        engine_of(Own(3, 1), name, task=Wrapping(), train=Training(check_loss=False)).update(points())
-    *_, note = raised.value.__notes__
-    assert note.startswith(f"With precision '{name}' the parameters are") and "`x.to(self.weight.dtype)`" in note
-    assert_trains(Own(3, 1), name)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -23,7 +23,6 @@ from evenstep.keys import branch
 from evenstep.memory import is_out_of_memory
 from evenstep.pipeline import Stage
 from evenstep.pipeline.compiled import as_written
-from evenstep.precision.kernels import explain_kernels
 from evenstep.train.memory.activation_checkpointing import MAY_DEPEND
 from evenstep.train.memory.sub_batch import SubBatch, part_of, whole_of
 from evenstep.train.randomness import LOSS, branch_of
@@ -156,7 +155,6 @@ class MicrobatchStep:
         except Exception as error:
             explain(error, cut=bool(piece.path))
             explain_derivatives(error)
-            explain_kernels(error, context.precision)
             if context.poison is None or not stage.is_whole or not torch.is_grad_enabled() or is_out_of_memory(error):
                 raise
             self.gathered.failures[one.index] = one.task, error
