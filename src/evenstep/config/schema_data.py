@@ -5,7 +5,7 @@ from pydantic import Field
 from evenstep.config.section import Args, Count, CountOrAuto, CountOrPairs, Natural, Positive, Section, TargetName
 from evenstep.data import MapData, Reading, StreamData
 from evenstep.data.batch_sizes import Unit
-from evenstep.data.lengths import Oversized
+from evenstep.data.batching import Oversized
 
 
 class TargetTable(Section):

@@ -6,10 +6,9 @@ with one size, only the places where it is cut are others. So nothing is saved, 
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import Any, Literal, NamedTuple, cast, get_args
+from itertools import accumulate, pairwise
+from typing import Literal, NamedTuple, cast
 
-from evenstep.arguments import require_word, said
 from evenstep.data.batch import JSON
 from evenstep.errors import ArgumentError
 
@@ -102,24 +101,15 @@ def batch_sizes(name: str, given: object, unit: Unit) -> BatchSizes:
     >>> batch_sizes("global_batch_size", [(1, 8), (100, 16)], "updates").as_json
     {'unit': 'updates', 'sizes': [[1, 8], [100, 16]]}
     """
-    require_word("batch_size_unit", unit, get_args(Unit))
-    wanted = f"pairs of a number of {unit} and a size, such as [(1, 64), (1000, 128)]"
-    if not isinstance(given, list | tuple) or not given:
-        raise ArgumentError(f"`{name}` must be a whole number or {wanted}, but is {said(given)}; write it so.")
-    before = 0
-    pairs = [tuple(cast("Any", pair)) if isinstance(pair, list) else pair for pair in cast("list[Any]", given)]
-    for pair in pairs:
-        if not isinstance(pair, tuple) or [type(one) for one in cast("tuple[Any, ...]", pair)] != [int, int]:
-            raise ArgumentError(f"`{name}` must be a whole number or {wanted}, but holds {pair!r}; write it so.")
-        begin, size = cast("tuple[int, int]", pair)
-        if not (begin > before if before else begin == 1):
-            must = f"come after {before}" if before else "begin with 1, the first"
-            raise ArgumentError(
-                f"`{name}` must be in the order of its {unit} and {must}, but one begins at {begin}; change it."
-            )
-        if size < 1:
-            raise ArgumentError(f"`{name}` must be at least 1, but is {size} from {begin} on; raise it.")
-        before = begin
+    pairs = [tuple(pair) for pair in cast("Sequence[Sequence[int]]", given)]
+    begins = [begin for begin, _ in pairs]
+    ordered = begins[:1] == [1] and all(one < other for one, other in pairwise(begins))
+    if not ordered or any(size < 1 for _, size in pairs):
+        raise ArgumentError(
+            f"`{name}` must be a whole number, or pairs of a number of {unit} from 1 on, in order, and a size, such as "
+            f"[(1, 64), (1000, 128)], but is {given!r}.",
+            field=name,
+        )
     return BatchSizes(begins=tuple(begin - 1 for begin, _ in pairs), sizes=tuple(size for _, size in pairs), unit=unit)
 
 
@@ -130,20 +120,3 @@ def largest(size: int | Sequence[tuple[int, int]] | None) -> int | None:
     (8, 32)
     """
     return max(one for _, one in size) if isinstance(size, Sequence) else size
-
-
-def check_micro_batch(name: str, given: object, whole: int | Sequence[tuple[int, int]] | None) -> None:
-    """Raise ArgumentError for micro-batches that are larger than every global batch: one of the two is wrong.
-
-    Args:
-        name: `micro_batch_size` or `micro_batch_tokens`.
-        given: the limit of that name; what is no number sets none.
-        whole: the global batches are limited so, all alike or by pairs (n, size); None where they are not.
-    """
-    most = largest(whole)
-    if isinstance(given, int) and most is not None and given > most:
-        other, unit = name.replace("micro", "global"), "tokens" if "tokens" in name else "samples"
-        raise ArgumentError(
-            f"`{name}` must be at most the `{other}` of {most}, but is {given}; lower it, or raise `{other}`, which "
-            f"is the {unit} of one update over all ranks."
-        )

@@ -5,16 +5,74 @@ sample is in exactly one batch, whatever the sizes: nothing is padded, repeated 
 of numbers; what a sample is, and where it is read, is not known here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from evenstep.data.order import scatter
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, DataError
+
+Lengths: TypeAlias = Sequence[int] | NDArray[Any] | Tensor | Callable[[int], int]
+Oversized = Literal["error", "skip"]  # what becomes of a sample that is longer than a budget
 
 _FIRST_LOOK = 64
+
+
+def measure(lengths: Lengths, num_samples: int) -> NDArray[np.int64]:
+    """The lengths of all samples, `[num_samples]` in tokens.
+
+    Args:
+        lengths: one number per sample, or a function of a sample's number.
+
+    Raises:
+        ArgumentError: not one whole number, at least 0, per sample.
+
+    >>> measure(lambda index: 2 * index, 3).tolist()
+    [0, 2, 4]
+    """
+    given: Any = [lengths(index) for index in range(num_samples)] if callable(lengths) else lengths
+    array = np.asarray(given)
+    if array.shape != (num_samples,) or array.dtype.kind not in "iu" or array.min() < 0:
+        raise ArgumentError(
+            f"`lengths` must be {num_samples} whole numbers of tokens, one for each sample, but is {array.dtype} "
+            f"{list(array.shape)}; measure the dataset that is trained on.",
+            field="lengths",
+        )
+    return array.astype(np.int64)
+
+
+def fitting(lengths: NDArray[np.int64], *, max_tokens: int, oversized: Oversized) -> NDArray[np.bool_]:
+    """Mask of the samples that fit the budget alone.
+
+    Args:
+        lengths: `[samples]`, in tokens.
+        max_tokens: the budget of a batch.
+        oversized: whether a sample that does not fit is an error or is left out.
+
+    Raises:
+        DataError: a sample does not fit and `oversized` is "error", or no sample fits.
+
+    >>> fitting(np.array([3, 9, 4]), max_tokens=5, oversized="skip").tolist()
+    [True, False, True]
+    """
+    fits = lengths <= max_tokens
+    num_over = int(np.count_nonzero(~fits))
+    if num_over and oversized == "error":
+        first = int(np.argmin(fits))
+        raise DataError(
+            f"sample {first} has {int(lengths[first])} tokens, more than the {max_tokens} of a batch"
+            f" ({num_over} of {len(lengths)} samples are too long); "
+            'raise the token budget, cut the samples, or leave them out with `oversized="skip"`.'
+        )
+    if num_over == len(lengths):
+        raise DataError(
+            f"all {len(lengths)} samples are longer than the {max_tokens} tokens of a batch; raise the budget."
+        )
+    return fits
 
 
 def cut_by_count(num_samples: int, size: int) -> list[int]:
@@ -45,7 +103,7 @@ def cut_by_tokens(
         multiple: what batch sizes are rounded down to.
 
     Raises:
-        ArgumentError: a sample alone is over the budget (see `lengths.fitting`).
+        ArgumentError: a sample alone is over the budget (see `fitting`).
 
     >>> cut_by_tokens([3, 3, 5, 2, 2, 2], max_tokens=10)
     [0, 2, 4, 6]

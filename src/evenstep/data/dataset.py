@@ -14,10 +14,10 @@ from zlib import crc32
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
 
 from evenstep.data.batch import JSON
-from evenstep.errors import ArgumentError, DataError, clause
+from evenstep.errors import ArgumentError, DataError
 
 
 class MapDataset(Protocol):
@@ -38,43 +38,22 @@ def count_samples(dataset: object) -> int:
     2
     """
     name = type(dataset).__name__
-    if isinstance(dataset, DataLoader):
+    is_text = isinstance(dataset, str | bytes)
+    is_table = isinstance(dataset, Mapping) and 0 not in dataset
+    is_stream = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+    if is_text or is_table or is_stream or not hasattr(dataset, "__len__"):
         raise ArgumentError(
-            f"`dataset` must give samples by number, but a {name} gives batches; give what it reads, its `.dataset`: "
-            "`MapData` shuffles, batches and reads ahead by itself."
+            f"`dataset` must give samples by number, `dataset[0]`, and their number, `len(dataset)`, but is a {name}; "
+            "give a list or a dataset with a length (of a DataLoader its `.dataset`), or feed it as a stream with "
+            "`StreamData`.",
+            field="dataset",
         )
-    if isinstance(dataset, (str, bytes)):
-        raise ArgumentError(
-            f"`dataset` must give samples by number, but is the {name} {dataset!r}, which gives characters; open what "
-            "it names."
-        )
-    if isinstance(dataset, Mapping) and dataset and 0 not in dataset:
-        keys = ", ".join(map(repr, list(cast("Mapping[object, object]", dataset))[:4]))
-        raise ArgumentError(
-            f"`dataset` must give samples by number, `dataset[0]`, but is a {name} with the keys {keys}; give one of "
-            "its values."
-        )
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-        raise ArgumentError(
-            f"`dataset` must give samples by number, `dataset[i]`, but a {name} cannot; "
-            "write its `__getitem__`, or feed it as a stream with `StreamData`."
-        )
-    if not hasattr(dataset, "__len__"):
-        raise ArgumentError(
-            f"`dataset` must say how many samples it has, `len(dataset)`, but a {name} cannot; "
-            "write its `__len__`, or feed it as a stream with `StreamData`."
-        )
-    try:
-        num_samples = len(cast(MapDataset, dataset))
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise ArgumentError(
-            f"`dataset` must say how many samples it has, but `len` of this {name} raises {clause(error)}; "
-            f"write its `__len__`, or feed it as a stream with `StreamData`."
-        ) from error
+    num_samples = len(cast(MapDataset, dataset))
     if num_samples == 0:
         raise ArgumentError(
-            f"`dataset` must hold at least one sample, but this {name} is empty; "
-            "check the path or filter it was made with."
+            f"`dataset` must hold at least one sample, but this {name} is empty; check the path or filter that it was "
+            "made with.",
+            field="dataset",
         )
     return num_samples
 

@@ -9,13 +9,11 @@ from itertools import chain, tee
 from typing import NamedTuple, final
 from zlib import crc32
 
-from evenstep.arguments import require_count
 from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Position
 from evenstep.data.batch_sizes import Unit
-from evenstep.data.batching import share
+from evenstep.data.batching import Lengths, Oversized, share
 from evenstep.data.dataset import MapDataset, count_samples, fingerprint_of
 from evenstep.data.fetch import DEFAULT_COLLATE, Collate, Fetcher, Reading, Reply, Request
-from evenstep.data.lengths import Lengths, Oversized
 from evenstep.data.loader import Pool
 from evenstep.data.pin import can_pin
 from evenstep.data.sampling import EpochBatches, Sampling
@@ -122,13 +120,12 @@ class MapData(Data):
             batch_size_unit=batch_size_unit,
         )
         self._dataset = dataset
-        self._num_epochs = None if num_epochs is None else require_count("num_epochs", num_epochs)
+        self._num_epochs = num_epochs
         self.limit_batches = limit_batches
         self._in_columns = collate is DEFAULT_COLLATE
         self._fingerprint: dict[str, JSON] | None = None
         self._epochs: dict[tuple[int, int, int | None], EpochBatches] = {}
-        processes = require_count("num_workers", num_workers, at_least=0)
-        self._pool = Pool(lambda: Fetcher(dataset, collate, reading), num_workers=processes, reading=reading)
+        self._pool = Pool(lambda: Fetcher(dataset, collate, reading), num_workers=num_workers, reading=reading)
 
     @property
     def num_samples(self) -> int:
@@ -207,8 +204,6 @@ class MapData(Data):
             ArgumentError: `rank` is not one of `ranks`, or a number is negative.
             DataError: `start` is past the end of its epoch; later, a sample, `collate` or a worker fails.
         """
-        require_count("start.epoch", start.epoch, at_least=0)
-        require_count("start.batch", start.batch, at_least=0)
         if start.batch and start.batch >= self.num_batches(start.epoch, seed=seed):
             raise DataError(
                 f"the data cannot start at batch {start.batch} of epoch {start.epoch}, which has "
@@ -267,7 +262,7 @@ class MapData(Data):
         limit = self.limit_batches
         batches = self._epochs.get((epoch, seed, limit))
         if batches is None:
-            batches = self._sampling.epoch(require_count("epoch", epoch, at_least=0), seed=seed, limit=limit)
+            batches = self._sampling.epoch(epoch, seed=seed, limit=limit)
             while len(self._epochs) >= _EPOCHS_KEPT:
                 del self._epochs[next(iter(self._epochs))]
             self._epochs[epoch, seed, limit] = batches

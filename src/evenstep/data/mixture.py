@@ -319,7 +319,6 @@ class Mixture(Data):
         return True
 
     def num_batches(self, epoch: int, *, seed: int) -> int:
-        require_count("epoch", epoch, at_least=0)
         walk, counts = self._epochs.setdefault(seed, (self._walk(seed), []))
         while len(counts) <= epoch:
             last = walk.position.batch

@@ -37,36 +37,11 @@ def data_of(given: object, argument: str) -> Data:
         return given
     if isinstance(given, DataLoader):
         return _of_loader(cast("DataLoader[Any]", given), argument)
-    what, write = _described(given, argument)
     raise ArgumentError(
-        f"`{argument}` must be evenstep's `Data`, which knows the global batches, or a `DataLoader`, but is {what}; "
-        f"write {write}."
+        f"`{argument}` must be evenstep's `Data` or a `DataLoader`, but is a {type(given).__name__}; write "
+        f"`{argument}=MapData(dataset, global_batch_size=32)`, or `StreamData` for what has no length.",
+        field=argument,
     )
-
-
-def _described(given: object, argument: str) -> tuple[str, str]:
-    """What something is that is no data, and what to write to make it that."""
-    kind = type(given).__name__
-    if isinstance(given, type):
-        made = (
-            "{}(dataset, global_batch_size=32)" if issubclass(given, Data) else "MapData({}(…), global_batch_size=32)"
-        )
-        return f"the class {given.__name__}", f"`{argument}={made.format(given.__name__)}`"
-    if isinstance(given, tuple):
-        return "a tuple", f"`{argument}=MapData(TensorDataset(inputs, targets), global_batch_size=32)`"
-    if isinstance(given, dict):
-        mixed = f"`{argument}=Mixture({{'task': MapData(dataset, global_batch_size=32)}})` for several tasks"
-        return "a dict", mixed
-    if callable(getattr(given, "train_dataloader", None)):
-        return f"a {kind}, which makes loaders", (
-            f"`{argument}=module.{'train' if argument == 'data' else 'val'}_dataloader()` after its `prepare_data()` "
-            f"and `setup('fit')`"
-        )
-    if hasattr(given, "__len__") and hasattr(given, "__getitem__"):
-        return f"a dataset ({kind})", f"`{argument}=MapData(dataset, global_batch_size=32)`"
-    if hasattr(given, "__iter__"):
-        return f"something to iterate ({kind})", f"`{argument}=StreamData(stream, global_batch_size=32)`"
-    return "None" if given is None else f"a {kind}", f"`{argument}=MapData(dataset, global_batch_size=32)`"
 
 
 def _of_loader(loader: "DataLoader[Any]", argument: str) -> MapData:

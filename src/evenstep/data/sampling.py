@@ -12,9 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenstep.arguments import check_one_of_two, require_count, require_word
-from evenstep.data.batch_sizes import BatchSizes, Unit, batch_sizes, check_micro_batch
-from evenstep.data.batching import cut_by_count, cut_by_sum, cut_by_tokens, group_by_length, pack, shuffle_batches
-from evenstep.data.lengths import Lengths, Oversized, fitting, measure
+from evenstep.data.batch_sizes import BatchSizes, Unit, batch_sizes
+from evenstep.data.batching import (
+    Lengths,
+    Oversized,
+    cut_by_count,
+    cut_by_sum,
+    cut_by_tokens,
+    fitting,
+    group_by_length,
+    measure,
+    pack,
+    shuffle_batches,
+)
 from evenstep.data.order import Order, order_of
 from evenstep.errors import ArgumentError
 from evenstep.keys import key
@@ -106,29 +116,28 @@ class Sampling:
         self.shuffle, self.packed = shuffle, packed
         self.batch_size_multiple = require_count("batch_size_multiple", batch_size_multiple)
         check_one_of_two("global_batch_size", "global_batch_tokens", self.global_batch_size, self.global_batch_tokens)
-        check_micro_batch("micro_batch_size", self.micro_batch_size, self.global_batch_size)
-        check_micro_batch("micro_batch_tokens", self.micro_batch_tokens, self.global_batch_tokens)
         self.sizes: BatchSizes | None = next(iter(pairs.values()), None)
-        check_unit(batch_size_unit, changes=bool(pairs), by_tokens="global_batch_tokens" in pairs)
+        if "global_batch_tokens" in pairs and batch_size_unit == "updates":
+            raise ArgumentError(
+                "`global_batch_tokens` can change by epochs only, since an epoch is cut by tokens as a whole; set "
+                "`batch_size_unit` to 'epochs', or let `global_batch_size` change.",
+                field="global_batch_tokens",
+            )
         tokens = self.sizes.sizes if "global_batch_tokens" in pairs and self.sizes else (self.global_batch_tokens,)
         budgets = [one for one in (*tokens, self.micro_batch_tokens) if isinstance(one, int)]
-        _check_token_choices(lengths, oversized, has_budget=bool(budgets))
-        check_only_for_tokens(
-            has_budget=bool(budgets),
-            lengths=lengths is not None,
-            batch_size_multiple=batch_size_multiple != 1,
-            oversized=oversized != "error",
-            packed=packed,
-        )
-        check_packed(packed, multiple=batch_size_multiple, window=length_window)
-        check_only_for_tokens(has_budget=global_batch_tokens is not None, length_window=length_window is not None)
-        self.curriculum_epochs = require_count("curriculum_epochs", curriculum_epochs, at_least=0)
-        check_curriculum(curriculum_epochs, shuffle=shuffle)
-        self.measured = None if lengths is None else measure(lengths, num_samples)
+        require_word("oversized", oversized, get_args(Oversized))
+        if budgets and lengths is None:
+            raise ArgumentError(
+                "`lengths` must be given with a token budget, but is None; give the number of tokens of each sample, "
+                "or a function of its number that gives it.",
+                field="lengths",
+            )
+        self.curriculum_epochs = curriculum_epochs
+        self.measured = None if lengths is None or not budgets else measure(lengths, num_samples)
         self.fits = (
             None if self.measured is None else fitting(self.measured, max_tokens=min(budgets), oversized=oversized)
         )
-        self.length_window = require_count("length_window", _LENGTH_WINDOW if length_window is None else length_window)
+        self.length_window = _LENGTH_WINDOW if length_window is None else length_window
 
     @property
     def num_skipped(self) -> int:
@@ -196,72 +205,3 @@ class Sampling:
         if shuffle_key is not None:
             samples, edges = shuffle_batches(samples, edges, shuffle_key=shuffle_key)
         return samples, edges
-
-
-def check_unit(unit: Unit, *, changes: bool, by_tokens: bool) -> None:
-    """Raise ArgumentError for a unit that nothing is counted in, or in which batches by tokens can't be.
-
-    Args:
-        changes: whether the size does.
-        by_tokens: whether it is a budget of tokens that does.
-    """
-    require_word("batch_size_unit", unit, get_args(Unit))
-    if not changes and unit != "updates":
-        raise ArgumentError(
-            f"`batch_size_unit` is what sizes that change are counted in, but is {unit!r} beside one size for the "
-            f"whole run; leave it out, or write `global_batch_size` as pairs: [(1, 64), (3, 128)]."
-        )
-    if by_tokens and unit == "updates":
-        raise ArgumentError(
-            "`global_batch_tokens` can change by epochs only, since an epoch is cut by tokens as a whole; set "
-            "`batch_size_unit` to 'epochs', or let `global_batch_size` change."
-        )
-
-
-def check_curriculum(curriculum_epochs: int, *, shuffle: bool) -> None:
-    """Raise ArgumentError for epochs before the first shuffled one where none is shuffled."""
-    if curriculum_epochs and not shuffle:
-        raise ArgumentError(
-            f"`curriculum_epochs` is how many epochs come before the first shuffled one, but is {curriculum_epochs} "
-            "with `shuffle` off; leave one of them out."
-        )
-
-
-def check_only_for_tokens(*, has_budget: bool, **given: bool) -> None:
-    """Raise ArgumentError for a choice that does nothing, since the batches are by samples.
-
-    Args:
-        has_budget: whether there is the budget of tokens that these choices are for.
-        given: whether each choice was made, by name.
-    """
-    for name, is_given in given.items():
-        if is_given and not has_budget:
-            raise ArgumentError(
-                f"`{name}` is for batches by tokens, but the batches are by samples; leave it out, or set "
-                f"`global_batch_tokens`."
-            )
-
-
-def check_packed(packed: bool, *, multiple: int, window: int | None) -> None:
-    """Raise ArgumentError for choices that do nothing where samples are packed.
-
-    Args:
-        packed: whether they are.
-        multiple: `batch_size_multiple`.
-        window: `length_window`.
-    """
-    for name, given in (("batch_size_multiple", multiple != 1), ("length_window", window is not None)):
-        if packed and given:
-            raise ArgumentError(
-                f"`{name}` is for batches that are padded to their longest sample, but `packed` says that they are "
-                f"not; leave one of them out."
-            )
-
-
-def _check_token_choices(lengths: object, oversized: str, *, has_budget: bool) -> None:
-    require_word("oversized", oversized, get_args(Oversized))
-    if has_budget and lengths is None:
-        raise ArgumentError(
-            "`lengths` must be given with a token budget, but is None; give the number of tokens of each sample, "
-            "or a function of its number that gives it."
-        )

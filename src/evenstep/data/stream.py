@@ -37,22 +37,11 @@ def check_stream(stream: object, *, gives_batches: bool) -> None:
         ArgumentError: it is not; the message knows the usual mistakes.
     """
     name = type(stream).__name__
-    if isinstance(stream, (str, bytes)):
+    if isinstance(stream, str | bytes | Mapping) or not hasattr(stream, "__iter__"):
         raise ArgumentError(
-            f"`stream` must be something that gives samples, but is the {name} {stream!r}, which gives characters; "
-            "open what it names."
-        )
-    if isinstance(stream, Mapping):
-        keys = ", ".join(map(repr, list(cast("Mapping[object, object]", stream))[:4]))
-        raise ArgumentError(
-            f"`stream` must be something that gives samples, but is a {name}, which gives its keys ({keys}); give one "
-            "of its values."
-        )
-    if not hasattr(stream, "__iter__"):
-        call = " call it, or" if callable(stream) else ""
-        raise ArgumentError(
-            f"`stream` must be something to iterate, but is a {name};{call} write its `__iter__`, or "
-            "feed a dataset that gives samples by number with `MapData`."
+            f"`stream` must give samples when it is iterated, but is a {name}; open or call what makes them, or feed "
+            "a dataset that gives samples by number with `MapData`.",
+            field="stream",
         )
     if not gives_batches and isinstance(stream, DataLoader) and (cast(Any, stream).batch_size or 0) > 1:
         size = cast(Any, stream).batch_size

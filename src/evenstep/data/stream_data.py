@@ -9,7 +9,6 @@ from typing import Any, cast, final
 
 from evenstep.arguments import require_count
 from evenstep.data.batch import JSON, Microbatch, Position
-from evenstep.data.batch_sizes import check_micro_batch
 from evenstep.data.batching import cut_by_count, share
 from evenstep.data.dataset import fingerprint_of
 from evenstep.data.fetch import DEFAULT_COLLATE, Collate
@@ -72,7 +71,6 @@ class StreamData(IteratedData):
         shared: bool = False,
         limit_batches: int | None = None,
     ) -> None:
-        require_count("num_microbatches", num_microbatches)
         check_stream(stream, gives_batches=batched or collate is not DEFAULT_COLLATE)
         if batched:
             _refuse(
@@ -89,10 +87,6 @@ class StreamData(IteratedData):
                 "for a stream of samples; set `micro_batch_size`, or give ready-made batches with `batched=True`.",
             )
             require_count("global_batch_size", global_batch_size)
-        if micro_batch_size is not None:
-            check_micro_batch(
-                "micro_batch_size", require_count("micro_batch_size", micro_batch_size), global_batch_size
-            )
         super().__init__(stream, limit_batches=limit_batches)
         self._global_batch_size = global_batch_size
         self._micro_batch_size = micro_batch_size

@@ -177,15 +177,15 @@ def test_the_fingerprint_tells_mixtures_apart() -> None:
         (lambda: Mixture({}), "`data` is empty"),
         (lambda: Mixture({"a b": tasks()["a"]}), "must be of letters"),
         (lambda: Mixture({0: tasks()["a"]}), "must be of letters, digits, `_` and `-`, but one is 0"),
-        (lambda: Mixture({"a": [1, 2]}), r"`data\['a'\]` must be .* but is a dataset \(list\)"),
+        (lambda: Mixture({"a": [1, 2]}), r"`data\['a'\]` must be .* but is a list"),
         (lambda: Mixture({"a": Mixture(tasks())}), "are of several tasks themselves"),
         (lambda: Mixture({"a": StreamData(range(3), global_batch_size=1)}), "are a stream"),
         (lambda: Mixture(tasks(), end="stop"), "`end` must be"),
         (lambda: Mixture(tasks(), mixing=AllTasks(repeats={"d": 2})), "`repeats` names task `d`"),
-        (lambda: AllTasks(repeats={"a": 0}), "must be at least 1"),
+        (lambda: AllTasks(repeats={"a": 0}), "of at least 1"),
         (lambda: Mixture(tasks(), mixing=Sampled(weights={"a": 1.0})), "`weights` of task `b` must be given"),
         (lambda: Sampled(temperature=0), "`temperature` must be finite and above 0"),
-        (lambda: Sampled(draws=0), "`draws` must be at least 1"),
+        (lambda: Sampled(draws=0), "`draws` must be a whole number"),
     ],
 )
 def test_what_cannot_be_is_refused(make: Any, text: str) -> None:

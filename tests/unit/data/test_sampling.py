@@ -1,14 +1,11 @@
 from itertools import chain
-from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from evenstep.data.order import order
 from evenstep.data.sampling import Sampling
-from evenstep.errors import ArgumentError
 
 
 def all_batches(sampling: Sampling, epoch: int, seed: int = 1) -> list[list[int]]:
@@ -135,23 +132,9 @@ def test_packed_batches_take_the_samples_in_their_order_while_the_sum_of_their_t
             assert micro_batch_size is None or len(microbatch) <= micro_batch_size
 
 
-def test_what_is_for_padded_batches_is_refused_where_samples_are_packed() -> None:
-    tokens: dict[str, Any] = {"num_samples": 2, "global_batch_tokens": 9, "lengths": [1, 2], "packed": True}
-    for name, value in (("batch_size_multiple", 2), ("length_window", 8)):
-        with pytest.raises(ArgumentError, match=f"`{name}` is for batches that are padded .* `packed` says"):
-            Sampling(**tokens, **{name: value})
-    with pytest.raises(ArgumentError, match="`packed` is for batches by tokens"):
-        Sampling(num_samples=2, global_batch_size=1, packed=True)
-
-
 def test_skipped_samples_do_not_change_the_order_of_the_others() -> None:
     lengths = [9 if index % 4 == 0 else 1 for index in range(30)]
     fitting = Sampling(num_samples=30, global_batch_size=5, micro_batch_tokens=5, lengths=lengths, oversized="skip")
     some = list(chain(*all_batches(fitting, 1)))
     every = list(chain(*all_batches(Sampling(num_samples=30, global_batch_size=5), 1)))
     assert some == [index for index in every if index % 4 != 0]
-
-
-def test_a_shuffle_that_is_neither_true_nor_false_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="`shuffle` must be True or False, but is 'no'"):
-        Sampling(num_samples=4, global_batch_size=2, shuffle="no")  # type: ignore[arg-type]

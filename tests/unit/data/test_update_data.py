@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from evenstep.data import Batch, Position, UpdateData, batches_in
-from evenstep.errors import ArgumentError, DataError
+from evenstep.errors import DataError
 
 Named = namedtuple("Named", "images labels")
 
@@ -105,8 +105,3 @@ def test_it_goes_on_where_it_was_saved() -> None:
     resumed.load_state_dict(data.state_dict())
     rest = resumed.batches(following, seed=1)
     assert shown(next(rest) for _ in range(3)) == shown(whole[3:])
-
-
-def test_what_cannot_be_iterated_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="must be something to iterate"):
-        UpdateData(3)  # type: ignore[arg-type]
