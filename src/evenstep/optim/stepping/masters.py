@@ -4,7 +4,7 @@
 
 The master is the parameter, and p an image of it: checkpoints hold θ under the model's names, and p follows from it. A
 parameter that somebody writes to between two updates (a hook that clamps weights) is noticed, and its elements that
-are no longer the rounded master's become the master's; what PyTorch does not count as written is refused. Where a
+are no longer the rounded master's become the master's; writes through `parameter.data` are not noticed. Where a
 strategy holds parameters in float32 and rounds when it gathers them, those are masters already.
 """
 
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from evenstep.errors import ArgumentError
 from evenstep.internals import foreach_copy, times_written
 from evenstep.names import parameters_in
 from evenstep.optim.multi import inner
@@ -57,7 +56,6 @@ class MasterSteps(Steps):
             parameter.data = parameter.data.to(format)
             parameter.grad_dtype = torch.float32
         self._written = self._marks()
-        self._made = 0  # steps
 
     @property
     def masters(self) -> Mapping[str, Tensor]:
@@ -76,9 +74,6 @@ class MasterSteps(Steps):
     def __call__(self, optimizer: Any, update: int) -> None:
         if self._marks() != self._written:
             self._follow()
-        elif self._made == 1:
-            self._check_counted()
-        self._made += 1
         with ExitStack() as stack:
             stack.callback(self._let_go)
             for parameter, master in self._pairs:
@@ -94,20 +89,6 @@ class MasterSteps(Steps):
     def _marks(self) -> list[int]:
         """What tells whether parameters were written into since, or have become other tensors."""
         return [*map(times_written, self._parameters), *map(Tensor.data_ptr, self._parameters)]
-
-    def _check_counted(self) -> None:
-        """Raise ArgumentError for what was written into a parameter without being counted: the next step would undo it.
-
-        Asked once, as it reads all values: who writes so does it in each update.
-        """
-        for name, (parameter, master) in zip(self._by_name, self._pairs, strict=True):
-            rounded = master.detach().to(parameter.dtype)
-            if not parameter.is_meta and not bool(((parameter == rounded) | rounded.isnan()).all()):
-                raise ArgumentError(
-                    f"something has written into `{name}` through its `data` (`parameter.data.…_()`), which PyTorch "
-                    f"does not count, so its float32 master does not follow and the next step would undo it; write "
-                    f"into the parameter itself, `with torch.no_grad(): parameter.…_()`."
-                )
 
     def _let_go(self) -> None:
         for master in self._masters:
