@@ -23,7 +23,6 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
-    TensorDataset,
     WeightedRandomSampler,
 )
 
@@ -44,11 +43,10 @@ from evenstep import (
 )
 from evenstep.checkpoint import complete_checkpoints, read_checkpoint
 from evenstep.cli.training import _train
-from evenstep.errors import ArgumentError, EvenstepError, HookError, TaskError
+from evenstep.errors import ArgumentError, TaskError
 from evenstep.events import ConsoleWriter, CsvWriter, JsonlWriter, Save
 from evenstep.exits import EXIT_DONE
 from evenstep.optim.schedules import Cosine, Linear
-from evenstep.options import OPTIONS
 from evenstep.parallel import Group, Single
 
 PAIRS = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
@@ -548,158 +546,6 @@ def test_a_loader_that_cannot_be_taken_over_is_refused_and_the_advice_works(kind
 
 
 # Mistakes.
-
-
-class Numbered(Dataset[Any]):
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> Any:
-        return PAIRS[index]
-
-
-def made(kind: str) -> Any:
-    model = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return {
-        "scheduler": lambda: torch.optim.lr_scheduler.StepLR(optimizer, 3),
-        "optimizers": lambda: [optimizer],
-    }[kind]()
-
-
-MISTAKES = [
-    ("model", nn.Linear, "`model` must be an object of torch.nn.Module, but is the class Linear itself"),
-    ("model", lambda: None, "but is the function <lambda>"),
-    ("model", None, "but is None; write `model=Net"),
-    ("task", Line, "`task` must be an object of a subclass of `evenstep.Task`.*but is the class Line itself"),
-    ("task", nn.MSELoss(), "but is an? MSELoss"),
-    ("task", nn.functional.mse_loss, "but is the function mse_loss"),
-    ("task", None, "`task` must be an object of a subclass"),
-    ("optimizer", torch.optim.AdamW, r"write `optimizer=torch\.optim\.AdamW\(model\.parameters\(\), lr=…\)`"),
-    ("optimizer", "adamw", "`optimizer` must be an object of Optimizer, but is 'adamw'"),
-    ("optimizer", "scheduler", "is the torch scheduler StepLR; give the optimizer"),
-    ("optimizer", "optimizers", "`optimizer` must be an object of Optimizer, but is a list"),
-    ("data", PAIRS, "must be evenstep's `Data`"),
-    ("data", Numbered(), "must be evenstep's `Data`"),
-    ("data", TensorDataset(torch.zeros(4, 1)), "must be evenstep's `Data`"),
-    ("data", (torch.zeros(4), torch.zeros(4)), "must be evenstep's `Data`"),
-    ("data", iter(PAIRS), "must be evenstep's `Data`"),
-    ("data", {"train": PAIRS}, "must be evenstep's `Data`"),
-    ("data", MapData, "must be evenstep's `Data`"),
-    ("data", None, "must be evenstep's `Data`"),
-    ("updates", 10.0, "`updates` must be a whole number of at least 1, but is 10.0"),
-    ("updates", "10", "`updates` must be a whole number of at least 1, but is '10'"),
-    ("epochs", 1.5, "`updates` and `epochs`: one of the two must be given, but both are"),
-    ("seed", "7", "`seed` must be a whole number, but is '7'"),
-    ("seed", None, "`seed` must be a whole number, but is None"),
-    ("device", "gpu", "`device` must be 'auto', 'cpu' or an accelerator"),
-    ("device", None, "`device` must be 'auto', 'cpu' or an accelerator"),
-    ("strategy", "dpp", "`strategy` must be one of auto, single, ddp, fsdp, zero1, local, but is 'dpp'; is it 'ddp'?"),
-    ("strategy", Single, "`strategy` must be an object of Strategy, but is the class Single itself"),
-    ("precision", "bf16", "`precision` must be one of .*, but is 'bf16'; is it 'bf16-mixed'?"),
-    ("precision", 16, "`precision` must be an object of Precision, but is 16; write one of '32-true'"),
-    ("precision", torch.bfloat16, "`precision` must be an object of Precision, but is a dtype"),
-    ("precision", Bf16Mixed, "but is the class Bf16Mixed itself"),
-    ("lr_schedule", "cosin", "`lr_schedule` must be one of .*; is it 'cosine'?"),
-    ("lr_schedule", "scheduler", r"is a torch scheduler \(StepLR\), which counts its own steps"),
-    ("lr_schedule", {"kind": "cosine", "warmup_updates": 30}, "`warmup_updates` must be at most the 4"),
-    ("lr_schedule", lambda update: 1.0, "is the function <lambda>; write one of 'constant'"),
-    ("lr_schedule", Cosine, "is the class Cosine itself"),
-    ("train.clip_norm", "1", "`clip_norm` must be"),
-    ("train.clip_norm", -1.0, "`clip_norm` must be a finite number above 0"),
-    ("train.memory", "blocks", r"`memory` must be an object of Memory"),
-    ("train.compile", "yes", "`compile` must be one of off, model, update, but is 'yes'"),
-    ("train.ema", 0.999, r"`ema` must be an object of Ema, but is 0\.999; write `ema=Ema\(decay=0\.999\)`"),
-    ("evaluations", PAIRS, "`evaluations` must be data by name, but is a list; write `evaluations={'valid': MapData"),
-    ("evaluations", {"valid": PAIRS}, r"`evaluations\['valid'\]` must be evenstep's `Data`.*is a dataset \(list\)"),
-    (
-        "evaluations",
-        {"train": MapData(PAIRS, global_batch_size=4)},
-        '`train` must have a name .* that isn\'t "train", "perf" or "progress", which other metrics begin with',
-    ),
-    ("evaluations", {"a/b": MapData(PAIRS, global_batch_size=4)}, "`a/b` must have a name of letters, digits"),
-    ("evaluations", {1: MapData(PAIRS, global_batch_size=4)}, "the names of `evaluations` must be words, but one is 1"),
-    ("hooks", Hook, "`hooks` must be a list, but is the class Hook"),
-    ("hooks", [Hook], "`hooks` must hold instances of subclasses of `Hook`, but holds the class `Hook`"),
-    ("hooks", print, "`hooks` must be a list, but is the function print"),
-    (
-        "log.writers",
-        ["json"],
-        "`writers` must be one of console, jsonl, csv, tensorboard, wandb, mlflow, but is 'json'; is it",
-    ),
-    ("log.writers", "tensorbord", "is it 'tensorboard'?"),
-    ("log.writers", [JsonlWriter], "`writers` must hold instances of subclasses of `Writer`, but holds the class"),
-    ("log.writers", JsonlWriter, "`writers` must be a list, but is the class JsonlWriter"),
-    ("folder", 3, "`folder` must be a path, but is 3"),
-    ("folder", "", "`folder` must be a path, but is ''"),
-    ("folder", __file__, "`folder` must be a folder, but `.*` is a file"),
-    ("log.every_updates", 0.5, "`every_updates` must be a whole number"),
-    ("failures.non_finite", "ignore", "`non_finite` must be one of stop, skip, retry, rewind"),
-    ("failures.non_finite", Skip, "`non_finite` must be an object of FailurePolicy, but is the class Skip itself"),
-    ("failures.out_of_memory", "skip", "`out_of_memory` must be one of retry, stop, but is 'skip'"),
-    (
-        "failures.loss_spike",
-        True,
-        "`loss_spike` must be an object of FailurePolicy, but is True; write one of 'stop'",
-    ),
-    ("failures.hook", "ignore", "`hook` must be one of stop, continue, but is 'ignore'"),
-    ("failures.max_skipped_samples", 0.1, "`max_skipped_samples` must be a whole number of at least 0, but is 0.1"),
-    ("train.fit_memory", "yes", "`fit_memory` must be True or False, but is 'yes'"),
-    ("train.check_loss", "no", "`check_loss` must be True or False, but is 'no'"),
-    ("checkpoint.keep_last", True, "`keep_last` must be a whole number of at least 0, but is True"),
-    ("checkpoint.asynchronous", None, "`asynchronous` must be True or False, but is None"),
-    ("train.coefficients", [1.0], "`coefficients` must be numbers by the names of tasks, but is a list"),
-    ("train.combine", "pcgrad", "`combine` must be one of separate, pc_grad, .*; is it 'pc_grad'?"),
-    ("train.norm_statistics", "per_task", "`norm_statistics` must be one of shared, per-task, frozen, .*'per-task'?"),
-    ("train.settle_every_updates", 0, "`settle_every_updates` must be a whole number of at least 1, but is 0"),
-    ("checkpoint.every_updates", 0, "`every_updates` must be a whole number of at least 1, but is 0"),
-    ("checkpoint.every_epochs", 0.5, "`every_epochs` must be a whole number of at least 1, but is 0.5"),
-    ("checkpoint.every_minutes", -1, "`every_minutes` must be a finite number above 0, but is -1"),
-    ("checkpoint.keep_every_updates", "7", "`keep_every_updates` must be a whole number of at least 1, but is '7'"),
-    ("checkpoint.best", "valid/loss", "`best` must be an object of Best, but is 'valid/loss'; write `best=Best"),
-    (
-        "checkpoint.mirror",
-        "bucket/runs",
-        "`mirror` must be an address such as .s3://BUCKET/FOLDER., but is .bucket/runs.; write",
-    ),
-    ("failures.spike_window_updates", 4, "`spike_window_updates` must be a whole number of at least 8, but is 4"),
-    ("failures.spike_threshold", 0, "`spike_threshold` must be a finite number above 0, but is 0"),
-    ("failures.max_rewinds", 0, "`max_rewinds` must be a whole number of at least 1, but is 0"),
-    ("log.flops", "yes", "`flops` must be True or False, but is 'yes'"),
-    ("log.peak_tflops", 989.0, "`peak_tflops` is what the counted operations are compared with, but `flops` is False"),
-    ("train", {"clip_norm": 1.0}, r"`train` must be an object of Training, but is a dict; write `train=Training\("),
-    ("checkpoint", True, "`checkpoint` must be an object of Checkpointing, but is True"),
-    ("failures", "skip", "`failures` must be an object of Failures, but is 'skip'"),
-    ("log", Logging, "`log` must be an object of Logging, but is the class Logging itself"),
-    ("train.channels_last", 1, "`channels_last` must be True or False, but is 1"),
-    ("checkpoint.config", "lr=0.1", "`config` must be a dict, but is a str"),
-]
-
-
-@pytest.mark.parametrize(
-    ("argument", "value", "text"),
-    MISTAKES,
-    ids=[f"{argument}-{number}" for number, (argument, *_) in enumerate(MISTAKES)],
-)
-def test_a_usual_mistake_with_an_argument_is_one_clear_line_when_the_trainer_is_built(
-    argument: str, value: Any, text: str
-) -> None:
-    if isinstance(value, str) and value in ("scheduler", "optimizers"):
-        value = made(value)
-    option, _, field = argument.partition(".")
-    with pytest.raises(EvenstepError, match=text) as raised:
-        trainer_of(**{option: OPTIONS[option](**{field: value}) if field else value})
-    assert len(str(raised.value).splitlines()) == 1
-    assert raised.type in (ArgumentError, HookError, TaskError)
-
-
-def test_every_argument_has_a_row_of_mistakes() -> None:
-    import inspect
-    from dataclasses import fields
-
-    every = set(inspect.signature(Trainer.__init__).parameters) - {"self"}
-    every |= {f"{argument}.{field.name}" for argument, option in OPTIONS.items() for field in fields(option)}
-    assert {argument for argument, *_ in MISTAKES} == every
 
 
 @pytest.mark.parametrize(

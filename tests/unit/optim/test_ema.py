@@ -129,7 +129,6 @@ def test_sixteen_bit_parameters_are_averaged_in_float32() -> None:
         {"decay": -0.1},
         {"start_update": -1},
         {"every_updates": 0},
-        {"decay_warmup": 1},
         {"evaluated": "neither"},
     ],
 )
