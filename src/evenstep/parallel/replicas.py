@@ -22,20 +22,15 @@ def synchronise(module: nn.Module, group: Group) -> None:
     """
     for name, part in module.named_modules() if group.ranks > 1 else ():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
-            scaled = (
-                f"weight.mul_(({part.max_norm:g} / weight.norm({part.norm_type:g}, dim=1, keepdim=True)).clamp(max=1))"
-            )
             raise ArgumentError(
-                f"on several ranks `{name or type(part).__name__}` can't have `max_norm` ({part.max_norm:g}): its "
-                f"forward writes to the rows of its own rank's samples, so each rank would have other parameters. "
-                f"Build it without, and scale all rows in `before_update` of the task or of a hook, under "
-                f"`torch.no_grad()`: `{scaled}`. Or train in one process."
+                f"`{name}` has `max_norm`, whose forward writes to the rows of its own rank's samples; build it without, "
+                f"and scale all rows in `before_update` of the task or of a hook.",
+                field="max_norm",
             )
         if getattr(part, "sparse", False) is True:
-            what = f"`{name}`" if name else "the model itself"
             raise ArgumentError(
-                f"on several ranks all gradients must be dense, but those of {what} are sparse; build it without "
-                f"`sparse=True`, or train in one process."
+                f"gradients of `{name}` are sparse, which several ranks can't sum; build it without `sparse=True`.",
+                field="sparse",
             )
     with torch.no_grad():
         group.broadcast([*module.parameters(), *module.buffers()])

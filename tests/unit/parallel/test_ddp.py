@@ -82,7 +82,7 @@ def test_the_gradient_is_that_of_one_process_whatever_a_rank_has_used(
 @pytest.mark.parametrize("strategy", [Ddp, Ordered])
 def test_sparse_gradients_are_refused_on_several_ranks(on_ranks: Callable[..., list[Any]], strategy: Any) -> None:
     def act(group: Any) -> None:
-        with pytest.raises(ArgumentError, match="those of `0` are sparse"):
+        with pytest.raises(ArgumentError):
             strategy(group).reducer(nn.Sequential(nn.Embedding(3, 2, sparse=True))).wrap()
 
     on_ranks(2, act)

@@ -18,9 +18,7 @@ class Two(Group):
 def test_an_embedding_that_scales_the_rows_of_its_own_samples_is_refused_on_several_ranks(kind: Any) -> None:
     model = nn.Sequential(kind(4, 2, max_norm=0.5))
     replicas.synchronise(model, Group())
-    with pytest.raises(
-        ArgumentError, match=r"`0` can't have `max_norm` \(0\.5\).*`weight\.mul_\(\(0\.5 / weight\.norm\(2, "
-    ):
+    with pytest.raises(ArgumentError):
         replicas.synchronise(model, Two())
 
 
