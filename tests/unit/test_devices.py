@@ -37,16 +37,3 @@ def test_a_rank_on_a_device_that_is_not_there_says_so_before_it_waits_for_others
         monkeypatch.setenv(name, value)
     with pytest.raises(ArgumentError, match="an accelerator of this machine, but is 'cuda:77'"):
         Processes("cuda:77")
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("xla:0", "`device` can't be 'xla:0': torch_xla, .* ended with torch 2.9, .*; take cuda or cpu"),
-        ("tpu", "`device` can't be 'tpu': torch_xla"),
-        ("hpu", "must be 'auto', 'cpu' or an accelerator of this machine, but is 'hpu': No module named 'torch.hpu'"),
-    ],
-)
-def test_a_device_that_torch_only_has_a_name_for_is_refused_with_what_to_take(name: str, said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
-        devices.device_here(name)

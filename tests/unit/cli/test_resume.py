@@ -95,48 +95,8 @@ def test_a_damaged_checkpoint_is_passed_over(evenstep: Run, recipe: Path) -> Non
     assert "runs/tiny/checkpoints/step-00000004" in done.out
 
 
-@pytest.mark.parametrize(
-    ("path", "meant"),
-    [
-        ("runs/none", "the folder that `evenstep train` has printed"),
-        (".", "the folder that `evenstep train` has printed"),
-        ("runs", "runs/tiny."),
-        ("runs/tiny/checkpoints", "runs/tiny."),
-        ("runs/tiny/checkpoints/step-00000006", "runs/tiny."),
-    ],
-)
-def test_a_folder_that_is_no_run_is_said_so_with_the_run_that_is_near(evenstep: Run, path: str, meant: str) -> None:
-    evenstep("train", "run.toml")
-    done = evenstep("resume", path)
-    assert done.code == 1
-    assert f"{path} must be the folder of a run" in done.err and f"give {meant}" in done.err
-    assert ("`evenstep train run.toml --resume auto`" in done.err) == (path == ".")
-
-
 ADDED = ["--early_stop", '{metric = "valid/loss", patience_evaluations = 3}', "--ema.decay", "0.9"]
 BEST = ["--checkpoint.best.metric", "valid/loss"]
-
-
-def test_a_run_folder_that_lost_its_power_is_gone_on_with_by_its_run_file_as_is_said(
-    evenstep: Run, recipe: Path
-) -> None:
-    evenstep("train", "run.toml")
-    config = recipe / "runs/tiny/config.toml"
-    config.write_bytes(b"\0" * 80)
-    done = evenstep("resume", "runs/tiny")
-    assert done.code == 2
-    assert "config.toml is empty, as a loss of power may leave it; go on from the run file" in done.err
-    assert evenstep("train", "run.toml", "--resume", "auto").code == 0
-    assert evenstep("resume", "runs/tiny").code == 0
-
-
-def test_a_copy_of_the_recipe_that_is_gone_is_told_with_what_to_name(evenstep: Run, recipe: Path) -> None:
-    evenstep("train", "run.toml")
-    shutil.rmtree(recipe / "runs/tiny/recipe")
-    assert "there is no such folder; name the one with the Python files, `--recipe FOLDER`" in (
-        evenstep("resume", "runs/tiny").err
-    )
-    assert evenstep("resume", "runs/tiny", "--recipe", ".").code == 0
 
 
 def test_early_stop_best_and_an_average_may_be_added_and_dropped_and_it_is_said(evenstep: Run) -> None:
@@ -321,17 +281,6 @@ def test_settings_with_which_no_update_could_be_made_are_not_kept(
     assert (done.code, said in done.err) == (1, True), done.err
     assert (recipe / "runs/tiny/config.toml").read_text() == before
     assert evenstep("resume", "runs/tiny").code == 0
-
-
-def test_checkpoints_without_a_configuration_are_gone_on_with_by_the_script_or_run_file_as_is_said(
-    evenstep: Run, recipe: Path
-) -> None:
-    evenstep("train", "run.toml", "--train.updates", "4")
-    (recipe / "runs/tiny/config.toml").unlink()
-    done = evenstep("resume", "runs/tiny")
-    assert done.code == 1 and "`trainer.resume()` before `trainer.train()`" in done.err
-    assert "`evenstep train RUN.toml --resume auto`" in done.err
-    assert evenstep("train", "run.toml", "--resume", "auto").code == 0
 
 
 def test_the_commands_that_errors_advise_can_be_pasted_where_folders_have_spaces(evenstep: Run, recipe: Path) -> None:
