@@ -41,7 +41,7 @@ from evenstep.train.global_batch import OneBatch, global_batch
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.progress import Progress
 from evenstep.train.state import Tree
-from evenstep.train.state.settings import changed_settings, check_parts, check_same_run, check_unmoved
+from evenstep.train.state.settings import changed_settings, check_parts, check_same_run
 from evenstep.train.tasks.listening import check_told_by_engine, let_ask, listeners
 from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.task import Task
@@ -477,7 +477,6 @@ class Engine:
     ) -> Tree:
         """What of a whole state is this rank's, compared with what is here; see `TrainState.own_part`."""
         training_mode.require_gradients("a state was loaded")
-        on_all_ranks(ranks, lambda: check_unmoved(state, unwrapped(self.model), self.progress.update))
         own = self.parts.saved.own_part(state, take=take, ranks=ranks)
         on_all_ranks(ranks, lambda: check_task_states(own.get("tasks", {}), self.parts.context.tasks))
         return own

@@ -407,7 +407,7 @@ class Trainer(TrainerAttributes):
         """
         self._check_not_training("resume")
         resets = resets_of(reset)
-        check_resets(resets, source, self.progress.update, self._loop.engine.core.learning_rates.leaves_alone)
+        check_resets(resets, source)
         word = source in ("last", "best") and not Path(source).exists()  # of Lightning
         if word or not isinstance(cast("object", source), str | Path) or not str(source):
             raise ArgumentError(

@@ -222,20 +222,6 @@ def test_a_loop_goes_on_from_a_state_with_the_same_bits() -> None:
     assert not torch.equal(parameters(straight), parameters(first))
 
 
-def test_a_state_whose_tensors_have_moved_since_is_refused_and_a_copy_of_it_is_gone_back_to() -> None:
-    model = net()
-    engine = engine_of(model)
-    engine.update(points())
-    live, copied, wanted = engine.state_dict(), deepcopy(engine.state_dict()), parameters(model).clone()
-    engine.load_state_dict(live)  # nothing has moved
-    engine.update(points(start=1))
-    with pytest.raises(CheckpointError, match="that after update 1, but its tensors are the model's own"):
-        engine.load_state_dict(live)
-    engine.load_state_dict(copied)
-    assert engine.progress.update == 1
-    assert torch.equal(parameters(model), wanted)
-
-
 def test_a_late_mean_over_nothing_contributes_nothing_though_its_gradient_is_not_finite() -> None:
     class LateMean(Squares):
         late_weight = True

@@ -9,18 +9,16 @@ The count of updates stays, and with it everything that is keyed by it: a reset 
 a tree, and nothing else.
 """
 
-from collections.abc import Collection, Sequence
-from difflib import get_close_matches
+from collections.abc import Collection
 from typing import Any, cast, get_args
 
-from evenstep.arguments import said
+from evenstep.arguments import advice
 from evenstep.errors import ArgumentError
 from evenstep.options import Reset
 from evenstep.train.progress import Progress
 from evenstep.train.state import Tree
 
 RESETS: tuple[str, ...] = get_args(Reset)
-_WORDS = ", ".join(map(repr, RESETS))
 
 
 def resets_of(given: object) -> tuple[Reset, ...]:
@@ -32,33 +30,20 @@ def resets_of(given: object) -> tuple[Reset, ...]:
     >>> resets_of("data"), resets_of(("optimizer", "data", "data"))
     (('data',), ('optimizer', 'data'))
     """
-    words = [given] if isinstance(given, str) else given
-    if not isinstance(words, Sequence | set | frozenset):
-        raise ArgumentError(f"`reset` must be some of {_WORDS}, but is {said(given)}.")
-    for word in cast("Collection[object]", words):
+    words = [given] if isinstance(given, str) else cast("Collection[Reset]", given)
+    for word in words:
         if word not in RESETS:
-            close = get_close_matches(str(word), RESETS, n=1)
-            advice = f"did you mean '{close[0]}'?" if close else f"there are {_WORDS}."
-            raise ArgumentError(f"`reset` has {word!r}, which is nothing that can begin afresh; {advice}")
+            raise ArgumentError(f"`reset` has {word!r}; {advice(str(word), RESETS)}", field="reset")
     return tuple(dict.fromkeys(cast("Collection[Reset]", words)))
 
 
-def check_resets(resets: Collection[Reset], source: object, update: int, leaves_rates_alone: bool) -> None:
-    """Raise ArgumentError for what can't begin afresh when a trainer that has made `update` updates loads `source`."""
+def check_resets(resets: Collection[Reset], source: object) -> None:
+    """Raise ArgumentError for a reset of `resume = "auto"`, which would begin afresh at each restart."""
     if resets and source == "auto":
         raise ArgumentError(
-            f"`reset` is for a checkpoint that is named, but `resume` was given 'auto', which would begin "
-            f"{', '.join(resets)} afresh at each restart; give the path, and the new run a folder of its own."
-        )
-    if resets and update:
-        raise ArgumentError(
-            f"`reset` is for a trainer that has not trained, but this one has made {update} updates; build another one "
-            f"for it."
-        )
-    if "lr_schedule" in resets and leaves_rates_alone:
-        raise ArgumentError(
-            "`reset` has 'lr_schedule', but this trainer has none; give it one, or leave that out. Rates that hooks "
-            "have set begin afresh with 'optimizer'."
+            f"`reset` would begin {', '.join(resets)} afresh at each restart of 'auto'; give the path, and the new run "
+            f"a folder of its own.",
+            field="reset",
         )
 
 

@@ -11,7 +11,7 @@ from inspect import signature
 from typing import Any, cast
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from evenstep.errors import CheckpointError
 from evenstep.optim.schedules import LrSchedule
@@ -118,23 +118,6 @@ def check_parts(state: Tree) -> None:
             f"a state to load must be what an engine's `state_dict` gave, but this one has no {lacking[0]!r}; to "
             f"begin with a model's weights only, `evenstep.load_weights(model, PATH)` before the engine is built."
         )
-
-
-def check_unmoved(state: Tree, model: nn.Module, update: int) -> None:
-    """Raise CheckpointError if `state` is of before `update`, but has the model's own tensors, which have moved."""
-    then = state["progress"].get("update")
-    if type(then) is not int or then >= update:
-        return
-    live = {one.data_ptr() for one in model.parameters() if one.requires_grad and _has_place(one)}
-    if any(isinstance(one, Tensor) and _has_place(one) and one.data_ptr() in live for one in state["model"].values()):
-        raise CheckpointError(
-            f"the state is that after update {then}, but its tensors are the model's own, which are those after update "
-            f"{update} by now; keep a copy of what `state_dict` gives: `copy.deepcopy(….state_dict())`."
-        )
-
-
-def _has_place(one: Tensor) -> bool:
-    return type(one) in (Tensor, nn.Parameter) and not one.is_meta and one.numel() > 0
 
 
 def check_same_run(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
