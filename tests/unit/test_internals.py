@@ -282,13 +282,6 @@ def test_what_is_called_with_an_optimizers_step_is_seen() -> None:
     assert internals.has_foreign_hooks(model)
 
 
-def test_an_orthogonal_parametrization_is_told_from_others() -> None:
-    linear = nn.utils.parametrizations.orthogonal(nn.Linear(2, 2))
-    nn.utils.parametrizations.weight_norm(linear, "bias", dim=None)
-    found = {name: [internals.is_orthogonal(one) for one in made] for name, made in linear.parametrizations.items()}
-    assert found == {"weight": [True], "bias": [False]}
-
-
 def test_options_of_torchs_compiler_are_known() -> None:
     asked = compiler.compile_options(captured=True)
     known = cast("Any", import_module("torch._inductor.config")).get_config_copy()
