@@ -88,6 +88,7 @@ def _check(opened: OpenRun, folder: Path, group: Group, *, room: bool) -> None:
         for data in parts.evaluations.values():
             data.limit_batches = 1
         one = OneUpdate()
+        one.averages_ranks = any(hook.averages_ranks for hook in parts.hooks)
         trainer = replace(parts, config=staying(config)).trainer(
             hooks=[*followers(config), *([Evaluate(every_updates=1)] if parts.evaluations else []), one],
             evaluations=parts.evaluations,

@@ -190,24 +190,11 @@ def _by_the_group_of_now(name: str) -> Callable[..., Any]:
 
 
 # `go_on` is not among them: after an error, `train` joins anew
-for _name in (
-    "abort",
-    "abort_reason",
-    "begin_receive",
-    "begin_send",
-    "begin_work",
-    "broadcast",
-    "explained",
-    "fail",
-    "gather",
-    "interrupt",
-    "interrupted",
-    "meet",
-    "recorded",
-    "sum",
-    "sum_floats",
-    "where",
-):
+_FORWARDED = (
+    "abort abort_reason begin_receive begin_send begin_work broadcast explained fail gather interrupt interrupted meet "
+    "recorded sum sum_floats where"
+)
+for _name in _FORWARDED.split():
     setattr(Elastic, _name, _by_the_group_of_now(_name))
 
 
