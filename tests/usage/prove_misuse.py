@@ -127,24 +127,22 @@ def spectral() -> nn.Module:
     return nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
 
 
-def hooked(hook: Callable[[], Hook], *named: str) -> Mutant:
-    return mutant("cuts 4", named=named, hooks=lambda: [hook()])
+def hooked(hook: Callable[[], Hook], part: str) -> Mutant:
+    return mutant("cuts 4", part=part, hooks=lambda: [hook()])
 
 
 MISUSES: dict[str, Mutant] = {
-    "mean without a weight": mutant(
-        "loss", "cuts 4", named=("`UndeclaredMean.loss` gives a mean",), task=UndeclaredMean
-    ),
-    "weights of classes": mutant("cuts 4", named=("`ClassWeights.loss`",), task=ClassWeights),
-    "padded length": mutant("cuts 4", named=("`ByPaddedLength.loss`",), task=ByPaddedLength),
-    "hardest of the batch": mutant("loss", "cuts 4", named=("`Hardest.loss`", "as a whole"), task=Hardest),
-    "neighbours mixed": mutant("cuts 4", named=("`Mixed.transform`", "['tokens']"), task=Mixed),
-    "coin of Python's": inner(Depth, "cuts 4", named=("module `inner` (Depth)", "Python's `random`")),
-    "running number": inner(Running, "cuts 4", "resume", named=("module `inner` (Running)", "`inner._mean`")),
-    "parameter written to": inner(Codebook, "cuts 4", named=("`inner.code`", "between the micro-batches")),
-    "spectral norm": inner(spectral, "cuts 4", named=("module `inner`", "`inner.parametrizations.weight.0._u`")),
-    "statistics unused": inner(Statistics, "cuts 4", named=("`model.inner.norm.running_var`",)),
-    "clipped each time": hooked(ClipsEach, "`ClipsEach.after_backward`", "gradient"),
-    "rates by micro-batch": hooked(StepsRates, "`StepsRates.after_microbatch`", "a rate"),
-    "steps by micro-batch": hooked(StepsEach, "`StepsEach.after_backward`", "between the micro-batches"),
+    "mean without a weight": mutant("loss", "cuts 4", part="the loss of micro-batch 0", task=UndeclaredMean),
+    "weights of classes": mutant("cuts 4", part="the loss", task=ClassWeights),
+    "padded length": mutant("cuts 4", part="the loss", task=ByPaddedLength),
+    "hardest of the batch": mutant("loss", "cuts 4", part="the loss of micro-batch 0", task=Hardest),
+    "neighbours mixed": mutant("cuts 4", part="`transform`", task=Mixed),
+    "coin of Python's": inner(Depth, "cuts 4", part="module `inner`"),
+    "running number": inner(Running, "cuts 4", "resume", part="module `inner`"),
+    "parameter written to": inner(Codebook, "cuts 4", part="module `inner`"),
+    "spectral norm": inner(spectral, "cuts 4", part="module `inner`"),
+    "statistics unused": inner(Statistics, "cuts 4", part="`inner.norm.running_var`"),
+    "clipped each time": hooked(ClipsEach, "the gradient of"),
+    "rates by micro-batch": hooked(StepsRates, "the step of"),
+    "steps by micro-batch": hooked(StepsEach, "`embed.weight`"),
 }

@@ -493,54 +493,54 @@ class Mutant:
 
     Args:
         rows: those that fail, at least.
-        named: words that the causes of the first of them hold.
+        part: that the first of them names as the first that differs.
     """
 
     run: Run
     rows: tuple[str, ...]
-    named: tuple[str, ...]
+    part: str
 
 
-def mutant(*rows: str, named: tuple[str, ...], **wrong: Any) -> Mutant:
-    return Mutant(run=Run(**wrong), rows=rows, named=named)
+def mutant(*rows: str, part: str, **wrong: Any) -> Mutant:
+    return Mutant(run=Run(**wrong), rows=rows, part=part)
 
 
-def inner(module: Callable[[], nn.Module], *rows: str, named: tuple[str, ...]) -> Mutant:
-    return mutant(*rows, named=named, model=lambda: Net(module))
+def inner(module: Callable[[], nn.Module], *rows: str, part: str) -> Mutant:
+    return mutant(*rows, part=part, model=lambda: Net(module))
 
 
 LOSSES: dict[str, Mutant] = {
-    "mean of means": mutant("loss", "cuts 4", named=("`MeanOfMeans.loss` gives a mean",), task=MeanOfMeans),
-    "sample size": mutant("cuts 4", named=("`SampleSizeWrong.weight`",), task=SampleSizeWrong),
-    "loss over accumulation": mutant("loss", named=("`OverAccumulation.loss`",), task=OverAccumulation),
-    "tokens of a rank": mutant("loss", named=("`TokensOfRank.loss`",), task=TokensOfRank),
-    "in-batch negatives": mutant("loss", "cuts 2", named=("negatives of the same batch",), task=Contrastive),
-    "auxiliary mean": mutant("loss", named=("`Auxiliary.loss`",), task=Auxiliary),
-    "smoothing over the batch": mutant("cuts 4", named=("`SmoothedOverBatch.loss`",), task=SmoothedOverBatch),
-    "counted after masking": mutant("loss", named=("`CountedAfterMasking.weight`",), task=CountedAfterMasking),
-    "running scale": mutant("cuts 4", "resume", named=("RunningScale.loss", "task.largest"), task=RunningScale),
+    "mean of means": mutant("loss", "cuts 4", part="the loss of micro-batch 0", task=MeanOfMeans),
+    "sample size": mutant("cuts 4", part="the weight", task=SampleSizeWrong),
+    "loss over accumulation": mutant("loss", part="the loss of micro-batch 0", task=OverAccumulation),
+    "tokens of a rank": mutant("loss", part="the loss of micro-batch 0", task=TokensOfRank),
+    "in-batch negatives": mutant("loss", "cuts 2", part="the loss of micro-batch 0", task=Contrastive),
+    "auxiliary mean": mutant("loss", part="the loss of micro-batch 0", task=Auxiliary),
+    "smoothing over the batch": mutant("cuts 4", part="the loss", task=SmoothedOverBatch),
+    "counted after masking": mutant("loss", part="the loss of micro-batch 0", task=CountedAfterMasking),
+    "running scale": mutant("cuts 4", "resume", part="the loss", task=RunningScale),
 }
 MODULES: dict[str, Mutant] = {
-    "BatchNorm": inner(lambda: nn.BatchNorm1d(8), "cuts 4", named=("module `inner`", "BatchNorm")),
-    "own generator": inner(OwnDropout, "resume", named=("`model.inner.generator`",)),
-    "numpy's generator": inner(NumpyDropout, "cuts 4", named=("module `inner`", "`numpy.random`")),
-    "own generator of numpy": inner(OwnNumpyDropout, "resume", named=("`model.inner.rng`",)),
-    "memory bank": inner(Bank, "cuts 4", "resume", named=("module `inner`", "queue")),
-    "running max": inner(RunningMax, "cuts 4", "resume", named=("module `inner`", "`inner.largest`")),
-    "buffer by micro-batch": inner(Counter, "cuts 4", named=("module `inner`", "`inner.calls`")),
-    "centred batch": inner(Centre, "cuts 4", named=("module `inner` (Centre)",)),
-    "time": inner(Clock, "again", named=("module `inner` (Clock)", "time")),
-    "unseeded parameter": inner(Unseeded, "again", named=("`inner.scale`",)),
-    "tied by a copy": mutant("resume", named=("`model.tied`",), model=TiedByCopy),
-    "padding counts": mutant("cuts 4", named=("the model (CountsPadding)",), model=CountsPadding),
-    "gradient scaled by hand": mutant("cuts 4", named=("`mix.weight`", "register_hook"), model=hooked),
+    "BatchNorm": inner(lambda: nn.BatchNorm1d(8), "cuts 4", part="module `inner`"),
+    "own generator": inner(OwnDropout, "resume", part="`model.inner.generator`"),
+    "numpy's generator": inner(NumpyDropout, "cuts 4", part="module `inner`"),
+    "own generator of numpy": inner(OwnNumpyDropout, "resume", part="`model.inner.rng`"),
+    "memory bank": inner(Bank, "cuts 4", "resume", part="module `inner`"),
+    "running max": inner(RunningMax, "cuts 4", "resume", part="module `inner`"),
+    "buffer by micro-batch": inner(Counter, "cuts 4", part="module `inner`"),
+    "centred batch": inner(Centre, "cuts 4", part="module `inner`"),
+    "time": inner(Clock, "again", part="module `inner`"),
+    "unseeded parameter": inner(Unseeded, "again", part="parameter `inner.scale`"),
+    "tied by a copy": mutant("resume", part="`model.tied`", model=TiedByCopy),
+    "padding counts": mutant("cuts 4", part="the model", model=CountsPadding),
+    "gradient scaled by hand": mutant("cuts 4", part="the gradient of", model=hooked),
 }
 AROUND: dict[str, Mutant] = {
-    "chance in collate": mutant("cuts 4", named=("`collate`",), collate=lambda: noisy),
-    "own chance in collate": mutant("resume", named=("`data.collate.random`",), collate=CountingNoise),
-    "dataset that remembers": mutant("resume", named=("`data.dataset.reads`",), dataset=RememberingWords),
-    "optimizer's own weights": mutant("resume", named=("SlowWeights keeps `slow`",), optimizer=slow_sgd),
-    "hook with a count": mutant("resume", named=("`hook TurnsDown.count`",), hooks=lambda: [TurnsDown()]),
-    "stateful LR schedule": mutant("resume", named=("`lr_schedule.asked`",), schedule=StatefulRates),
+    "chance in collate": mutant("cuts 4", part="the batch", collate=lambda: noisy),
+    "own chance in collate": mutant("resume", part="`collate.random`", collate=CountingNoise),
+    "dataset that remembers": mutant("resume", part="`data._dataset.reads`", dataset=RememberingWords),
+    "optimizer's own weights": mutant("resume", part="`optimizer.slow", optimizer=slow_sgd),
+    "hook with a count": mutant("resume", part="`hook TurnsDown.count`", hooks=lambda: [TurnsDown()]),
+    "stateful LR schedule": mutant("resume", part="`lr_schedule.asked`", schedule=StatefulRates),
 }
 MUTANTS = LOSSES | MODULES | AROUND

@@ -222,38 +222,40 @@ class Halves(Hook):
         self.scheduler.step()
 
 
-def few(*rows: str, named: tuple[str, ...], **wrong: Any) -> Mutant:
-    return mutant(*rows, named=named, **({"dataset": Few} | wrong))
+def few(*rows: str, part: str, **wrong: Any) -> Mutant:
+    return mutant(*rows, part=part, **({"dataset": Few} | wrong))
 
 
-def inner(module: Callable[[], nn.Module], *rows: str, named: tuple[str, ...]) -> Mutant:
-    return few(*rows, named=named, model=lambda: Net(module))
+def inner(module: Callable[[], nn.Module], *rows: str, part: str) -> Mutant:
+    return few(*rows, part=part, model=lambda: Net(module))
 
 
 STRAYS: dict[str, Mutant] = {
-    "global count": few("again", named=("`global prove_strays.CALLS[0]`",), task=CountsInGlobal),
-    "count of a class": few("again", named=("an attribute of a class", "`task.seen`"), task=CountsInClass),
-    "epochs counted": few("resume", named=("`task.epoch`", "state_dict"), task=CountsEpochs),
-    "padding in the sum": few("cuts 4", named=("`CountsPadding.loss`", "counts padding"), task=CountsPadding),
-    "chance in loss": few("cuts 4", named=("`DrawsInLoss.loss` draws from `numpy.random`",), task=DrawsInLoss),
-    "chance in transform": few("cuts 4", named=("`DrawsInTransform.transform`", "Python's"), task=DrawsInTransform),
-    "task that clips": few("cuts 4", named=("`ClipsEach.after_backward`",), task=ClipsEach),
-    "seeded by time": inner(SeedsByTime, "again", named=("module `inner` (SeedsByTime)", "seeds by itself", "time")),
-    "noise of the batch": inner(NoiseOfBatch, "cuts 4", named=("module `inner` (NoiseOfBatch)",)),
-    "own backward": inner(Unit, "cuts 4", named=("`UnitGradient`, an autograd function",)),
-    "old spectral norm": inner(
-        lambda: nn.utils.spectral_norm(nn.Linear(8, 8)), "cuts 4", named=("module `inner`", "`inner.weight_u`")
+    "global count": few("again", part="the loss", task=CountsInGlobal),
+    "count of a class": few("again", part="the loss", task=CountsInClass),
+    "epochs counted": few("resume", part="`task.epoch`", task=CountsEpochs),
+    "padding in the sum": few("cuts 4", part="the loss", task=CountsPadding),
+    "chance in loss": few("cuts 4", part="the loss", task=DrawsInLoss),
+    "chance in transform": few("cuts 4", part="`transform`", task=DrawsInTransform),
+    "task that clips": few("cuts 4", part="the gradient of", task=ClipsEach),
+    "seeded by time": inner(SeedsByTime, "again", part="module `inner`"),
+    "noise of the batch": inner(NoiseOfBatch, "cuts 4", part="module `inner`"),
+    "own backward": inner(Unit, "cuts 4", part="the gradient of"),
+    "old spectral norm": inner(lambda: nn.utils.spectral_norm(nn.Linear(8, 8)), "cuts 4", part="module `inner`"),
+    "samples remembered": few("resume", part="`data._dataset.kept", dataset=Remembered),
+    "samples in a cache": few("resume", part="the batch", dataset=RememberedByPython),
+    "samples changed": few("resume", part="`data._dataset.rows", dataset=ChangedInPlace),
+    "behind a Subset": few(
+        "resume", part="`data._dataset.dataset.chance`", dataset=lambda: Subset(OwnState(), range(20))
     ),
-    "samples remembered": few("resume", named=("`data.dataset.kept[…]`", "set_epoch"), dataset=Remembered),
-    "samples in a cache": few("resume", named=("`data.dataset.read.cache_info",), dataset=RememberedByPython),
-    "samples changed": few("resume", named=("`data.dataset.rows[", "copy it"), dataset=ChangedInPlace),
-    "behind a Subset": few("resume", named=("`data.dataset.chance`",), dataset=lambda: Subset(OwnState(), range(20))),
-    "data seeded by time": few("again", named=("the dataset", "time", "`data.dataset.built`"), dataset=SeededByTime),
-    "twins dropped": few("cuts 4", named=("`collate` drops",), collate=lambda: without_twins),
-    "cut to the shortest": few("cuts 4", named=("the batch holds other values", "collate"), collate=lambda: as_short),
-    "default argument": few("again", named=("`data.collate(seen=…)",), collate=lambda: with_default),
-    "count in a closure": few("resume", named=(".count['steps']`",), optimizer=counted_steps),
-    "scheduler not saved": few("resume", named=("`hook Halves.scheduler.…`",), hooks=lambda: [Halves()]),
+    "data seeded by time": few("again", part="the batch", dataset=SeededByTime),
+    "twins dropped": few("cuts 4", part="the weight", collate=lambda: without_twins),
+    "cut to the shortest": few("cuts 4", part="the batch", collate=lambda: as_short),
+    "default argument": few("again", part="the batch", collate=lambda: with_default),
+    "count in a closure": few("resume", part="the step of", optimizer=counted_steps),
+    "scheduler not saved": few(
+        "resume", part="`hook Halves.scheduler.optimizer._opt_called`", hooks=lambda: [Halves()]
+    ),
 }
 
 

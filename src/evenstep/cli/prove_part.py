@@ -26,7 +26,7 @@ from evenstep.config.sources import settings_of
 from evenstep.errors import ConfigError, EvenstepError, LostRankError, MissingExtraError
 from evenstep.events import Hook, UpdateBegin
 from evenstep.exits import CODE_FILE, EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE
-from evenstep.extras.prove.blame import traced
+from evenstep.extras.prove.first_difference import traced
 from evenstep.extras.prove.runs import KillAt, RefusedError, run_once
 from evenstep.extras.prove.subject import Ended, Variant
 from evenstep.extras.prove.trace import MicrobatchTrace, UpdateTrace
@@ -180,10 +180,10 @@ def _refuse(answer: Path, error: EvenstepError) -> None:
 
 def _traced_on_all(bench: RunFileBench, variant: Variant, update: int, group: Group) -> UpdateTrace:
     """The trace of an update, with the micro-batches of all ranks."""
-    trace, _, _ = traced(bench.open, variant, update)
-    everybody: list[list[MicrobatchTrace]] = group.gather(trace.made.microbatches)
+    trace = traced(bench.open, variant, update)
+    everybody: list[list[MicrobatchTrace]] = group.gather(trace.microbatches)
     microbatches = sorted((one for theirs in everybody for one in theirs), key=lambda one: one.index)
-    return replace(trace.made, microbatches=microbatches)
+    return replace(trace, microbatches=microbatches)
 
 
 @contextmanager

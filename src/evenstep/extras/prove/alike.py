@@ -78,27 +78,6 @@ def _is_one_value_beyond(one: Tensor, place: tuple[slice, ...]) -> bool:
     return len(one[beyond].unique()) < 2
 
 
-def other_rows(one: Sequence[Values], other: Sequence[Values]) -> tuple[int, int] | None:
-    """How many rows two traces' batches have, where no tensor of theirs has as many in both; else None."""
-    pairs: list[tuple[int, int]] = []
-    for way in one[0]:
-        if not all(way in each and each[way].ndim for each in (*one, *other)):
-            continue
-        for dim in range(min(2, *(each[way].ndim for each in (*one, *other)))):
-            rows = [sum(each[way].shape[dim] for each in batches) for batches in (one, other)]
-            if rows[0] == rows[1]:
-                return None
-            pairs.append((rows[0], rows[1]))
-    return pairs[0] if pairs else None
-
-
-def padded_otherwise(one: Sequence[Values], other: Sequence[Values]) -> bool:
-    """Whether any tensor is wider in some batches than in others."""
-    every = [*one, *other]
-    held = [[each[way] for each in every] for way in one[0] if all(way in each for each in every)]
-    return any(len({each.shape[1:] for each in tensors if each.ndim > 1}) > 1 for tensors in held)
-
-
 def _far(one: Tensor, other: Tensor, *, exact: bool) -> bool:
     if exact or not one.is_floating_point():
         return not torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))

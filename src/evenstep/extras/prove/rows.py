@@ -15,15 +15,19 @@ from typing import Any, cast, final
 from warnings import catch_warnings, simplefilter
 
 from evenstep.errors import EvenstepError, MissingExtraError, TaskError, clause
-from evenstep.extras.prove.blame import causes_elsewhere, causes_of_cut, causes_of_resume
 from evenstep.extras.prove.compare import TIMES, Difference, Measure, difference, measure_of, moved
+from evenstep.extras.prove.first_difference import (
+    difference_of_resume,
+    difference_of_runs,
+    difference_of_variants,
+)
 from evenstep.extras.prove.plain import plain_loop, why_not_plain
 from evenstep.extras.prove.runs import RefusedError, Rounding, run_once
 from evenstep.extras.prove.subject import Bench, Cut, Ended, InProcesses, Subject, Variant
 
 CUTS: tuple[Cut, ...] = ("2", "4", "ragged")
 SHA = "sha256 of the state"
-_UNKNOWN = "the largest difference is in `{name}`; no part was found to be to blame alone"
+_UNKNOWN = "the largest difference is in {name}; no single part of an update explains it"
 
 
 @final
@@ -142,7 +146,7 @@ class Prover:
             bound=measure.bound,
             holds=holds,
             note=_largest(apart) if holds is False else self._inexact,
-            causes=() if holds else causes() or [_UNKNOWN.format(name=apart.of)],
+            causes=() if holds else causes() or [_unexplained(apart)],
         )
 
     def _loss(self) -> Verdict:
@@ -170,27 +174,30 @@ class Prover:
             bound=reference.sha256,
             holds=holds,
             note=note,
-            causes=() if holds else causes() or [_UNKNOWN.format(name=apart.of)],
+            causes=() if holds else causes() or [_unexplained(apart)],
         )
 
     def _blame(self, what: str) -> list[str]:
         """The causes of one kind of failure, found once."""
         if what not in self._causes:
-            bench, find = self._bench, self._causes
-            find[what] = []  # also where finding fails
-            if what == "again":
-                find[what] = causes_of_cut(bench.open, Variant(), Variant(), updates=bench.updates)
-            elif what == "workers":
-                find[what] = causes_of_cut(bench.open, Variant(), self._reading, updates=bench.updates)
-            elif what == "resume":
-                stops = (
-                    causes_of_resume(bench.open, Variant(), stop_after=n, updates=bench.updates) for n in self._stops
-                )
-                find[what] = next(filter(None, stops), [])
-            else:
-                one = replace(self._still, cut="1")
-                find[what] = causes_of_cut(bench.open, one, replace(one, cut=cast("Cut", what)), updates=bench.updates)
+            self._causes[what] = []  # also if the search raises
+            self._causes[what] = self._search(what)
         return self._causes[what]
+
+    def _search(self, what: str) -> list[str]:
+        bench = self._bench
+        if what == "again":
+            return difference_of_variants(bench.open, Variant(), Variant(), updates=bench.updates)
+        if what == "workers":
+            return difference_of_variants(bench.open, Variant(), self._reading, updates=bench.updates)
+        if what == "resume":
+            for stop in self._stops:
+                if found := difference_of_resume(bench.open, Variant(), stop_after=stop, updates=bench.updates):
+                    return found
+            return []
+        one = replace(self._still, cut="1")
+        other = replace(one, cut=cast("Cut", what))
+        return difference_of_variants(bench.open, one, other, updates=bench.updates)
 
     @property
     def _reading(self) -> Variant:
@@ -238,7 +245,7 @@ class Prover:
             bound=bound,
             holds=holds,
             note="" if holds else _largest(apart),
-            causes=() if holds else self._blame("4") or [_UNKNOWN.format(name=apart.of)],
+            causes=() if holds else self._blame("4") or [_unexplained(apart)],
         )
 
     @property
@@ -267,7 +274,7 @@ class Prover:
         if not found and elsewhere is not None:
             trace = partial(elsewhere.traced, Variant())
             updates = self._bench.updates
-            found = causes_elsewhere(self._bench.open, Variant(), trace, updates=updates, across="processes")
+            found = difference_of_runs(self._bench.open, Variant(), trace, updates=updates, exact=True)
         return found
 
     def _kill(self) -> Verdict:
@@ -300,15 +307,15 @@ class Prover:
     def _ordered(self) -> Verdict:
         variant = Variant(ordered=True, strategy="ddp", ranks=self._bench.ranks)
         run = self._elsewhere(variant)
-        return self._same(run, self._run(Variant(ordered=True)), lambda: self._of_ranks(run, variant))
+        return self._same(run, self._run(Variant(ordered=True)), lambda: self._of_ranks(variant))
 
-    def _of_ranks(self, run: Ended, variant: Variant) -> list[str]:
+    def _of_ranks(self, variant: Variant) -> list[str]:
         """The causes of a failure on ranks: what is found in one process already, else what goes by the rank."""
         found = [] if self._bench.uncut else self._blame("4")
         if not found and variant.pipeline == 1:
             one = replace(variant, ranks=1, strategy="single")
             trace = partial(self._bench.elsewhere.traced, variant)
-            found = causes_elsewhere(self._bench.open, one, trace, updates=self._bench.updates)
+            found = difference_of_runs(self._bench.open, one, trace, updates=self._bench.updates, exact=False)
         return found
 
     def _apart(self, strategy: str) -> Verdict:
@@ -316,7 +323,7 @@ class Prover:
         run = self._elsewhere(variant)
         if self._measure.by_gradient and not run.gradient:
             return Verdict(measure="gradient, update 1", note="shards of gradients can't be compared")
-        return self._near(run, self._four, lambda: self._of_ranks(run, variant))
+        return self._near(run, self._four, lambda: self._of_ranks(variant))
 
     def _stages(self) -> Verdict:
         if self._bench.layered:
@@ -327,8 +334,8 @@ class Prover:
         variant = replace(self._still if tied else Variant(ordered=True), strategy="ddp", ranks=ranks, pipeline=ranks)
         run = self._elsewhere(variant)
         if tied:  # whose gradients are summed in another order where two stages have a copy
-            return self._near(run, self._four, lambda: self._of_ranks(run, variant))
-        return self._same(run, self._run(Variant(ordered=True)), lambda: self._of_ranks(run, variant))
+            return self._near(run, self._four, lambda: self._of_ranks(variant))
+        return self._same(run, self._run(Variant(ordered=True)), lambda: self._of_ranks(variant))
 
     @property
     def _tied(self) -> bool:
@@ -341,6 +348,10 @@ class Prover:
 
 def _rounding(subject: Subject) -> list[Rounding]:
     return [Rounding()]
+
+
+def _unexplained(apart: Difference) -> str:
+    return _UNKNOWN.format(name=f"`{apart.of}`" if apart.of else "state beside the parameters")
 
 
 def _largest(apart: Difference) -> str:
