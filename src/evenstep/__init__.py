@@ -121,7 +121,6 @@ if TYPE_CHECKING:
         Coefficients,
         Combine,
         Committed,
-        DropTask,
         Engine,
         FailurePolicy,
         Fixed,
@@ -160,7 +159,6 @@ __all__ = [
     "CsvWriter",
     "Data",
     "Ddp",
-    "DropTask",
     "EarlyStop",
     "Ema",
     "Engine",
@@ -261,7 +259,7 @@ _HOMES = {
     ".parallel": "Ddp Fsdp Group Mesh Ordered OrderedFsdp Processes Single Strategy Zero1",
     ".pipeline": "Layers PipelineModel",
     ".precision": "Bf16Mixed Bf16NoMaster Bf16True Float8Mixed Fp16Mixed Fp16NoMaster Fp16True FullPrecision Precision",
-    ".train": "Aborted Coefficients Combine Committed DropTask Engine FailurePolicy Fixed Loss "
+    ".train": "Aborted Coefficients Combine Committed Engine FailurePolicy Fixed Loss "
     "LossSpikes Prediction Result Retry Rewind Skip Stop Task Trainer chunked_cross_entropy find_lr "
     "grouped_optimizer load_weights",
 }

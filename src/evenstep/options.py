@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from evenstep.train.tasks.coefficients import Coefficients
     from evenstep.train.tasks.combine import Combine
 
-NonFinite = Literal["stop", "skip", "retry", "rewind", "rewind_past", "drop_task"]
+NonFinite = Literal["stop", "skip", "retry", "rewind", "rewind_past"]
 OutOfMemory = Literal["retry", "stop"]
 LossSpike = Literal["ignore", "report", "stop", "rewind", "rewind_past"]
 HookFailure = Literal["stop", "continue"]
@@ -198,8 +198,7 @@ class Failures:
     Args:
         non_finite: for a loss or gradient that is inf or NaN, which is never applied: a `FailurePolicy` or its name.
             "stop" ends the run, "skip" discards the global batch, "retry" tries it once more, "rewind" goes back to the
-            last checkpoint, "rewind_past" also leaves out the data since then, "drop_task" applies the update without
-            the tasks at fault.
+            last checkpoint, "rewind_past" also leaves out the data since then.
         out_of_memory: for a micro-batch that does not fit: "retry" cuts it in two until it fits, which gives the same
             gradient; "stop", or a `FailurePolicy`.
         loss_spike: for a loss far above those before: "ignore", "report", "stop", "rewind", "rewind_past", a

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from evenstep import (
     AlignedMtl,
-    DropTask,
     Ema,
     Failures,
     GradNorm,
@@ -319,28 +318,6 @@ def methods_and_learned_coefficients_are_those_of_one_process(group: Group, kind
 
 def _zero1(group: Group) -> Strategy:
     return Zero1(Ddp(group))
-
-
-class Spoilt(OfHead):
-    """Task b, whose loss is NaN for the batch that begins with a certain sample."""
-
-    def loss(self, output: Any, batch: Any) -> Loss:
-        loss = super().loss(output, batch)
-        return Loss(loss.sum * torch.nan) if self.head == 1 and bool((batch[0][:, 0] > 2.0).any()) else loss
-
-
-def a_task_that_is_not_finite_is_dropped_from_shards(group: Group) -> object:
-    def run(strategy: Strategy) -> tuple[dict[str, Tensor], int]:
-        one = _mixed(
-            strategy,
-            task={name: Spoilt(head) for head, name in enumerate("abc")},
-            failures=Failures(non_finite=DropTask()),
-        )
-        one.train()
-        return values(one), one.progress.samples
-
-    ours, theirs = run(Fsdp(group)), run(Single())
-    return near(ours[0], theirs[0]) < 1e-9, ours[1] == theirs[1] < 3 * 16
 
 
 class Late(OfHead):

@@ -31,7 +31,6 @@ def test_the_public_names_are_these_and_sorted() -> None:
         "CsvWriter",
         "Data",
         "Ddp",
-        "DropTask",
         "EarlyStop",
         "Ema",
         "Engine",

@@ -270,7 +270,7 @@ class FailuresTable(Section, of=options.Failures):
     non_finite: options.NonFinite
     """For a loss or gradient that is inf or NaN, which is never applied: `stop` ends the run; `skip` leaves this global
     batch out; `retry` tries it once more; `rewind` goes back to the last checkpoint; `rewind_past` also leaves out the
-    data since then; `drop_task` applies the update without the tasks at fault, including tasks that raise an error."""
+    data since then."""
     out_of_memory: options.OutOfMemory
     """For a micro-batch that does not fit into memory: `retry` cuts it in two until it fits, which gives the same
     gradient; `stop` ends the run."""

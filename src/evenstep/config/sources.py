@@ -14,7 +14,6 @@ from shlex import quote
 from typing import Any, NamedTuple, cast
 
 from evenstep.errors import ConfigError, clause
-from evenstep.train.failures.tracebacks import FULL
 
 PREFIX = "EVENSTEP_"
 Tree = dict[str, Any]
@@ -71,7 +70,7 @@ def read_file(path: Path) -> Tree:
 def from_environment(environ: Mapping[str, str]) -> list[Setting]:
     """The settings among environment variables: those that begin with `EVENSTEP_`, the rest in lower case.
 
-    What says how errors look is none (`train.tracebacks`). A table comes before what is in it.
+    A table comes before what is in it.
 
     >>> from_environment({"EVENSTEP_TRAIN__UPDATES": "10", "HOME": "/"})[0].path
     ('train', 'updates')
@@ -79,7 +78,7 @@ def from_environment(environ: Mapping[str, str]) -> list[Setting]:
     settings = [
         Setting(path=tuple(name.removeprefix(PREFIX).lower().split("__")), text=text, origin=name)
         for name, text in environ.items()
-        if name.startswith(PREFIX) and name != FULL
+        if name.startswith(PREFIX)
     ]
     return sorted(settings, key=lambda setting: len(setting.path))
 

@@ -5,8 +5,8 @@ here reads a dataset; `MapData` and `StreamData` do.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from evenstep.errors import DataError
@@ -114,12 +114,6 @@ class GlobalBatch:
     ends_epoch: bool
     faults: tuple[DataFault, ...] = ()
     parts: tuple[Part, ...] = ()
-
-    def without(self, tasks: Collection[str]) -> "GlobalBatch":
-        """The same global batch without the work of `tasks`; all other micro-batches keep their numbers."""
-        left_out = sum(part.num_samples for part in self.parts if part.task in tasks)
-        kept = tuple(microbatch for microbatch in self.microbatches if microbatch.task not in tasks)
-        return replace(self, microbatches=kept, num_samples=self.num_samples - left_out)
 
 
 class Data(ABC):

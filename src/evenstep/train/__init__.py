@@ -6,7 +6,7 @@ from evenstep.lazy import lazy_names
 
 if TYPE_CHECKING:
     from evenstep.train.engine import Engine
-    from evenstep.train.failures import Answer, DropTask, FailurePolicy, Retry, Rewind, Skip, Stop
+    from evenstep.train.failures import Answer, FailurePolicy, Retry, Rewind, Skip, Stop
     from evenstep.train.failures.spikes import LossSpikes
     from evenstep.train.grouped import described_groups, grouped_optimizer
     from evenstep.train.lr_search import find_lr
@@ -29,7 +29,6 @@ __all__ = [
     "Collected",
     "Combine",
     "Committed",
-    "DropTask",
     "Engine",
     "FailurePolicy",
     "Fixed",
@@ -67,7 +66,7 @@ __getattr__, __dir__ = lazy_names(
         ".tasks.collect": "Collected Trained",
         ".tasks.combine": "Combine Separate TaskWeights",
         ".engine": "Engine",
-        ".failures": "Answer DropTask FailurePolicy Retry Rewind Skip Stop",
+        ".failures": "Answer FailurePolicy Retry Rewind Skip Stop",
         ".state.loading": "LoadedWeights load_weights",
         ".update.outcome": "Aborted Committed",
         ".progress": "Progress",

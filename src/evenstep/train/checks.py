@@ -337,9 +337,9 @@ def check_tasks(
                 f'task `{name}` has `late_weight`, but `reduction` is "{task.reduction}": leave one of them out.',
                 field="reduction",
             )
-    if "" in by_name and (tasks.distinguished or combine is not None or policy.tolerates_errors):
+    if "" in by_name and (tasks.distinguished or combine is not None):
         raise ArgumentError(
-            "coefficients, `combine`, statistics per task and DropTask need tasks by name: `task={'class': …}`.",
+            "coefficients, `combine` and statistics per task need tasks by name: `task={'class': …}`.",
             field="task",
         )
     if isinstance(model, PipelineModel):
@@ -373,7 +373,6 @@ def _check_stages(tasks: Tasks, policy: FailurePolicy) -> None:
     asked = {
         "learned coefficients": tasks.coefficients.are_learned,
         "`combine`": tasks.combine,
-        "DropTask": policy.tolerates_errors,
     }
     for what, wanted in asked.items():
         if wanted:

@@ -37,7 +37,6 @@ from evenstep.train.state.pipeline_state import build_pipeline_state_sharding
 from evenstep.train.state.settings import settings_of
 from evenstep.train.state.train_state import TrainState, parameter_names
 from evenstep.train.tasks.norm_statistics import Norms
-from evenstep.train.tasks.tasks import poison_of
 from evenstep.train.teacher import Teacher, build_teacher
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.update.context import TrainContext
@@ -175,7 +174,6 @@ def _context(setup: Setup, strategy: Strategy, norms: Norms, bus: Bus) -> TrainC
         cast_outputs=build_cast(torch.float32 if precision.float32_outputs else None),
         coefficients=tasks.coefficients,
         norms=norms,
-        poison=poison_of(setup.optimizer, setup.policies.non_finite, strategy),
         cuts=SplitLimit(sums=setup.train.check_loss),
     )
 

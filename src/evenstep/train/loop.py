@@ -297,8 +297,6 @@ class Loop:
         again = [batch, *aborted.since]
         if decision.answer is Answer.SKIP:
             self.engine.skip(again.pop(0))
-        elif decision.answer is Answer.DROP:
-            again[0] = batch.without(cast("list[str]", aborted.incident.details["tasks"]))
         elif aborted.incident.kind == "overflow":
             self.engine.lower_scale()
         self.feed.take_again(again)

@@ -168,4 +168,3 @@ def test_whatever_is_written_gives_a_run_or_faults(recipe: Path, changes: list[t
 
 
 def test_how_errors_look_is_no_setting(recipe: Path) -> None:
-    assert read(recipe, environ={"EVENSTEP_FULL_TRACEBACK": "1"}).config.seed == 42

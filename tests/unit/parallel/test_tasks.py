@@ -9,10 +9,7 @@ from torch import Tensor
 
 from evenstep import (
     AlignedMtl,
-    DropTask,
-    Failures,
     GradNorm,
-    Hook,
     Loss,
     MapData,
     Mixture,
@@ -22,7 +19,6 @@ from evenstep import (
     Uncertainty,
 )
 from evenstep.data import RoundRobin
-from evenstep.errors import EvenstepError
 from evenstep.parallel import Ddp, Group, Ordered, Single
 
 OnRanks = Callable[..., list[Any]]
@@ -149,50 +145,3 @@ def bad_task(several: Any, what: str) -> Any:
             return Loss(loss.sum * float("nan"))
 
     return {name: (Task if name == "b" else several.Regress)(name) for name in SIZES}
-
-
-@pytest.mark.parametrize("what", ["raises", "nan"])
-@pytest.mark.parametrize("strategy", [Ddp, Ordered])
-def test_one_bad_task_on_one_rank_is_dropped_on_all(several: Any, on_ranks: OnRanks, what: str, strategy: Any) -> None:
-    def act(group: Any, kind: Any = strategy) -> tuple[dict[str, Tensor], list[Any]]:
-        heard: list[Any] = []
-
-        class Listens(Hook):
-            def on_incident(self, event: Any) -> None:
-                heard.append((event.kind, event.update, event.details["tasks"], event.details["microbatches"]))
-
-        model, _ = trained(
-            several,
-            kind,
-            group,
-            task=bad_task(several, what),
-            failures=Failures(non_finite=DropTask()),
-            hooks=[Listens()],
-        )
-        return model.state_dict(), heard
-
-    wanted, incidents = act(Group(), Single)
-    assert len(incidents) == 1
-    for got, heard in on_ranks(2, act):
-        assert heard == incidents
-        for name, value in wanted.items():
-            torch.testing.assert_close(got[name], value, rtol=1e-12, atol=1e-14)
-
-
-def test_what_one_rank_raised_ends_all_when_the_policy_says_so(several: Any, on_ranks: OnRanks) -> None:
-    def act(group: Any) -> str:
-        task = bad_task(several, "raises")
-        task["a"] = task["c"] = task["b"]  # the marked sample is in b's data, but all would fail on it
-        policy = DropTask(limit=1)
-        policy._limit = 0
-        try:
-            trained(several, Ddp, group, task=task, failures=Failures(non_finite=policy))
-        except Bad as error:
-            return f"Bad {' '.join(error.__notes__)}"
-        except EvenstepError as error:
-            return str(error)
-        return "nothing"
-
-    said = on_ranks(2, act)
-    assert sum(text.startswith("Bad") for text in said) == 1
-    assert all("task `b`, micro-batch" in text and "Bad: on one rank" in text for text in said)

@@ -11,7 +11,7 @@ import torchmetrics
 from torch import Tensor
 from torchmetrics.classification import BinaryAUROC, BinaryConfusionMatrix, MulticlassF1Score
 
-from evenstep import DropTask, Failures, Logging, Loss, MapData, Mixture, Skip, Task, Trainer, Training
+from evenstep import Failures, Logging, Loss, MapData, Mixture, Skip, Task, Trainer, Training
 from evenstep.errors import ArgumentError, MissingExtraError, TaskError
 from evenstep.events import Storage
 from evenstep.events.meters import Meters
@@ -163,7 +163,7 @@ def test_an_update_that_is_given_up_is_not_seen(several: Any) -> None:
             return Loss(loss.sum * float("nan") if spoilt else loss.sum, observed=loss.observed)
 
     counts = {}
-    for policy in (Skip(), DropTask()):
+    for policy in (Skip(),):
         task = {"a": Bad(several, "a", {"count": torchmetrics.SumMetric()}), "b": Measured(several, "b", {})}
         task["a"].task.loss = lambda output, batch: Loss(output.sum() * 0 + batch[2].sum() * 0 + output.sum())
         trainer = trainer_of(
@@ -171,7 +171,7 @@ def test_an_update_that_is_given_up_is_not_seen(several: Any) -> None:
         )
         trainer.train()
         counts[type(policy).__name__] = sum(one.value for one in trainer.storage.history("train/a/count"))
-    assert counts == {"Skip": 18.0, "DropTask": 12.0}
+    assert counts == {"Skip": 18.0}
 
 
 def _counting(task: dict[str, Any]) -> dict[str, Any]:

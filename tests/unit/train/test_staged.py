@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import (
-    DropTask,
     Ema,
     Failures,
     Fp16Mixed,
@@ -675,7 +674,6 @@ class Listens(Hook):
             "learned coefficients would need the whole model",
         ),
         ({"train": Training(clip_norm=0.5, combine=PcGrad())}, "`combine` would need"),
-        ({"failures": Failures(non_finite=DropTask())}, "DropTask would need"),
         ({"task": {"a": Late(), "b": Square(), "c": Square()}}, "task `a` has `late_weight`.* Let `weight` count it"),
     ],
 )

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from evenstep import (
     Batch,
-    DropTask,
     Engine,
     Failures,
     GradNorm,
@@ -227,45 +226,7 @@ class Fails(Task):
         return Loss(loss.sum * float(self.what))
 
 
-@pytest.mark.parametrize("what", ["nan", "inf", "loss", "weight", "gradient"])
-def test_one_bad_task_is_dropped_exactly_and_named(several: Any, what: str) -> None:
-    bad = Fails(several, what)
-    incidents: list[Any] = []
-
-    class Listens(Hook):
-        def on_incident(self, event: Any) -> None:
-            incidents.append(event)
-
-    model = several.model_of("a", "b")
-    trainer = trainer_of(
-        several,
-        model,
-        task={"a": several.Regress("a"), "b": bad},
-        failures=Failures(non_finite=DropTask()),
-        hooks=[Listens()],
-    )
-    trainer.train()
-    # The reference: task b takes no part in update 2, and its batch of that update is gone.
-    wanted = several.model_of("a", "b")
-    optimizer = torch.optim.SGD(wanted.parameters(), lr=0.1, momentum=0.5)
-    for update in range(3):
-        optimizer.zero_grad()
-        for seed, (name, size) in enumerate(BATCHES.items()):
-            if (update, name) != (1, "b"):
-                some = several.samples(24, seed)[size * update : size * (update + 1)]
-                divided(several, wanted, name, [some], "weight").backward()
-        optimizer.step()
-    torch.testing.assert_close(several.flat(model), several.flat(wanted), rtol=1e-12, atol=1e-14)
-    (incident,) = incidents
-    assert incident.update == 2
-    assert incident.details["tasks"] == ["b"]
-    assert "task `b`" in incident.message
-    if what != "gradient":
-        assert incident.details["microbatches"] == [4]  # task a has the numbers 0, 1, 2
-    assert trainer.progress.samples == 3 * 10 - 4
-
-
-@pytest.mark.parametrize("policy", [Stop(), DropTask(limit=1)])
+@pytest.mark.parametrize("policy", [Stop()])
 def test_a_task_that_stays_bad_stops_the_run_and_is_named(several: Any, policy: Any) -> None:
     class Nan(Task):
         def inputs(self, batch: Any) -> Any:
@@ -530,7 +491,6 @@ def test_the_model_must_be_in_the_mode_that_the_call_needs(several: Any) -> None
         ({"reduction": "median"}, "`reduction` of `Regress` must be"),
         ({"single": True}, r"`data` has batches of task `a`, but the run's task has no name"),
         ({"plain": True}, "does not say which task a batch is for"),
-        ({"single": True, "plain": True, "failures": Failures(non_finite=DropTask())}, "are for several tasks"),
     ],
 )
 def test_what_cannot_be_is_refused_when_the_trainer_is_built(several: Any, change: dict[str, Any], text: str) -> None:

@@ -1,6 +1,6 @@
 """Why an update was not applied: which kind of incident it is, who is to blame, and the error if the run ends for it.
 
-It looks at what the ranks kept of their micro-batches, losses that are inf or NaN and what tasks have raised, and
+It looks at what the ranks kept of their micro-batches, losses that are inf or NaN, and
 computes the update again where that does not tell. All ranks ask together and come to the same. What is done about it
 is told in `policies`, and the loop does it.
 """
@@ -15,7 +15,7 @@ from torch import nn
 
 from evenstep.arguments import first_of
 from evenstep.data import Position
-from evenstep.errors import NonFiniteError, TaskError, clause
+from evenstep.errors import NonFiniteError, TaskError
 from evenstep.events import Incident
 from evenstep.internals import unwrapped
 from evenstep.parallel import Group
@@ -34,13 +34,11 @@ class FailureCause:
     Args:
         microbatch: its number; -1 where the whole task is meant.
         task: its name; "" of a run with one task without a name.
-        raised: whether the task has raised an exception.
     """
 
     microbatch: int
     task: str
     why: str
-    raised: bool = False
 
     def __str__(self) -> str:
         task = f"task `{self.task}`" if self.task else ""
@@ -56,10 +54,7 @@ def find_causes(gathered: MicrobatchResults, group: Group) -> list[FailureCause]
     >>> print(*find_causes(MicrobatchResults(losses=losses), Group()))
     task `box`, micro-batch 1: its loss is nan
     """
-    mine = [
-        FailureCause(microbatch=index, task=task, why=f"it raised {clause(error)}", raised=True)
-        for index, (task, error) in gathered.failures.items()
-    ]
+    mine: list[FailureCause] = []
     for index, (task, loss) in gathered.losses.items():
         value = float(loss)
         if not math.isfinite(value):
@@ -101,9 +96,6 @@ class AbortCauses:
                 f"{where} was aborted: the weights of all its micro-batches are 0, or no task gave a loss, or only "
                 f"losses that no parameter of the model moves (made anew, as by `torch.tensor(…)`, or by another?)."
             )
-        elif any(one.raised for one in causes):
-            kind = "task_error"
-            message = f"{where} was aborted: a task failed"
         elif overflowed:
             kind = "overflow"
             message = f"{where} was aborted: its gradient overflowed at a loss scale of {precision.scale:g}."
@@ -113,7 +105,7 @@ class AbortCauses:
             if precision.retries_overflow:
                 scale, lowest = precision.scale, precision.lowest_scale
                 message += f", at a loss scale of {scale:g} or any other down to the `floor` of {lowest:g}"
-        if kind in ("task_error", "non_finite"):
+        if kind == "non_finite":
             message += f"; {first_of(causes, 3, '; ')}." if causes else "."
         return Incident(kind=kind, update=number, message=message, details=details)
 
@@ -134,8 +126,6 @@ class AbortCauses:
             return False, causes
         with self._at_lowest_scale():
             overflowed = self.context.precision.retries_overflow and self._is_finite(pending)
-            if not overflowed:
-                causes = self._failing_tasks(pending)
         self.context.storage.discard_from(number)  # looking for it may have put metrics again
         if overflowed:
             self._overflowing, self._scale_before = place, self.context.precision.state
@@ -155,18 +145,6 @@ class AbortCauses:
         self.core.rerun(pending.batch, pending.number)
         return self.core.has_finite_gradient()
 
-    def _failing_tasks(self, pending: PendingUpdate) -> list[FailureCause]:
-        """Of several tasks whose losses are finite those whose gradient is not: each is computed by itself."""
-        if len(self.context.tasks) == 1:
-            return []
-        weights, causes = self.core.weigh(pending.batch), list[FailureCause]()
-        for name in weights.totals:
-            self.core.rerun_task(name, weights, pending.number)
-            if not self.core.has_finite_gradient():
-                why = "its gradient is not finite, though its losses are"
-                causes.append(FailureCause(microbatch=-1, task=name, why=why))
-        return causes
-
     def lower_scale(self) -> None:
         """Let an update that overflowed be tried again.
 
@@ -182,7 +160,7 @@ class AbortCauses:
     def ending(self, incident: Incident, pending: PendingUpdate) -> tuple[Incident, Exception]:
         """With what the run ends: the incident with all that could be found out, and an error that says what to do.
 
-        That is a TaskError if there was nothing to train on or a task failed, and else a NonFiniteError.
+        A TaskError if there was nothing to train on, else a NonFiniteError.
         """
         kept = f"The parameters are those after update {incident.update - 1}."
         if incident.kind == "no_weight":
@@ -190,11 +168,6 @@ class AbortCauses:
                 f"{incident.message} The same held for the global batches before it; look at the data, and at "
                 f"`weight` of the task. {kept}"
             )
-        for _, error in pending.gathered.failures.values():
-            error.add_note(f"{incident.message} {kept}")
-            return incident, error
-        if incident.kind == "task_error":
-            return incident, TaskError(f"{incident.message} {kept}")
         cause = self._cause(pending)
         found = f"{incident.message} When it is run again, {cause}."
         norms = gradient_norms(unwrapped(self.model), self.execution.group)

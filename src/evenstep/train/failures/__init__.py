@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 
-from evenstep.train.failures.drop_task import DropTask
 from evenstep.train.failures.policy import Answer, FailurePolicy
 from evenstep.train.failures.retry import Retry
 from evenstep.train.failures.rewind import Rewind
@@ -15,7 +14,6 @@ FAILURE_POLICIES: Mapping[str, Callable[[int], FailurePolicy]] = {  # each takes
     "retry": lambda _: Retry(limit=1),
     "rewind": lambda max_rewinds: Rewind(limit=max_rewinds),
     "rewind_past": lambda max_rewinds: Rewind(past_data=True, limit=max_rewinds),
-    "drop_task": lambda _: DropTask(),
 }
 
-__all__ = ["FAILURE_POLICIES", "Answer", "DropTask", "FailurePolicy", "Retry", "Rewind", "Skip", "Stop"]
+__all__ = ["FAILURE_POLICIES", "Answer", "FailurePolicy", "Retry", "Rewind", "Skip", "Stop"]

@@ -19,18 +19,15 @@ class Answer(Enum):
     RETRY = "retry"  # try the same update again
     REWIND = "rewind"  # go back to the last checkpoint before it, in place
     REWIND_PAST = "rewind_past"  # go back, and give up the global batches from there to the offending one
-    DROP = "drop"  # try it again without the tasks that the incident names
 
 
 class FailurePolicy(ABC):
     """Answers incidents of one kind.
 
     Attributes:
-        tolerates_errors: whether what a task raises is an incident for this policy, instead of the end of the run.
         note: what is to be said about its last answer, or "".
     """
 
-    tolerates_errors: bool = False
     note: str = ""
 
     @abstractmethod

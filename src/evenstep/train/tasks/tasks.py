@@ -4,21 +4,18 @@ What is learned becomes a part of the model, `task_coefficients` or `task_balanc
 clipping and ranks treat it as they treat all parameters and buffers. It runs nothing.
 """
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Self, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from evenstep.arguments import said
 from evenstep.errors import ArgumentError, CheckpointError, TaskError
 from evenstep.internals import unwrapped
-from evenstep.names import LEARNED, parameters_in
+from evenstep.names import LEARNED
 from evenstep.options import NormStatistics, check_task_names
-from evenstep.parallel import Strategy
-from evenstep.train.failures import FailurePolicy
 from evenstep.train.tasks.coefficients import Coefficients, Fixed
 from evenstep.train.tasks.combine import Combine, Separate
 from evenstep.train.tasks.norm_statistics import Norms, build_norms
@@ -128,17 +125,6 @@ def _attach(model: nn.Module, optimizer: Optimizer, name: str, module: nn.Module
     if parameters:
         decay = {"weight_decay": 0.0} if "weight_decay" in optimizer.defaults else {}
         optimizer.add_param_group({"params": parameters, **decay})
-
-
-def poison_of(optimizer: Optimizer, policy: FailurePolicy, strategy: Strategy) -> Callable[[], Tensor] | None:
-    """Gives losses whose gradient is NaN, in a parameter that every rank has; None where what a task raises must end
-    the run: shards are gathered in the midst of a forward, where the peers of a rank that stops there wait for it.
-    """
-    if not policy.tolerates_errors or strategy.layout.divides == "elements":
-        return None
-    parameters = (one for one in parameters_in(optimizer) if one.requires_grad)
-    first: Tensor = next(parameters)
-    return lambda: first.flatten()[:1].float().sum() * math.nan
 
 
 def check_task_states(saved: Mapping[str, Any], tasks: Mapping[str, Task]) -> None:

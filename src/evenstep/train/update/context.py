@@ -33,8 +33,6 @@ class TrainContext:
         cast_outputs: puts its outputs into that of postprocessing and losses.
         norms: whose statistics the model's normalisation layers use.
         seeds: the factors that backwards began with last, as tensors: mostly the next ones' too.
-        poison: gives a loss whose gradient is not finite, in place of one that could not be computed, so that all
-            ranks come to the end of the update and abort it together; None raises at once.
         cuts: how finely micro-batches are cut to fit into this rank's memory.
     """
 
@@ -53,7 +51,6 @@ class TrainContext:
     randomness: Randomness = field(default_factory=Randomness)
     seeds: dict[torch.dtype, tuple[float, Tensor]] = field(default_factory=dict)
     phases: Phases = field(default_factory=Phases)
-    poison: Callable[[], Tensor] | None = None
     cuts: SplitLimit = field(default_factory=SplitLimit)
 
     def silently(self) -> "TrainContext":
@@ -70,16 +67,13 @@ class MicrobatchResults:
         late_total: Σw_m over all ranks where the weights are late, to divide by; else None.
         late_totals: Σw_m of each task whose weights are late, by its name.
         losses: the summed losses with the names of their tasks, by the micro-batches' numbers.
-        failures: what tasks have raised, with their names, where it is to be agreed on later.
     """
 
     late_total: Tensor | None = None
     late_totals: dict[str, Tensor] = field(default_factory=dict)
     losses: dict[int, tuple[str, Tensor]] = field(default_factory=dict)
-    failures: dict[int, tuple[str, Exception]] = field(default_factory=dict)
 
     def add(self, other: "MicrobatchResults") -> None:
         """Take what is known of other micro-batches of the update."""
         self.late_totals.update(other.late_totals)
         self.losses.update(other.losses)
-        self.failures.update(other.failures)

@@ -20,13 +20,11 @@ from torch.utils.checkpoint import CheckpointError
 from evenstep.data import Microbatch
 from evenstep.internals import run_backward, unwrapped
 from evenstep.keys import branch
-from evenstep.memory import is_out_of_memory
 from evenstep.pipeline import Stage
 from evenstep.pipeline.compiled import as_written
 from evenstep.train.memory.activation_checkpointing import MAY_DEPEND
 from evenstep.train.memory.sub_batch import SubBatch, part_of, whole_of
 from evenstep.train.randomness import LOSS, branch_of
-from evenstep.train.tasks.derivatives import explain_derivatives
 from evenstep.train.tasks.norm_statistics import explain
 from evenstep.train.tasks.task import evaluates_itself, explain_inputs, loss_of
 from evenstep.train.update.context import TrainContext
@@ -141,8 +139,6 @@ class MicrobatchStep:
         self.doing = "transfer", one.index, piece
         self._events.begin(one, piece.data, microbatch)
         try:
-            if one.index in self._weights.failures:
-                raise self._weights.failures[one.index]
             batch = self._prepared(stage, one, piece)
             self.doing = "forward", one.index, piece
             if itself is None:
@@ -154,12 +150,7 @@ class MicrobatchStep:
             total = self._recording.take(task, one, piece, loss, method="loss" if itself is None else "evaluate")
         except Exception as error:
             explain(error, cut=bool(piece.path))
-            explain_derivatives(error)
-            if context.poison is None or not stage.is_whole or not torch.is_grad_enabled() or is_out_of_memory(error):
-                raise
-            self.gathered.failures[one.index] = one.task, error
-            self._events.end(microbatch, error)
-            return {}, context.poison()
+            raise
         if itself is None:
             self._events.saw(microbatch, given, total)
         return {}, total
@@ -219,8 +210,7 @@ class MicrobatchStep:
         with self._events.backward(one):
             try:
                 backward_of(loss, self._seed_of(loss, one))
-            except RuntimeError as error:
-                explain_derivatives(error)
+            except RuntimeError:
                 raise
 
     def going_back(self, microbatch: int) -> AbstractContextManager[None]:

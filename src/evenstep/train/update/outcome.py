@@ -135,7 +135,7 @@ class Aborted:
     """An update of which nothing was applied: parameters, buffers, optimizer and counters are as before it.
 
     Args:
-        incident: why, the same on all ranks: `incident.kind` is "non_finite", "no_weight", "task_error" or "overflow".
+        incident: why, the same on all ranks: `incident.kind` is "non_finite", "no_weight" or "overflow".
         since: the global batches of the updates that were dispatched after it; they were not applied either.
     """
 

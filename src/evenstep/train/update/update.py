@@ -254,13 +254,6 @@ class Update:
                 self._gather(self.weigh(batch), update)
         self.rollback.judge(1.0)
 
-    def rerun_task(self, task: str, weights: Weights, update: int) -> None:
-        """The same of one of its tasks alone."""
-        for attempt in self._attempts(f"task {task} of update {update}", update):
-            with attempt:
-                self._accumulate(weights.of(task), update)
-        self.rollback.judge(1.0)
-
     def has_finite_gradient(self) -> bool:
         """Whether what was computed last is finite; all ranks ask together."""
         squared = self._execution.norms.squared(gradients(self._parameters, sparse=self._sparse))
@@ -269,9 +262,9 @@ class Update:
     def weigh(self, batch: GlobalBatch) -> Weights:
         """Count the weights of an update; see `weigh`."""
         context = self._context
-        group, tolerant = self._execution.reducers.group, context.poison is not None
+        group = self._execution.reducers.group
         stamp = 1.0 if group.ranks == 1 else 1.0 + (self.trained.stamp ^ self.learning_rates.stamp)
-        weights = weigh(context.tasks, batch, group, tolerant=tolerant, stamp=stamp)
+        weights = weigh(context.tasks, batch, group, stamp=stamp)
         if self._execution.pipeline.ranks > 1:
             check_weights(self._execution.pipeline, batch, weights)
         return weights

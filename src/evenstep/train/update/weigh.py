@@ -6,7 +6,7 @@ g = Σ_t λ_t · Σ_{m∈t} ∇S_m / Σ_{m∈t} w_m. It does not look at outputs
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Self, final
 
@@ -30,8 +30,6 @@ class Weights:
         divisors: what the summed loss of a micro-batch of this rank is divided by; see `Task.reduction`.
         work: this rank's micro-batches that have a weight above 0, or a late one.
         num_tasks: how many tasks have work in the update.
-        failures: what `weight` has raised for micro-batches of this rank, where it is to be agreed on later; each
-            weighs 1 until then.
         skipped_samples: how many samples all ranks had to leave out because they could not be read.
     """
 
@@ -41,7 +39,6 @@ class Weights:
     divisors: Mapping[int, float]
     work: tuple[Microbatch, ...]
     num_tasks: int
-    failures: dict[int, Exception] = field(default_factory=dict)
     skipped_samples: int = 0
 
     @property
@@ -70,15 +67,12 @@ class Weights:
         return replace(self, totals={task: self.totals[task] for task in tasks}, work=work)
 
 
-def weigh(
-    tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, tolerant: bool = False, stamp: float = 1.0
-) -> Weights:
+def weigh(tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, stamp: float = 1.0) -> Weights:
     """Count the weights of one update.
 
     All ranks sum the same weights in the same order (exactly rounded, even), so all get the same totals.
 
     Args:
-        tolerant: whether what `weight` raises is kept, so that the ranks can agree on it later.
         stamp: of what this rank trains, above 0, which must be the same on all.
 
     Raises:
@@ -86,7 +80,6 @@ def weigh(
         TaskError: a batch of no task of the run; a weight that is negative, not finite, or not a number.
     """
     each: dict[int, float] = {}
-    failures: dict[int, Exception] = {}
     work: list[Microbatch] = []
     # the last two for the samples that had to be left out, and for what is trained
     mine = [0.0] * (batch.num_microbatches + 2)
@@ -95,12 +88,7 @@ def weigh(
         weight, number = 1.0, microbatch.index
         task = tasks.get(microbatch.task) or task_of(tasks, microbatch)
         if not task.late_weight:
-            try:
-                weight = weight_of(task, microbatch.data, number, microbatch.known_samples)
-            except Exception as error:
-                if not tolerant:
-                    raise
-                failures[number] = error
+            weight = weight_of(task, microbatch.data, number, microbatch.known_samples)
             each[number] = weight
         if weight > 0:
             mine[number] = weight
@@ -122,7 +110,6 @@ def weigh(
         divisors=divisors,
         work=tuple(work),
         num_tasks=len(totals),
-        failures=failures,
         skipped_samples=int(everybody[-2]),
     )
 
