@@ -165,6 +165,3 @@ def test_whatever_is_written_gives_a_run_or_faults(recipe: Path, changes: list[t
     except ConfigError as error:
         assert error.faults
         assert all(fault.startswith("`") and fault.endswith((".", "?")) for fault in error.faults)
-
-
-def test_how_errors_look_is_no_setting(recipe: Path) -> None:
