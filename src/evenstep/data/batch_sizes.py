@@ -47,7 +47,6 @@ class BatchSizes(NamedTuple):
         return self._cut_from(self._first(num_samples, epoch, limit or num_samples), num_samples)
 
     def _first(self, num_samples: int, epoch: int, limit: int) -> int:
-        """The number, in the whole run, of the first global batch of an epoch."""
         number = 0
         for earlier in range(epoch):
             if number >= self.begins[-1]:  # all that follow are of one size
@@ -56,7 +55,6 @@ class BatchSizes(NamedTuple):
         return number
 
     def _cut_from(self, number: int, num_samples: int) -> "Begins":
-        """The places where global batches begin in an epoch whose first is `number` of the run."""
         pieces: list[range] = []
         place = 0
         while place < num_samples:
@@ -94,9 +92,6 @@ class Begins(Sequence[int]):
 
 def batch_sizes(name: str, given: object, unit: Unit) -> BatchSizes:
     """Sizes from pairs (begin, size), which are counted from 1.
-
-    Raises:
-        ArgumentError: they are no such pairs, or out of order.
 
     >>> batch_sizes("global_batch_size", [(1, 8), (100, 16)], "updates").as_json
     {'unit': 'updates', 'sizes': [[1, 8], [100, 16]]}

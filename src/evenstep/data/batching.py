@@ -28,9 +28,6 @@ def measure(lengths: Lengths, num_samples: int) -> NDArray[np.int64]:
     Args:
         lengths: one number per sample, or a function of a sample's number.
 
-    Raises:
-        ArgumentError: not one whole number, at least 0, per sample.
-
     >>> measure(lambda index: 2 * index, 3).tolist()
     [0, 2, 4]
     """
@@ -52,9 +49,6 @@ def fitting(lengths: NDArray[np.int64], *, max_tokens: int, oversized: Oversized
         lengths: `[samples]`, in tokens.
         max_tokens: the budget of a batch.
         oversized: whether a sample that does not fit is an error or is left out.
-
-    Raises:
-        DataError: a sample does not fit and `oversized` is "error", or no sample fits.
 
     >>> fitting(np.array([3, 9, 4]), max_tokens=5, oversized="skip").tolist()
     [True, False, True]
@@ -101,9 +95,6 @@ def cut_by_tokens(
         max_tokens: the budget of a batch, padding included.
         max_samples: the most samples of a batch; None for no limit.
         multiple: what batch sizes are rounded down to.
-
-    Raises:
-        ArgumentError: a sample alone is over the budget (see `fitting`).
 
     >>> cut_by_tokens([3, 3, 5, 2, 2, 2], max_tokens=10)
     [0, 2, 4, 6]
@@ -176,7 +167,6 @@ def pack(
 
 
 def _fitting(values: NDArray[np.int64], max_tokens: int, look: int) -> int:
-    """The most of the first values for which longest × count ≤ `max_tokens`; looks at `look` of them before at more."""
     while True:
         seen = values[:look]
         padded = np.maximum.accumulate(seen)

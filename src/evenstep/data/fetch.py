@@ -168,7 +168,6 @@ class Fetcher(Dataset[Reply]):
             return Reply(None, _failure(request, doing, error))
 
     def _without_failing(self, request: Request, failure: Failure, faults: list[DataFault]) -> Reply:
-        """Leave out one failing sample after the other; all of them where it can't be said which one it is."""
         while True:
             doing = failure.doing
             left_out = [doing] if isinstance(doing, int) else request.samples

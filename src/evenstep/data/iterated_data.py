@@ -42,23 +42,11 @@ class RankReading(NamedTuple):
 
 
 class _Cursor:
-    """Where a stream is being read: the one thing here that changes.
-
-    Args:
-        reading: what is read of it for this rank.
-        position: of the next global batch.
-
-    Attributes:
-        state: of the stream, after the last global batch; None where there was none, or it has none.
-        waiting: whether this rank's stream has ended in this epoch, while those of others go on.
-        owed: a state that is to be put into the stream when the next epoch begins, and the epoch that it is of.
-    """
-
     def __init__(self, reader: Reader, reading: RankReading, position: Position) -> None:
         self.reader, self.reading, self.position = reader, reading, position
-        self.state: dict[str, Any] | None = None
-        self.waiting = False
-        self.owed: tuple[dict[str, Any], int] | None = None
+        self.state: dict[str, Any] | None = None  # stream state after the last global batch
+        self.waiting = False  # this rank's stream has ended in this epoch, those of other ranks go on
+        self.owed: tuple[dict[str, Any], int] | None = None  # state to load at the next epoch start, with its epoch
 
 
 class Cut(NamedTuple):
@@ -97,20 +85,10 @@ class IteratedData(Data):
         self._was_compared = False  # with those of other ranks
 
     @abstractmethod
-    def _reading(self, rank: int, ranks: int, total: Total | None) -> RankReading:
-        """The part of each global batch that is `rank`'s; `total` sums over ranks, if they take theirs together.
-
-        Raises:
-            ArgumentError: there is none.
-        """
+    def _reading(self, rank: int, ranks: int, total: Total | None) -> RankReading: ...
 
     @abstractmethod
-    def _cut(self, items: list[object], reading: RankReading, position: Position) -> Cut:
-        """Make micro-batches of what was read for the global batch at `position`.
-
-        Raises:
-            DataError: the items are not what they are taken for.
-        """
+    def _cut(self, items: list[object], reading: RankReading, position: Position) -> Cut: ...
 
     @property
     def resumable(self) -> bool:
@@ -125,9 +103,6 @@ class IteratedData(Data):
 
         Args:
             at: the position of the last global batch handed out, or the one after it; None means the latter.
-
-        Raises:
-            DataError: the stream has no state, or that position is neither.
         """
         self._require_stateful()
         if at is None:
@@ -141,11 +116,7 @@ class IteratedData(Data):
         return deepcopy(self._states[at])
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Take up what `state_dict` gave; the next `batches` must start at the position it was taken at.
-
-        Raises:
-            DataError: the stream has no state, or this is not one.
-        """
+        """Take up what `state_dict` gave; the next `batches` must start at the position it was taken at."""
         self._require_stateful()
         if state and set(state) != _STATE:
             raise DataError(
@@ -162,10 +133,6 @@ class IteratedData(Data):
         """Give the global batches from `start` on: the beginning of an epoch, or where the stream is.
 
         Of several ranks this one takes the others' streams to be as long as its own; see `batches_together`.
-
-        Raises:
-            ArgumentError: `rank` is not one of `ranks`, or a global batch has no micro-batch for it.
-            DataError: the stream is not at `start`; later, it fails, or gives nothing.
         """
         return self._batches(start, seed=seed, reading=self._reading(rank, ranks, None), pins=pin_memory)
 
@@ -249,7 +216,6 @@ class IteratedData(Data):
                 return
 
     def _keep(self, cursor: _Cursor, before: Position) -> None:
-        """Keep the state of the position that `cursor` has come to."""
         cursor.waiting = cursor.waiting and bool(cursor.position.batch)
         if self._stateful is None:
             return
@@ -264,7 +230,6 @@ class IteratedData(Data):
         self._states = {before: self._states.get(before, {}), after: state}
 
     def _ran_out(self, cursor: _Cursor) -> tuple[DataFault, ...]:
-        """Wait for the others, whose streams are longer; said once."""
         was_told, self._was_told, cursor.waiting = self._was_told, True, True
         if was_told:
             return ()
@@ -279,7 +244,6 @@ class IteratedData(Data):
         )
 
     def _compared(self, items: list[object], reading: RankReading) -> tuple[DataFault, ...]:
-        """Say that all ranks read the same, which is seldom meant, at their first global batch."""
         self._was_compared = True
         if not reading.others.read_the_same(items):
             return ()
@@ -294,7 +258,6 @@ class IteratedData(Data):
         )
 
     def _begin_epoch(self, cursor: _Cursor) -> bool:
-        """Read the first item of an epoch; False where the data have ended."""
         epoch, reader = cursor.position.epoch, cursor.reader
         over = False
         try:
@@ -316,7 +279,6 @@ class IteratedData(Data):
         return True
 
     def _resume(self, state: Mapping[str, object], start: Position, seed: int, reading: RankReading) -> _Cursor:
-        """Put a state into the stream and read the item after it; later, where that is of another epoch."""
         position = _position_of(state)
         if position != start:
             raise DataError(

@@ -58,8 +58,6 @@ class Here:
 
 
 class _Requests:
-    """A sampler whose iterations give the requests that were set last."""
-
     def __init__(self) -> None:
         self.source: Iterator[Request] = iter(())
 
@@ -112,9 +110,6 @@ class Workers:
         """Answer `requests` from now on, in their order; replies due to earlier ones are thrown away.
 
         The first requests are sent to the processes, which are started if they are not running.
-
-        Raises:
-            DataError: the processes cannot be started, or no longer answer.
         """
         assert self._loader is not None
         _end_at_exit(self)
@@ -134,11 +129,7 @@ class Workers:
             raise self._loss(error, "their first micro-batches") from error
 
     def take(self, count: int) -> list[Reply]:
-        """Wait for the replies to the next `count` requests.
-
-        Raises:
-            DataError: a worker died, or did not answer in time.
-        """
+        """Wait for the replies to the next `count` requests."""
         return [self._take_one() for _ in range(count)]
 
     def close(self) -> None:
@@ -254,7 +245,7 @@ _watching: set[int] = set()  # the process that ends the open workers; one that 
 
 
 def _end_at_exit(workers: Workers) -> None:
-    """End the workers with this process: at its end Python would ask them by a signal that they outlive, and wait."""
+    # At exit Python would send a signal that workers ignore, and wait for them.
     if os.getpid() not in _watching:
         _OPEN.clear()
         _watching.clear()
@@ -271,7 +262,7 @@ def _end_all(process: int) -> None:
 
 @contextmanager
 def _signals_wait() -> Generator[None]:
-    """Hold signals back while workers start: they can't be ended before they outlive them."""
+    # A starting worker has not yet installed its handlers.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _OUTLIVED)
     try:
         yield
@@ -281,7 +272,7 @@ def _signals_wait() -> Generator[None]:
 
 @contextmanager
 def _sigchld_kept() -> Generator[None]:
-    """Put torch's SIGCHLD handler aside: it raises anywhere in the program, also halfway through an optimizer step."""
+    # torch's SIGCHLD handler raises anywhere, also halfway through an optimizer step.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -293,7 +284,7 @@ def _sigchld_kept() -> Generator[None]:
 
 
 def _outlive_signals(_worker: int) -> None:
-    """Let a signal for all processes of a run end only the run: it may need data before it can stop."""
+    # A signal to the whole process group must stop the run only: it may need data before it stops.
     for number in _OUTLIVED:
         signal.signal(number, _stay)  # not SIG_IGN, which programs that a dataset starts would inherit
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _OUTLIVED)

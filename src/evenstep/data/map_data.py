@@ -23,8 +23,6 @@ _EPOCHS_KEPT = 2  # the one being trained on, and the one that prefetching has r
 
 
 class _Planned(NamedTuple):
-    """A global batch before it is fetched: everything but the data of this rank's micro-batches."""
-
     position: Position
     following: Position
     num_microbatches: int

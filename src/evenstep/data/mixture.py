@@ -54,12 +54,6 @@ class Mixing(ABC):
 
 
 class _Repeated(Mixing):
-    """Tasks with repeat factors.
-
-    Args:
-        repeats: repeat factor of a task, by its name; 1 by default.
-    """
-
     def __init__(self, *, repeats: Mapping[str, int] | None = None) -> None:
         self._repeats = dict(repeats or {})
         for name, count in self._repeats.items():
@@ -167,7 +161,6 @@ class Sampled(Mixing):
 
 
 def _place(edges: list[float], drawn: int) -> int:
-    """Where a 63-bit number falls among cumulative weights."""
     point = drawn / 2**63 * edges[-1]
     return next((place for place, edge in enumerate(edges) if point < edge), len(edges) - 1)
 
@@ -182,14 +175,6 @@ def _check_known(argument: str, given: Mapping[str, object], tasks: Sequence[str
 
 @final
 class _Walk:
-    """Through the global batches of a mixture from the first one on: the same on every rank, and on every resume.
-
-    Attributes:
-        places: the batch that each task's data gives next.
-        number: of the next global batch in the whole run.
-        position: the same, by epochs of the mixture.
-    """
-
     def __init__(self, data: Mapping[str, Data], mixing: Mixing, end: End, limit: int | None, seed: int) -> None:
         self._data = data
         self._mixing = mixing
@@ -202,7 +187,6 @@ class _Walk:
         self._sizes: dict[str, tuple[int, int]] = {}  # which epoch a task's data is in, and its batches
 
     def step(self) -> Sequence[str]:
-        """Move behind the next global batch; gives the tasks whose batches it takes."""
         ready = [name for name in self._data if self._end != "max" or name not in self._ended]
         sizes = {name: self._size(name) for name in ready}
         tasks = [name for name in self._mixing(self.number, sizes, seed=self.seed) if self._take(name)]
@@ -215,7 +199,6 @@ class _Walk:
         return tasks
 
     def seldom(self) -> str:
-        """A task for which this epoch lasts a thousand times as long as all would one after the other; "" if none."""
         waiting = [name for name in self._data if name not in self._ended]
         whole = sum(self._size(name) for name in self._data)
         return waiting[0] if waiting and self.position.batch > 1000 * whole else ""
@@ -229,7 +212,6 @@ class _Walk:
         return size
 
     def _take(self, name: str) -> bool:
-        """Move behind the next batch of a task; False where it is to wait for the others."""
         if self._end == "max" and name in self._ended:
             return False
         place = self.places[name]
@@ -387,7 +369,6 @@ class Mixture(Data):
 
 
 def _next_of(walk: _Walk, sources: Mapping[str, Iterator[GlobalBatch]]) -> GlobalBatch:
-    """The next global batch of the walk, of the batches that its tasks give next."""
     position, tasks = walk.position, walk.step()
     parts: list[Part] = []
     microbatches: list[Microbatch] = []

@@ -123,7 +123,6 @@ class Enciphered:
 def _hashed(
     key: int | NDArray[np.uint64], size: int | NDArray[np.uint64], digits: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """F: 32 bits of the digits' hashes, taken to 0..size-1 by multiplying; a row for each of several keys and sizes."""
     value = scatter(key, digits)
     value >>= np.uint64(32)
     value *= np.asarray(size, dtype=np.uint64)
@@ -137,9 +136,6 @@ def order_of(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -
     Args:
         num_samples: how many there are.
         shuffle: False gives the dataset's own order 0, 1, 2, ….
-
-    Raises:
-        ArgumentError: a number is negative or not whole.
 
     >>> order_of(10**12, seed=1, epoch=0)(0, 3).tolist()
     [981662940024, 521982624015, 267742323233]

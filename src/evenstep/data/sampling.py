@@ -72,10 +72,6 @@ class Sampling:
         measured: the lengths, `[num_samples]` in tokens; None where there is no token budget.
         fits: which samples are used, `[num_samples]`; None for all.
 
-    Raises:
-        ArgumentError: a choice cannot be, or does nothing beside the others.
-        DataError: a sample is longer than a budget.
-
     >>> sampling = Sampling(num_samples=10, global_batch_size=4, micro_batch_size=3, shuffle=False)
     >>> epoch = sampling.epoch(0, seed=1)
     >>> [sampling.microbatches(epoch.batch(number)) for number in range(epoch.num_batches)]
@@ -168,7 +164,6 @@ class Sampling:
         return EpochBatches(visit, len(samples), begins, epoch_key, limit)
 
     def _begins(self, num_samples: int, epoch: int, limit: int | None) -> Sequence[int]:
-        """Where the batches by samples begin in the order of an epoch."""
         if self.sizes is not None:
             return self.sizes.cut(num_samples, epoch, limit)
         return range(0, num_samples, cast("int", self.global_batch_size))

@@ -62,11 +62,7 @@ _CHANGING = threading.Lock()
 
 @contextmanager
 def drawing_alone(method: str) -> Generator[None]:
-    """Inside, no other thread of this process may begin the same: both would draw from the same generators.
-
-    Raises:
-        ArgumentError: on entering, where another thread is in it.
-    """
+    """Inside, no other thread of this process may begin the same: both would draw from the same generators."""
     mine = threading.get_ident()
     with _CHANGING:
         if any(one != mine for one in _THREADS):

@@ -215,7 +215,6 @@ def _mapping_like(mapping: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
 
 
 def _rows(item: Any) -> int | None:
-    """Size of dimension 0 of a tensor or array; None for anything else."""
     return int(item.shape[0]) if isinstance(item, Tensor | np.ndarray) and _is_plain(item) and item.ndim else None
 
 
@@ -224,7 +223,6 @@ def _is_plain(item: Any) -> bool:
 
 
 def _rows_in(item: Any, path: str = "") -> Iterator[tuple[str, Any, int]]:
-    """Path, value and rows of each tensor and array in the containers of a batch."""
     if (length := _rows(item)) is not None:
         yield path, item, length
     elif _is_container(item):
@@ -233,7 +231,6 @@ def _rows_in(item: Any, path: str = "") -> Iterator[tuple[str, Any, int]]:
 
 
 def _arrays_in(item: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Path and value of each tensor and array of a batch, also of those that are attributes of its objects."""
     if isinstance(item, Tensor | np.ndarray):
         yield path, item
     elif _is_container(item):
@@ -246,7 +243,6 @@ def _arrays_in(item: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _count(batch: Any, known: int | None) -> int | None:
-    """Number of samples to cut by: also where most tensors have so many rows, and the number is not known."""
     count = num_samples(batch, known)
     if count is None and known is None and not _ragged(batch):
         lengths = [length for _, _, length in _rows_in(batch)]
@@ -263,7 +259,6 @@ def _sequence_lengths(item: Any) -> set[int]:
 
 
 def _ragged(item: Any) -> bool:
-    """Whether a batch holds a list of tensors of unequal shapes, which may be samples."""
     if not _is_container(item):
         return False
     parts = [part for _, part in _named_parts(item, "")]
@@ -281,12 +276,10 @@ def _is_sequence(item: Any) -> bool:
 
 
 def _is_samples(item: Any, count: int) -> bool:
-    """Whether a sequence is one of samples, and not of columns."""
     return _is_sequence(item) and len(item) == count and {length for _, _, length in _rows_in(item)} != {count}
 
 
 def _obstacle(item: Any, count: int, path: str, in_columns: bool) -> str:
-    """What keeps a batch from being cut into samples, as a sentence; "" if nothing does."""
     name = f"`{path}`" if path else "it"
     if (length := _rows(item)) is not None:
         if length == count or count not in item.shape:  # or a table that all samples share
@@ -314,7 +307,6 @@ def _is_container(item: Any) -> bool:
 
 
 def _named_parts(item: Any, path: str) -> list[tuple[str, Any]]:
-    """The parts of a container, with their paths."""
     dot = f"{path}." if path else ""
     if isinstance(item, Mapping):
         return [(f"{dot}{name}", part) for name, part in cast("Mapping[Any, Any]", item).items()]

@@ -32,9 +32,6 @@ def check_stream(stream: object, *, gives_batches: bool) -> None:
 
     Args:
         gives_batches: whether its items may be batches of samples.
-
-    Raises:
-        ArgumentError: it is not; the message knows the usual mistakes.
     """
     name = type(stream).__name__
     if isinstance(stream, str | bytes | Mapping) or not hasattr(stream, "__iter__"):
@@ -53,11 +50,7 @@ def check_stream(stream: object, *, gives_batches: bool) -> None:
 
 
 def stream_epoch_setters(stream: object) -> list[Callable[[int], object]]:
-    """Every `set_epoch` that is to be told of a new epoch: the stream's, or those inside a `DataLoader`.
-
-    Raises:
-        ArgumentError: a `DataLoader` with persistent workers, whose copies of the dataset would never be told.
-    """
+    """Every `set_epoch` that is to be told of a new epoch: the stream's, or those inside a `DataLoader`."""
     setters = epoch_setters(stream)
     if setters or not isinstance(stream, DataLoader):
         return setters

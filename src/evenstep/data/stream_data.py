@@ -133,7 +133,6 @@ class StreamData(IteratedData):
         return Cut(tuple(microbatches), len(items), num_microbatches)
 
     def _as_they_come(self, items: list[object], reading: RankReading) -> Cut:
-        """Micro-batches of ready-made batches."""
         counts = list(map(self._samples_in, items))
         microbatches = [
             Microbatch(

@@ -34,9 +34,6 @@ class StreamRanks:
             epoch: that every rank has tried to begin.
             gives: whether this rank's stream gives something in it.
             over: whether it can't be iterated again.
-
-        Raises:
-            DataError: no stream gives anything, or only some can be iterated again.
         """
         if gives or over:
             return gives
@@ -47,9 +44,6 @@ class StreamRanks:
 
         Args:
             more: whether this rank has more.
-
-        Raises:
-            DataError: streams that must be alike are not.
         """
         return self._scaled(num_samples), more
 
@@ -98,12 +92,6 @@ class Together(StreamRanks):
 
 @final
 class _Alike(StreamRanks):
-    """Ranks that all read the same stream, each of them the whole.
-
-    Args:
-        total: sums over them.
-    """
-
     def __init__(self, total: Total, ranks: int) -> None:
         super().__init__()
         self._total, self._ranks = total, ranks
@@ -134,7 +122,6 @@ def of_one_stream(total: Total | None, ranks: int) -> StreamRanks:
 
 
 def _nothing_in(epoch: int) -> DataError:
-    """What is raised where an epoch has nothing in it."""
     return DataError(
         f"the stream gave nothing in epoch {epoch}; check what it reads. A generator, and what is made of one, "
         "can be iterated only once: give an object whose `__iter__` begins anew."

@@ -53,10 +53,6 @@ def submit(job: Job, arguments: list[str], *, name: str, folder: Path) -> str:
     Args:
         job: what is asked of SLURM.
         folder: of the job's script and logs.
-
-    Raises:
-        MissingExtraError: submitit is not installed.
-        ArgumentError: there is no SLURM here.
     """
     submitit = load_optional("submitit", "slurm")
     if shutil.which("sbatch") is None or shutil.which("srun") is None:
@@ -118,11 +114,7 @@ class Rank:
     _process: "subprocess.Popen[bytes] | None" = field(default=None, init=False, repr=False)
 
     def __call__(self) -> None:
-        """Run to the end of the process.
-
-        Raises:
-            EvenstepError: it ended with another code than done, or saved and to be run again.
-        """
+        """Run to the end of the process."""
         job = load_optional("submitit", "slurm").JobEnvironment()
         self._process = subprocess.Popen(self.command, env=os.environ | rank_variables(job))
         code = self._process.wait()

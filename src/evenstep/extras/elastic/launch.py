@@ -36,9 +36,6 @@ def launch_elastic(ranks: int, arguments: list[str], *, max_restarts: int = 0, t
 
     Returns:
         The exit code of rank 0.
-
-    Raises:
-        MissingExtraError: torchft is not installed.
     """
     lighthouse: Any = coordination().LighthouseServer(
         bind="[::]:0",
@@ -62,8 +59,6 @@ def launch_elastic(ranks: int, arguments: list[str], *, max_restarts: int = 0, t
 
 @final
 class _Ranks:
-    """The processes; see `launch_elastic`."""
-
     def __init__(self, ranks: int, arguments: list[str], lighthouse: str, logs: Path) -> None:
         self._command = [*command(), *arguments]
         self._environ = os.environ | {ADDRESS: lighthouse, COUNT: str(ranks)}
@@ -72,7 +67,6 @@ class _Ranks:
         self._processes = {number: self._start(number, attempt=0) for number in range(ranks)}
 
     def run(self, restarts_left: int) -> int:
-        """Wait for the end of rank 0; start again what is lost before."""
         attempts = dict.fromkeys(self._processes, 0)
         over: set[int] = set()
         while True:
@@ -107,7 +101,6 @@ class _Ranks:
         print(f"evenstep: rank {number} is lost ({how}); {said}.", file=sys.stderr)
 
     def _left(self) -> int:
-        """Wait until the others have left as well; gives rank 0's exit code."""
         until = monotonic() + _LEAVE_S
         while monotonic() < until and any(one.poll() is None for one in self._processes.values()):
             sleep(_LOOK_EVERY_S)
@@ -115,7 +108,6 @@ class _Ranks:
         return code if code >= 0 else EXIT_ERROR
 
     def kill(self) -> None:
-        """End what is still there."""
         for process in self._processes.values():
             if process.poll() is None:
                 process.kill()
@@ -123,8 +115,6 @@ class _Ranks:
 
     @contextmanager
     def passing_signals_on(self) -> Generator[None]:
-        """Pass what asks for the end on to the ranks inside the `with`; none is started again then."""
-
         def handle(number: int, _frame: FrameType | None) -> None:
             self._signal = number
             for process in self._processes.values():

@@ -24,11 +24,7 @@ _ANSWER_S = 5.0
 
 
 def coordination() -> Any:
-    """torchft's module of that name; its servers write a line per question, so they are told to warn only.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
+    """torchft's module of that name; its servers write a line per question, so they are told to warn only."""
     if find_spec("torchft") is None:
         raise MissingExtraError("torchft", "torchft")
     os.environ.setdefault("RUST_LOG", "warn")  # read once, when it is imported
@@ -57,12 +53,7 @@ class Peer:
 
 @final
 class Lighthouse:
-    """One process's access to the lighthouse; alive from the first question until `close`.
-
-    Raises:
-        MissingExtraError: torchft is not installed.
-        LostRankError: nobody answers at the address.
-    """
+    """One process's access to the lighthouse; alive from the first question until `close`."""
 
     def __init__(self, place: ElasticRank) -> None:
         self.place = place
@@ -81,9 +72,6 @@ class Lighthouse:
 
         Args:
             timeout_s: the longest wait for those who are alive and have not asked.
-
-        Raises:
-            LostRankError: no answer came.
         """
         if self._beating is None:
             self._beating = Thread(target=self._beat, name="evenstep-heartbeat", daemon=True)

@@ -93,10 +93,6 @@ class Elastic(Group):
 
         Args:
             update: how many this process has committed; below 0 if what it holds is not the state of any.
-
-        Raises:
-            LostRankError: process 0 did not come in time, or nobody can be reached.
-            ReplicaError: this process, which was in no group before, was started with other versions than the others.
         """
         self._update = max(update, 0)
         members, self._asked = self._asked, None
@@ -140,7 +136,6 @@ class Elastic(Group):
         return members
 
     def _connect(self, members: list[Peer]) -> bool:
-        """Form the group of `members`; False if one of them was lost meanwhile."""
         host, _, port = members[0].store.rpartition(":")
         info = RankInfo(
             rank=next(rank for rank, one in enumerate(members) if one.name == self._lighthouse.name),
@@ -199,19 +194,13 @@ for _name in _FORWARDED.split():
 
 
 def _enough(members: list[Peer], count: int) -> bool:
-    """Whether these are to form a group; all of them get the same answer.
-
-    >>> one = Peer(number=0, name="a", tries=0, patient=True, store="")
-    >>> _enough([one], 2), _enough([one], 1)
-    (False, True)
-    """
     numbers = {one.number for one in members}
     alike = len(numbers) == len(members)  # a process that was replaced may still be in the answer
     return alike and 0 in numbers and (len(numbers) == count or not all(one.patient for one in members))
 
 
 def _attempt(members: list[Peer]) -> int:
-    """A number for this group, which no other group has: whoever was in one before has tried once more."""
+    # A number that no other group has: a member of an earlier group has tried once more.
     return int(sha256(repr([(one.name, one.tries) for one in members]).encode()).hexdigest()[:16], 16)
 
 

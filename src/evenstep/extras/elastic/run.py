@@ -33,9 +33,6 @@ class ElasticRun:
     Args:
         group: of the ranks that are there.
         agree: raises unless all ranks that are there train the same.
-
-    Raises:
-        ArgumentError: the ranks share a model, or the data can't be dealt anew.
     """
 
     def __init__(self, *, group: "Elastic", loop: Loop, agree: Callable[[], None]) -> None:
@@ -64,7 +61,6 @@ class ElasticRun:
                 return end
 
     def _heal(self) -> None:
-        """Bring all to one state, and do what was still to be done there."""
         before, update = self._same_state()
         self._replica.agree(self._group)
         self._agree()
@@ -73,11 +69,6 @@ class ElasticRun:
             self._replica.act()
 
     def _same_state(self) -> tuple[Mapping[str, int], int]:
-        """Processes that hold another state than the most advanced one take its state.
-
-        Returns:
-            The members when that process last ran, and the update that all are at.
-        """
         group, mine = self._group, self._replica.fingerprint()
         told = group.gather((mine, self._before))
         everybody = [theirs for theirs, _ in told]

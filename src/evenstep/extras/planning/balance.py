@@ -47,9 +47,6 @@ def balance(seconds: Sequence[float], stages: int) -> tuple[range, ...]:
     Args:
         stages: how many, each of one layer at least.
 
-    Raises:
-        ArgumentError: more stages than layers.
-
     >>> balance([3, 1, 1, 1, 2], 3)
     (range(0, 1), range(1, 3), range(3, 5))
     """

@@ -118,8 +118,6 @@ def _timed(run: Callable[[], object], device: torch.device, repeats: int) -> flo
 
 
 def _fresh(tree: Any) -> Any:
-    """`tree` as if it had come from another rank: without its graph, and asking for gradients."""
-
     def leaf(value: Any) -> Any:
         return value.detach().requires_grad_(value.is_floating_point()) if isinstance(value, Tensor) else value
 

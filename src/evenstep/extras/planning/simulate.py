@@ -34,9 +34,6 @@ class Costs:
         state_bytes: that each stage holds all the time: parameters, gradients, optimizer.
         latency_s: α, seconds of any message between ranks.
         seconds_per_byte: β, of a message between ranks.
-
-    Raises:
-        ArgumentError: tuples of different lengths, or a negative cost.
     """
 
     forward_s: tuple[float, ...]
@@ -160,10 +157,6 @@ def simulate(plans: Sequence[Plan], layout: Layout, costs: Costs) -> Simulation:
 
     Args:
         plans: of all ranks; complete ones, or their computations alone, which give the same.
-
-    Raises:
-        PlanError: the ranks wait for each other for ever.
-        ArgumentError: costs for another number of stages.
 
     >>> from evenstep.pipeline.schedules import gpipe
     >>> layout = Layout.chain(ranks=2)

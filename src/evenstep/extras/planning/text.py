@@ -31,9 +31,6 @@ def read_plans(text: str) -> tuple[Plan, ...]:
     Args:
         text: such as "0F0 0B0" on the first line for rank 0.
 
-    Raises:
-        PlanError: a word that is no action.
-
     >>> read_plans("0F0 0B0  # rank 0")[0][1]
     Action(op=<Op.BACKWARD: 'B'>, stage=0, microbatch=0, peer=-1)
     """
@@ -59,9 +56,6 @@ def written_schedule(name: str, text: str) -> Schedule:
     Args:
         name: to call it by, such as the file's.
         text: the computations of each rank for micro-batches 0, 1, …; it fits updates of as many micro-batches.
-
-    Raises:
-        PlanError: it cannot be read, names a stage on two ranks, skips a stage, or has more than computations.
 
     >>> written_schedule("mine", "0F0 0F1 0B0 0B1\\n1F0 1B0 1F1 1B1").layout(2).rank_of
     (0, 1)

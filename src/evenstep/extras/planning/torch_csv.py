@@ -32,9 +32,6 @@ def to_torch_csv(plans: Sequence[Plan]) -> str:
 def from_torch_csv(text: str) -> tuple[Plan, ...]:
     """The computations in `text`, one plan per row. Idle cells are left out; overlapped pairs follow one another.
 
-    Raises:
-        PlanError: a cell that is none of that form; the message names its row and column.
-
     >>> [str(action) for action in from_torch_csv("0F0,,0SEND_F0,0B0")[0]]
     ['0F0', '0B0']
     """

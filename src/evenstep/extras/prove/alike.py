@@ -55,7 +55,6 @@ def _differ(one: list[Tensor], other: list[Tensor], order: list[int] | None, *, 
 
 
 def _same_but_padding(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same where they overlap, and what is beyond, on either side, is one value."""
     if one.shape == other.shape:
         return not _far(one, other, exact=False)
     for is_left in (False, True):

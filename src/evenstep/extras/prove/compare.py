@@ -92,11 +92,7 @@ class Measure:
 
 
 def measure_of(reference: Ended, reordered: Ended, *, updates: int) -> Measure:
-    """What can be compared with `reference`, judged by what a mere reordering of its sums has made.
-
-    Raises:
-        ValueError: nothing has moved.
-    """
+    """What can be compared with `reference`, judged by what a mere reordering of its sums has made."""
     formats = {one.dtype for one in reference.end.values() if one.is_floating_point()}
     narrow = next(one for one in reversed(CAP) if one in formats or one is torch.float64)
     eps, scale = torch.finfo(narrow).eps, moved(reference)

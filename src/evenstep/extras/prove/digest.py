@@ -109,7 +109,6 @@ def _held(value: Any) -> list[tuple[str, Any]]:
 
 
 def _is_ours(value: object) -> bool:
-    """Whether its class is of this package, whose own values are in checkpoints or follow from them."""
     return type(value).__module__.startswith("evenstep.")
 
 
@@ -118,7 +117,6 @@ def _is_plain(value: object) -> bool:
 
 
 def _ends(value: Any) -> object:
-    """A tensor, or the shape and both ends of one that is as large as a data set."""
     if isinstance(value, Tensor):
         large = value.numel() > _LARGE
         flat = value.detach().flatten() if large else value

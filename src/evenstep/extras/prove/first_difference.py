@@ -132,7 +132,6 @@ def _at(path: str) -> str:
 
 
 def _states(one: Mapping[str, str], other: Mapping[str, str]) -> str:
-    """The state that differs as an update begins, as a clause."""
     paths = [path for path in {**one, **other} if one.get(path) != other.get(path)]
     shown = first_of([f"`{path}`" for path in paths], _MOST_STATES)
     return f"state that differs when the update begins: {shown}" if paths else ""

@@ -82,8 +82,6 @@ _NORMAL = 0.5  # and not its mean, which would hide whatever it is multiplied by
 
 
 def _filled(mean: float, *, like: bool) -> Callable[..., Tensor]:
-    """What gives as many numbers as were asked for: of a shape, or of another tensor's."""
-
     def give(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
         made: Any = torch.full_like if like else torch.full
         kept = {key: value for key, value in kwargs.items() if key in ("dtype", "device", "layout", "memory_format")}
@@ -95,8 +93,6 @@ def _filled(mean: float, *, like: bool) -> Callable[..., Tensor]:
 
 
 def _in_place(means: Callable[[float, float], float], first: float, second: float) -> Callable[..., Tensor]:
-    """What fills a tensor with a mean, which is a function of two numbers, with their defaults."""
-
     def give(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
         own, *given = args
         numbers = [*given, *(value for name, value in kwargs.items() if name != "generator")]
@@ -107,7 +103,6 @@ def _in_place(means: Callable[[float, float], float], first: float, second: floa
 
 
 def _bernoulli(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-    """The probability in place of 0 or 1: what dropout then divides by it is 1."""
     own, chance = args[0], args[1] if len(args) > 1 else kwargs.get("p", 0.5)
     if str(func.overloadpacket.__name__).endswith("_"):
         return own.copy_(chance) if isinstance(chance, Tensor) else own.fill_(chance)
@@ -115,7 +110,6 @@ def _bernoulli(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor
 
 
 def _whole(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-    """The middle of the whole numbers from which one is drawn."""
     bounds = [one for one in args if isinstance(one, int)]
     shape: Any = next(one for one in args if not isinstance(one, int))
     low, high = (0, bounds[0]) if len(bounds) == 1 else (bounds[0], bounds[1])
@@ -125,12 +119,10 @@ def _whole(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
 
 
 def _reversed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-    """An order that mixes: what pairs samples with others of the micro-batch still does."""
     return torch.arange(args[0] - 1, -1, -1, dtype=kwargs.get("dtype") or torch.int64)
 
 
 def _normal(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-    """Of a mean and a deviation, either of which may be a tensor."""
     given: list[Any] = [*args[:2], kwargs.get("std", 1.0)]
     made = given[0] + _NORMAL * given[1]
     if isinstance(made, Tensor):
@@ -139,7 +131,6 @@ def _normal(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
 
 
 def _rectified(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-    """A leaky rectifier whose slope is that between its bounds; `noise` is what goes back multiplies by."""
     given: list[Any] = [*args, *(1 / 8, 1 / 3, False)[max(0, len(args) - 2) :]]
     own, noise, low, high = given[:4]
     if not given[4]:
@@ -166,7 +157,6 @@ def _expected(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
 
 
 def _likeliest(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-    """The likeliest first; all over again where more are drawn than there are."""
     count: int = args[1] if len(args) > 1 else kwargs["num_samples"]
     order = args[0].sort(dim=-1, descending=True, stable=True).indices
     return order[..., torch.arange(count) % order.shape[-1]]

@@ -26,8 +26,6 @@ from evenstep.training_mode import train
 @final
 @dataclass(kw_only=True)
 class _Loop:
-    """What tasks ask of an engine, as far as a loop by hand knows it."""
-
     model: nn.Module
     progress: Progress = field(default_factory=Progress)
 
@@ -105,7 +103,6 @@ def _update(
 
 
 def _loss(task: Task, model: nn.Module, data: Any) -> Tensor | None:
-    """The summed loss of a micro-batch."""
     batch: Any = task.transform(data)
     given = task.inputs(batch)
     if isinstance(given, tuple):

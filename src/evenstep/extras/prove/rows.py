@@ -82,7 +82,6 @@ class Prover:
         return {name: partial(self._judged, name, run) for name, run in listed}
 
     def _judged(self, name: str, run: Callable[[], Verdict]) -> Verdict:
-        """What a row says, and what it raises, as a value; what the run itself prints is not heard."""
         try:
             with redirect_stdout(StringIO()), catch_warnings():
                 simplefilter("ignore")
@@ -102,7 +101,6 @@ class Prover:
 
     @cached_property
     def _plain(self) -> Ended:
-        """The run in its own format, undisturbed, as it is cut in four."""
         return self._run(Variant())
 
     @cached_property
@@ -131,12 +129,10 @@ class Prover:
 
     @cached_property
     def _measure(self) -> Measure:
-        """How far runs may be apart: by what another order of the same sums makes of rounding."""
         reordered = self._run(replace(self._still, ordered=True), hooks=_rounding)
         return measure_of(self._four, reordered, updates=self._bench.updates)
 
     def _near(self, run: Ended, reference: Ended, causes: Callable[[], list[str]]) -> Verdict:
-        """Whether a run is as near to another as rounding allows."""
         measure = self._measure
         apart = measure(run, reference)
         holds = apart.value <= measure.bound
@@ -178,7 +174,6 @@ class Prover:
         )
 
     def _blame(self, what: str) -> list[str]:
-        """The causes of one kind of failure, found once."""
         if what not in self._causes:
             self._causes[what] = []  # also if the search raises
             self._causes[what] = self._search(what)
@@ -230,7 +225,6 @@ class Prover:
         return replace(found, measure=measure)
 
     def _format(self) -> Verdict:
-        """In the run's own format: how far two cuts are from each other, as rounding to that format explains it."""
         still = replace(self._still, wide=False, own_format=True)
         one, four, other = (
             self._run(variant) for variant in (replace(still, cut="1"), still, replace(still, ordered=True))
@@ -254,7 +248,6 @@ class Prover:
 
     @property
     def _stops(self) -> list[int]:
-        """The updates after which a run is stopped to be resumed: in the midst, and before the last."""
         return sorted({self._middle, self._bench.updates - 1})
 
     def _resume(self) -> Verdict:
@@ -267,7 +260,6 @@ class Prover:
         return self._same(run, self._plain, lambda: self._of_resume(None))
 
     def _of_resume(self, elsewhere: InProcesses | None) -> list[str]:
-        """The causes of a failure of a run that was resumed, `elsewhere` or here."""
         if found := self._if_not_again():
             return found
         found = self._blame("resume")
@@ -290,11 +282,6 @@ class Prover:
         return self._same(run, self._plain, lambda: self._of_resume(elsewhere))
 
     def _elsewhere(self, variant: Variant) -> Ended:
-        """A run of several ranks.
-
-        Raises:
-            RefusedError: a strategy that is not the run's own, and that refuses it.
-        """
         try:
             run = self._bench.elsewhere(variant, updates=self._bench.updates)
         except RefusedError as error:
@@ -310,7 +297,6 @@ class Prover:
         return self._same(run, self._run(Variant(ordered=True)), lambda: self._of_ranks(variant))
 
     def _of_ranks(self, variant: Variant) -> list[str]:
-        """The causes of a failure on ranks: what is found in one process already, else what goes by the rank."""
         found = [] if self._bench.uncut else self._blame("4")
         if not found and variant.pipeline == 1:
             one = replace(variant, ranks=1, strategy="single")
@@ -339,7 +325,6 @@ class Prover:
 
     @property
     def _tied(self) -> bool:
-        """Whether the model uses a parameter in several places."""
         with self._bench.open(Variant()) as subject:
             model = subject.model
             every = list(model.named_parameters(remove_duplicate=False))

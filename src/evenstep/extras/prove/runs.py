@@ -111,9 +111,6 @@ def run_once(
         folder: that it saves in, and goes on from where there is something.
         data: what is made of the data.
         own_hooks: whether the user's hooks take part.
-
-    Raises:
-        Exception: whatever building or training it raises.
     """
     with open_subject(variant) as subject:
         source = data(subject.data)
@@ -137,7 +134,6 @@ def run_once(
 
 
 def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Copies of the tensors of a model's state, by name."""
     return {name: one.detach().clone() for name, one in state.items() if isinstance(one, Tensor)}
 
 

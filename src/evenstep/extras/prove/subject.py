@@ -101,12 +101,7 @@ class InProcesses(Protocol):
     def __call__(
         self, variant: Variant, *, updates: int, folder: Path | None = None, kill_at: int | None = None
     ) -> Ended | None:
-        """What it has come to, as its first rank says; None where it was killed, as `kill_at` asks for.
-
-        Raises:
-            RefusedError: a variant that this run can't have.
-            EvenstepError: it has failed.
-        """
+        """What it has come to, as its first rank says; None where it was killed, as `kill_at` asks for."""
         ...
 
     def traced(self, variant: Variant, update: int) -> Any:

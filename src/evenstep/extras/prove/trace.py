@@ -138,7 +138,6 @@ class Tracer(Hook):
 
 
 def _owners(subject: Subject) -> dict[str, object]:
-    """The objects of a run that may hold state, by their names in messages."""
     return {
         "model": subject.model,
         **{f"task {name}".rstrip(): task for name, task in subject.tasks.items()},
@@ -155,7 +154,6 @@ def _parameters(model: nn.Module) -> Values:
 
 
 def _tensors_in(value: Any) -> Values:
-    """Copies of the tensors of a value, by their paths in it."""
     return {path: one.detach().clone() for path, one in _walk(value, "", 5)}
 
 

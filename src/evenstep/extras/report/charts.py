@@ -101,7 +101,6 @@ def _rank(title: str) -> tuple[bool, bool, int, list[tuple[str, int]]]:
 
 
 def _numbers(names: Iterable[str]) -> dict[str, int]:
-    """A number for every source of metrics, the same in all charts: training, then each evaluation; timings last."""
     found = {_source(name) for name in names}
     others = sorted(found - {"train", *_OWN}, key=in_order)
     last = dict.fromkeys(_OWN, NUM_COLORS - 1)
@@ -161,11 +160,6 @@ def _chart(
 
 
 def _means(points: Sequence[Point], together: int) -> list[Point]:
-    """Mean of the finite values of each `together` neighbours, at the first one's update.
-
-    >>> _means([(1, 4.0), (2, 2.0), (3, math.nan), (4, 1.0)], 2)
-    [(1, 3.0), (3, 1.0)]
-    """
     if together == 1:
         return list(points)
     found: list[Point] = []
@@ -177,7 +171,6 @@ def _means(points: Sequence[Point], together: int) -> list[Point]:
 
 
 def _changes_often(points: list[Point]) -> bool:
-    """Whether the curve turns around at more than a tenth of its points: then it is noise with a trend in it."""
     turns, rising = 0, None
     for (_, before), (_, after) in pairwise(points):
         if before != after:

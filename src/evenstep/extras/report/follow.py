@@ -25,9 +25,6 @@ def follow_runs(folders: Sequence[Path], say: Callable[[str], None]) -> None:
 
     Args:
         say: is given its address.
-
-    Raises:
-        ArgumentError: one of them is no run folder.
     """
     with server(folders) as serving:
         say(address_of(serving))
@@ -38,11 +35,7 @@ def follow_runs(folders: Sequence[Path], say: Callable[[str], None]) -> None:
 
 
 def server(folders: Sequence[Path]) -> ThreadingHTTPServer:
-    """A server of the page, on a port that is free; it is the caller's to run and to close.
-
-    Raises:
-        ArgumentError: one of `folders` is no run folder.
-    """
+    """A server of the page, on a port that is free; it is the caller's to run and to close."""
     made = ThreadingHTTPServer((HOST, 0), partial(_Handler, FollowedPage(folders)))
     made.daemon_threads = True
     return made
@@ -55,11 +48,7 @@ def address_of(serving: ThreadingHTTPServer) -> str:
 
 @final
 class FollowedPage:
-    """The page of runs, made when it is asked for and their files have changed.
-
-    Raises:
-        ArgumentError: one of `folders` is no run folder.
-    """
+    """The page of runs, made when it is asked for and their files have changed."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = tuple(folders)
@@ -105,8 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.send_error(404)
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing is said of each request."""
+    def log_message(self, format: str, *args: object) -> None: ...
 
     def _answer(self, text: str, kind: str) -> None:
         content = text.encode(errors="backslashreplace")

@@ -51,8 +51,6 @@ _OPEN_CHARTS = 12  # a group of more charts is closed at first
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shown:
-    """A run with what is worked out about it."""
-
     number: int
     run: ReportedRun
     state: str
@@ -71,10 +69,6 @@ def write_report(folder: Path | str) -> Path:
 
     A file that is missing or broken is said on the page.
 
-    Raises:
-        ArgumentError: `folder` is no run folder.
-        EvenstepError: the page cannot be written.
-
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as run:
     ...     _ = (Path(run) / "metrics.jsonl").write_text('{"update": 1, "train/loss": 2.5}')
@@ -85,12 +79,7 @@ def write_report(folder: Path | str) -> Path:
 
 
 def write_page(folders: Sequence[Path], path: Path) -> Path:
-    """Write the page of the runs in `folders` to `path`, which is returned.
-
-    Raises:
-        ArgumentError: one of them is no run folder.
-        EvenstepError: the page cannot be written.
-    """
+    """Write the page of the runs in `folders` to `path`, which is returned."""
     text = render([read_run(folder) for folder in folders])
     half = path.with_name(f".{path.name}")
     try:
@@ -140,7 +129,6 @@ def render(runs: Sequence[ReportedRun], *, live: bool = False) -> str:
 
 @cache
 def _template() -> "Template":
-    """The page's template, compiled once."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -165,7 +153,6 @@ def _shown(place: int, run: ReportedRun) -> _Shown:
 
 
 def _names(runs: Sequence[ReportedRun]) -> list[str]:
-    """A name for each run: its folder's, with that of the folder around it where two have the same."""
     names = [run.name for run in runs]
     return [
         f"{run.folder.resolve().parent.name}/{name}" if names.count(name) > 1 else name
@@ -174,14 +161,12 @@ def _names(runs: Sequence[ReportedRun]) -> list[str]:
 
 
 def _judged(shown: Sequence[_Shown]) -> list[str]:
-    """The metrics that a table of runs compares them by: those with a best value, evaluations if there are any."""
     names = dict.fromkeys(name for each in shown for name, one in each.figures.items() if one.best is not None)
     evaluated = [name for name in names if not name.startswith("train/")]
     return (evaluated or list(names))[:3]
 
 
 def _groups(drawn: Sequence[Chart]) -> list[tuple[str, list[tuple[int, Chart]]]]:
-    """The charts under their headings, each with its number."""
     groups: dict[str, list[tuple[int, Chart]]] = {}
     for place, chart in enumerate(drawn):
         groups.setdefault(chart.group, []).append((place, chart))
@@ -189,7 +174,6 @@ def _groups(drawn: Sequence[Chart]) -> list[tuple[str, list[tuple[int, Chart]]]]
 
 
 def _data(names: Sequence[str], shown: Sequence[_Shown], drawn: Sequence[Chart], *, live: bool) -> dict[str, Any]:
-    """What the page's script draws."""
     runs = [
         {
             "name": name,
@@ -201,7 +185,6 @@ def _data(names: Sequence[str], shown: Sequence[_Shown], drawn: Sequence[Chart],
 
 
 def _trusted(path: str) -> "Markup":
-    """A file of this package, to be put into the page as it is."""
     from markupsafe import Markup
 
     return Markup((_HERE / path).read_text(encoding="utf-8"))
@@ -213,7 +196,6 @@ def _state(run: ReportedRun) -> str:
 
 
 def _reason(run: ReportedRun) -> str:
-    """Why the run ended; of one that has not, when it was last heard of, as a killed one says nothing more."""
     reason, changed = run.status.get("reason"), run.status.get("changed")
     if reason is None and isinstance(changed, str):
         return f"last heard of at {_moment(changed)}"
@@ -221,7 +203,6 @@ def _reason(run: ReportedRun) -> str:
 
 
 def _tiles(run: ReportedRun, figures: Sequence[MetricFigures]) -> list[tuple[str, str, tuple[str, ...]]]:
-    """The figures on top: label, value, notes."""
     tiles: list[tuple[str, str, tuple[str, ...]]] = []
     seen = max((max(values) for values in run.metrics.values()), default=None)
     update, planned = number(run.status.get("update")), number(run.status.get("updates"))
@@ -246,7 +227,6 @@ def _moment(text: str) -> str:
 
 
 def _code(text: str) -> "Markup":
-    """Escaped, with what stands between backticks as code."""
     from markupsafe import Markup, escape
 
     parts = [escape(part) for part in text.split("`")]

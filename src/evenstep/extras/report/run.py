@@ -86,11 +86,7 @@ def is_run(folder: Path) -> bool:
 
 
 def read_run(folder: Path) -> ReportedRun:
-    """Read a run folder.
-
-    Raises:
-        ArgumentError: `folder` is not one, as it has neither a config, metrics nor a status.
-    """
+    """Read a run folder."""
     if not is_run(folder):
         raise ArgumentError(
             f"`{folder}` has no `{CONFIG}`, `{METRICS}` or `{STATUS}`; give a run folder.", field="folder"
