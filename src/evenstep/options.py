@@ -31,7 +31,7 @@ NonFinite = Literal["stop", "skip", "retry", "rewind", "rewind_past"]
 OutOfMemory = Literal["retry", "stop"]
 LossSpike = Literal["ignore", "report", "stop", "rewind", "rewind_past"]
 HookFailure = Literal["stop", "continue"]
-NormStatistics = Literal["shared", "per-task", "frozen"]
+NormStatistics = Literal["shared", "frozen"]
 Compile = Literal["off", "model", "update"]
 Reset = Literal["optimizer", "lr_schedule", "metrics", "data"]
 WriterName = Literal["console", "jsonl", "csv", "tensorboard", "wandb", "mlflow"]
@@ -92,8 +92,8 @@ class Training:
             changes or learns them; 1 each by default.
         combine: how the tasks' gradients are combined, a `Combine` or its name, such as "pc_grad"; by default they are
             added.
-        norm_statistics: whether the running statistics of normalisation layers are "shared" by all tasks, kept
-            "per-task", or "frozen" (used in training, too, and not updated).
+        norm_statistics: running statistics of normalisation layers: "shared" are updated by every micro-batch of any
+            task; "frozen" are not updated, and are used in training as well.
         channels_last: whether the model and its images are converted to the channels-last memory format.
         check_loss: whether the loss of a micro-batch is compared with the sum over its halves before the first update,
             to find losses that are not sums over the units of their weight. Use False for a loss that is meant over a

@@ -91,8 +91,8 @@ class TrainTable(Section, of=(Bf16True, options.Training)):
     clip_norm: Positive | None
     """Scale the gradient down if its 2-norm over all parameters is larger than this. By default it is not clipped."""
     norm_statistics: options.NormStatistics
-    """Running statistics of BatchNorm and similar layers when several tasks are trained: `shared` by all tasks,
-    `per-task`, or `frozen` (not updated, and used in training as well)."""
+    """Running statistics of BatchNorm and similar layers: `shared` are updated by every micro-batch of any task;
+    `frozen` are not updated, and are used in training as well."""
     channels_last: bool
     """Convert the model and its images to the channels-last memory format, which makes convolutions faster on many
     devices."""

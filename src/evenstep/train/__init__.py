@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from evenstep.train.result import Prediction, Result
     from evenstep.train.state.loading import LoadedWeights, load_weights
     from evenstep.train.tasks.coefficients import Coefficients, Fixed
-    from evenstep.train.tasks.collect import Collected, Trained
     from evenstep.train.tasks.combine import Combine, Separate, TaskWeights
     from evenstep.train.tasks.cross_entropy import chunked_cross_entropy
     from evenstep.train.tasks.task import Loss, Task
@@ -26,7 +25,6 @@ __all__ = [
     "Aborted",
     "Answer",
     "Coefficients",
-    "Collected",
     "Combine",
     "Committed",
     "Engine",
@@ -46,7 +44,6 @@ __all__ = [
     "Stop",
     "Task",
     "TaskWeights",
-    "Trained",
     "Trainer",
     "chunked_cross_entropy",
     "described_groups",
@@ -63,7 +60,6 @@ __getattr__, __dir__ = lazy_names(
         ".tryouts.lr_finder": "FoundLr",
         ".tasks.cross_entropy": "chunked_cross_entropy",
         ".tasks.coefficients": "Coefficients Fixed",
-        ".tasks.collect": "Collected Trained",
         ".tasks.combine": "Combine Separate TaskWeights",
         ".engine": "Engine",
         ".failures": "Answer FailurePolicy Retry Rewind Skip Stop",

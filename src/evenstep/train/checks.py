@@ -339,7 +339,7 @@ def check_tasks(
             )
     if "" in by_name and (tasks.distinguished or combine is not None):
         raise ArgumentError(
-            "coefficients, `combine` and statistics per task need tasks by name: `task={'class': …}`.",
+            "coefficients and `combine` need tasks by name: `task={'class': …}`.",
             field="task",
         )
     if isinstance(model, PipelineModel):

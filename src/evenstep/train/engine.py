@@ -429,7 +429,8 @@ class Engine:
         """Put model, optimizer and normalisation layers into training mode."""
         training_mode.train(self.model)
         self.parts.modes.train()
-        self.parts.context.norms.prepare()
+        for layer in self.parts.context.frozen_norms:
+            layer.eval()
 
     @contextmanager
     def evaluating(self, *, average: bool | None = None) -> Generator[None]:

@@ -36,7 +36,6 @@ from evenstep.train.setup import Setup
 from evenstep.train.state.pipeline_state import build_pipeline_state_sharding
 from evenstep.train.state.settings import settings_of
 from evenstep.train.state.train_state import TrainState, parameter_names
-from evenstep.train.tasks.norm_statistics import Norms
 from evenstep.train.teacher import Teacher, build_teacher
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.update.context import TrainContext
@@ -85,13 +84,13 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     device, precision, strategy = setup.device, setup.precision, setup.strategy
     settings = settings_of(train, tasks.coefficients, tasks.combine, precision, setup.lr_schedule)
     settings |= strategy.settings
-    norms = tasks.attach(model, optimizer)
+    frozen_norms = tasks.attach(model, optimizer)
     if precision.format is not None:
         strategy = strategy.gathering(precision.format)
     _move(model, device, channels_last=train.channels_last)
     names = parameter_names(model, optimizer)  # before the strategy has divided them between ranks
     rounded = _rounded(precision, model, names)
-    context = _context(setup, strategy, norms, bus)
+    context = _context(setup, strategy, frozen_norms, bus)
     bus.drawing = _drawing(context)
     context.coefficients.check(updates)
     if train.ema is not None:
@@ -158,7 +157,7 @@ def _move(model: nn.Module, device: torch.device, *, channels_last: bool) -> Non
         cast("Any", model).to(memory_format=torch.channels_last)
 
 
-def _context(setup: Setup, strategy: Strategy, norms: Norms, bus: Bus) -> TrainContext:
+def _context(setup: Setup, strategy: Strategy, frozen_norms: tuple[nn.Module, ...], bus: Bus) -> TrainContext:
     """What is the same for all micro-batches; the optimizer has all its parameters."""
     precision, tasks = setup.precision, setup.tasks
     return TrainContext(
@@ -173,7 +172,7 @@ def _context(setup: Setup, strategy: Strategy, norms: Norms, bus: Bus) -> TrainC
         cast_inputs=build_cast(precision.format),
         cast_outputs=build_cast(torch.float32 if precision.float32_outputs else None),
         coefficients=tasks.coefficients,
-        norms=norms,
+        frozen_norms=frozen_norms,
         cuts=SplitLimit(sums=setup.train.check_loss),
     )
 

@@ -289,23 +289,6 @@ def test_it_is_the_same_in_number_formats(precision: str) -> None:
     assert_same_state(kept, again)
 
 
-def test_statistics_of_each_task_are_moved_once() -> None:
-    kept, again = net(), net()
-    for model, which in ((kept, "none"), (again, "blocks")):
-        run = Engine(
-            model,
-            {"a": Square(), "b": Square()},
-            torch.optim.SGD(model.parameters(), lr=1e-3),
-            device="cpu",
-            train=Training(memory=Memory(checkpoint=which), norm_statistics="per-task", check_loss=False),
-        )
-        for _ in range(2):
-            run.update(*[(batch, task) for batch, task in zip(batches(3), "aba", strict=True)])
-    assert_same_state(kept, again)
-    norm: Any = again.blocks[0].norm
-    assert (norm.num_batches_tracked, norm.num_batches_tracked_b) == (4, 2)
-
-
 class Refusing(Task):
     """Of more rows than fit, some block runs out of memory when it is computed again."""
 

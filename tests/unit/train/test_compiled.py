@@ -5,13 +5,13 @@ its compiler make machine code of them.
 """
 
 import copy
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Aborted, Committed, Ema, Engine, Logging, Loss, MapData, Mixture, Task, Trainer, Training
+from evenstep import Aborted, Committed, Ema, Engine, Loss, Task, Training
 from evenstep.errors import ArgumentError, NonFiniteError
 from evenstep.options import Memory
 from evenstep.pipeline import PipelineModel
@@ -234,43 +234,6 @@ def test_an_engine_that_does_not_compile_runs_the_model_as_it_is_written() -> No
     engine_of(model).update(*batches(0))
     engine_of(model, "off")
     assert not any(map(forwards.is_compiled, model.modules()))
-
-
-@pytest.mark.usefixtures("as_found")
-def test_statistics_of_each_task_are_those_of_the_run_that_is_not_compiled() -> None:
-    class Normed(Block):
-        def __init__(self) -> None:
-            super().__init__(dropout=0.0)
-            self.norm = nn.BatchNorm1d(WIDTH)
-
-    def trained(compile: Literal["off", "model"]) -> tuple[dict[str, Tensor], dict[str, float]]:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(3, WIDTH), Normed(), Normed(), nn.Linear(WIDTH, 1)).double()
-        points = {
-            name: [(x.double() + place, y.double()) for x, y in batches(place)] for place, name in enumerate("ab")
-        }
-        sets = {
-            name: MapData([*zip(*map(torch.cat, zip(*pairs, strict=True)), strict=True)], global_batch_size=4)
-            for name, pairs in points.items()
-        }
-        trainer = Trainer(
-            model=model,
-            task={"a": Squares(), "b": Squares()},
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            data=Mixture(sets),
-            evaluations=Mixture(sets),
-            updates=4,
-            device="cpu",
-            train=Training(compile=compile, norm_statistics="per-task"),
-            log=Logging(writers=()),
-        )
-        metrics = trainer.train().metrics
-        return trainer.state_dict()["model"], {name: one for name, one in metrics.items() if name.endswith("loss")}
-
-    (state, losses), (wanted, of_wanted) = trained("model"), trained("off")
-    assert torch.equal(state["1.norm.running_mean_b"], wanted["1.norm.running_mean_b"])
-    assert not torch.equal(state["1.norm.running_mean_b"], state["1.norm.running_mean"])
-    assert all(torch.equal(one, wanted[name]) for name, one in state.items()) and losses == of_wanted
 
 
 @pytest.mark.usefixtures("as_found")

@@ -48,37 +48,6 @@ def test_shared_statistics_are_moved_by_every_batch_in_order(several: Any) -> No
     assert torch.equal(model.trunk[1].running_var, wanted.running_var)
 
 
-def test_statistics_per_task_are_those_of_a_run_of_that_task_alone_and_are_resumed(
-    several: Any, tmp_path: Path
-) -> None:
-    trained(several, "per-task", tmp_path, updates=1)[1].train()
-    model, trainer = trained(several, "per-task", tmp_path)
-    trainer.resume()
-    trainer.train()
-    norm = model.trunk[1]
-    for task, suffix in ((0, ""), (1, "_b")):
-        wanted = expected(several, [(task, number) for number in range(3)])
-        for name in ("running_mean", "running_var", "num_batches_tracked"):
-            assert torch.equal(norm.get_buffer(name + suffix), wanted.get_buffer(name)), name + suffix
-
-
-def test_evaluation_uses_the_statistics_of_each_batches_task(several: Any) -> None:
-    model, trainer = trained(several, "per-task")
-    trainer.train()
-    valid = {name: MapData(several.samples(6, 7), global_batch_size=3, shuffle=False) for name in "ab"}
-    trainer.evaluations["valid"] = Mixture(valid, end="max")
-    metrics = trainer.evaluate("valid")["valid"]
-    model.eval()
-    x, y, v = several.stacked(several.samples(6, 7))
-    for name in "ab":
-        norm = model.trunk[1]
-        if name == "b":
-            norm.running_mean, norm.running_var = norm.running_mean_b, norm.running_var_b
-        with torch.no_grad():
-            wanted = (v * (model(x, name) - y) ** 2).sum() / v.sum()
-        assert metrics[f"{name}/loss"] == pytest.approx(float(wanted), rel=1e-12)
-
-
 def test_frozen_statistics_do_not_move_and_the_model_stays_in_training_mode(several: Any) -> None:
     model, trainer = trained(several, "frozen")
     trainer.evaluations["valid"] = trained(several, "shared")[1]._loop.feed.data

@@ -601,7 +601,6 @@ SEVERAL: dict[str, Callable[[], State]] = {
     "scheduled coefficients": lambda: {
         "train": Training(clip_norm=0.5, coefficients=Scheduled({"b": Constant(warmup_updates=3)}))
     },
-    "statistics of each task": lambda: {"train": Training(clip_norm=0.5, norm_statistics="per-task")},
     "frozen statistics": lambda: {"train": Training(clip_norm=0.5, norm_statistics="frozen")},
 }
 

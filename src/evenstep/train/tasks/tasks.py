@@ -18,7 +18,7 @@ from evenstep.names import LEARNED
 from evenstep.options import NormStatistics, check_task_names
 from evenstep.train.tasks.coefficients import Coefficients, Fixed
 from evenstep.train.tasks.combine import Combine, Separate
-from evenstep.train.tasks.norm_statistics import Norms, build_norms
+from evenstep.train.tasks.norm_statistics import frozen_norms
 from evenstep.train.tasks.task import Task
 
 
@@ -59,16 +59,16 @@ class Tasks(NamedTuple):
             coefficients=coefficients if isinstance(coefficients, Coefficients) else Fixed(coefficients),
             combine=Separate() if combine is None and late else combine,
             norm_statistics=norm_statistics,
-            distinguished=bool(coefficients) or norm_statistics == "per-task",
+            distinguished=bool(coefficients),
         )
 
-    def attach(self, model: nn.Module, optimizer: Optimizer) -> Norms:
-        """Make what is learned about the tasks a part of the model; gives its normalisation layers."""
+    def attach(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, ...]:
+        """Add learned coefficients to the model, and return the normalisation layers with frozen statistics."""
         names = tuple(self.by_name)
         built = (self.coefficients.build(names), None if self.combine is None else self.combine.build(names))
         for name, module in zip(LEARNED, built, strict=True):
             _attach(model, optimizer, name, module)
-        return build_norms(model, names, self.norm_statistics)
+        return frozen_norms(model) if self.norm_statistics == "frozen" else ()
 
 
 def named(task: Task | Mapping[str, Task]) -> dict[str, Task]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evenstep.events import Bus, Storage
 from evenstep.precision.precision import Precision
@@ -16,7 +16,6 @@ from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.phases import Phases
 from evenstep.train.randomness import Randomness
 from evenstep.train.tasks.coefficients import Coefficients, Fixed
-from evenstep.train.tasks.norm_statistics import Norms
 from evenstep.train.tasks.task import Task
 
 
@@ -31,7 +30,7 @@ class TrainContext:
         reorder: puts a batch that is on the device, after transforms, into the model's memory format.
         cast_inputs: puts the model's inputs into its number format.
         cast_outputs: puts its outputs into that of postprocessing and losses.
-        norms: whose statistics the model's normalisation layers use.
+        frozen_norms: normalisation layers that stay in evaluation mode.
         seeds: the factors that backwards began with last, as tensors: mostly the next ones' too.
         cuts: how finely micro-batches are cut to fit into this rank's memory.
     """
@@ -47,7 +46,7 @@ class TrainContext:
     cast_inputs: Callable[[Any], Any] | None = None
     cast_outputs: Callable[[Any], Any] | None = None
     coefficients: Coefficients = field(default_factory=Fixed)
-    norms: Norms = field(default_factory=Norms)
+    frozen_norms: tuple[nn.Module, ...] = ()
     randomness: Randomness = field(default_factory=Randomness)
     seeds: dict[torch.dtype, tuple[float, Tensor]] = field(default_factory=dict)
     phases: Phases = field(default_factory=Phases)

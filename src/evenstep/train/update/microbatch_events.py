@@ -38,7 +38,7 @@ class MicrobatchEvents:
         self._context, self._update = context, update
         self._heard = context.bus.hears_microbatches
         self._profiled = profiler_runs()
-        self._observed = self._profiled or context.norms.by_task or context.bus.hears_passes
+        self._observed = self._profiled or context.bus.hears_passes
         self._open: dict[int, AbstractContextManager[None]] = {}
         self._seen: dict[int, tuple[Any, Tensor | None]] = {}  # output and loss of the open ones, for the end event
 
@@ -94,7 +94,7 @@ class MicrobatchEvents:
         if stage.is_whole:  # that of one of several stages is no model's
             begin = partial(ForwardBegin, update=update, microbatch=one.index, batch=batch, task=one.task)
             told = self._context.bus.span("forward", begin, end)
-        with told, self._context.norms.of(one.task), self._range("forward", one.task):
+        with told, self._range("forward", one.task):
             yield seen
 
     @contextmanager
