@@ -20,8 +20,7 @@ from evenstep.errors import ArgumentError, ConfigError, PlanError, clause
 from evenstep.exits import EXIT_DONE
 from evenstep.extras.planning.draw import draw_text, draw_trace
 from evenstep.extras.planning.simulate import Simulation, simulate
-from evenstep.extras.planning.text import write_plans, written_schedule
-from evenstep.extras.planning.torch_csv import to_torch_csv
+from evenstep.extras.planning.text import to_torch_csv, write_plans, written_schedule
 from evenstep.pipeline import SCHEDULES, Layout, Plan, Schedule
 
 _COLOURS = {"F": "on blue", "B": "on green", "I": "on dark_orange3", "W": "on purple"}

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 End = Literal["min", "max", "cycle"]
-_LOOKS_EVERY = 10**5  # updates of an epoch that are counted before it is asked, each time, whether it will ever end
 
 
 class Mixing(ABC):
@@ -198,11 +197,6 @@ class _Walk:
             self._ended = set()
         return tasks
 
-    def seldom(self) -> str:
-        waiting = [name for name in self._data if name not in self._ended]
-        whole = sum(self._size(name) for name in self._data)
-        return waiting[0] if waiting and self.position.batch > 1000 * whole else ""
-
     def _size(self, name: str) -> int:
         epoch = self.places[name].epoch
         known, size = self._sizes.get(name, (-1, 0))
@@ -304,13 +298,6 @@ class Mixture(Data):
         walk, counts = self._epochs.setdefault(seed, (self._walk(seed), []))
         while len(counts) <= epoch:
             last = walk.position.batch
-            if last and last % _LOOKS_EVERY == 0 and (missing := walk.seldom()):
-                raise ArgumentError(
-                    f"the epochs of the mixture can't be counted: after {last} updates epoch {len(counts)} goes on, "
-                    f"since task `{missing}` is taken so seldom that it has not been through its data; let it be taken "
-                    f'more often (`mixing`), let epochs end with the first task (`end="min"`), or train for a number '
-                    f"of `updates`."
-                )
             walk.step()
             if walk.position.batch == 0:
                 counts.append(last + 1)
@@ -400,11 +387,9 @@ def _next_of(walk: _Walk, sources: Mapping[str, Iterator[GlobalBatch]]) -> Globa
 def _check_task(name: str, data: Data) -> None:
     if not isinstance(cast("object", name), str) or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
         raise ArgumentError(f"a task's name must be of letters, digits, `_` and `-`, but one is {name!r}; rename it.")
-    if data.tasks != ("",):
-        raise ArgumentError(f"the data of task `{name}` are of several tasks themselves; put them side by side.")
-    if not data.knows_length:
+    if data.tasks != ("",) or not data.knows_length:
         raise ArgumentError(
-            f"a mixture must know how many batches each task has, but the data of task `{name}` are a stream, which "
-            f"does not say; mix in the stream itself and give it to `UpdateData`, or give the task a dataset with a "
-            f"length."
+            f"the data of task `{name}` must be of one task and know their length, but are {type(data).__name__}; give "
+            f"`MapData`, or mix in the stream itself and give it to `UpdateData`.",
+            field="data",
         )

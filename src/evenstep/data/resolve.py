@@ -5,7 +5,6 @@ its workers. What evenstep would do otherwise than the loader is refused, with t
 sample.
 """
 
-import multiprocessing
 from typing import Any, NoReturn, cast
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
@@ -67,14 +66,6 @@ def _of_loader(loader: "DataLoader[Any]", argument: str) -> MapData:
             argument,
             "has a `worker_init_fn`",
             "leave it out: generators are seeded for each sample; or give the dataset, `MapData(dataset, …)`",
-        )
-    started = loader.multiprocessing_context
-    usual = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-    if started is not None and started.get_start_method() != usual:
-        _refuse(
-            argument,
-            f"starts its workers by {started.get_start_method()!r} (`multiprocessing_context`)",
-            "call `multiprocessing.set_start_method(…)` when the script begins, and leave it out here",
         )
     return MapData(
         cast("Any", loader.dataset),

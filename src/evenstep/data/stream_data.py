@@ -14,7 +14,7 @@ from evenstep.data.dataset import fingerprint_of
 from evenstep.data.fetch import DEFAULT_COLLATE, Collate
 from evenstep.data.iterated_data import Cut, IteratedData, RankReading
 from evenstep.data.stream import check_stream, samples_in
-from evenstep.data.stream_ranks import StreamRanks, Together, Total, of_one_stream
+from evenstep.data.stream_ranks import StreamRanks, Total
 from evenstep.errors import ArgumentError, DataError, clause
 
 _BY_LOOKS = samples_in
@@ -50,7 +50,7 @@ class StreamData(IteratedData):
         limit_batches: the global batches after which the data end, to try things out; None for no limit.
 
     Raises:
-        ArgumentError: an argument is wrong, or has no effect together with the others.
+        ArgumentError: `stream` can't be iterated, or a size is no whole number above 0.
 
     >>> data = StreamData(range(10), global_batch_size=4)
     >>> batches = data.batches(Position(), seed=1)
@@ -72,20 +72,7 @@ class StreamData(IteratedData):
         limit_batches: int | None = None,
     ) -> None:
         check_stream(stream, gives_batches=batched or collate is not DEFAULT_COLLATE)
-        if batched:
-            _refuse(
-                {
-                    "global_batch_size": global_batch_size is not None,
-                    "micro_batch_size": micro_batch_size is not None,
-                    "collate": collate is not DEFAULT_COLLATE,
-                },
-                "with ready-made batches (`batched`); leave it out, or let the stream give samples.",
-            )
-        else:
-            _refuse(
-                {"num_microbatches": num_microbatches != 1},
-                "for a stream of samples; set `micro_batch_size`, or give ready-made batches with `batched=True`.",
-            )
+        if not batched:
             require_count("global_batch_size", global_batch_size)
         super().__init__(stream, limit_batches=limit_batches)
         self._global_batch_size = global_batch_size
@@ -98,7 +85,7 @@ class StreamData(IteratedData):
 
     @property
     def state_is_of_rank(self) -> bool:
-        """Whether each rank reads a stream of its own, so that what one has read says nothing of the others'."""
+        """Whether each rank reads a stream of its own."""
         return not self._shared
 
     def fingerprint(self) -> dict[str, JSON]:
@@ -160,7 +147,7 @@ class StreamData(IteratedData):
             size = cast(int, self._global_batch_size)
             edges = cut_by_count(size, self._micro_batch_size or size)
         if ranks == 1 or self._shared:
-            return RankReading(0, rank, ranks, edges[-1], of_one_stream(total, ranks))
+            return RankReading(0, rank, ranks, edges[-1], StreamRanks(total, ranks, shared=True))
         microbatches = share(len(edges) - 1, rank=rank, ranks=ranks)
         if not microbatches:
             finer = (
@@ -177,11 +164,5 @@ class StreamData(IteratedData):
                 return edges[-1]
             return num_samples * num_microbatches // len(microbatches)
 
-        others = StreamRanks(scaled) if total is None else Together(total, ranks)
+        others = StreamRanks(total, ranks, scaled=scaled)
         return RankReading(rank, 0, 1, num_items, others, microbatches.start, num_microbatches)
-
-
-def _refuse(given: dict[str, bool], reason: str) -> None:
-    for name, is_given in given.items():
-        if is_given:
-            raise ArgumentError(f"`{name}` does nothing {reason}")

@@ -1,8 +1,7 @@
-"""How the streams of several ranks make one global batch, and one epoch, though nobody knows how long they are.
+"""Agreement of the ranks that read streams of unknown length: one small sum per global batch.
 
-An epoch ends for all when the last rank's stream has ended: those that ended earlier take part without samples until
-then, so nothing is dropped, repeated or waited for. Ranks agree by one small sum per global batch. What is read is not
-known here.
+An epoch ends for all when the longest stream has ended. Ranks whose streams ended earlier take part without samples,
+so nothing is dropped or repeated.
 """
 
 import math
@@ -17,55 +16,33 @@ Total: TypeAlias = Callable[[Sequence[float]], Sequence[float]]
 """Sums numbers over all ranks; all call it together."""
 
 
-class StreamRanks:
-    """The ranks that read streams for one run; here one rank, or one that can't ask the others.
-
-    Args:
-        scaled: the samples of a global batch over all ranks, for those of this one, if all streams are alike.
-    """
-
-    def __init__(self, scaled: Callable[[int], int] = int) -> None:
-        self._scaled = scaled
-
-    def begun(self, epoch: int, *, gives: bool, over: bool) -> bool:
-        """Whether there is such an epoch; False where the data have come to their end.
-
-        Args:
-            epoch: that every rank has tried to begin.
-            gives: whether this rank's stream gives something in it.
-            over: whether it can't be iterated again.
-        """
-        if gives or over:
-            return gives
-        raise _nothing_in(epoch)
-
-    def taken(self, num_samples: int, *, more: bool) -> tuple[int, bool]:
-        """The samples of a global batch over all ranks, and whether any rank has more in this epoch.
-
-        Args:
-            more: whether this rank has more.
-        """
-        return self._scaled(num_samples), more
-
-    def read_the_same(self, items: object) -> bool:
-        """Whether all ranks, which should each have others, have read the same items."""
-        return False
-
-
 @final
-class Together(StreamRanks):
-    """Ranks that each read a stream of their own, of any length.
+class StreamRanks:
+    """The ranks that read streams for one run.
 
     Args:
-        total: sums over them.
+        total: None for one rank, and for ranks that can't ask each other.
+        shared: all ranks read the same stream, instead of each its own.
+        scaled: samples of a global batch over all ranks, given those of this rank; for ranks that can't ask.
     """
 
-    def __init__(self, total: Total, ranks: int) -> None:
-        super().__init__()
-        self._total, self._ranks = total, ranks
+    def __init__(
+        self, total: Total | None = None, ranks: int = 1, *, shared: bool = False, scaled: Callable[[int], int] = int
+    ) -> None:
+        self._total = total if ranks > 1 else None
+        self._ranks = 1 if self._total is None else ranks
+        self._shared, self._scaled = shared, scaled
 
     def begun(self, epoch: int, *, gives: bool, over: bool) -> bool:
-        giving, ended = self._total([float(gives), float(over)])
+        """Agree on whether `epoch` exists; False where the data have ended.
+
+        Args:
+            gives: this rank's stream gives something in it.
+            over: this rank's stream can't be iterated again.
+        """
+        giving, ended = self._sum(gives, over)
+        if self._shared and not {giving, ended} <= {0, self._ranks}:
+            raise self._differ(f"in epoch {epoch} that of {int(giving)} ranks gives something")
         if ended == self._ranks:
             return False
         if ended:
@@ -74,55 +51,41 @@ class Together(StreamRanks):
                 f"those of the others begin epoch {epoch}; give all ranks an object whose `__iter__` begins anew."
             )
         if not giving:
-            raise _nothing_in(epoch)
+            raise DataError(
+                f"the stream gave nothing in epoch {epoch}; check what it reads. A generator, and what is made of one, "
+                "can be iterated only once: give an object whose `__iter__` begins anew."
+            )
         return True
 
     def taken(self, num_samples: int, *, more: bool) -> tuple[int, bool]:
-        everybodys, having_more = self._total([float(num_samples), float(more)])
-        return int(everybodys), having_more > 0
-
-    def read_the_same(self, items: object) -> bool:
-        try:
-            mine = float(crc32(pickle.dumps(items)) % 2**20)  # whose square is exact
-        except Exception:  # noqa: BLE001 - what can't be pickled can't be compared
-            mine = math.nan
-        everybodys, squares = self._total([mine, mine**2])
-        return squares * self._ranks == everybodys**2
-
-
-@final
-class _Alike(StreamRanks):
-    def __init__(self, total: Total, ranks: int) -> None:
-        super().__init__()
-        self._total, self._ranks = total, ranks
-
-    def begun(self, epoch: int, *, gives: bool, over: bool) -> bool:
-        giving, ended = self._total([float(gives), float(over)])
-        if giving not in (0, self._ranks) or ended not in (0, self._ranks):
-            raise self._differ(f"in epoch {epoch} that of {int(giving)} ranks gives something")
-        return super().begun(epoch, gives=gives, over=over)
-
-    def taken(self, num_samples: int, *, more: bool) -> tuple[int, bool]:
-        everybodys, having_more, squares = self._total([float(num_samples), float(more), float(num_samples) ** 2])
+        """Samples of a global batch over all ranks, and whether any rank has more in this epoch."""
+        if self._total is None:
+            return self._scaled(num_samples), more
+        everybodys, having_more, squares = self._sum(num_samples, more, num_samples**2)
+        if not self._shared:
+            return int(everybodys), having_more > 0
         if squares * self._ranks != everybodys**2 or having_more not in (0, self._ranks):
             mine = f"a global batch has {num_samples} samples here and {everybodys / self._ranks:g} on average, and"
             raise self._differ(f"{mine} {int(having_more)} have more in this epoch")
         return num_samples, more
+
+    def read_the_same(self, items: object) -> bool:
+        """Whether all ranks, each with a stream of its own, have read the same items."""
+        if self._total is None or self._shared:
+            return False
+        try:
+            mine = float(crc32(pickle.dumps(items)) % 2**20)  # whose square is exact
+        except Exception:  # noqa: BLE001 - what can't be pickled can't be compared
+            mine = math.nan
+        everybodys, squares = self._sum(mine, mine**2)
+        return squares * self._ranks == everybodys**2
+
+    def _sum(self, *numbers: float) -> Sequence[float]:
+        own = [float(number) for number in numbers]
+        return own if self._total is None else self._total(own)
 
     def _differ(self, what: str) -> DataError:
         return DataError(
             f"all {self._ranks} ranks must read the same stream, of which each takes its micro-batches, but {what}; "
             f"give all the same, whatever their rank."
         )
-
-
-def of_one_stream(total: Total | None, ranks: int) -> StreamRanks:
-    """The ranks that all read one stream; without a `total` they take it for granted that it is the same."""
-    return StreamRanks() if total is None or ranks == 1 else _Alike(total, ranks)
-
-
-def _nothing_in(epoch: int) -> DataError:
-    return DataError(
-        f"the stream gave nothing in epoch {epoch}; check what it reads. A generator, and what is made of one, "
-        "can be iterated only once: give an object whose `__iter__` begins anew."
-    )

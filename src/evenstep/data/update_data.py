@@ -15,7 +15,7 @@ from evenstep.data.batching import share
 from evenstep.data.dataset import fingerprint_of
 from evenstep.data.iterated_data import Cut, IteratedData, RankReading
 from evenstep.data.stream import check_stream, samples_in
-from evenstep.data.stream_ranks import Total, of_one_stream
+from evenstep.data.stream_ranks import StreamRanks, Total
 from evenstep.errors import DataError
 
 _BY_LOOKS = samples_in
@@ -116,7 +116,7 @@ class UpdateData(IteratedData):
         return "give each update as a tuple of more batches"
 
     def _reading(self, rank: int, ranks: int, total: Total | None) -> RankReading:
-        return RankReading(0, rank, ranks, 1, of_one_stream(total, ranks))
+        return RankReading(0, rank, ranks, 1, StreamRanks(total, ranks, shared=True))
 
     def _cut(self, items: list[object], reading: RankReading, position: Position) -> Cut:
         batches = batches_in(items[0])

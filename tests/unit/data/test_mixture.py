@@ -196,18 +196,3 @@ def test_what_cannot_be_is_refused(make: Any, text: str) -> None:
 def test_a_position_that_does_not_exist_is_refused() -> None:
     with pytest.raises(DataError, match="the mixture has no batch 99 in epoch 0"):
         Mixture(tasks()).batches(Position(batch=99), seed=1)
-
-
-def test_an_epoch_that_a_task_that_is_never_taken_would_not_let_end_is_not_counted_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("evenstep.data.mixture._LOOKS_EVERY", 1100)
-    data = {name: MapData(range(size), global_batch_size=1, shuffle=False) for name, size in (("a", 3), ("b", 1))}
-    never = Sampled(weights={"a": 1.0, "b": 1e-300})
-    mixture = Mixture(data, mixing=never)
-    for _ in range(2):
-        with pytest.raises(
-            ArgumentError, match="after 4400 updates epoch 0 goes on, since task `b` is taken so seldom"
-        ):
-            mixture.num_batches(0, seed=1)
-    assert Mixture(data, mixing=never, end="min").num_batches(0, seed=1) == 3

@@ -7,7 +7,6 @@ by nature; generators of the model's own are left as they are, because nobody ke
 computed.
 """
 
-import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, final
@@ -113,8 +112,6 @@ def _whole(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
     bounds = [one for one in args if isinstance(one, int)]
     shape: Any = next(one for one in args if not isinstance(one, int))
     low, high = (0, bounds[0]) if len(bounds) == 1 else (bounds[0], bounds[1])
-    if isinstance(shape, Tensor):
-        return torch.full_like(shape, (low + high) // 2)
     return torch.full(shape, (low + high) // 2, dtype=kwargs.get("dtype") or torch.int64)
 
 
@@ -130,30 +127,8 @@ def _normal(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
     return torch.full(args[2], made, dtype=kwargs.get("dtype") or torch.get_default_dtype())
 
 
-def _rectified(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-    given: list[Any] = [*args, *(1 / 8, 1 / 3, False)[max(0, len(args) - 2) :]]
-    own, noise, low, high = given[:4]
-    if not given[4]:
-        return func(*args, **kwargs)
-    noise.copy_(torch.where(own <= 0, (low + high) / 2, 1.0))
-    return own.mul_(noise) if str(func.overloadpacket.__name__).endswith("_") else own * noise
-
-
-def _middle(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-    low, high = [0, *args[1:]][-2:] if len(args) > 1 else (0, 2)
-    return args[0].fill_((low + high) // 2)
-
-
-def _first(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-    return args[0].clone()
-
-
 def _shares(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
     return args[0] / args[0].sum(-1, keepdim=True)
-
-
-def _expected(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-    return args[0] * args[1]
 
 
 def _likeliest(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
@@ -176,20 +151,10 @@ _MEANS: Mapping[str, Callable[..., Any]] = {
     "randn_like": _filled(_NORMAL, like=True),
     "normal": _normal,
     "randint": _whole,
-    "randint_like": _whole,
     "randperm": _reversed,
     "multinomial": _likeliest,
+    "_sample_dirichlet": _shares,
     "uniform_": _in_place(lambda low, high: (low + high) / 2, 0.0, 1.0),
     "normal_": _in_place(lambda mean, deviation: mean + _NORMAL * deviation, 0.0, 1.0),
-    "log_normal_": _in_place(lambda mean, deviation: math.exp(mean + _NORMAL * deviation), 1.0, 2.0),
-    "cauchy_": _in_place(lambda median, width: median + _NORMAL * width, 0.0, 1.0),
-    "geometric_": _in_place(lambda chance, unused: math.ceil(1 / chance), 0.5, 0.0),
     "exponential_": _in_place(lambda rate, unused: 1 / rate, 1.0, 0.0),
-    "random_": _middle,
-    "poisson": _first,
-    "_standard_gamma": _first,
-    "_sample_dirichlet": _shares,
-    "binomial": _expected,
-    "rrelu_with_noise": _rectified,
-    "rrelu_with_noise_": _rectified,
 }

@@ -1,22 +1,18 @@
 """Which curves share a chart, and their points as the page draws them.
 
-Metrics that measure the same (`train/loss`, `valid/loss`) share axes, and so do the runs of one page; each `perf/`
-metric has its own, since their units differ. A series that is too long
-for a page is drawn as means of neighbouring values.
+Metrics of one measure (`train/loss`, `valid/loss`) share axes, and so do the runs of one page. Each `perf/` metric has
+its own, since their units differ.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from evenstep.extras.report.figures import in_order
 
 _RANKS = {"loss": 0, "grad_norm": 2, "lr": 3}
 _OWN = ("perf", "mem", "time", "progress")  # of these each metric is a measure of its own
-_NOISY_FROM = 20
 NUM_COLORS = 8
-_MOST_POINTS = 5_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +24,12 @@ class Curve:
         label: in the legend.
         color: number of its colour; of one run each source has its own, of several each run.
         dash: number of its pattern, 0 for a line: of several runs each source has its own.
-        noisy: it goes up and down more than it goes anywhere, so that smoothing shows where it goes.
     """
 
     run: int
     label: str
     color: int
     dash: int
-    noisy: bool
     updates: list[int]
     values: list[float | None]
 
@@ -58,7 +52,6 @@ class Chart:
     curves: list[Curve]
 
 
-Point = tuple[int, float]
 Metrics = Mapping[str, Mapping[int, float]]
 
 
@@ -119,33 +112,27 @@ def _chart(
 ) -> Chart:
     curves: list[Curve] = []
     notes: list[str] = []
+    several = len(names) > 1
     for run, metrics in runs.items():
         # evaluations are drawn over training
         for name, values in sorted(metrics.items(), key=lambda item: (_source(item[0]) != "train", in_order(item[0]))):
-            points, number = list(values.items()), sources[_source(name)]
+            number = sources[_source(name)]
             source = name.rpartition("/")[2] if _source(name) in _OWN else name.removesuffix(f"/{title}")
             label = source
-            if len(names) > 1:
-                label = (
-                    names[run] if len(metrics) == 1 and _source(name) in ("train", *_OWN) else f"{names[run]} {source}"
-                )
-            together = math.ceil(len(points) / _MOST_POINTS)
-            drawn = _means(points, together)
-            if together > 1:
-                notes.append(f"{label}: {len(points):,} values, drawn as means of {together:,}")
-            broken = [update for update, value in points if not math.isfinite(value)]
+            if several:
+                is_alone = len(metrics) == 1 and _source(name) in ("train", *_OWN)
+                label = names[run] if is_alone else f"{names[run]} {source}"
+            broken = [update for update, value in values.items() if not math.isfinite(value)]
             if broken:
                 notes.append(f"{label}: {len(broken):,} not finite, the first at update {broken[0]:,}")
-            several = len(names) > 1
             curves.append(
                 Curve(
                     run=run,
                     label=label,
                     color=run % NUM_COLORS if several else number,
                     dash=number % (NUM_COLORS - 1) if several else 0,
-                    noisy=len(points) >= _NOISY_FROM and _changes_often(points),
-                    updates=[update for update, _ in drawn],
-                    values=[_short(value) if math.isfinite(value) else None for _, value in drawn],
+                    updates=list(values),
+                    values=[_short(value) if math.isfinite(value) else None for value in values.values()],
                 )
             )
     finite = [
@@ -157,26 +144,6 @@ def _chart(
     ]
     can_log = sum(value > 0 for value in finite) > 1 and min(finite) >= 0
     return Chart(title=title, group=group_of(title), can_log=can_log, notes=notes, curves=curves)
-
-
-def _means(points: Sequence[Point], together: int) -> list[Point]:
-    if together == 1:
-        return list(points)
-    found: list[Point] = []
-    for place in range(0, len(points), together):
-        values = [value for _, value in points[place : place + together] if math.isfinite(value)]
-        mean = math.fsum(value / len(values) for value in values) if values else math.nan
-        found.append((points[place][0], mean))
-    return found
-
-
-def _changes_often(points: list[Point]) -> bool:
-    turns, rising = 0, None
-    for (_, before), (_, after) in pairwise(points):
-        if before != after:
-            turns += rising is not None and rising != (after > before)
-            rising = after > before
-    return turns > len(points) / 10
 
 
 def _short(value: float) -> float:

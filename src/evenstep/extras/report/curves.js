@@ -110,7 +110,7 @@ const curves = (() => {
     };
     const means = [];
     for (const curve of shown) {
-      const mean = view.smooth > 0 && curve.noisy ? smoothed(curve, view.smooth) : null;
+      const mean = view.smooth > 0 && curve.values.length >= 20 ? smoothed(curve, view.smooth) : null;
       add(curve, curve, mean !== null, "");
       if (mean) means.push([curve, mean]);
     }

@@ -5,14 +5,10 @@ What their content means is for others.
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar, cast
-
-from evenstep.errors import clause
-
-T = TypeVar("T")
+from typing import cast
 
 MAX_COUNT = 2**53  # the script of the page counts in floats
 
@@ -52,48 +48,28 @@ class Files:
             self.problems.append(f"`{name}` is not a JSON object: {consequence}.")
         return content or {}
 
-    def parsed(self, name: str, parse: Callable[[dict[str, object]], T | None], consequence: str) -> T | None:
-        """What `parse` makes of a file that is one JSON object; None where it is not, or lacks what is needed."""
-        content = self.json_object(name, consequence)
-        found = parse(content)
-        if found is None and content:
-            self.problems.append(f"`{name}` lacks fields: {consequence}.")
-        return found
-
     def lines(self, name: str) -> Iterator[tuple[int, dict[str, object]]]:
         """The lines of a file of JSON objects that have an update."""
-        bad: list[int] = []
-        try:
-            with (self.folder / name).open(encoding="utf-8", errors="replace") as file:
-                for position, line in enumerate(file, start=1):
-                    content = _parse(line)
-                    update = content.get("update") if content else None
-                    if content is not None and type(update) is int and 0 <= update <= MAX_COUNT:
-                        yield update, content
-                    elif line.strip():
-                        bad.append(position)
-        except FileNotFoundError:
-            self.problems.append(f"`{name}` is missing.")
-        except OSError as error:
-            self.problems.append(f"`{name}` cannot be read: {error.strerror}.")
-        if bad:
-            which = f"Line {bad[0]}" if len(bad) == 1 else f"Line {bad[0]} and {len(bad) - 1} others"
-            self.problems.append(f"{which} of `{name}` cannot be read as a JSON object with an update: passed over.")
+        passed_over = 0
+        for line in (self.text(name) or "").split("\n"):
+            content = _parse(line) or {}
+            update = content.get("update")
+            if type(update) is int and 0 <= update <= MAX_COUNT:
+                yield update, content
+            elif line.strip():
+                passed_over += 1
+        if passed_over:
+            self.problems.append(f"`{name}` has lines that cannot be read, passed over: {passed_over}.")
 
     def rows(self, name: str) -> Iterator[tuple[int, str, float]]:
         """The rows of a table (update, name, value, …)."""
-        try:
-            with (self.folder / name).open(encoding="utf-8", errors="replace", newline="") as file:
-                for position, row in enumerate(csv.reader(file), start=1):
-                    try:
-                        update, metric, value = int(row[0]), row[1], float(row[2])
-                    except (ValueError, IndexError):
-                        if position > 1:  # the heading
-                            self.problems.append(f"Line {position} of `{name}` cannot be read: passed over.")
-                    else:
-                        yield update, metric, value
-        except (OSError, csv.Error) as error:
-            self.problems.append(f"`{name}` cannot be read: {clause(str(error))}.")
+        for position, row in enumerate(csv.reader((self.text(name) or "").splitlines())):
+            try:
+                update, metric, value = row[:3]
+                yield int(update), metric, float(value)
+            except ValueError:
+                if position:  # the heading
+                    self.problems.append(f"Line {position + 1} of `{name}` cannot be read: passed over.")
 
 
 def _parse(text: str) -> dict[str, object] | None:

@@ -8,7 +8,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -166,10 +165,13 @@ def _read_checkpoints(files: Files, run: ReportedRun) -> None:
     if (run.folder / "latest").is_file():
         latest = (files.text("latest") or "").strip()
     for path in sorted((run.folder / "checkpoints").glob("step-*/manifest.json")):
-        parse = partial(_checkpoint, name=path.parent.name, latest=latest)
-        found = files.parsed(f"checkpoints/{path.parent.name}/manifest.json", parse, "the checkpoint is left out")
+        name = path.parent.name
+        content = files.json_object(f"checkpoints/{name}/manifest.json", "the checkpoint is left out")
+        found = _checkpoint(content, name, latest)
         if found is not None:
             run.checkpoints.append(found)
+        elif content:
+            files.problems.append(f"`checkpoints/{name}/manifest.json` lacks fields: the checkpoint is left out.")
 
 
 def _checkpoint(content: Mapping[str, object], name: str, latest: str) -> CheckpointLine | None:

@@ -12,9 +12,6 @@ def charts(metrics: Metrics) -> list[Chart]:
     return charts_of_runs([("a", metrics)])
 
 
-NOISE = {update: 2.0 + (update % 2) for update in range(1, 1001)}
-
-
 def test_training_and_evaluations_of_one_measure_share_axes():
     loss, lr = charts({"valid/loss": {2: 1.0}, "train/loss": {1: 3.0, 2: 2.0}, "train/lr": {1: 0.1}})
     assert (loss.title, [(curve.label, curve.updates, curve.values) for curve in loss.curves]) == (
@@ -48,20 +45,6 @@ def test_a_value_that_is_not_finite_is_a_gap_and_is_told():
     assert chart.curves[0].values == [1.0, None, None, 2.0]
     assert chart.notes == ["train: 2 not finite, the first at update 2"]
     json.dumps(asdict(chart), allow_nan=False)
-
-
-def test_a_curve_that_goes_up_and_down_is_marked_as_noisy_so_that_it_may_be_smoothed():
-    (chart,) = charts({"train/loss": NOISE})
-    assert [curve.noisy for curve in chart.curves] == [True]
-    (chart,) = charts({"train/lr": {update: math.cos(update / 1000) for update in range(1, 1001)}})
-    assert [curve.noisy for curve in chart.curves] == [False]
-
-
-def test_a_curve_that_is_thinned_says_so():
-    (chart,) = charts({"train/lr": {update: float(update) for update in range(50_000)}})
-    assert chart.notes == ["train: 50,000 values, drawn as means of 10"]
-    (curve,) = chart.curves
-    assert len(curve.values) == 5000 and curve.values[:2] == [4.5, 14.5]
 
 
 def test_runs_share_charts_each_with_its_colour_and_sources_with_patterns():
