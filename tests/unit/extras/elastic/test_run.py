@@ -1,6 +1,6 @@
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -97,13 +97,6 @@ def test_ranks_that_hold_parts_of_the_state_cannot_be_lost() -> None:
 def test_a_process_that_has_not_met_the_first_one_resumes_from_nothing(tmp_path: Path) -> None:
     data = evenstep.MapData([(torch.ones(1), torch.ones(1))], global_batch_size=1)
     assert trainer(Ddp, data, number=1, folder=tmp_path).resume("auto") is None
-
-
-def test_an_engine_whose_user_deals_the_data_takes_no_ranks_that_come_and_go() -> None:
-    model, lighthouse = nn.Linear(1, 1), Lonely()
-    strategy = Ddp(Elastic(cast("Any", lighthouse), timeout_s=1))
-    with pytest.raises(ArgumentError, match="dealt their data by a `Trainer`"):
-        evenstep.Engine(model, Square(), torch.optim.SGD(model.parameters(), lr=0.1), strategy=strategy, device="cpu")
 
 
 def test_a_run_file_whose_ranks_were_started_together_is_refused(

@@ -169,8 +169,8 @@ def test_products_ask_the_layout_of_a_strategy_of_ones_own(several: Any) -> None
     )  # of products; whole ones need none
 
 
-def test_sparse_gradients_and_tasks_without_names_are_refused(several: Any) -> None:
-    with pytest.raises(ArgumentError, match="are for several tasks"):
+def test_a_task_without_a_name_is_refused(several: Any) -> None:
+    with pytest.raises(ArgumentError, match="need tasks by name"):
         model = torch.nn.Linear(3, 1)
         data = MapData(several.samples(4, 0), global_batch_size=2)
         optimizer = torch.optim.SGD(model.parameters())

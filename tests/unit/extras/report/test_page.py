@@ -131,7 +131,7 @@ def test_what_cannot_be_read_is_said_on_the_page(tmp_path: Path):
     text = read(tmp_path).text
     assert "Not everything in the run folder could be read" in text
     assert "config.toml is missing." in text
-    assert "Line 2 of metrics.jsonl cannot be read" in text
+    assert "metrics.jsonl has lines that cannot be read" in text
     assert "unknown" in text
     assert "updates 1 train/loss 3.5" in text
 
