@@ -6,18 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from prove_misuse import MISUSES
 from prove_mutants import MUTANTS, Classify, Net, OnlyFloat32, Run, Unused, of_transformers
-from prove_strays import STRAYS, UNUSUAL
+from prove_unusual import UNUSUAL
 
 from evenstep.events import Hook
 from evenstep.extras.prove.digest import sha256_of
 from evenstep.extras.prove.rows import Prover, Verdict
 
-FAULTS = MUTANTS | MISUSES | STRAYS
-
-
-NEEDS_FOUR = ("hook with a count", "scheduler not saved", "samples remembered", "samples in a cache")
+NEEDS_FOUR = ("hook with a count",)
 
 
 def verdicts(run: Run, *rows: str, updates: int = 4) -> dict[str, Verdict]:
@@ -132,20 +128,20 @@ def test_the_sha256_of_a_state_does_not_go_by_the_order_of_its_names() -> None:
     assert sha256_of(one) != sha256_of({**other, "b": [2, 1]})
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", MUTANTS)
 def test_a_fault_is_caught_by_its_row_which_names_the_part(name: str) -> None:
-    mutant = FAULTS[name]
+    mutant = MUTANTS[name]
     verdict = verdicts(mutant.run, mutant.rows[0], updates=4 if name in NEEDS_FOUR else 3)[mutant.rows[0]]
     assert verdict.holds is False
     assert mutant.part in " ".join(verdict.causes)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", MUTANTS)
 def test_a_fault_is_caught_by_every_row_that_it_breaks(name: str) -> None:
-    found = verdicts(FAULTS[name].run)
-    assert {row for row, verdict in found.items() if verdict.holds is False} >= set(FAULTS[name].rows)
+    found = verdicts(MUTANTS[name].run)
+    assert {row for row, verdict in found.items() if verdict.holds is False} >= set(MUTANTS[name].rows)
 
 
 def test_there_are_twenty_faults_and_more() -> None:
-    assert len(FAULTS) >= 20
+    assert len(MUTANTS) >= 20
