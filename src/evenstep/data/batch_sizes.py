@@ -21,7 +21,6 @@ class BatchSizes(NamedTuple):
     Args:
         begins: the global batch of the run, or the epoch, from 0, that each size begins with; the first is 0.
         sizes: one for each of them, in samples or tokens.
-        unit: what `begins` are numbers of.
     """
 
     begins: tuple[int, ...]
@@ -34,9 +33,6 @@ class BatchSizes(NamedTuple):
 
     def cut(self, num_samples: int, epoch: int, limit: int | None = None) -> "Begins":
         """The places in the order of an epoch where each of its global batches begins.
-
-        Args:
-            limit: the most global batches that are taken of each epoch; None for all.
 
         >>> sizes = BatchSizes(begins=(0, 3), sizes=(2, 4), unit="updates")
         >>> [list(sizes.cut(10, epoch)) for epoch in range(2)]  # batches of 2, 2, 2, 4 and 4, 4, 2 samples

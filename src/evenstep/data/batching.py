@@ -25,9 +25,6 @@ _FIRST_LOOK = 64
 def measure(lengths: Lengths, num_samples: int) -> NDArray[np.int64]:
     """The lengths of all samples, `[num_samples]` in tokens.
 
-    Args:
-        lengths: one number per sample, or a function of a sample's number.
-
     >>> measure(lambda index: 2 * index, 3).tolist()
     [0, 2, 4]
     """
@@ -47,8 +44,6 @@ def fitting(lengths: NDArray[np.int64], *, max_tokens: int, oversized: Oversized
 
     Args:
         lengths: `[samples]`, in tokens.
-        max_tokens: the budget of a batch.
-        oversized: whether a sample that does not fit is an error or is left out.
 
     >>> fitting(np.array([3, 9, 4]), max_tokens=5, oversized="skip").tolist()
     [True, False, True]
@@ -91,9 +86,6 @@ def cut_by_tokens(
     the rest goes to the next batch; so a batch either has a multiple or fewer than `multiple` samples.
 
     Args:
-        lengths: `[samples]`, in tokens, in the order of the samples.
-        max_tokens: the budget of a batch, padding included.
-        max_samples: the most samples of a batch; None for no limit.
         multiple: what batch sizes are rounded down to.
 
     >>> cut_by_tokens([3, 3, 5, 2, 2, 2], max_tokens=10)
@@ -123,10 +115,6 @@ def cut_by_tokens(
 def cut_by_sum(lengths: Sequence[int] | NDArray[np.int64], *, max_tokens: int) -> list[int]:
     """Cut greedily, in order, into batches of Σ lengths ≤ `max_tokens`, as samples take that stand in rows together.
 
-    Args:
-        lengths: `[samples]`, in tokens, in the order of the samples; each fits alone.
-        max_tokens: the budget of a batch.
-
     >>> cut_by_sum([3, 3, 5, 2, 2, 2], max_tokens=8)
     [0, 2, 4, 6]
     """
@@ -148,8 +136,6 @@ def pack(
 
     Args:
         lengths: `[samples]`, in tokens; each fits alone.
-        max_tokens: the tokens of a bin.
-        max_samples: the most samples of a bin; None for no limit.
 
     >>> pack([2, 3, 1], max_tokens=4)
     [[1, 2], [0]]
@@ -200,13 +186,7 @@ def shuffle_batches(
 ) -> tuple[NDArray[np.int64], list[int]]:
     """Put the batches of a cut in another order, leaving each as it is.
 
-    Args:
-        samples: `[n]`.
-        edges: their cut.
-        shuffle_key: in [0, 2⁶⁴); a pure function of it.
-
     Returns:
-        The samples in the new order, and their cut.
     """
     sizes = np.diff(np.asarray(edges, dtype=np.int64))
     places = np.argsort(scatter(shuffle_key, np.arange(len(sizes), dtype=np.int64)), kind="stable")

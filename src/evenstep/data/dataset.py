@@ -74,9 +74,6 @@ class Told:
 
     Parts of one dataset may be read by turns, each of them in an epoch of its own: those that are trained on and
     evaluated, or the tasks of a mixture.
-
-    Args:
-        set_epoch: what tells the objects, as `epoch_setters` finds them.
     """
 
     def __init__(self, set_epoch: Sequence[Callable[[int], object]]) -> None:

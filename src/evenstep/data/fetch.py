@@ -108,13 +108,7 @@ class Reply(NamedTuple):
 
 @final
 class Fetcher(Dataset[Reply]):
-    """Answers requests. To a `DataLoader` it looks like a dataset whose samples are micro-batches.
-
-    Args:
-        dataset: gives samples by number.
-        collate: makes a batch of a list of samples.
-        reading: says how often what fails is tried again, and whether it is then left out or fails the whole request.
-    """
+    """Answers requests. To a `DataLoader` it looks like a dataset whose samples are micro-batches."""
 
     def __init__(self, dataset: MapDataset, collate: Collate, reading: Reading) -> None:
         self._dataset = dataset

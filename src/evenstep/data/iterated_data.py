@@ -26,8 +26,6 @@ class RankReading(NamedTuple):
         stream_of: the rank whose stream is read; 0 where all read the same.
         rank, ranks: which of how many take micro-batches from what is read.
         num_items: how many items of the stream are read for one.
-        others: who else reads.
-        first: the number of the first micro-batch of what is read.
         num_microbatches: over all ranks; None where what is read tells.
     """
 
@@ -49,13 +47,7 @@ class _Cursor:
 
 
 class Cut(NamedTuple):
-    """What was read for one global batch, cut.
-
-    Args:
-        num_samples: read by this rank.
-        num_microbatches: over all ranks.
-        parts: as those of a `GlobalBatch`.
-    """
+    """What was read for one global batch, cut."""
 
     microbatches: tuple[Microbatch, ...]
     num_samples: int
@@ -64,12 +56,7 @@ class Cut(NamedTuple):
 
 
 class IteratedData(Data):
-    """Global batches of whatever can be iterated.
-
-    Args:
-        stream: gives items; iterating it again is the next epoch.
-        limit_batches: the global batches after which the data end.
-    """
+    """Global batches of whatever can be iterated."""
 
     def __init__(self, stream: Iterable[Any], *, limit_batches: int | None = None) -> None:
         self.limit_batches = limit_batches

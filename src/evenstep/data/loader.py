@@ -33,12 +33,7 @@ _OUTLIVED = (*REQUEUE, signal.SIGINT)
 
 @final
 class Here:
-    """Answers in this process, when asked, leaving its random generators as they were.
-
-    Args:
-        fetcher: reads the samples.
-        pin_memory: whether replies are put in pinned memory.
-    """
+    """Answers in this process, when asked, leaving its random generators as they were."""
 
     def __init__(self, fetcher: Fetcher, *, pin_memory: bool) -> None:
         self._fetcher = fetcher
@@ -71,15 +66,7 @@ def _as_it_is(reply: Reply) -> Reply:
 
 @final
 class Workers:
-    """Processes that answer requests ahead of time.
-
-    Args:
-        fetcher: copied into each process.
-        num_workers: how many processes, at least 1.
-        prefetch: micro-batches that each fetches ahead, at least 1.
-        timeout_s: longest wait for a reply, in seconds.
-        pin_memory: whether replies are put in pinned memory.
-    """
+    """Processes that answer requests ahead of time."""
 
     def __init__(
         self, fetcher: Fetcher, *, num_workers: int, prefetch: int, timeout_s: float, pin_memory: bool
@@ -179,11 +166,6 @@ class Pool:
     """Keeps the workers of one dataset alive between uses, so that frequent evaluations start no processes.
 
     A reader holds its workers alone; a second reader at the same time gets its own.
-
-    Args:
-        new_fetcher: makes what reads the samples.
-        num_workers: processes per loader; 0 reads in this process.
-        reading: how far they read ahead, and how long to wait for them.
     """
 
     def __init__(self, new_fetcher: Callable[[], Fetcher], *, num_workers: int, reading: Reading) -> None:
@@ -195,12 +177,7 @@ class Pool:
 
     @contextmanager
     def loader(self, *, microbatches_per_batch: int, pin_memory: bool) -> Generator[Here | Workers]:
-        """A loader for the length of the block.
-
-        Args:
-            microbatches_per_batch: how many requests a typical global batch makes; may be 0.
-            pin_memory: whether replies are put in pinned memory.
-        """
+        """A loader for the length of the block."""
         if self._num_workers == 0:
             yield Here(self._new_fetcher(), pin_memory=pin_memory)
             return

@@ -133,10 +133,6 @@ def _hashed(
 def order_of(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> Order:
     """The order in which `epoch` visits the samples, a pure function of (seed, epoch); no start costs anything.
 
-    Args:
-        num_samples: how many there are.
-        shuffle: False gives the dataset's own order 0, 1, 2, ….
-
     >>> order_of(10**12, seed=1, epoch=0)(0, 3).tolist()
     [981662940024, 521982624015, 267742323233]
     """

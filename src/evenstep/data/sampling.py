@@ -36,11 +36,7 @@ class EpochBatches(NamedTuple):
     """The global batches of one epoch, each made when it is asked for.
 
     Args:
-        visited: the order of the samples: indices into the dataset.
-        num_samples: how many there are.
-        begins: the place in that order where each batch begins.
         key: of all that is drawn while its samples are read.
-        limit: the most global batches; None for all.
     """
 
     visited: Order

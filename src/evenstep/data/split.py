@@ -62,9 +62,6 @@ def samples_in(parts: Sequence[Any], whole: Any, count: int) -> list[int | None]
 def contents(batch: Any, *, formats: bool = False) -> str:
     """Shapes of the tensors of `batch`, for messages.
 
-    Args:
-        formats: whether their number formats are named too.
-
     >>> import torch
     >>> contents({"x": torch.zeros(6, 8), "y": torch.zeros(8)})
     '`x` [6, 8], `y` [8]'
@@ -95,9 +92,6 @@ def tensors_in(item: Any) -> list[Tensor]:
 
 def halves(batch: Any, known: int | None = None) -> list[Any]:
     """`batch` as two batches, the first of which is not the smaller one; or as itself, where it can't be cut.
-
-    Args:
-        known: the number of samples as the data tell it.
 
     >>> import torch
     >>> halves((torch.arange(3), ["a", "b", "c"]))

@@ -124,7 +124,6 @@ class Reader:
     what the model has drawn, nor on where the run was stopped.
 
     Args:
-        set_epoch: what is told of a new epoch.
         rank: whose stream it is; 0 of one that all ranks read.
 
     Attributes:

@@ -48,12 +48,7 @@ class Job:
 
 
 def submit(job: Job, arguments: list[str], *, name: str, folder: Path) -> str:
-    """Submit the job whose tasks run `evenstep` with `arguments`, the same for all ranks; gives SLURM's number for it.
-
-    Args:
-        job: what is asked of SLURM.
-        folder: of the job's script and logs.
-    """
+    """Submit a job whose tasks run `evenstep` with `arguments`; returns its number."""
     submitit = load_optional("submitit", "slurm")
     if shutil.which("sbatch") is None or shutil.which("srun") is None:
         raise ArgumentError(
@@ -86,11 +81,7 @@ def submit_to(executor: Any, job: Job, arguments: list[str], *, name: str) -> An
 
 
 def rank_variables(job: Any) -> dict[str, str]:
-    """What a rank finds in its environment.
-
-    Args:
-        job: submitit's description of the task that this process is.
-    """
+    """What a rank finds in its environment."""
     number = int("".join(filter(str.isdigit, str(job.job_id))) or 0)
     return {
         "RANK": str(job.global_rank),
@@ -104,11 +95,7 @@ def rank_variables(job: Any) -> dict[str, str]:
 @final
 @dataclass(slots=True)
 class Rank:
-    """What a task of the job does: one rank, from start to end. submitit keeps it in a file and calls it there.
-
-    Args:
-        command: starts evenstep as the process was started that has submitted the job, which is not that of the task.
-    """
+    """What a task of the job does: one rank, from start to end. submitit keeps it in a file and calls it there."""
 
     command: list[str]
     _process: "subprocess.Popen[bytes] | None" = field(default=None, init=False, repr=False)
@@ -124,11 +111,7 @@ class Rank:
             raise EvenstepError(f"rank {job.global_rank} ended with exit code {code}; see what it said above.")
 
     def checkpoint(self) -> Any:
-        """Called by submitit in rank 0 when SLURM warns: stop all ranks by stopping this one, which saves the run.
-
-        Returns:
-            What is to be submitted again.
-        """
+        """Called by submitit in rank 0 when SLURM warns: stop all ranks by stopping this one, which saves the run."""
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             process.send_signal(SIGTERM)

@@ -33,9 +33,6 @@ def launch_elastic(ranks: int, arguments: list[str], *, max_restarts: int = 0, t
     Args:
         max_restarts: how many times one that is lost is started again, in all.
         timeout_s: how long the others wait for one that is alive and does not get on.
-
-    Returns:
-        The exit code of rank 0.
     """
     lighthouse: Any = coordination().LighthouseServer(
         bind="[::]:0",

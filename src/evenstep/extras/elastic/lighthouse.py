@@ -37,7 +37,6 @@ class Peer:
     """One process that has asked.
 
     Args:
-        number: its place's.
         name: no other process has it, not even one that takes the same place later.
         tries: how many groups it has been in, or tried to be.
         patient: whether it would rather wait for those that have not come.
@@ -68,11 +67,7 @@ class Lighthouse:
         self._beating: Thread | None = None
 
     def ask(self, *, update: int, tries: int, patient: bool, store: str, timeout_s: float) -> list[Peer]:
-        """Those who ask as well, by number; see `Peer`.
-
-        Args:
-            timeout_s: the longest wait for those who are alive and have not asked.
-        """
+        """Those who ask as well, by number; see `Peer`."""
         if self._beating is None:
             self._beating = Thread(target=self._beat, name="evenstep-heartbeat", daemon=True)
             self._beating.start()

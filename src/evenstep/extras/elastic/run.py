@@ -28,12 +28,7 @@ if TYPE_CHECKING:
 
 @final
 class ElasticRun:
-    """A trainer's loop on ranks that come and go.
-
-    Args:
-        group: of the ranks that are there.
-        agree: raises unless all ranks that are there train the same.
-    """
+    """A trainer's loop on ranks that come and go."""
 
     def __init__(self, *, group: "Elastic", loop: Loop, agree: Callable[[], None]) -> None:
         self._group = group

@@ -18,8 +18,6 @@ class LayerCost:
     """What one layer costs, per micro-batch, in seconds and bytes.
 
     Args:
-        input_backward_s: of its gradients of inputs.
-        weight_backward_s: of its gradients of weights.
         activation_bytes: that it keeps from its forward to its backward.
         output_bytes: of what it gives to the next layer.
         state_bytes: that it holds all the time.
@@ -43,9 +41,6 @@ def balance(seconds: Sequence[float], stages: int) -> tuple[range, ...]:
     """The places of each stage's layers, such that the largest sum of `seconds` over a stage is the least possible.
 
     Of several such cuts it takes one whose stages' squares sum to the least: the most even one.
-
-    Args:
-        stages: how many, each of one layer at least.
 
     >>> balance([3, 1, 1, 1, 2], 3)
     (range(0, 1), range(1, 3), range(3, 5))

@@ -17,9 +17,6 @@ Piece = tuple[str, Op | None]
 def draw_text(simulation: Simulation, *, width: int = 100) -> list[list[Piece]]:
     """The timeline of each rank.
 
-    Args:
-        width: characters of each line.
-
     >>> from evenstep.pipeline import Layout, SCHEDULES
     >>> from evenstep.extras.planning.simulate import Costs, simulate
     >>> layout = Layout.chain(ranks=2)

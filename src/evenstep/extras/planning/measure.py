@@ -33,11 +33,8 @@ def measure(
     """The cost of each layer for one micro-batch.
 
     Args:
-        inputs: the task's, of one micro-batch, on `device`.
-        device: where to run; the CPU by default.
         context: in which forwards run, such as a precision's.
         convert: gives a layer the number format that it computes in.
-        repeats: how often each layer is run.
 
     >>> [cost.name for cost in measure(Layers.of(nn.Sequential(nn.Linear(2, 3), nn.ReLU())), torch.ones(4, 2))]
     ['0', '1']

@@ -25,9 +25,6 @@ class Costs:
     """What the stages of a model cost, per micro-batch.
 
     Args:
-        forward_s: seconds of each stage's forward.
-        input_backward_s: seconds of each stage's gradients of inputs; a whole backward takes these and the next.
-        weight_backward_s: seconds of each stage's gradients of weights.
         activation_bytes: that each stage keeps from its forward to its backward.
         deferred_bytes: of these, what stays between the backwards of inputs and of weights; all by default.
         edge_bytes: of what goes from one stage to another, by edge; as many come back as gradients. 0 where left out.
@@ -78,9 +75,7 @@ class Costs:
         """The costs of one rank's share of the model, spread evenly over the stages of each rank.
 
         Args:
-            layout: of the stages; all ranks own the same number.
             forward_s: seconds of one rank's forward of one micro-batch; likewise the others, see `Costs`.
-            edge_bytes: of each edge, not divided.
         """
         each = layout.stages // layout.ranks
 
@@ -117,11 +112,8 @@ class Simulation:
     """What plans cost; see `simulate`.
 
     Args:
-        spans: every computation with its start and end, sorted by start.
         makespan_s: seconds from the first start to the last end of all ranks.
-        busy_s: seconds that each rank computes.
         peak_bytes: the most memory that each rank holds at once.
-        peak_live: the most (stage, micro-batch) activations that each rank holds at once.
         link_bytes: that go from one rank to another, by (sender, receiver).
     """
 

@@ -37,9 +37,6 @@ def to_torch_csv(plans: Sequence[Plan]) -> str:
 def read_plans(text: str) -> tuple[Plan, ...]:
     """The plans that `text` writes, one rank per line.
 
-    Args:
-        text: such as "0F0 0B0" on the first line for rank 0.
-
     >>> read_plans("0F0 0B0  # rank 0")[0][1]
     Action(op=<Op.BACKWARD: 'B'>, stage=0, microbatch=0, peer=-1)
     """
@@ -63,7 +60,6 @@ def written_schedule(name: str, text: str) -> Schedule:
     """The pipeline schedule that a user has written as text.
 
     Args:
-        name: to call it by, such as the file's.
         text: the computations of each rank for micro-batches 0, 1, …; it fits updates of as many micro-batches.
 
     >>> written_schedule("mine", "0F0 0F1 0B0 0B1\\n1F0 1B0 1F1 1B1").layout(2).rank_of

@@ -24,12 +24,7 @@ CAP = {torch.float64: 1e-8, torch.float32: 1e-2, torch.float16: 0.1, torch.bfloa
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How far two runs are apart.
-
-    Args:
-        value: of the tensor that differs most.
-        of: its name.
-    """
+    """How far two runs are apart."""
 
     value: float
     of: str

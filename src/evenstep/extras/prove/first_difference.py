@@ -83,11 +83,7 @@ def difference_of_resume(open_subject: Open, variant: Variant, *, stop_after: in
 
 
 def first_difference(one: UpdateTrace, other: UpdateTrace, *, exact: bool) -> str:
-    """The first part of an update that differs, as a clause; "" if none does.
-
-    Args:
-        exact: whether the same bits are asked for.
-    """
+    """The first part of an update that differs, as a clause; "" if none does."""
     if name := worst(one.begin, other.begin, exact=exact):
         return f"parameter `{name}` is the first that differs, before the forward"
     for task in dict.fromkeys(microbatch.task for microbatch in one.microbatches):

@@ -47,11 +47,7 @@ def why_not_plain(subject: Subject) -> str:
 
 
 def plain_loop(subject: Subject, *, updates: int, seed: int = 0) -> Ended:
-    """Train a subject by hand, in float64 and without chance.
-
-    Args:
-        seed: of the order of samples, as the run has it.
-    """
+    """Train a subject by hand, in float64 and without chance."""
     widen(subject)
     train(subject.model)
     Modes(subject.optimizer, (), lambda: None).train()

@@ -36,12 +36,7 @@ class Verdict:
     """What a row has found.
 
     Args:
-        measure: what was compared.
-        value: the difference, or the sha256.
-        bound: what it may be, or must be.
         holds: None where the run can't have this row.
-        note: why it can't, or where the difference is largest.
-        causes: of a failure.
     """
 
     measure: str

@@ -107,10 +107,7 @@ def run_once(
     """Build a variant, and train it for so many updates.
 
     Args:
-        hooks: further ones, of the built subject.
         folder: that it saves in, and goes on from where there is something.
-        data: what is made of the data.
-        own_hooks: whether the user's hooks take part.
     """
     with open_subject(variant) as subject:
         source = data(subject.data)

@@ -31,10 +31,7 @@ class Variant:
         own_format: whether it is computed in the run's own number format, else in float32 (or, `wide`, float64).
         still: whether every random number of forwards is its mean, so that micro-batches can be compared.
         ordered: whether gradients are summed in the order that is the same on any number of ranks.
-        strategy: of the ranks.
         pipeline: how many of them share a model in stages.
-        checks_loss: whether losses are tried for being sums.
-        workers: processes that read the data.
     """
 
     cut: Cut = "4"
@@ -56,11 +53,7 @@ class Subject:
 
     Args:
         tasks: by name; "" is that of a run with one.
-        hooks: of the user.
         coefficients: λ of each task; None where they are learned, or gradients are combined in another way.
-        lr_schedule: multiplies the rates; None where nothing does.
-        updates: how many the whole run has, for its LR schedule.
-        trainer: makes the trainer, of the data, hooks and the folder that it saves in, if any.
         others: what else may hold state, by what messages call it, such as modules of the recipe.
     """
 
@@ -84,8 +77,6 @@ class Ended:
 
     Args:
         sha256: of all that training changes.
-        begin: the model's tensors before it, by name.
-        end: and after it.
         gradient: of the first update, by parameter; empty where parameters are sharded or in stages.
     """
 
@@ -116,12 +107,7 @@ class Bench:
 
     Args:
         open: builds a variant, which is closed at the end of the `with`.
-        elsewhere: runs one in processes of its own.
-        updates: that are compared.
-        ranks: of the rows with several.
-        own_strategy: the one that the run itself asks for.
         layered: why the model can't be cut into stages, or "".
-        checks_loss: whether the run has its losses checked.
         uncut: why global batches can't be cut, or "".
         workers: that read the run's data, at most 2; 0 where it has none.
     """

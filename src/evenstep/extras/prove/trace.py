@@ -61,9 +61,7 @@ class UpdateTrace:
     """One update; parameters and gradients are by name, without those in shards.
 
     Args:
-        begin: parameters before it.
         gradient: of the mean loss.
-        end: parameters after it.
         states: digests of the state of the run's objects as it begins, by path.
     """
 

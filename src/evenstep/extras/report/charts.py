@@ -20,8 +20,6 @@ class Curve:
     """One line: its points, a gap (None) where a value was not finite, and how it is drawn.
 
     Args:
-        run: number of its run on the page.
-        label: in the legend.
         color: number of its colour; of one run each source has its own, of several each run.
         dash: number of its pattern, 0 for a line: of several runs each source has its own.
     """
@@ -56,11 +54,7 @@ Metrics = Mapping[str, Mapping[int, float]]
 
 
 def charts(runs: Sequence[tuple[str, Metrics]]) -> list[Chart]:
-    """One chart per family of metrics: the loss first, what has evaluations next, timings last.
-
-    Args:
-        runs: name and metrics of each.
-    """
+    """One chart per family of metrics: the loss first, what has evaluations next, timings last."""
     families: dict[str, dict[int, dict[str, Mapping[int, float]]]] = {}
     for number, (_, metrics) in enumerate(runs):
         for name, values in metrics.items():

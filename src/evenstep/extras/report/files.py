@@ -15,11 +15,7 @@ MAX_COUNT = 2**53  # the script of the page counts in floats
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The files of one run folder.
-
-    Args:
-        problems: a sentence for each thing that could not be read.
-    """
+    """The files of one run folder."""
 
     folder: Path
     problems: list[str] = field(default_factory=list[str])

@@ -21,11 +21,7 @@ _WATCHED = ("*.json", "*.jsonl", "*.toml", "*.csv", "checkpoints/*/manifest.json
 
 
 def follow_runs(folders: Sequence[Path], say: Callable[[str], None]) -> None:
-    """Serve the page of the runs in `folders` until Ctrl-C.
-
-    Args:
-        say: is given its address.
-    """
+    """Serve the page of the runs in `folders` until Ctrl-C."""
     with server(folders) as serving:
         say(address_of(serving))
         try:

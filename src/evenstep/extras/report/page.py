@@ -100,11 +100,7 @@ def write_page(folders: Sequence[Path], path: Path) -> Path:
 
 
 def render(runs: Sequence[ReportedRun], *, live: bool = False) -> str:
-    """The page of `runs`.
-
-    Args:
-        live: whether it comes from a server that has newer ones.
-    """
+    """The page of `runs`."""
     names = _names(runs)
     drawn = charts([(name, run.metrics) for name, run in zip(names, runs, strict=True)])
     shown = [_shown(place, run) for place, run in enumerate(runs)]

@@ -55,12 +55,7 @@ class ReportedRun:
 
     Args:
         metrics: name → update → value, by update; of a value that came twice the later one.
-        config: the text of `config.toml`, empty if there is none; `defaults` likewise.
-        status: the fields of `status.json`.
-        incidents: in the order in which they came.
         checkpoints: the oldest first.
-        shown: texts, images and histograms, by update.
-        problems: a sentence for each thing that could not be read.
     """
 
     folder: Path

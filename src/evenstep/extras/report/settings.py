@@ -19,10 +19,6 @@ Row: TypeAlias = tuple[str, tuple[str, ...]]
 def from_defaults(config: str, defaults: str) -> list[Row] | None:
     """The settings of a run that are not as by default, each with its value and its default.
 
-    Args:
-        config: TOML.
-        defaults: of the same keys, likewise.
-
     Returns:
         None where one of both is not known.
 
