@@ -33,7 +33,6 @@ from torch.nn.utils import clip_grad_norm_  # noqa: E402
 from evenstep import Ema, Engine, Task, Training  # noqa: E402
 from evenstep.checkpoint.staging import Staging  # noqa: E402
 from evenstep.checkpoint.tensorfile import TensorFile  # noqa: E402
-from evenstep.devices import memory_of  # noqa: E402
 from evenstep.precision import Float8Mixed, Precision  # noqa: E402
 from evenstep.precision.float8_mixed import CAPABILITY, Recipe  # noqa: E402
 from evenstep.train.global_batch import global_batch  # noqa: E402
@@ -48,6 +47,11 @@ SETTLE_EVERY_UPDATES = 10
 CHECKED_UPDATES, CHECKED_WITHIN = 4, 2e-2  # of the loss: bfloat16 has 8 bits
 PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L4": 121e12, "RTX 4090": 165e12}
 """Dense bfloat16 products per second that makers state, by a part of the device's name."""
+
+
+def _memory_of(device: torch.device) -> int | None:
+    """Bytes of memory of a CUDA device; None for other devices."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +103,7 @@ WIDE = replace(GPT_124M, layers=2, width=4096, heads=32, vocabulary=8192, contex
 
 def fitted(size: Size, device: torch.device) -> Size:
     """The same with smaller micro-batches on a device with less than 40 GB of memory."""
-    memory = memory_of(device)
+    memory = _memory_of(device)
     return size if memory is None or memory >= 40e9 else replace(size, batch=2, num_microbatches=16)
 
 
@@ -447,7 +451,7 @@ def saves(size: Size, device: torch.device) -> list[Row]:
 def in_float8(size: Size, device: torch.device) -> list[Row]:
     """Wide blocks in float8 beside bfloat16, both compiled; at toy size emulated, and not compiled."""
     is_toy = size == TOY
-    can = is_toy or (torch.cuda.get_device_capability(device) >= CAPABILITY and (memory_of(device) or 0) >= 40e9)
+    can = is_toy or (torch.cuda.get_device_capability(device) >= CAPABILITY and (_memory_of(device) or 0) >= 40e9)
     if find_spec("torchao") is None or not can:
         print("no float8: torchao is not installed, or the device has no such products or less than 40 GB", flush=True)
         return []

@@ -174,8 +174,6 @@ class Walk:
             said.clear()  # making the mesh is not part of the run
             group = Alone(mesh[self.data_axis], said=said, heard=None if leader is None else leader.heard)
             trainer = self._trainer(group, folder)
-            # nobody says what the other ranks' micro-batches weigh; of those that weigh 0 one would be looked at
-            cast("Any", trainer)._loop.engine.parts.guard.weightless.clear()
             trainer.train()
         return Walked(group=group.name, said=said, heard=group.heard)
 

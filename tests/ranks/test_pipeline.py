@@ -16,7 +16,7 @@ import os, signal, sys, torch
 from torch import nn
 import evenstep
 from evenstep.parallel import Mesh, Processes, Single
-from evenstep.pipeline import Staged
+from evenstep.pipeline import PipelineModel
 
 case, failing = sys.argv[1], int(sys.argv[2])
 torch.set_num_threads(1)
@@ -44,7 +44,7 @@ class Square(evenstep.Task):
 
 layers = [nn.Linear(4, 4) for _ in range(world.ranks)]
 layers[failing] = Fail()
-model = Staged(layers, mesh=mesh)
+model = PipelineModel(layers, mesh=mesh)
 trainer = evenstep.Trainer(
     model=model, task=Square(), optimizer=torch.optim.SGD(model.parameters(), lr=0.01), updates=50, device="cpu",
     data=evenstep.MapData([(torch.ones(4) * n, torch.tensor(1.0)) for n in range(16)], global_batch_size=4,

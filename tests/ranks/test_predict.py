@@ -10,7 +10,7 @@ import sys, torch
 from torch import nn
 import evenstep
 from evenstep.parallel import Fsdp, Mesh, Ordered, Processes
-from evenstep.pipeline import Staged
+from evenstep.pipeline import PipelineModel
 
 torch.set_num_threads(1)
 world = Processes(torch.device("cpu"), timeout_s=120) if sys.argv[1] == "ranks" else None
@@ -49,7 +49,7 @@ if world is None:
     torch.save(found(build(), None), sys.argv[2])
 else:
     mesh = Mesh.of(world, pipeline=2)
-    staged = found(Staged(build(), mesh=mesh), Ordered(mesh.data), collect=world.rank == 3)
+    staged = found(PipelineModel(build(), mesh=mesh), Ordered(mesh.data), collect=world.rank == 3)
     sharded = found(build(), Fsdp(world))
     torch.save((staged, sharded), f"{sys.argv[2]}{world.rank}")
     world.close()

@@ -137,7 +137,13 @@ class LossCheck:
         """Run pieces forward on all ranks together; False where memory, or a task that runs alone, did not allow it."""
         passes = partial(self._passes, name, one, pieces, recorder)
         if self.execution.evaluates_together:
-            return bool(self._recovery.once(f"the check of the loss of {name or 'the task'}", passes)[0])
+
+            def all_passes() -> bool:
+                is_done = passes()
+                self.execution.group.gather(None)  # a rank that is done meets those that run out of memory later
+                return is_done
+
+            return bool(self._recovery.once(f"the check of the loss of {name or 'the task'}", all_passes)[0])
         try:
             return passes()
         except LostRankError:

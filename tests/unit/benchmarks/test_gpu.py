@@ -83,7 +83,7 @@ def test_the_gpt_has_124m_parameters_and_a_share_of_the_peak_where_one_is_stated
 def test_a_device_with_less_memory_takes_smaller_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = benchmark.GPT_124M
     assert benchmark.fitted(whole, CPU) == whole
-    monkeypatch.setattr(benchmark, "memory_of", lambda device: 16e9)
+    monkeypatch.setattr(benchmark, "_memory_of", lambda device: 16e9)
     small = benchmark.fitted(whole, CPU)
     assert small.batch * small.num_microbatches == whole.batch * whole.num_microbatches
     assert small.batch < whole.batch

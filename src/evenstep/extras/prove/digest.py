@@ -54,7 +54,7 @@ def states_of(owners: Mapping[str, object]) -> dict[str, str]:
 
     Closures, globals and attributes of classes are not searched.
 
-    >>> class Counting(nn.Module): seen = 0
+    >>> class Counting(nn.Module): __module__, seen = "mine", 0
     >>> counting = Counting(); before = states_of({"model": counting})
     >>> counting.seen = 1
     >>> [path for path, state in states_of({"model": counting}).items() if before.get(path) != state]

@@ -92,8 +92,9 @@ class PaddedReducer(ShardedReducer):
         """
         stamp = float(self._stamp)
         self._stamp = 0
-        *sums, total, squares = self.group.sum_floats([*values, stamp, stamp * stamp])
-        if total * total != squares * self.group.ranks:
+        stamps = [stamp, stamp * stamp]
+        *sums, total, squares = self.group.sum_floats([*values, *stamps])
+        if [total, squares] != [self.group.sum_of_same(one) for one in stamps]:
             raise TaskError(
                 "the ranks called other blocks of the model, or in another order, so `fsdp` has gathered or summed "
                 "tensors of different blocks; call all blocks for each micro-batch, or use `ddp` or `zero1`."
