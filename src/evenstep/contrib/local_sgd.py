@@ -67,10 +67,6 @@ class LocalSgd(Hook):
         nesterov: bool = False,
         by_inner_rate: bool = False,
     ) -> None:
-        if every < 1:
-            raise ArgumentError(f"`every` must be at least 1, but is {every}.", field="every")
-        if not 0 <= momentum < 1:
-            raise ArgumentError(f"`momentum` must be at least 0 and below 1, but is {momentum}.", field="momentum")
         self.settings = {
             "every": every,
             "lr": lr,
@@ -167,7 +163,6 @@ class LocalSgd(Hook):
         self._group.broadcast([one for name, one in buffers.items() if name not in moving])
 
     def _step(self, name: str, parameter: nn.Parameter, mean: Tensor) -> None:
-        """One outer step of one parameter."""
         shared = self._shared[name]
         gradient = shared - mean
         velocity = self._velocity[name].mul_(self._momentum)

@@ -137,7 +137,6 @@ class QuantizationAware(Hook):
             one.enabled = rounds
 
     def _made(self) -> Any:
-        """torchao's configuration."""
         if not isinstance(self._config, str):
             return self._config
         options = {name: _option(name, value) for name, value in self._options.items()}
@@ -147,7 +146,6 @@ class QuantizationAware(Hook):
         return (_qat().FakeQuantizedLinear, _qat().FakeQuantizedEmbedding)
 
     def _chosen(self, model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> list[str]:
-        """Names of the chosen layers of these classes."""
         there = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
         chosen: dict[str, None] = {}
         for pattern in self._patterns:
@@ -165,13 +163,11 @@ class QuantizationAware(Hook):
 
 
 def _quantizers(layer: nn.Module) -> list[Any]:
-    """torchao's quantizers of a layer's weight and inputs."""
     made = [getattr(layer, f"{part}_fake_quantizer", None) for part in ("weight", "activation")]
     return [one for one in made if one is not None]
 
 
 def _check_rounding(config: Any) -> None:
-    """Raise ArgumentError for scales that are kept between batches or depend on how a batch is cut."""
     is_kept = getattr(config, "range_learning", False) or not getattr(config, "is_dynamic", True)
     if is_kept or type(getattr(config, "granularity", None)).__name__ == "PerTensor":
         raise ArgumentError(

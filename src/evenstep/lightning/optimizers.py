@@ -14,8 +14,7 @@ from evenstep.arguments import said
 from evenstep.errors import ArgumentError, clause
 from evenstep.internals import say_stepped
 from evenstep.lightning.trainer import TrainerStandIn
-from evenstep.optim.schedule import Need
-from evenstep.optim.schedules import LrSchedule
+from evenstep.optim.schedules import LrSchedule, Need
 
 
 @final

@@ -4,19 +4,16 @@
     e ← θ                            up to `start_update`, and at it whatever `every_updates` is
 
 with d = decay, or d = min(decay, (1 + n) / (10 + n)) at the n-th move where it is warmed up. Floating-point buffers
-(BatchNorm statistics) are averaged as well, others copied. The average is kept in float32 at least. It is not
-`torch.optim.swa_utils.AveragedModel`: no module is copied, so it costs one tensor per parameter and works for sharded
-ones too.
+are averaged, others copied. The average is float32 at least. Unlike torch's `AveragedModel` it works for shards.
 """
 
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal, final, get_args
+from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
 
-from evenstep.arguments import require_number, require_whole, require_word
 from evenstep.errors import ArgumentError
 from evenstep.internals import foreach_move, local_tensor
 from evenstep.names import named_buffers, named_parameters
@@ -31,18 +28,12 @@ class Ema:
 
     Args:
         decay: share of the old average that stays at each move, in [0, 1).
-        start_update: up to this committed update the average is a copy, made anew at it. The decay begins with the next
-            move: the first multiple of `every_updates` after it.
-        every_updates: the average moves at every so many updates only; choose `decay` for that interval.
-        decay_warmup: whether the decay of the n-th move is at most (1 + n) / (10 + n), so that a short run is not still
-            averaged with its beginning. n is counted from `start_update`, also by an average that is added later.
-            As `num_updates` of TensorFlow's `ExponentialMovingAverage`.
-        evaluated: what evaluations are made with: "average", "parameters" as they are trained, or "both". Then the
-            average has the metrics' names, and the parameters have theirs behind `parameters/`, such as
-            "valid/parameters/loss". A prediction is made with the average, or for "parameters" with these.
-
-    Raises:
-        ArgumentError: an argument that cannot be.
+        start_update: the average is a copy of the parameters up to this committed update.
+        every_updates: interval between two moves, in updates; choose `decay` for it.
+        decay_warmup: True limits the decay of the n-th move to (1 + n) / (10 + n), as `num_updates` of TensorFlow's
+            `ExponentialMovingAverage`. n counts from `start_update`.
+        evaluated: values of evaluations: "average", "parameters", or "both". With "both", metrics of the parameters
+            have the prefix `parameters/`: "valid/parameters/loss". Predictions use the average unless "parameters".
 
     >>> model = nn.Linear(1, 1, bias=False)
     >>> ema = Ema(decay=0.75); ema.attach(model)
@@ -61,10 +52,6 @@ class Ema:
         decay_warmup: bool = False,
         evaluated: Evaluated = "average",
     ) -> None:
-        require_number("decay", decay, "[0, 1)", "in [0, 1)", "0.999 to 0.9999 is usual")
-        require_whole("start_update", start_update, at_least=0, advice="0 begins with the first update")
-        require_whole("every_updates", every_updates, at_least=1, advice="1 follows each update")
-        require_word("evaluated", evaluated, get_args(Evaluated))
         self.evaluated: Evaluated = evaluated
         self._decay_warmup = decay_warmup
         self._decay = decay
@@ -79,18 +66,19 @@ class Ema:
 
     @property
     def settings(self) -> dict[str, float]:
-        """What it moves by, by name."""
-        warmup = {"decay_warmup": True} if self._decay_warmup else {}
-        return {
+        """The arguments that change the average, by name."""
+        settings = {
             "decay": self._decay,
             "start_update": self._start_update,
             "every_updates": self._every_updates,
-            **warmup,
         }
+        if self._decay_warmup:
+            settings["decay_warmup"] = True
+        return settings
 
     @property
     def passes(self) -> tuple[tuple[str, bool], ...]:
-        """What is evaluated, in turn: what stands before the metrics' names, and whether it is the average."""
+        """Evaluations in turn: prefix of the metrics' names, and True for the average."""
         if self.evaluated == "both":
             return ("", True), ("parameters/", False)
         return (("", self.evaluated == "average"),)
@@ -106,13 +94,15 @@ class Ema:
             return
         if self._start_update >= updates:
             raise ArgumentError(
-                f"`start_update` must be below the {updates} updates of the run, but is {self._start_update}: the "
-                f"average would never begin; lower it."
+                f"`start_update` must be below the {updates} updates of the run, but is {self._start_update}; "
+                f"lower it.",
+                field="start_update",
             )
         if updates // self._every_updates == self._start_update // self._every_updates:
             raise ArgumentError(
                 f"`every_updates` is {self._every_updates}, so the average would not move after update "
-                f"{self._start_update} in the {updates} updates of the run; lower it."
+                f"{self._start_update} in the {updates} updates of the run; lower it.",
+                field="every_updates",
             )
 
     @torch.no_grad()
@@ -124,16 +114,14 @@ class Ema:
         """
         if self._live:
             raise ArgumentError(
-                "`ema` follows the model of another trainer already, and would let go of it; give each trainer an "
-                "average of its own, `Ema(decay=…)`. `resume`, or `load_state_dict`, goes on with that of a checkpoint."
+                "`ema` follows the model of another trainer already; give each trainer its own `Ema`.", field="ema"
             )
         live = dict[str, Tensor](named_parameters(model)) | named_buffers(model)
         for name, tensor in live.items():
             if shares_memory(local_tensor(tensor)):
                 raise ArgumentError(
-                    f"`{name}` of the model has elements that are the same memory (shape {tuple(tensor.shape)}, "
-                    f"strides {tensor.stride()}, as `expand` gives), so no average can be put in its place; make it "
-                    f"from `tensor.expand(…).clone()`."
+                    f"elements of `{name}` share memory, as after `expand`, so it has no average; use `.clone()`.",
+                    field="ema",
                 )
         self._live = live  # themselves: `parameter.data` may become another tensor
         self._buffers = list(named_buffers(model))
@@ -207,7 +195,6 @@ class Ema:
         return update % self._every_updates == 0 or update == self._start_update
 
     def _values(self, names: Sequence[str]) -> list[Tensor]:
-        """What this rank holds of what is followed, as the model computes with it."""
         values = list[Tensor]()
         for name in names:
             value = local_tensor(self._live[name])
@@ -246,7 +233,6 @@ class Ema:
 
 
 def _begun(tensor: Tensor) -> Tensor:
-    """An average of a single value."""
     if tensor.dtype == torch.complex32:
         return tensor.to(torch.complex64)
     return tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor.clone()

@@ -1,30 +1,78 @@
-"""The learning-rate schedules: u is the update's number from 1, U the length of the run."""
+"""Learning-rate schedules: functions from the number of an update to a multiplier of each group's base rate.
 
-from abc import abstractmethod
+u is the update's number from 1, U the length of the run. Updates are numbered as they commit, so a retried update has
+the same rate, and a resumed run needs no state of its schedule; only `Plateau` has one.
+"""
+
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import cos, inf, pi, prod, sqrt
+from math import cos, inf, isfinite, pi, prod, sqrt
 from typing import Any, Literal, Self, final
 
 from evenstep.errors import ArgumentError
-from evenstep.optim.plateau import Plateau
-from evenstep.optim.schedule import (
-    LrSchedule,
-    Need,
-    check_warmup,
-    require,
-    require_count,
-    require_share,
-    warmup_factor,
-)
+
+Need = Literal["epochs", "evaluations", "groups"]
+
+
+class LrSchedule(ABC):
+    """A multiplier of the base LR for every update."""
+
+    __slots__ = ()
+
+    @property
+    def needs(self) -> Collection[Need]:
+        """What the multiplier depends on beside the update's number and the length of the run."""
+        return ()
+
+    @abstractmethod
+    def __call__(self, update: int, updates: int | None) -> float:
+        """The multiplier: finite, at least 0, and above 0 at the first update; mostly at most 1.
+
+        Args:
+            update: the update's number, from 1.
+            updates: the length of the run; None if that is not known.
+        """
+
+    @abstractmethod
+    def check(self, updates: int | None) -> None:
+        """Raise ArgumentError unless a run of so many updates can follow this schedule."""
+
+    def in_epoch(self, update: int, epoch: int, updates: int | None) -> float:
+        """The multiplier of an update whose batch is of `epoch`, which counts from 0 as in events."""
+        return self(update, updates)
+
+    def of_group(self, name: str) -> "LrSchedule":
+        """The schedule of the optimizer's group of this name, or of this number where it has none."""
+        return self
+
+
+def warmup_factor(update: int, warmup_updates: int) -> float:
+    """k / W for update k of a warm-up of W updates, then 1.
+
+    >>> [warmup_factor(update, 4) for update in range(1, 6)]
+    [0.25, 0.5, 0.75, 1.0, 1.0]
+    """
+    return update / warmup_updates if update < warmup_updates else 1.0
+
+
+def check_warmup(warmup_updates: int, updates: int | None) -> None:
+    """Raise ArgumentError if the warm-up is longer than the run, where its length is known."""
+    if updates is not None and warmup_updates > updates:
+        raise ArgumentError(
+            f"`warmup_updates` must be at most the {updates} updates of the run, but is {warmup_updates}; lower it or "
+            f"train longer.",
+            field="warmup_updates",
+        )
+
 
 Unit = Literal["updates", "epochs"]
 DecayShape = Literal["linear", "cosine", "sqrt"]
 
 
 def decay_progress(update: int, begin_update: int, end_update: int) -> float:
-    """How much of a decay is done: 0 up to update `begin_update`, 1 from `end_update` on, a straight line between.
+    """Progress of a decay: 0 up to update `begin_update`, 1 from `end_update` on, a straight line between.
 
     >>> [decay_progress(update, 2, 4) for update in range(1, 6)]
     [0.0, 0.0, 0.5, 1.0, 1.0]
@@ -37,7 +85,6 @@ def decay_progress(update: int, begin_update: int, end_update: int) -> float:
 
 
 def _known(updates: int | None, schedule: LrSchedule) -> int:
-    """The length of the run, for a schedule that ends with it."""
     if updates is None:
         raise ArgumentError(
             f"`updates` must be known for the LR schedule {type(schedule).__name__}, which ends with the run, but is "
@@ -52,9 +99,6 @@ class Warmup(LrSchedule):
     """A schedule that begins with a warm-up, u / W for u < W; 0 and 1 both mean none."""
 
     warmup_updates: int = 0
-
-    def __post_init__(self) -> None:
-        require_count("warmup_updates", self.warmup_updates)
 
     def check(self, updates: int | None) -> None:
         check_warmup(self.warmup_updates, updates)
@@ -99,10 +143,6 @@ class Decay(Warmup):
     """
 
     end_factor: float = 0.1
-
-    def __post_init__(self) -> None:
-        Warmup.__post_init__(self)  # super() does not work in a class with slots before Python 3.14
-        require_share("end_factor", self.end_factor)
 
     @abstractmethod
     def _remaining(self, progress: float) -> float:
@@ -157,10 +197,6 @@ class Polynomial(Decay):
 
     power: float = 1.0
 
-    def __post_init__(self) -> None:
-        Decay.__post_init__(self)
-        require("power", self.power, "above 0 and finite", fits=0 < self.power < inf)
-
     def _remaining(self, progress: float) -> float:
         return (1 - progress) ** self.power
 
@@ -190,12 +226,6 @@ class Wsd(Warmup):
     decay_updates: int
     shape: DecayShape = "sqrt"
     end_factor: float = 0.1
-
-    def __post_init__(self) -> None:
-        Warmup.__post_init__(self)
-        require_count("decay_updates", self.decay_updates)
-        require_share("end_factor", self.end_factor)
-        require("shape", self.shape, f"one of {', '.join(_SHAPES)}", fits=self.shape in _SHAPES)
 
     def __call__(self, update: int, updates: int | None) -> float:
         if update < self.warmup_updates or self.decay_updates == 0:
@@ -249,14 +279,6 @@ class TriStage(Warmup):
     start_factor: float = 0.0
     end_factor: float = 0.01
 
-    def __post_init__(self) -> None:
-        Warmup.__post_init__(self)
-        require_count("hold_updates", self.hold_updates)
-        if self.decay_updates is not None:
-            require_count("decay_updates", self.decay_updates, at_least=1)
-        require_share("start_factor", self.start_factor)
-        require("end_factor", self.end_factor, "above 0 and at most 1", fits=0 < self.end_factor <= 1)
-
     def __call__(self, update: int, updates: int | None) -> float:
         if update < self.warmup_updates:
             return self.start_factor + (1 - self.start_factor) * update / self.warmup_updates
@@ -268,7 +290,6 @@ class TriStage(Warmup):
 
     @property
     def _decay_begins(self) -> int:
-        """The last update at the full LR."""
         return max(self.warmup_updates, 1) + self.hold_updates
 
     def check(self, updates: int | None) -> None:
@@ -309,13 +330,6 @@ class CosineRestarts(Warmup):
     shrink: float = 1.0
     end_factor: float = 0.0
 
-    def __post_init__(self) -> None:
-        Warmup.__post_init__(self)
-        require_count("period_updates", self.period_updates, at_least=1)
-        require("period_factor", self.period_factor, "between 1 and 1000", fits=1 <= self.period_factor <= 1000)
-        require("shrink", self.shrink, "above 0 and at most 1", fits=0 < self.shrink <= 1)
-        require_share("end_factor", self.end_factor)
-
     def __call__(self, update: int, updates: int | None) -> float:
         if update < self.warmup_updates:
             return warmup_factor(update, self.warmup_updates)
@@ -323,7 +337,6 @@ class CosineRestarts(Warmup):
         return self.shrink**number * (self.end_factor + (1 - self.end_factor) * (1 + cos(pi * done)) / 2)
 
     def _period(self, since: int) -> tuple[int, float]:
-        """The period of update `since` after the warm-up, from 0, and how much of it is done."""
         if self.period_factor == 1:
             number, within = divmod(since, self.period_updates)
             return number, within / self.period_updates
@@ -356,11 +369,6 @@ class Triangular(LrSchedule):
     low_factor: float = 0.1
     shrink: float = 1.0
 
-    def __post_init__(self) -> None:
-        require_count("period_updates", self.period_updates, at_least=2)
-        require("low_factor", self.low_factor, "between 0 and 1, both excluded", fits=0 < self.low_factor < 1)
-        require("shrink", self.shrink, "above 0 and at most 1", fits=0 < self.shrink <= 1)
-
     def __call__(self, update: int, updates: int | None) -> float:
         cycle, within = divmod(update, self.period_updates)
         height = 1 - abs(2 * within / self.period_updates - 1)
@@ -385,10 +393,6 @@ class CountedSchedule(Warmup):
 
     unit: Unit = "updates"
 
-    def __post_init__(self) -> None:
-        Warmup.__post_init__(self)
-        require("unit", self.unit, "'updates' or 'epochs'", fits=self.unit in ("updates", "epochs"))
-
     @abstractmethod
     def after(self, done: int) -> float:
         """f(n): the multiplier when n updates or epochs are done."""
@@ -405,7 +409,6 @@ class CountedSchedule(Warmup):
         return warmup_factor(update, self.warmup_updates) * self.after(done)
 
     def _updates_done(self, update: int) -> int:
-        """Updates since the warm-up."""
         return max(update - max(self.warmup_updates, 1), 0)
 
 
@@ -424,12 +427,6 @@ class Step(CountedSchedule):
     every: int
     factor: float = 0.1
     min_factor: float = 0.0
-
-    def __post_init__(self) -> None:
-        CountedSchedule.__post_init__(self)
-        require_count("every", self.every, at_least=1)
-        require("factor", self.factor, "above 0 and at most 1", fits=0 < self.factor <= 1)
-        require("min_factor", self.min_factor, "at least 0 and below 1", fits=0 <= self.min_factor < 1)
 
     def after(self, done: int) -> float:
         return max(self.factor ** (done // self.every), self.min_factor)
@@ -452,11 +449,7 @@ class Multiplicative(CountedSchedule):
     unit: Unit = "epochs"
 
     def __post_init__(self) -> None:
-        CountedSchedule.__post_init__(self)
         object.__setattr__(self, "factors", tuple(self.factors))
-        fits = len(self.factors) > 0 and all(0 < one < inf for one in self.factors)
-        require("factors", self.factors, "one or more numbers above 0", fits=fits)
-        require("min_factor", self.min_factor, "at least 0 and below 1", fits=0 <= self.min_factor < 1)
 
     def after(self, done: int) -> float:
         more = max(done - len(self.factors), 0)
@@ -478,7 +471,6 @@ class Listed(CountedSchedule):
     factors: tuple[tuple[int, float], ...]
 
     def __post_init__(self) -> None:
-        CountedSchedule.__post_init__(self)
         object.__setattr__(self, "factors", tuple(tuple(pair) for pair in self.factors))
         _require_pairs("factors", self.factors)
 
@@ -496,7 +488,6 @@ class Listed(CountedSchedule):
         ((1, 1.0), (10, 0.5))
         """
         _require_pairs("rates", rates)
-        require("lr", lr, "above 0 and finite", fits=0 < lr < inf)
         pairs = tuple((begin, rate / lr) for begin, rate in rates)
         return cls(factors=pairs, unit=unit, warmup_updates=warmup_updates)
 
@@ -518,21 +509,24 @@ class Listed(CountedSchedule):
 
 
 def _require_pairs(name: str, pairs: Sequence[Any]) -> None:
-    """Raise ArgumentError unless `pairs` begin with 1, in their order, and have values above 0."""
     begins = [begin for begin, _ in pairs]
     is_ordered = bool(begins) and begins[0] == 1 and begins == sorted(set(begins))
     fits = is_ordered and all(type(begin) is int and 0 < value < inf for begin, value in pairs)
-    require(name, pairs, "pairs (begin, value above 0) in order, of which the first begins with 1", fits=fits)
+    if not fits:
+        raise ArgumentError(
+            f"`{name}` must be pairs (begin, value above 0) in order, the first with begin 1, but is {pairs!r}.",
+            field=name,
+        )
 
 
 @final
 class PerGroup(LrSchedule):
-    """Each named group follows its own schedule, all others another.
+    """A schedule for each named group, and one for all others.
 
     Args:
-        groups: schedules by the `name` of the optimizer's groups, or by their number, 0 or "0". One for `head` is
-            for `head/no_decay` as well, unless that is named itself.
-        others: of the groups that are not named.
+        groups: schedules by the `name` of an optimizer's group, or its number. The schedule of `head` is also that of
+            `head/no_decay`.
+        others: schedule of all other groups.
 
     >>> schedule = PerGroup({"head": Cosine()})
     >>> schedule.of_group("head"), schedule.of_group("1")
@@ -542,7 +536,6 @@ class PerGroup(LrSchedule):
     def __init__(self, groups: Mapping[str | int, LrSchedule], others: LrSchedule | None = None) -> None:
         self.groups = {str(name): one for name, one in groups.items()}
         self.others = Constant() if others is None else others
-        require("groups", groups, "one or more schedules by the names of groups", fits=bool(groups))
 
     @property
     def needs(self) -> Collection[Need]:
@@ -560,8 +553,127 @@ class PerGroup(LrSchedule):
         return self.groups.get(name) or self.groups.get(whole) or self.others
 
 
+_STATE = ("multiplier", "best_value", "evaluations_since_best", "cooldown_left")
+
+
+@final
+class Plateau(LrSchedule):
+    """Warm-up to 1, then multiplied by a factor after every so many evaluations in a row without an improvement.
+
+    A `Trainer` calls `evaluated` after each evaluation and saves the state. Other loops call it themselves.
+
+    Args:
+        metric: evaluation and metric, such as "valid/loss".
+        mode: "min" if lower values are better, "max" if higher ones are.
+        factor: multiplies the multiplier at each fall.
+        patience_evaluations: evaluations in a row without an improvement before a fall. The patience of
+            `torch.optim.lr_scheduler.ReduceLROnPlateau` is smaller by 1.
+        min_delta: smallest improvement that counts.
+        relative: True if `min_delta` is a fraction of the best value.
+        cooldown_evaluations: number of evaluations after a fall that do not count.
+        min_factor: lower limit of the multiplier.
+        warmup_updates: W, length of the warm-up; 0 and 1 both mean none. Evaluations during it do not count.
+
+    Attributes:
+        multiplier: the product of all falls.
+        best_value: best finite value of the metric; None at first.
+        evaluations_since_best: evaluations without an improvement since the best one, or since the last fall.
+        cooldown_left: number of following evaluations that do not count.
+
+    Reference: `torch.optim.lr_scheduler.ReduceLROnPlateau`, except that relative improvements of a negative best value
+    are fractions of |best|.
+
+    >>> schedule = Plateau(factor=0.5, patience_evaluations=2)
+    >>> for update, loss in enumerate((1.0, 0.9, 0.95, 0.93), start=1):
+    ...     schedule.evaluated(loss, update=update)
+    >>> schedule(5, None)
+    0.5
+    """
+
+    def __init__(
+        self,
+        *,
+        metric: str = "valid/loss",
+        mode: Literal["min", "max"] = "min",
+        factor: float = 0.1,
+        patience_evaluations: int = 3,
+        min_delta: float = 0.0,
+        relative: bool = False,
+        cooldown_evaluations: int = 0,
+        min_factor: float = 0.0,
+        warmup_updates: int = 0,
+    ) -> None:
+        self.metric = metric
+        self.factor = factor
+        self.mode: Literal["min", "max"] = mode
+        self.patience_evaluations = patience_evaluations
+        self.cooldown_evaluations = cooldown_evaluations
+        self.min_delta = min_delta
+        self.relative = relative
+        self.min_factor = min_factor
+        self.warmup_updates = warmup_updates
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all evaluations."""
+        self.multiplier = 1.0
+        self.best_value: float | None = None
+        self.evaluations_since_best = 0
+        self.cooldown_left = 0
+
+    @property
+    def needs(self) -> Collection[Need]:
+        return ("evaluations",)
+
+    def __call__(self, update: int, updates: int | None) -> float:
+        return warmup_factor(update, self.warmup_updates) * self.multiplier
+
+    def check(self, updates: int | None) -> None:
+        check_warmup(self.warmup_updates, updates)
+
+    def evaluated(self, value: float, *, update: int) -> None:
+        """Take an evaluation's value of the metric, made after `update`; inf and NaN are no improvement."""
+        if update < self.warmup_updates:
+            return
+        if self._is_better(value):
+            self.best_value = value
+            self.evaluations_since_best = 0
+        else:
+            self.evaluations_since_best += 1
+        if self.cooldown_left:
+            self.cooldown_left -= 1
+            self.evaluations_since_best = 0
+        if self.evaluations_since_best >= self.patience_evaluations:
+            self.multiplier = max(self.multiplier * self.factor, self.min_factor)
+            self.cooldown_left = self.cooldown_evaluations
+            self.evaluations_since_best = 0
+
+    def _is_better(self, value: float) -> bool:
+        if not isfinite(value):
+            return False
+        if self.best_value is None:
+            return True
+        gain = self.best_value - value if self.mode == "min" else value - self.best_value
+        return gain > self.min_delta * (abs(self.best_value) if self.relative else 1.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"metric": self.metric, "mode": self.mode, **{name: getattr(self, name) for name in _STATE}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> str:
+        """Load a state; gives half a sentence if it is of another metric and is not used, else ""."""
+        self.reset()
+        if (state["metric"], state["mode"]) != (self.metric, self.mode):
+            return (
+                f"the LR schedule follows `{self.metric}` ({self.mode}) instead of `{state['metric']}` "
+                f"({state['mode']}), and begins at the full rate"
+            )
+        for name in _STATE:
+            setattr(self, name, state[name])
+        return ""
+
+
 def plateaus_of(schedule: LrSchedule | None) -> list[Plateau]:
-    """The schedules that follow evaluations: itself, or those of its groups, each once."""
+    """The `Plateau`s in a schedule, each once."""
     inner = [*schedule.groups.values(), schedule.others] if isinstance(schedule, PerGroup) else [schedule]
     return list({id(one): one for one in inner if isinstance(one, Plateau)}.values())
 

@@ -39,15 +39,14 @@ def step(optimizer: Any) -> None:
     give_back()
     if not _untouched(optimizer, before):
         raise OutOfMemoryError(
-            f"memory ran out in the midst of the optimizer's step ({fault}), when some parameters had been changed and "
-            f"others not. Go on from the last checkpoint, with smaller micro-batches or a fused optimizer, which needs "
-            f"no memory for its step."
+            f"memory ran out in the midst of the optimizer's step ({fault}): some parameters are changed, others not. "
+            f"Resume from the last checkpoint with smaller micro-batches or a fused optimizer."
         )
     fault = _tried(optimizer)
     if fault:
         raise OutOfMemoryError(
-            f"there is no memory for the optimizer's step, even after freeing all that is not used ({fault}); nothing "
-            f"was changed by it. Use smaller micro-batches, a fused optimizer, or one with less state."
+            f"there is no memory for the optimizer's step ({fault}); nothing was changed. Use smaller micro-batches, "
+            f"a fused optimizer, or one with less state."
         )
 
 
@@ -81,7 +80,6 @@ def _versions(optimizer: Any) -> dict[int, int]:
 
 
 def _untouched(optimizer: Any, before: dict[int, int]) -> bool:
-    """Whether all tensors are as they were, and new ones as they were made."""
     return all(times_written(tensor) == before.get(id(tensor), 0) for tensor in _tensors(optimizer))
 
 
@@ -109,7 +107,8 @@ def _begin_momentum(optimizer: Optimizer, *_: Any) -> None:
         if group["dampening"]:
             raise ArgumentError(
                 f"a parameter of shape {list(late[0].shape)} has its first gradient later than others, which torch's "
-                f"fused SGD can't step with a `dampening`; build it with `fused=False`."
+                f"fused SGD can't step with a `dampening`; build it with `fused=False`.",
+                field="optimizer",
             )
         for one in late:
             optimizer.state[one]["momentum_buffer"] = torch.zeros_like(one)

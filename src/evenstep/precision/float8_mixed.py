@@ -10,7 +10,7 @@ in which anything is kept, and what is not a linear layer is as in bf16-mixed.
 import logging
 from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Literal, final, get_args
+from typing import Any, Literal, final
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from torch import nn
 from evenstep.arguments import format_name
 from evenstep.errors import ArgumentError
 from evenstep.plugins import load_optional
-from evenstep.precision.precision import Precision, require
+from evenstep.precision.precision import Precision
 
 Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 
@@ -44,9 +44,6 @@ class Float8Mixed(Precision):
         emulate: whether the same roundings are made in wider numbers, slowly, on any device: to try a run, or to test
             it. Without it an NVIDIA GPU of compute capability 8.9 or more is needed.
 
-    Raises:
-        ArgumentError: there is no such recipe, or `layers` is no name.
-
     >>> Float8Mixed(recipe="tensorwise").settings["layers"]
     'blocks'
     """
@@ -54,8 +51,6 @@ class Float8Mixed(Precision):
     name = "float8-mixed"
 
     def __init__(self, *, recipe: Recipe = "rowwise", layers: str = "blocks", emulate: bool = False) -> None:
-        require("recipe", recipe, f"one of {', '.join(get_args(Recipe))}", fits=recipe in get_args(Recipe))
-        require("layers", layers, '"blocks" or a pattern of module names', fits=layers not in ("", "none"))
         self._recipe = recipe
         self.layers = layers
         self._emulate = emulate
@@ -109,7 +104,6 @@ def _check_capability(device: torch.device) -> None:
 
 
 def _products() -> Any:
-    """What is made of torchao, which takes 2 s to load."""
     with _quiet("torchao", "torch.utils._pytree"):  # it says which of its kernels are for other devices
         return load_optional("evenstep.precision.float8_linear", "float8", "torchao")
 

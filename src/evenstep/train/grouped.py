@@ -12,11 +12,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from evenstep.arguments import require_number
 from evenstep.errors import ArgumentError
 from evenstep.internals import unwrapped
 from evenstep.names import named_parameters, plain
-from evenstep.optim.groups import OTHERS, DecayOn, Described, Grouping, ParameterGroup, check_class, check_options
+from evenstep.optim.groups import OTHERS, DecayOn, Described, Grouping, ParameterGroup
 from evenstep.optim.multi import MultiOptimizer, inner
 from evenstep.pipeline import PipelineModel
 
@@ -64,9 +63,6 @@ def grouped_optimizer(
     ... # doctest: +NORMALIZE_WHITESPACE
     [('others', 0.1, 0.01, 1), ('others/no_decay', 0.1, 0.0, 3), ('head', 1.0, 0.01, 1), ('head/no_decay', 1.0, 0.0, 1)]
     """
-    require_number("lr", lr, "(0, inf)", "above 0 and finite")
-    check_class(optimizer)
-    check_options(options or {})
     grouping = Grouping(groups=groups or {}, weight_decay_on=weight_decay_on, layer_decay=layer_decay, layers=layers)
     parameters = _described(model, grouping)
     by_name = named_parameters(unwrapped(model))

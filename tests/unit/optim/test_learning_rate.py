@@ -96,9 +96,7 @@ def test_each_groups_rate_is_a_metric_by_the_groups_name_or_number() -> None:
     assert LearningRates(sgd(1, 1, 1, name="same"), None, 1).names == ["train/lr", "train/lr/1", "train/lr/2"]
 
 
-def test_a_group_without_a_rate_is_refused_only_where_a_schedule_would_multiply_it() -> None:
+def test_a_group_without_a_rate_has_no_metric() -> None:
     optimizer = sgd(0.5)
     del optimizer.param_groups[0]["lr"]
     assert LearningRates(optimizer, None, 1)(1) == []
-    with refused(ArgumentError, "lr_schedule"):
-        LearningRates(optimizer, Constant(), 1)

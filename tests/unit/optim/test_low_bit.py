@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from evenstep import Logging, MapData, Task, Trainer
 from evenstep.checkpoint import pack, unpack
-from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.errors import CheckpointError
 from evenstep.optim.low_bit import CLASSES, as_plain, from_plain, inner_tensors, is_low_bit
 from evenstep.optim.sharing import TORCHAO
 
@@ -75,15 +75,3 @@ def test_values_that_do_not_fit_the_class_are_said() -> None:
     plain = {**as_plain(states()[0]), "values": []}
     with pytest.raises(CheckpointError, match="class OptimState8bit can't be put together again"):
         from_plain(plain, CPU)
-
-
-def test_rounding_by_random_numbers_that_no_resumed_run_would_draw_is_refused() -> None:
-    model = nn.Linear(2, 1)
-    with pytest.raises(ArgumentError, match="bf16_stochastic_round=True`, which draws random numbers"):
-        trainer_of(ao.AdamW8bit(model.parameters(), bf16_stochastic_round=True), model)
-
-
-def test_another_optimizer_of_torchao_is_refused_by_name() -> None:
-    model = nn.Linear(2, 1)
-    with pytest.raises(ArgumentError, match="_AdamW of torchao is none of those that are known"):
-        trainer_of(ao._AdamW(model.parameters()), model)

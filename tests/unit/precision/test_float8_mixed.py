@@ -11,7 +11,6 @@ from evenstep import Float8Mixed
 from evenstep.errors import ArgumentError, MissingExtraError
 from evenstep.precision import float8_mixed
 from evenstep.train.linear_layers import choose_linear_layers
-from refused import refused
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -83,12 +82,6 @@ def test_a_missing_torchao_is_said_with_the_extra(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delitem(sys.modules, "evenstep.precision.float8_linear")
     with pytest.raises(MissingExtraError, match=r"`torchao` .*pip install 'evenstep\[float8\]'"):
         Float8Mixed(emulate=True).check(CPU)
-
-
-@pytest.mark.parametrize("arguments", [{"recipe": "rows"}, {"layers": "none"}])
-def test_arguments_that_are_none_are_refused(arguments: dict[str, Any]) -> None:
-    with refused(ArgumentError, next(iter(arguments))):
-        Float8Mixed(**arguments)
 
 
 def test_by_default_the_linear_layers_of_blocks_are_meant_and_the_head_is_not() -> None:

@@ -261,12 +261,8 @@ def test_an_optimizer_that_finds_its_rate_trains_and_what_needs_the_rate_is_refu
     resumed.train()
     for one, other in zip(straight.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other)
-    with pytest.raises(ArgumentError):
-        trainer(make, lr_schedule="cosine")
     with pytest.raises(HookError):
         trainer(make, hooks=[StopBelowLr(1e-6)]).train()
-    with pytest.raises(ArgumentError):
-        trainer(make).find_lr()
 
 
 def test_a_hook_on_the_gradients_of_each_micro_batch_as_the_error_says_is_exact() -> None:

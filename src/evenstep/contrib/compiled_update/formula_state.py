@@ -171,6 +171,5 @@ class FormulaState:
 
 
 def _held_in(state: Mapping[Any, Mapping[str, Any]]) -> tuple[list[int], Iterable[object]]:
-    """How much an optimizer's state has for each parameter, and what: the dicts, and all that stands in them."""
     of_each = list(state.values())
     return list(map(len, of_each)), chain(of_each, *map(_values, of_each))

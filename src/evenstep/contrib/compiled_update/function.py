@@ -30,8 +30,6 @@ HEAD = 2  # the numbers that come first: the loss scale, and the share by which 
 
 
 class _Place(NamedTuple):
-    """Where a tensor is in a list, in a tree that cannot hold it itself."""
-
     number: int
 
 
@@ -74,11 +72,6 @@ class Gradients:
         return sums, buffers, told
 
     def _loss_of(self, task: Task, batch: Any, factor: Tensor, tree: list[Any]) -> Callable[..., Any]:
-        """The loss of a micro-batch, to be differentiated, as a function of the parameters and buffers.
-
-        Args:
-            tree: gets what the task told, with places for its tensors.
-        """
         context, model = self.context, self.model
 
         def loss_of(parameters: list[Tensor], buffers: list[Tensor]) -> tuple[Tensor, tuple[Any, ...]]:
@@ -111,7 +104,6 @@ class Gradients:
 
 
 def _taken(tree: Any, tensors: list[Tensor]) -> Any:
-    """A tree with places for its tensors, which are put into a list."""
     if isinstance(tree, Tensor):
         tensors.append(tree.detach())
         return _Place(len(tensors) - 1)
@@ -125,7 +117,6 @@ def _taken(tree: Any, tensors: list[Tensor]) -> Any:
 
 
 def _put(tree: Any, tensors: Sequence[Tensor]) -> Any:
-    """The tree with its tensors again."""
     if isinstance(tree, _Place):
         return tensors[tree.number]
     if isinstance(tree, dict):
@@ -222,12 +213,10 @@ class OptimizerStep:
 
 
 def _norm(gradients: list[Tensor]) -> Tensor:
-    """‖g‖₂ over all, in the widest of their formats."""
     wide = torch.float64 if any(one.dtype == torch.float64 for one in gradients) else torch.float32
     each = torch.stack([torch.linalg.vector_norm(one, dtype=wide) for one in gradients])
     return each.dot(each).sqrt()
 
 
 def _select(taken: Tensor, old: Tensor, new: Tensor) -> None:
-    """old ← new where `taken`, in place."""
     old.copy_(torch.where(taken, new, old))

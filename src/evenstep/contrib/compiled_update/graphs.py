@@ -108,12 +108,6 @@ OURS = (
 
 
 class _Stepped(NamedTuple):
-    """What is stepped together, by `step`, as long as the optimizer's state has this version.
-
-    Args:
-        firsts: a parameter of each row of numbers.
-    """
-
     held: Held
     firsts: tuple[int, ...]
     step: OptimizerStep
@@ -123,8 +117,6 @@ class _Stepped(NamedTuple):
 @final
 @dataclass(slots=True)
 class _Entry:
-    """The graph of micro-batches of one form."""
-
     probed: Probed
     buffers: list[Tensor]
     moving: tuple[tuple[str, ...], ...]
@@ -210,7 +202,6 @@ class Graphs(ABC):
         )
 
     def _stepped(self, own: tuple[int, ...], moving: tuple[str, ...]) -> _Stepped:
-        """What steps the parameters `own`, as the optimizer's groups and state are now."""
         state, places = self._state, {self._plain[one]: number for number, one in enumerate(own)}
         places |= {name: len(own) + number for number, name in enumerate(moving)}
         followed = [] if self._ema is None else self._ema.followed
@@ -235,7 +226,6 @@ class Graphs(ABC):
         return _Stepped(held, firsts, step, state.version)
 
     def _packed(self, numbers: list[float]) -> Tensor:
-        """Numbers of the host on the device, which is not waited for; on a CPU until as many are packed again."""
         device = self._context.device
         if device.type != "cpu":
             packed = torch.tensor(numbers, dtype=self._format)
@@ -317,7 +307,6 @@ class TwoGraphs(Graphs):
         return Outcome(norm, aborted, told, own, begins)
 
     def _summed(self, work: Work, trained: tuple[int, ...]) -> tuple[Tensor, Sequence[Told]]:
-        """The gradients of all ranks, flat, and of each parameter on how many ranks it has one."""
         told: Sequence[Told] = ()
         if work.tasks:
             flat, told = self._of_form(work, partial(self._run, trained))
@@ -330,7 +319,6 @@ class TwoGraphs(Graphs):
         return flat, told
 
     def _run(self, trained: tuple[int, ...], entry: _Entry, work: Work, run: Run) -> tuple[Tensor, Sequence[Told]]:
-        """This rank's gradients, flat, and which parameters have one."""
         parameters = [self._state.parameters[one] for one in trained]
         if entry.compiled is None:
             if entry.probed.moving:

@@ -136,7 +136,6 @@ class CompiledUpdate:
         )
 
     def _follow_state(self, update: int) -> None:
-        """Take the optimizer's state and options as they are now."""
         check_uncalled(self._optimizer, self._state.parameters)
         if update <= self._dispatched:  # later updates were taken back, or another state was loaded
             self._state.read()
@@ -144,7 +143,6 @@ class CompiledUpdate:
         self._state.follow()
 
     def _computed(self, weights: Weights, update: int) -> Outcome | None:
-        """Run the update's graphs on this rank's micro-batches."""
         randomness = self._context.randomness
         own = branch_below(self._root, update)
         randomness.begin_passage(True, *weights.totals)
@@ -163,11 +161,6 @@ class CompiledUpdate:
         self._context.randomness.begin(self._context.device, branch_below(own, first, _GRAPH))
 
     def _work(self, weights: Weights, update: int, own: int) -> Work:
-        """The inputs of the update's graphs.
-
-        Args:
-            own: the branch of the update's keys.
-        """
         context = self._context
         scale, divisors, value = context.precision.scale, weights.divisors, context.coefficients.value
         key: list[Hashable] = [self._core.trained.stamp]
@@ -210,7 +203,6 @@ class CompiledUpdate:
         return norm.item(), 0.0
 
     def _record(self, weights: Weights, outcome: Outcome, update: int) -> Recording:
-        """Record losses and metrics, each with its weight."""
         context, recording = self._context, Recording(self._context, weights, update, "train/")
         captures = self.compilations.captures
         for one, told in zip(weights.work, outcome.told, strict=True):
@@ -227,7 +219,6 @@ class CompiledUpdate:
         return recording
 
     def _trained(self) -> tuple[int, ...]:
-        """The numbers of the parameters that are trained now."""
         return tuple([number for number, one in enumerate(self._state.parameters) if one.requires_grad])
 
     def _probe(self) -> Probed:

@@ -87,7 +87,6 @@ class MasterSteps(Steps):
         self._written = self._marks()
 
     def _marks(self) -> list[int]:
-        """What tells whether parameters were written into since, or have become other tensors."""
         return [*map(times_written, self._parameters), *map(Tensor.data_ptr, self._parameters)]
 
     def _let_go(self) -> None:
@@ -119,7 +118,6 @@ class _States:
 
     @contextmanager
     def of_masters(self) -> Generator[None]:
-        """Inside, the optimizer finds states by its masters."""
         own = self._optimizer.state
         known = list(map(id, own.values()))
         if known != self._known or len(own) != len(self._of_masters):

@@ -107,7 +107,6 @@ def _stand_in(parameter: nn.Parameter) -> nn.Parameter:
 
 @contextmanager
 def _having_state(optimizer: Optimizer, pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> Generator[None]:
-    """Inside, the second of each pair has the state of the first."""
     _hand_over(optimizer, pairs)
     try:
         yield
@@ -124,7 +123,6 @@ def _hand_over(optimizer: Optimizer, pairs: Sequence[tuple[nn.Parameter, nn.Para
 
 
 def _cut(parameters: Sequence[nn.Parameter], piece_bytes: int) -> list[list[nn.Parameter]]:
-    """Pieces of neighbours whose stand-ins take up to `piece_bytes` together."""
     pieces: list[list[nn.Parameter]] = [[]]
     room = piece_bytes
     for parameter in parameters:

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from evenstep.optim.schedule import warmup_factor
-from evenstep.optim.schedules import Cosine, Linear, PerGroup, decay_progress
+from evenstep.optim.schedules import Cosine, Linear, PerGroup, decay_progress, warmup_factor
 
 
 def test_the_warm_up_is_a_line_to_one_and_then_one():
