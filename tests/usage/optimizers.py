@@ -179,18 +179,8 @@ TORCH = [
     torch_case(O.Adagrad, lr_decay=0.1, initial_accumulator_value=0.1),
     *(Case(name=f"{kind.__name__}(lr=tensor)", build=tensor_rate(kind, foreach=False)) for kind in ELEMENTWISE),
     Case(name="AdamW(lr=tensor, fused=True)", build=tensor_rate(O.AdamW, fused=True), fused=True),
-    *(
-        Case(
-            name=f"{kind.__name__}(capturable=True) on a CPU",
-            build=of(kind, capturable=True),
-            refused="capturable=True.*on the CPU",
-            fast=kind is O.Adam,
-        )
-        for kind in CAPTURABLE
-    ),
-    Case(name="Adam(differentiable=True)", build=of(O.Adam, differentiable=True), refused="differentiable=True"),
     Case(name="AdamW of named parameters", build=lambda model: O.AdamW(model.named_parameters(), lr=0.02)),
-    Case(name="LBFGS", build=lambda model: O.LBFGS(model.parameters()), refused="evaluates the loss several times"),
+    Case(name="LBFGS", build=lambda model: O.LBFGS(model.parameters()), refused="evaluates the loss"),
     Case(name="SparseAdam", build=of(O.SparseAdam), sparse=True, by_elements="no kernels of it for shards"),
 ]
 UNKNOWN = "nothing is known of"

@@ -80,7 +80,8 @@ def grouped_optimizer(
         made.setdefault(kind, []).append({"params": parameters_here, **own})
     if not made:
         raise ArgumentError(
-            "there is nothing to train: all parameters are frozen; leave some out of the frozen groups."
+            "there is nothing to train: all parameters are frozen; leave some out of the frozen groups.",
+            field="groups",
         )
     rest = made.pop(optimizer, None)
     ordered = [*made.items(), *([(optimizer, _others_first(rest))] if rest else [])]
@@ -161,5 +162,6 @@ def _check_taken(kind: type, own: Mapping[str, Any], group: str) -> None:
         if name not in ("params", "name") and name not in taken:
             options = [each for each in taken if each not in ("params", "lr")]
             raise ArgumentError(
-                f"`{name}` of group `{group}` is no argument of {kind.__name__}; it takes {', '.join(options)}."
+                f"`{name}` of group `{group}` is no argument of {kind.__name__}; it takes {', '.join(options)}.",
+                field=name,
             )
