@@ -158,7 +158,6 @@ WHOLE: dict[type[Optimizer], str] = {
 }
 ELEMENTWISE = (O.Adadelta, O.Adagrad, O.Adam, O.AdamW, O.Adamax, O.ASGD, O.NAdam, O.RAdam, O.RMSprop, O.SGD)
 MAXIMIZING = (O.Adadelta, O.Adagrad, O.Adam, O.AdamW, O.Adamax, O.ASGD, O.NAdam, O.RAdam, O.RMSprop, O.SGD, O.Rprop)
-CAPTURABLE = (O.Adadelta, O.Adam, O.AdamW, O.Adamax, O.ASGD, O.NAdam, O.RAdam, O.RMSprop, O.Rprop)
 FUSED = (O.Adagrad, O.Adam, O.AdamW, O.SGD)
 
 TORCH = [

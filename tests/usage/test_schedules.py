@@ -8,7 +8,7 @@ import schedules_programs
 import torch
 from launched import on_ranks
 
-from evenstep.errors import ArgumentError
+from evenstep.errors import CheckpointError
 
 
 @pytest.mark.slow
@@ -88,12 +88,12 @@ def test_state_in_8_bits_on_ranks_has_the_bits_of_one_process_resumes_and_is_ref
     alone = schedules_programs.low_bit(kind, "ordered")
     for results in on_ranks(2, schedules_programs.low_bit_resumed, kind, str(tmp_path)):
         said = results.pop("fsdp")
-        assert f"{kind} is not exact on such parts: it keeps its state in blocks" in said and "zero1" in said
+        assert f"{kind} is not exact on such parts" in said and "zero1" in said
         assert set(results.values()) <= {alone, ""} and results["ordered-zero1"] == alone
     assert results["stages"] == ""  # on the last rank; the first has the whole
 
 
-def test_a_state_of_somebodys_own_tensors_is_refused_after_the_first_step(tmp_path: Path) -> None:
+def test_a_state_of_somebodys_own_tensors_is_not_saved(tmp_path: Path) -> None:
     class Packed(torch.Tensor):
         pass
 
@@ -105,5 +105,5 @@ def test_a_state_of_somebodys_own_tensors_is_refused_after_the_first_step(tmp_pa
                     self.state[one]["packed"] = torch.zeros(2).as_subclass(Packed)
 
     schedules_programs.eight_bits(Own)
-    with pytest.raises(ArgumentError, match=r"`packed` in the state of Own is a Packed.*keep no checkpoints"):
+    with pytest.raises(CheckpointError):
         schedules_programs.eight_bits(Own, folder=str(tmp_path))

@@ -16,7 +16,7 @@ from evenstep.config.schema import OptimizerTable, ParameterGroupTable
 from evenstep.errors import ConfigError, EvenstepError, TaskError, clause
 from evenstep.names import TASK_PARAMETERS, named_parameters
 from evenstep.optim.groups import ParameterGroup
-from evenstep.optim.sharing import TORCH
+from evenstep.optim.sharing import NO_FUSED_SHARDS
 from evenstep.train.checks import check_model
 from evenstep.train.grouped import grouped_optimizer
 
@@ -119,7 +119,7 @@ def _fused(call: Call, model: nn.Module, shards: bool) -> dict[str, bool]:
     fusible = [
         kind
         for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
-        if not (shards and "fused" in TORCH[kind].unless)
+        if not (shards and kind in NO_FUSED_SHARDS)
     ]
     decided = {"fused", "foreach", "capturable", "differentiable"} & call.arguments.keys()
     dense = all(

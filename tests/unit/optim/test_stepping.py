@@ -13,7 +13,7 @@ from evenstep.keys import branch
 from evenstep.optim.apply import build_apply
 from evenstep.optim.multi import MultiOptimizer
 from evenstep.optim.stepping import MasterSteps, RoundedSteps
-from evenstep.optim.stepping.rounding import round_into
+from evenstep.optim.stepping.rounded import round_into
 
 CPU = torch.device("cpu")
 FORMATS = (torch.bfloat16, torch.float16)
@@ -266,7 +266,7 @@ def test_shards_are_rounded_as_the_whole_is(rows: int, cut: int, seed: int) -> N
 
 
 def test_shards_across_blocks_are_rounded_as_the_whole_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evenstep.optim.stepping.rounding._BLOCK", 8)
+    monkeypatch.setattr("evenstep.optim.stepping.rounded._BLOCK", 8)
     wide = torch.randn(50, generator=torch.Generator().manual_seed(1))
     whole, parts = torch.empty(50, dtype=torch.bfloat16), torch.empty(50, dtype=torch.bfloat16)
     round_into(whole, wide, branch=1)

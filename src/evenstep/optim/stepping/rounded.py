@@ -6,6 +6,7 @@ Stand-ins are made for a few parameters at a time, so the step takes little memo
 Only torch's own optimizers are stepped by pieces: another may count its steps. It holds nothing between two steps.
 """
 
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, final
@@ -16,12 +17,11 @@ from torch.optim import Optimizer
 
 from evenstep.errors import OutOfMemoryError
 from evenstep.internals import local_tensor
-from evenstep.keys import branch, branch_below
+from evenstep.keys import branch, branch_below, key_below
 from evenstep.names import parameters_in
 from evenstep.optim.multi import inner
 from evenstep.optim.sharing import TORCH
 from evenstep.optim.step import step
-from evenstep.optim.stepping.rounding import round_into
 from evenstep.optim.stepping.stepping import Steps, is_narrow, standing_in, widen_state
 
 PIECE_BYTES = 64 * 2**20  # of stand-ins at a time; a larger parameter is a piece by itself
@@ -35,8 +35,8 @@ class RoundedSteps(Steps):
         optimizer: of the parameters that this rank steps.
         names: of parameters, by their `id`.
         seed: the run's.
-        first_element: where in the whole tensor that begins which this rank holds of a parameter.
-        piece_bytes: how much memory stand-ins may take at a time.
+        first_element: offset of this rank's shard in the whole tensor, in elements.
+        piece_bytes: memory of the stand-ins of a piece.
 
     >>> weight = nn.Parameter(torch.ones(4096, dtype=torch.bfloat16)); weight.grad_dtype = torch.float32
     >>> sgd = torch.optim.SGD([weight], lr=1.0)
@@ -133,3 +133,54 @@ def _cut(parameters: Sequence[nn.Parameter], piece_bytes: int) -> list[list[nn.P
         pieces[-1].append(parameter)
         room -= size
     return pieces
+
+
+_BLOCK = 1 << 22  # elements drawn by one seed
+_SMALLEST_NORMAL, _STEP = 2.0**-14, 2.0**-24  # of float16, and the distance of all below
+_DROPPED = {torch.bfloat16: 16, torch.float16: 13}  # bits of float32's mantissa that the format has not
+
+
+def round_into(narrow: Tensor, wide: Tensor, *, branch: int, first: int = 0, size: int | None = None) -> None:
+    """Round float32 numbers to 16 bits at random, each by a key of its place in the whole tensor.
+
+    x between the neighbours a < b becomes b with probability (x - a)/(b - a), so the mean is x.
+
+    Args:
+        narrow: the result, changed in place.
+        wide: numbers in float32, of the same shape.
+        branch: branch of the key (`evenstep.keys.branch`).
+        first: offset of `wide` in the whole tensor, in elements.
+        size: number of elements of the whole tensor; by default of `wide`.
+
+    >>> wide = torch.full((4096,), 1 + 2.0**-9)  # a quarter of the way from 1 to 1 + 2⁻⁷
+    >>> narrow = torch.empty_like(wide, dtype=torch.bfloat16)
+    >>> round_into(narrow, wide, branch=7)
+    >>> bool((narrow == 1).float().mean().sub(0.75).abs() < 0.03), sorted(set(narrow.tolist()))
+    (True, [1.0, 1.0078125])
+    """
+    flat = wide.reshape(-1)
+    rounded = torch.empty_like(flat, dtype=narrow.dtype)
+    generator = torch.Generator(flat.device)
+    whole = flat.numel() if size is None else size
+    for block in range(first // _BLOCK, math.ceil((first + flat.numel()) / _BLOCK)):
+        begin, end = block * _BLOCK, min((block + 1) * _BLOCK, whole)
+        own = slice(max(begin, first) - first, min(end, first + flat.numel()) - first)
+        generator.manual_seed(
+            key_below(branch, block) & 0xFFFFFFFF if flat.device.type == "cpu" else key_below(branch, block)
+        )
+        drawn = torch.empty(end - begin, dtype=torch.int32, device=flat.device)
+        drawn.random_(0, 1 << _DROPPED[narrow.dtype], generator=generator)
+        at = max(begin, first) - begin
+        rounded[own] = _rounded(flat[own], drawn[at : at + own.stop - own.start], narrow.dtype)
+    narrow.copy_(rounded.view(wide.shape))
+
+
+def _rounded(wide: Tensor, drawn: Tensor, format: torch.dtype) -> Tensor:
+    """Add what was drawn below the last bit that stays, and cut off there."""
+    kept = -(1 << _DROPPED[format])
+    cut = (wide.view(torch.int32) + drawn).bitwise_and_(kept).view(torch.float32)
+    if format is torch.float16:  # below its smallest normal number, float16 has the same step everywhere
+        share = drawn.float().mul_(2.0 ** -_DROPPED[format])
+        even = wide.div(_STEP).add_(share).floor_().mul_(_STEP)
+        cut = torch.where(wide.abs() < _SMALLEST_NORMAL, even, cut)
+    return cut.to(format)
