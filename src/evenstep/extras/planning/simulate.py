@@ -51,11 +51,9 @@ class Costs:
             object.__setattr__(self, "deferred_bytes", self.activation_bytes)
         if not self.state_bytes:
             object.__setattr__(self, "state_bytes", (0,) * stages)
-        for name in ("forward_s", "input_backward_s", "weight_backward_s", "activation_bytes", "deferred_bytes"):
-            _check(name, getattr(self, name), stages)
-        _check("state_bytes", self.state_bytes, stages)
-        _check("edge_bytes", tuple(self.edge_bytes.values()), len(self.edge_bytes))
-        _check("latency_s and seconds_per_byte", (self.latency_s, self.seconds_per_byte), 2)
+        each = (self.input_backward_s, self.weight_backward_s, self.activation_bytes, self.deferred_bytes)
+        if any(len(values) != stages for values in (*each, self.state_bytes)):
+            raise ArgumentError(f"costs must have one number for each of the {stages} stages; give as many everywhere.")
 
     @classmethod
     def even(
@@ -156,7 +154,8 @@ def simulate(plans: Sequence[Plan], layout: Layout, costs: Costs) -> Simulation:
     >>> simulate(gpipe(layout, range(4)), layout, costs).bubble_s  # (P-1)(f+b)
     (3.0, 3.0)
     """
-    _check("forward_s", costs.forward_s, layout.stages)
+    if len(costs.forward_s) != layout.stages:
+        raise ArgumentError(f"costs must be of the {layout.stages} stages, but are of {len(costs.forward_s)}.")
     delays = {
         edge: costs.latency_s + costs.seconds_per_byte * costs.edge_bytes.get(edge, 0)
         for edge in layout.edges
@@ -209,9 +208,3 @@ def _link_bytes(found: Sequence[Span], layout: Layout, costs: Costs) -> dict[tup
             sent[there, here] = sent.get((there, here), 0) + runs[False, destination] * size
     return dict(sorted(sent.items()))
 
-
-def _check(name: str, values: Sequence[float], stages: int) -> None:
-    if len(values) != stages:
-        raise ArgumentError(f"`{name}` must have one cost for each of the {stages} stages, but has {len(values)}.")
-    if any(value < 0 for value in values):
-        raise ArgumentError(f"`{name}` must not be negative, but is {list(values)}.")
