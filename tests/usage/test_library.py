@@ -48,6 +48,7 @@ from evenstep.events import ConsoleWriter, CsvWriter, JsonlWriter, Save
 from evenstep.exits import EXIT_DONE
 from evenstep.optim.schedules import Cosine, Linear
 from evenstep.parallel import Group, Single
+from refused import refused
 
 PAIRS = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
 
@@ -526,23 +527,17 @@ LOADERS = {
     "batch sampler": lambda: DataLoader(PAIRS, batch_sampler=[[0, 1, 2, 3], [4, 5, 6, 7]]),
     "drop_last": lambda: DataLoader(PAIRS, batch_size=3, drop_last=True),
     "worker_init_fn": lambda: DataLoader(PAIRS, batch_size=4, worker_init_fn=print),
-    "start of workers": lambda: DataLoader(PAIRS, batch_size=4, num_workers=1, multiprocessing_context="spawn"),
 }
 
 
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_loader_that_cannot_be_taken_over_is_refused_and_the_advice_works(kind: str) -> None:
     loader = LOADERS[kind]()
-    with pytest.raises(ArgumentError, match=r"`data` is a DataLoader that .*, which can't be taken over; ") as refused:
+    with refused(ArgumentError, "data"):
         trainer_of(data=loader)
-    advice = str(refused.value)
-    if "StreamData(loader, batched=True)" in advice:
-        assert trainer_of(data=StreamData(loader, batched=True)).train().update == 4
-        assert isinstance(loader.dataset, Stream) or "on several ranks also `shared=True`" in advice
-    if "MapData(dataset" in advice:
+    assert trainer_of(data=StreamData(loader, batched=True)).train().update == 4
+    if not isinstance(loader.dataset, Stream):
         assert trainer_of(data=MapData(loader.dataset, global_batch_size=4)).train().update == 4
-    if "leave" in advice:
-        assert trainer_of(data=DataLoader(PAIRS, batch_size=3)).train().update == 4
 
 
 # Mistakes.

@@ -194,10 +194,6 @@ class Data(ABC):
         """Whether `state_dict` is of this rank alone, and each rank must go on with its own."""
         return False
 
-    def to_cut_finer(self, samples: int) -> str:
-        """What to write so that its micro-batches are of at most so many samples, for messages."""
-        return f"make micro-batches of at most {samples} samples each"
-
     def state_dict(self, at: Position | None = None) -> dict[str, object]:
         """What a resume needs beside the position; only streams need anything.
 

@@ -53,9 +53,8 @@ def fitting(lengths: NDArray[np.int64], *, max_tokens: int, oversized: Oversized
     if num_over and oversized == "error":
         first = int(np.argmin(fits))
         raise DataError(
-            f"sample {first} has {int(lengths[first])} tokens, more than the {max_tokens} of a batch"
-            f" ({num_over} of {len(lengths)} samples are too long); "
-            'raise the token budget, cut the samples, or leave them out with `oversized="skip"`.'
+            f"{num_over} of {len(lengths)} samples are longer than the {max_tokens} tokens of a batch, the first is "
+            f'{first} of {int(lengths[first])}; raise the budget, or leave them out with `oversized="skip"`.'
         )
     if num_over == len(lengths):
         raise DataError(
@@ -102,10 +101,7 @@ def cut_by_tokens(
         most = num_samples - start if max_samples is None else min(num_samples - start, max_samples)
         count = _fitting(values[start : start + most], max_tokens, expected)
         if count == 0:
-            raise ArgumentError(
-                f"the sample at place {start} has {values[start]} tokens, more than the {max_tokens} of a batch; "
-                "leave it out first, or raise the budget."
-            )
+            raise ArgumentError(f"the sample at place {start} has more than the {max_tokens} tokens of a batch.")
         expected = 2 * count  # the next batch is about as large
         start += count - count % multiple if count >= multiple else count
         edges.append(start)

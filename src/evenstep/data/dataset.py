@@ -40,18 +40,13 @@ def count_samples(dataset: object) -> int:
     is_stream = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
     if is_text or is_table or is_stream or not hasattr(dataset, "__len__"):
         raise ArgumentError(
-            f"`dataset` must give samples by number, `dataset[0]`, and their number, `len(dataset)`, but is a {name}; "
-            "give a list or a dataset with a length (of a DataLoader its `.dataset`), or feed it as a stream with "
-            "`StreamData`.",
+            f"`dataset` must have `dataset[i]` and `len(dataset)`, but is a {name}; give a DataLoader's `.dataset`, or "
+            "feed a stream with `StreamData`.",
             field="dataset",
         )
     num_samples = len(cast(MapDataset, dataset))
     if num_samples == 0:
-        raise ArgumentError(
-            f"`dataset` must hold at least one sample, but this {name} is empty; check the path or filter that it was "
-            "made with.",
-            field="dataset",
-        )
+        raise ArgumentError(f"`dataset` must hold at least one sample, but this {name} is empty.", field="dataset")
     return num_samples
 
 

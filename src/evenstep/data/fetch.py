@@ -182,27 +182,14 @@ class Fetcher(Dataset[Reply]):
 
 
 def _failure(request: Request, doing: int | str, error: Exception) -> Failure:
-    it_raised = f"raised {clause(error)}"
     some = ", ".join(map(str, request.samples[:8])) + (", …" if len(request.samples) > 8 else "")
-    if doing == "set_epoch":
-        message = f"set_epoch({request.epoch}) of the dataset {it_raised}; correct the dataset's `set_epoch`."
-    elif doing == "samples":
-        message = (
-            f"reading the samples {some} of the dataset at once {it_raised} ({request}); "
-            "correct its `__getitems__` or its numbers, or remove the sample it fails on."
-        )
-    elif doing == "collate":
-        message = (
-            f"collating the samples {some} {it_raised} ({request}); make the samples alike, "
-            "or pass a `collate` function (`collate_fn` of a DataLoader) that makes one batch of a list of them."
-        )
-    else:
-        message = (
-            f"sample {doing} of the dataset {it_raised} ({request}); `dataset[{doing}]` shows it alone: "
-            "correct or remove that sample."
-        )
+    what, advice = {
+        "set_epoch": (f"set_epoch({request.epoch}) of the dataset", "correct it"),
+        "samples": (f"reading the samples {some} of the dataset at once", "correct its `__getitems__`"),
+        "collate": (f"collating the samples {some}", "make them alike, or pass a `collate` function that batches them"),
+    }.get(str(doing), (f"sample {doing} of the dataset", f"`dataset[{doing}]` shows it alone: correct or remove it"))
     details = "".join(traceback.format_exception(error)).rstrip()
-    return Failure(message, details, doing)
+    return Failure(f"{what} raised {clause(error)} ({request}); {advice}.", details, doing)
 
 
 def _survived(

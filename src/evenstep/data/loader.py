@@ -108,9 +108,8 @@ class Workers:
         except (TypeError, AttributeError, PicklingError) as error:
             self.lost = True
             raise DataError(
-                f"the data workers could not be started: {clause(str(error))}. They get the "
-                "dataset and the collate function by pickling: define both at the top of a module, without lambdas or "
-                "open files, or set `num_workers` to 0."
+                f"the data workers could not be started: {clause(str(error))}. Dataset and collate are pickled "
+                "for them: define both at the top of a module, without lambdas or open files."
             ) from error
         except (RuntimeError, OSError, EOFError) as error:
             raise self._loss(error, "their first micro-batches") from error
@@ -154,10 +153,8 @@ class Workers:
         if isinstance(error, OSError) and error.errno == EMFILE:
             return DataError(f"{what}. Raise the limit, `ulimit -n 65536`, or use fewer workers.")
         return DataError(
-            f"{what}. A killed worker has mostly run out of memory: use fewer workers or smaller micro-batches. One "
-            "that hangs waits for a file, a lock, the network, or made what can't be pickled: look with "
-            f"`num_workers=0`. If fetching may take longer than {self._timeout_s:g} s, raise `timeout_s` (of a "
-            "DataLoader its `timeout`)."
+            f"{what}. A killed worker has mostly run out of memory: use fewer workers. One that hangs shows why with "
+            f"`num_workers=0`; if fetching may take longer than {self._timeout_s:g} s, raise `timeout_s`."
         )
 
 

@@ -184,15 +184,6 @@ class MapData(Data):
             **ordered,
         }
 
-    def to_cut_finer(self, samples: int) -> str:
-        sampling = self._sampling
-        if sampling.global_batch_tokens is not None or sampling.micro_batch_tokens is not None:
-            return "lower `micro_batch_tokens`"
-        return (
-            f"write `MapData(dataset, global_batch_size={sampling.global_batch_size}, micro_batch_size={samples})`, in "
-            f"a run file `data.micro_batch_size = {samples}`"
-        )
-
     def batches(
         self, start: Position, *, seed: int, rank: int = 0, ranks: int = 1, pin_memory: bool = False
     ) -> Iterator[GlobalBatch]:

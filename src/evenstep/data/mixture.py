@@ -316,9 +316,6 @@ class Mixture(Data):
     def cut(self) -> dict[str, JSON]:
         return {name: one.cut() for name, one in self._data.items()}
 
-    def to_cut_finer(self, samples: int) -> str:
-        return "lower the `micro_batch_size` of its parts"
-
     def batches(
         self, start: Position, *, seed: int, rank: int = 0, ranks: int = 1, pin_memory: bool = False
     ) -> Iterator[GlobalBatch]:

@@ -5,7 +5,7 @@ its workers. What evenstep would do otherwise than the loader is refused, with t
 sample.
 """
 
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
@@ -15,7 +15,6 @@ from evenstep.data.map_data import MapData
 from evenstep.errors import ArgumentError
 
 _AS_TORCH = ("torch", "torchdata")  # whose loaders give a dataset's batches as they are
-_OWN_ORDER = "or keep the loader's batches with `StreamData(loader, batched=True)`, on several ranks also `shared=True`"
 
 
 def data_of(given: object, argument: str) -> Data:
@@ -44,56 +43,35 @@ def data_of(given: object, argument: str) -> Data:
 
 
 def _of_loader(loader: "DataLoader[Any]", argument: str) -> MapData:
-    if isinstance(loader.dataset, IterableDataset):
-        _refuse(argument, "reads a stream", "give its batches as they come, `StreamData(loader, batched=True)`")
-    iterates = next(one for one in type(loader).__mro__ if "__iter__" in vars(one))
-    if iterates.__module__.partition(".")[0] not in _AS_TORCH:
-        own = f"gives its batches by an `__iter__` of {iterates.__name__}"
-        _refuse(argument, own, f"give the dataset, `MapData(dataset, global_batch_size=…)`, {_OWN_ORDER}")
-    if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
-        own = f"makes its batches by a {type(loader.batch_sampler or loader.sampler).__name__} of its own"
-        _refuse(argument, own, f"give the dataset, `MapData(dataset, global_batch_size=…)`, {_OWN_ORDER}")
-    shuffle = _shuffles(loader, argument)
-    num_samples = len(cast("Any", loader.dataset))
-    if loader.drop_last and num_samples % loader.batch_size:
-        _refuse(
-            argument,
-            f"drops the last {num_samples % loader.batch_size} samples of an epoch (`drop_last`)",
-            "leave that out: a short batch is divided by its own weight, so nothing has to be dropped",
-        )
-    if loader.worker_init_fn is not None:
-        _refuse(
-            argument,
-            "has a `worker_init_fn`",
-            "leave it out: generators are seeded for each sample; or give the dataset, `MapData(dataset, …)`",
+    if why := _own_choice(loader):
+        raise ArgumentError(
+            f"`{argument}` is a DataLoader with {why}, which can't be taken over; give its dataset to "
+            "`MapData`, or its batches as they come, `StreamData(loader, batched=True)`.",
+            field=argument,
         )
     return MapData(
         cast("Any", loader.dataset),
         global_batch_size=loader.batch_size,
-        shuffle=shuffle,
+        shuffle=isinstance(loader.sampler, RandomSampler),
         collate=loader.collate_fn,
         num_workers=loader.num_workers,
         reading=Reading(timeout_s=float(loader.timeout)) if loader.timeout else Reading(),  # a loader's 0 is for ever
     )
 
 
-def _shuffles(loader: "DataLoader[Any]", argument: str) -> bool:
+def _own_choice(loader: "DataLoader[Any]") -> str:
+    if isinstance(loader.dataset, IterableDataset):
+        return "a stream"
+    iterates = next(one for one in type(loader).__mro__ if "__iter__" in vars(one))
+    if iterates.__module__.partition(".")[0] not in _AS_TORCH:
+        return f"an `__iter__` of {iterates.__name__}"
+    if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
+        return f"a {type(loader.batch_sampler or loader.sampler).__name__} of its own"
     sampler: object = loader.sampler
-    whole = isinstance(sampler, RandomSampler) and not sampler.replacement
-    if type(sampler) is RandomSampler and whole and sampler.num_samples == len(cast("Any", loader.dataset)):
-        return True
-    if type(sampler) is SequentialSampler and len(sampler) == len(cast("Any", loader.dataset)):
-        return False
-    kind = type(sampler).__name__
-    if kind == "DistributedSampler":
-        _refuse(
-            argument,
-            "divides the dataset between ranks by a DistributedSampler, which evenstep does itself",
-            "leave the sampler out, and make `batch_size` the batch of all ranks together",
-        )
-    what = f"takes its samples by a {kind}"
-    return _refuse(argument, what, f"give the dataset in an order of evenstep's, `MapData(dataset, …)`, {_OWN_ORDER}")
-
-
-def _refuse(argument: str, what: str, advice: str) -> NoReturn:
-    raise ArgumentError(f"`{argument}` is a DataLoader that {what}, which can't be taken over; {advice}.")
+    num_samples = len(cast("Any", loader.dataset))
+    is_random = type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == num_samples
+    if not is_random and not (type(sampler) is SequentialSampler and len(sampler) == num_samples):
+        return f"a {type(sampler).__name__}"
+    if loader.drop_last and num_samples % loader.batch_size:
+        return "`drop_last`, though no sample need be dropped"
+    return "a `worker_init_fn`" if loader.worker_init_fn is not None else ""

@@ -119,11 +119,7 @@ class Sampling:
         budgets = [one for one in (*tokens, self.micro_batch_tokens) if isinstance(one, int)]
         require_word("oversized", oversized, get_args(Oversized))
         if budgets and lengths is None:
-            raise ArgumentError(
-                "`lengths` must be given with a token budget, but is None; give the number of tokens of each sample, "
-                "or a function of its number that gives it.",
-                field="lengths",
-            )
+            raise ArgumentError("`lengths` must be given with a token budget, but is None.", field="lengths")
         self.curriculum_epochs = curriculum_epochs
         self.measured = None if lengths is None or not budgets else measure(lengths, num_samples)
         self.fits = (

@@ -43,17 +43,13 @@ def check_stream(stream: object, *, gives_batches: bool) -> None:
     """
     name = type(stream).__name__
     if isinstance(stream, str | bytes | Mapping) or not hasattr(stream, "__iter__"):
-        raise ArgumentError(
-            f"`stream` must give samples when it is iterated, but is a {name}; open or call what makes them, or feed "
-            "a dataset that gives samples by number with `MapData`.",
-            field="stream",
-        )
+        raise ArgumentError(f"`stream` must give samples when it is iterated, but is a {name}.", field="stream")
     if not gives_batches and isinstance(stream, DataLoader) and (cast(Any, stream).batch_size or 0) > 1:
         size = cast(Any, stream).batch_size
         raise ArgumentError(
-            f"`stream` must give samples, but this {name} gives batches of {size}; pass `batched=True` and "
-            f"`num_microbatches`, make it with `batch_size=None`, or give its dataset to `MapData`, which shuffles, "
-            "batches, reads ahead and resumes by itself."
+            f"`stream` must give samples, but this {name} gives batches of {size}; pass `batched=True`, or give its "
+            "dataset to `MapData`.",
+            field="stream",
         )
 
 

@@ -102,9 +102,6 @@ class StreamData(IteratedData):
     def cut(self) -> dict[str, JSON]:
         return {"micro_batch_size": self._micro_batch_size}
 
-    def to_cut_finer(self, samples: int) -> str:
-        return "raise `num_microbatches`" if self._batched else f"make `micro_batch_size` at most {samples}"
-
     def _cut(self, items: list[object], reading: RankReading, position: Position) -> Cut:
         if self._batched:
             return self._as_they_come(items, reading)

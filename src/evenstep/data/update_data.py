@@ -112,9 +112,6 @@ class UpdateData(IteratedData):
         batches: dict[str, JSON] = {"kind": "stream", "global_batch_size": None, "batched": True, "num_microbatches": 1}
         return {"kind": "updates", "stream": {**batches, "stream": fingerprint_of(self._stream)}}
 
-    def to_cut_finer(self, samples: int) -> str:
-        return "give each update as a tuple of more batches"
-
     def _reading(self, rank: int, ranks: int, total: Total | None) -> RankReading:
         return RankReading(0, rank, ranks, 1, StreamRanks(total, ranks, shared=True))
 

