@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenstep import MapData, Mixture, StreamData
+from evenstep import MapData, Mixture
 from evenstep.data import Position
 from evenstep.data.batch_sizes import BatchSizes, batch_sizes
 from evenstep.errors import ArgumentError
@@ -122,11 +122,6 @@ def test_a_task_of_a_mixture_counts_its_own_batches() -> None:
         for batch, _ in zip(data.batches(Position(), seed=1), range(5), strict=False)
     ]
     assert given == [[1, 3], [1, 3], [2, 3], [2, 3], [2, 3]]
-
-
-def test_a_stream_has_one_size() -> None:
-    with pytest.raises(ArgumentError, match="`global_batch_size` must be a whole number"):
-        StreamData([1, 2], global_batch_size=[(1, 4)])
 
 
 @pytest.mark.parametrize("given", [[], [(2, 8)], [(1, 8), (1, 16)], [(1, 0)]])

@@ -33,10 +33,6 @@ def batches_of(edges: list[int]) -> list[list[int]]:
     return [list(range(start, end)) for start, end in pairwise(edges)]
 
 
-def test_10_by_4_is_4_4_2() -> None:
-    assert [len(batch) for batch in batches_of(cut_by_count(10, 4))] == [4, 4, 2]
-
-
 @pytest.mark.parametrize(("num_samples", "size"), [(0, 3), (1, 3), (3, 3), (4, 3), (7, 100)])
 def test_a_cut_by_count_drops_and_repeats_nothing(num_samples: int, size: int) -> None:
     batches = batches_of(cut_by_count(num_samples, size))
@@ -80,19 +76,6 @@ def test_batches_of_hundreds_of_samples_are_the_greedy_ones() -> None:
     for values in (lengths, sorted(lengths), [0] * 400 + lengths[:50]):
         cut = batches_of(cut_by_tokens(values, max_tokens=1500, multiple=8))
         assert cut == greedy_by_brute_force(values, 1500, None, 8)
-
-
-def test_five_samples_are_not_dropped_for_a_multiple_of_8() -> None:
-    assert cut_by_tokens([1] * 5, max_tokens=100, multiple=8) == [0, 5]
-
-
-def test_a_partial_tail_is_not_dropped_for_a_multiple_of_8() -> None:
-    assert cut_by_tokens([1] * 21, max_tokens=100, multiple=8) == [0, 16, 21]
-
-
-def test_arrays_are_cut_as_lists_are() -> None:
-    lengths = [3, 1, 4, 1, 5, 9, 2, 6]
-    assert cut_by_tokens(np.array(lengths), max_tokens=12) == cut_by_tokens(lengths, max_tokens=12)
 
 
 def test_a_sample_over_the_budget_cannot_be_cut() -> None:

@@ -63,14 +63,6 @@ def samples(batch: GlobalBatch) -> list[list[int]]:
     return [list(microbatch.data) for microbatch in batch.microbatches]
 
 
-def test_10_samples_by_4_are_batches_of_4_4_2() -> None:
-    data = MapData(range(10), global_batch_size=4, num_epochs=1)
-    batches = list(data.batches(Position(), seed=1))
-    assert [batch.num_samples for batch in batches] == [4, 4, 2]
-    assert [batch.ends_epoch for batch in batches] == [False, False, True]
-    assert batches[-1].following == Position(epoch=1)
-
-
 def test_a_global_batch_is_one_micro_batch_unless_a_size_says_otherwise() -> None:
     batch = next(MapData(range(10), global_batch_size=4).batches(Position(), seed=1))
     assert batch.num_microbatches == 1
@@ -167,24 +159,6 @@ def test_nothing_is_given_after_the_last_epoch() -> None:
     data = MapData(range(10), global_batch_size=4, num_epochs=2)
     assert list(data.batches(Position(epoch=2), seed=1)) == []
     assert len(list(data.batches(Position(epoch=1), seed=1))) == 3
-
-
-def test_the_number_of_batches_of_an_epoch_is_known() -> None:
-    lengths = np.arange(50) % 7 + 1
-    data = MapData(range(50), global_batch_tokens=28, lengths=lengths)
-    for epoch in range(3):
-        batches = data.batches(Position(epoch=epoch), seed=1)
-        counted = 1
-        while not next(batches).ends_epoch:
-            counted += 1
-        assert data.num_batches(epoch, seed=1) == counted
-
-
-def test_seeds_and_epochs_are_not_added_up() -> None:
-    data = MapData(range(50), global_batch_size=50, collate=list)
-    of_seed_1 = next(data.batches(Position(epoch=5), seed=1))
-    of_seed_2 = next(data.batches(Position(epoch=4), seed=2))
-    assert samples(of_seed_1) != samples(of_seed_2)
 
 
 def test_samples_over_the_budget_are_skipped_and_counted() -> None:
@@ -333,12 +307,6 @@ def test_a_failing_sample_is_named_with_its_epoch_and_its_traceback() -> None:
     assert 'raise ValueError("bad pixel")' in caught.value.__notes__[0]
 
 
-def test_samples_that_cannot_be_collated_are_named() -> None:
-    data = MapData([torch.zeros(2), torch.zeros(3)], global_batch_size=2, shuffle=False)
-    with pytest.raises(DataError, match="collating the samples 0, 1 raised RuntimeError: stack expects"):
-        next(data.batches(Position(), seed=1))
-
-
 def test_parts_of_one_dataset_that_are_read_by_turns_are_each_in_their_own_epoch() -> None:
     dataset = Remembering()
     trained, evaluated = (MapData(Subset(dataset, part), global_batch_size=2) for part in ([0, 1, 2, 3], [4]))
@@ -348,25 +316,6 @@ def test_parts_of_one_dataset_that_are_read_by_turns_are_each_in_their_own_epoch
         epochs.append(next(batches).microbatches[0].data[1].tolist())
         epochs.append(next(evaluated.batches(Position(), seed=1)).microbatches[0].data[1].tolist())
     assert epochs == [[3, 3], [0], [3, 3], [0], [4, 4], [0]]
-
-
-def test_a_failing_set_epoch_is_named() -> None:
-    class Confused(Noisy):
-        def set_epoch(self, epoch: int) -> None:
-            raise KeyError("mask")
-
-    with pytest.raises(DataError, match=r"set_epoch\(0\) of the dataset raised KeyError: 'mask'"):
-        next(MapData(Confused(4), global_batch_size=2).batches(Position(), seed=1))
-
-
-def test_samples_that_fail_together_are_named_together() -> None:
-    class Broken(Noisy):
-        def __getitems__(self, indices: list[int]) -> list[int]:
-            raise OSError("no such shard")
-
-    data = MapData(Broken(4), global_batch_size=2, shuffle=False)
-    with pytest.raises(DataError, match="reading the samples 0, 1 of the dataset at once raised OSError: no such"):
-        next(data.batches(Position(), seed=1))
 
 
 def test_reading_can_go_on_after_a_failure() -> None:
@@ -402,14 +351,6 @@ def test_the_fingerprint_does_not_depend_on_how_a_global_batch_is_cut() -> None:
     assert len({repr(MapData(range(4), **base, **cut).fingerprint()) for cut in cuts}) == 1
 
 
-def test_the_fingerprint_does_not_depend_on_how_samples_are_read() -> None:
-    one = MapData(range(4), global_batch_size=2)
-    other = MapData(
-        range(4), global_batch_size=2, num_workers=3, reading=Reading(prefetch_batches=5, timeout_s=1.0), num_epochs=9
-    )
-    assert one.fingerprint() == other.fingerprint()
-
-
 @pytest.mark.parametrize("num_samples", [10**6, 10**9, 10**12])
 def test_a_start_takes_neither_time_nor_memory_that_grow_with_the_dataset(num_samples: int) -> None:
     def start() -> set[int]:
@@ -432,12 +373,6 @@ def test_a_start_takes_neither_time_nor_memory_that_grow_with_the_dataset(num_sa
         start()
         times.append(time.process_time() - began)
     assert min(times) < 0.05
-
-
-def test_the_fingerprint_tells_which_order_shuffles() -> None:
-    data = MapData(range(5), global_batch_size=2)
-    assert data.fingerprint()["order"] == "enciphered"
-    assert "order" not in MapData(range(5), global_batch_size=2, shuffle=False).fingerprint()
 
 
 def test_a_fingerprint_asks_the_dataset_once() -> None:

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from evenstep.data.order import Enciphered, order, order_of, scatter
-from evenstep.errors import ArgumentError
 from evenstep.keys import mix
 
 
@@ -91,11 +90,6 @@ def test_an_unshuffled_order_is_the_datasets_own() -> None:
 
 def test_seed_1_epoch_5_differs_from_seed_2_epoch_4() -> None:
     assert order(50, seed=1, epoch=5).tolist() != order(50, seed=2, epoch=4).tolist()
-
-
-def test_a_negative_epoch_is_refused() -> None:
-    with pytest.raises(ArgumentError):
-        order(3, seed=1, epoch=-1)
 
 
 @pytest.mark.parametrize("num_samples", [2, 5, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])

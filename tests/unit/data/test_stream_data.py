@@ -94,14 +94,6 @@ def by_samples(stream: object, global_batch_size: int, **options: object) -> Str
     return StreamData(stream, global_batch_size=global_batch_size, collate=list, **options)
 
 
-def test_10_samples_by_4_are_batches_of_4_4_2() -> None:
-    batches = list(islice(by_samples(range(10), 4).batches(Position(), seed=1), 4))
-    assert [numbers(batch) for batch in batches] == [[[0, 1, 2, 3]], [[4, 5, 6, 7]], [[8, 9]], [[0, 1, 2, 3]]]
-    assert [batch.ends_epoch for batch in batches] == [False, False, True, False]
-    assert [batch.num_samples for batch in batches] == [4, 4, 2, 4]
-    assert batches[2].following == Position(epoch=1)
-
-
 def test_an_epoch_that_fills_its_last_batch_ends_with_it() -> None:
     batches = list(islice(by_samples(range(8), 4).batches(Position(), seed=1), 4))
     assert [batch.ends_epoch for batch in batches] == [False, True, False, True]
@@ -135,10 +127,6 @@ def test_the_samples_of_a_ready_made_batch_can_be_counted_by_a_function() -> Non
     assert next(data.batches(Position(), seed=1)).num_samples == 7
 
 
-def test_only_reading_tells_how_many_batches_a_stream_has() -> None:
-    assert by_samples(range(10), 4).num_batches(0, seed=1) is None
-
-
 def test_a_generator_ends_with_its_only_epoch() -> None:
     batches = list(by_samples((number for number in range(5)), 2).batches(Position(), seed=1))
     assert [batch.num_samples for batch in batches] == [2, 2, 1]
@@ -170,13 +158,6 @@ def test_an_endless_stream_has_one_epoch() -> None:
 def test_a_stream_that_gives_nothing_is_an_error(stream: object) -> None:
     with pytest.raises(DataError, match="the stream gave nothing in epoch 0"):
         next(by_samples(stream, 2).batches(Position(), seed=1))
-
-
-def test_reading_a_used_up_generator_again_says_that_it_cannot_be() -> None:
-    data = by_samples((number for number in range(4)), 2)
-    assert len(list(data.batches(Position(), seed=1))) == 2
-    with pytest.raises(DataError, match="can be iterated only once"):
-        next(data.batches(Position(), seed=1))
 
 
 def test_the_stream_is_told_of_each_epoch() -> None:
@@ -254,14 +235,6 @@ def test_a_state_of_other_data_is_refused() -> None:
         by_samples(Counting(4), 2).load_state_dict({"step": 3})
 
 
-def test_a_stream_without_state_says_what_to_implement() -> None:
-    data = by_samples(DataLoader(range(4)), 2)
-    assert not data.resumable
-    for use in (data.state_dict, lambda: data.load_state_dict({})):
-        with pytest.raises(DataError, match=r"a DataLoader, cannot say where it is.*StatefulDataLoader"):
-            use()
-
-
 def test_a_stream_without_state_cannot_start_in_the_middle() -> None:
     with pytest.raises(DataError, match="cannot start at batch 3 of epoch 1"):
         by_samples(range(10), 2).batches(Position(epoch=1, batch=3), seed=1)
@@ -287,19 +260,6 @@ def test_a_whole_batch_is_given_before_the_failure_of_the_next_is_told() -> None
     with pytest.raises(DataError, match=r"raised OSError: connection lost \(reading batch 2 of epoch 0\)") as caught:
         next(batches)
     assert isinstance(caught.value.__cause__, OSError)
-
-
-def test_a_failure_in_the_middle_of_a_batch_is_told() -> None:
-    batches = by_samples(Breaking(3), 2).batches(Position(), seed=1)
-    next(batches)
-    with pytest.raises(DataError, match="reading batch 1 of epoch 0"):
-        next(batches)
-
-
-def test_samples_that_cannot_be_collated_are_told() -> None:
-    data = StreamData([torch.zeros(2), torch.zeros(3)], global_batch_size=2)
-    with pytest.raises(DataError, match="collating batch 0 of epoch 0 of the stream raised RuntimeError: stack"):
-        next(data.batches(Position(), seed=1))
 
 
 def test_ranks_take_their_share_of_the_micro_batches_each_from_its_own_stream() -> None:

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.errors import ArgumentError, LostRankError, MissingExtraError, ReplicaError
+from evenstep.errors import ArgumentError, LostRankError, ReplicaError
 from evenstep.extras.elastic import Elastic, ElasticRank, elastic_rank_of
-from evenstep.extras.elastic.lighthouse import Peer, coordination
+from evenstep.extras.elastic.lighthouse import Peer
 from evenstep.extras.elastic.membership import Alone, _attempt, _enough
 from evenstep.parallel import Group, Processes
 
@@ -47,12 +47,6 @@ def test_an_environment_without_a_lighthouse_or_a_number_gives_no_place() -> Non
 def test_a_place_that_cannot_be_is_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(ArgumentError, match="NUM_REPLICA_GROUPS, how many are started"):
         elastic_rank_of(ENVIRON | wrong)
-
-
-def test_without_torchft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evenstep.extras.elastic.lighthouse.find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"evenstep\[torchft\]"):
-        coordination()
 
 
 @pytest.mark.parametrize(
@@ -189,8 +183,3 @@ def test_ranks_that_may_be_lost_share_no_model() -> None:
         group.mesh(2)
     with pytest.raises(ArgumentError, match="must each hold the whole model"):
         group.split([[0], [1]])
-
-
-def test_what_is_summed_before_the_others_were_met_would_be_wrong() -> None:
-    with pytest.raises(ArgumentError, match="call `train` first"):
-        Alone(0, 2).sum_floats([1.0])

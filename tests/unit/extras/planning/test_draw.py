@@ -2,7 +2,7 @@ import json
 
 from evenstep.extras.planning.draw import draw_text, draw_trace
 from evenstep.extras.planning.simulate import Costs, Simulation, simulate
-from evenstep.pipeline import SCHEDULES, Op
+from evenstep.pipeline import SCHEDULES
 
 
 def simulated(name: str, ranks: int, count: int) -> Simulation:
@@ -13,12 +13,6 @@ def simulated(name: str, ranks: int, count: int) -> Simulation:
 
 def lines(simulation: Simulation, width: int) -> list[str]:
     return ["".join(text for text, _ in pieces) for pieces in draw_text(simulation, width=width)]
-
-
-def test_all_lines_are_as_wide_as_asked() -> None:
-    for name in SCHEDULES:
-        for width in (20, 77, 200):
-            assert {len(line) for line in lines(simulated(name, 3, 5), width)} == {width}
 
 
 def test_computations_stand_where_they_run() -> None:
@@ -40,9 +34,3 @@ def test_the_trace_has_a_row_per_rank_and_an_event_per_computation() -> None:
     boxes = [event for event in events if event["ph"] == "X"]
     assert len(boxes) == len(simulation.spans)
     assert max(event["ts"] + event["dur"] for event in boxes) == simulation.makespan_s * 1e6
-
-
-def test_pieces_know_their_kind() -> None:
-    pieces = [piece for line in draw_text(simulated("1f1b", 2, 2), width=36) for piece in line]
-    assert {op for _, op in pieces} == {None, Op.FORWARD, Op.BACKWARD}
-    assert all(set(text) == {"."} for text, op in pieces if op is None)

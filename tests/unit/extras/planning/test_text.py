@@ -14,10 +14,6 @@ def test_what_is_written_is_read_again(name: str, ranks: int, count: int) -> Non
     assert read_plans(write_plans(plans)) == plans
 
 
-def test_blank_lines_and_comments_are_left_out() -> None:
-    assert write_plans(read_plans("\n# a comment\n  0F0   0B0 # and more\n\n")) == "0F0 0B0\n"
-
-
 @pytest.mark.parametrize("text", ["0F0\n\n0F1 0X1", "F0", "0F0,0B0", "0f0"])
 def test_a_word_that_is_no_action_is_refused(text: str) -> None:
     with pytest.raises(PlanError):

@@ -9,9 +9,6 @@ from evenstep.extras.report.figures import (
     direction,
     duration_s,
     metric_figures,
-    spell_bytes,
-    spell_duration,
-    spell_number,
 )
 from evenstep.extras.report.run import ReportedRun
 
@@ -79,24 +76,3 @@ def test_evaluations_come_before_training_and_both_before_the_rest():
 def test_the_duration_is_from_the_start_to_the_last_change(started: object, changed: object, expected: float | None):
     run = ReportedRun(folder=Path(), status={"started": started, "changed": changed})
     assert duration_s(run) == expected
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [(0.04, "0.0 s"), (59.94, "59.9 s"), (60, "1 min"), (3600, "1 h"), (3661, "1 h 1 min"), (86_400 * 3, "3 d")],
-)
-def test_a_duration_is_spelt_in_its_two_largest_units(seconds: float, expected: str):
-    assert spell_duration(seconds) == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [(0.0, "0"), (3e-5, "3e-05"), (9999.0, "9999"), (-21316.2, "-21,320"), (1e12, "1e+12"), (math.inf, "inf")],
-)
-def test_a_number_is_spelt_with_four_digits(value: float, expected: str):
-    assert spell_number(value) == expected
-
-
-@pytest.mark.parametrize(("count", "expected"), [(0, "0 B"), (1000, "1.0 kB"), (5_300_000_000_000, "5.3 TB")])
-def test_a_size_is_spelt_in_decimal_units(count: int, expected: str):
-    assert spell_bytes(count) == expected

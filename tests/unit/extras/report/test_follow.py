@@ -8,9 +8,7 @@ from threading import Thread
 
 import pytest
 
-from evenstep.errors import ArgumentError
-from evenstep.extras.report.follow import FollowedPage, server
-from refused import refused
+from evenstep.extras.report.follow import server
 
 
 @pytest.fixture
@@ -62,8 +60,3 @@ def test_nothing_else_is_served(port: int, path: str) -> None:
 def test_a_page_of_somebody_else_s_whose_name_leads_here_gets_nothing(port: int) -> None:
     assert get(port, "/", host="evil.example")[0] == 403
     assert get(port, "/", host="localhost")[0] == 200
-
-
-def test_a_folder_that_is_no_run_is_refused_before_anything_is_served(tmp_path: Path) -> None:
-    with refused(ArgumentError, "folder"):
-        FollowedPage([tmp_path])

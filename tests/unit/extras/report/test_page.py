@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenstep.errors import ArgumentError, EvenstepError
+from evenstep.errors import EvenstepError
 from evenstep.extras.report import write_report
-from refused import refused
 
 VOID = {"meta", "input", "link", "img", "br"}
 
@@ -164,25 +163,11 @@ def test_only_the_last_hundred_incidents_are_listed(tmp_path: Path):
     assert "The last 100 of 250" in text
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path):
-    with refused(ArgumentError, "folder"):
-        write_report(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_page_that_cannot_be_written_is_an_error_that_says_where(tmp_path: Path):
     (tmp_path / "config.toml").touch()
     (tmp_path / ".report.html").mkdir()
     with pytest.raises(EvenstepError, match=r"the report cannot be written to .*report\.html`: Is a directory"):
         write_report(tmp_path)
-
-
-def test_of_a_page_that_cannot_be_written_nothing_is_left(tmp_path: Path):
-    (tmp_path / "config.toml").touch()
-    (tmp_path / "report.html").mkdir()
-    with pytest.raises(EvenstepError, match=r"Is a directory; .* or name another file, `evenstep report FOLDER --to"):
-        write_report(tmp_path)
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["config.toml", "report.html"]
 
 
 scalars = st.one_of(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evenstep.errors import ArgumentError
-from evenstep.extras.report.run import number, read_run
+from evenstep.extras.report.run import read_run
 from refused import refused
 
 
@@ -122,15 +122,6 @@ def test_incidents_are_read_where_there_are_any(tmp_path: Path):
     assert (first.update, first.kind, first.message) == (7, "non_finite", "the loss was nan")
     assert first.details == '{"microbatch": 3}'
     assert (second.kind, second.message, second.details) == ("incident", "", "")
-
-
-@pytest.mark.parametrize("value", [None, True, [1], {}, "fast", ""])
-def test_other_values_are_no_numbers(value: object):
-    assert number(value) is None
-
-
-def test_a_number_too_large_is_infinite():
-    assert (number(10**400), number(-(10**400))) == (math.inf, -math.inf)
 
 
 def test_values_are_read_from_the_table_where_there_are_no_lines(tmp_path: Path):
