@@ -1,8 +1,4 @@
-"""What training is fed: positions, micro-batches, global batches, and the `Data` that gives them.
-
-A position is one counter per epoch, so a run resumes at any of them without replaying what came before. Nothing
-here reads a dataset; `MapData` and `StreamData` do.
-"""
+"""Positions, micro-batches, global batches, and the base class of data."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence

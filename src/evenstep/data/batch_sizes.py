@@ -1,7 +1,6 @@
-"""How large the global batches of a run are, where that changes: from which update, or epoch, on there are how many.
+"""Global batch sizes that change over a run.
 
-Which samples make a global batch stays a pure function of (seed, epoch, batch): the order of an epoch is the same as
-with one size, only the places where it is cut are others. So nothing is saved, and any position is a place to start.
+The order of an epoch stays the same, only the cuts move. So nothing is saved, and any position is a place to start.
 """
 
 from bisect import bisect_right

@@ -1,8 +1,6 @@
-"""Cutting an order of samples into batches, by count or by token budget, and batches into ranks' shares.
+"""Pure functions that cut an order of samples into batches, by count or by tokens, and divide them between ranks.
 
-A cut is a list of edges: batch b holds what stands from `edges[b]` up to, not including, `edges[b + 1]`. Every
-sample is in exactly one batch, whatever the sizes: nothing is padded, repeated or dropped. These are pure functions
-of numbers; what a sample is, and where it is read, is not known here.
+A cut is a list of edges: batch b holds the places from `edges[b]` up to, not including, `edges[b + 1]`.
 """
 
 from collections.abc import Callable, Sequence

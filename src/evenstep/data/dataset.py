@@ -1,8 +1,6 @@
-"""What can be asked of a map-style dataset, looking through torch's own `Subset` and `ConcatDataset`.
+"""Properties of map-style datasets, also inside torch's `Subset` and `ConcatDataset`.
 
-Those wrappers hide their dataset's `set_epoch` and fingerprint, and `Subset` claims a `__getitems__` that its
-dataset may not have; seen through, a split dataset behaves as the whole one would. Nothing is read here but rows
-of a `TensorDataset`.
+Those wrappers hide `set_epoch` and fingerprint, and `Subset` has a `__getitems__` that its dataset may lack.
 """
 
 from collections.abc import Callable, Mapping, Sequence

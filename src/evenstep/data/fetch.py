@@ -1,8 +1,6 @@
-"""Fetching one micro-batch: samples are read, each under its own key, and collated.
+"""Reads and collates one micro-batch, in the training process or in a worker, with the same result.
 
-It runs in the training process or in a worker, with the same result. A failure comes back as a value, so that it
-reads the same from both. What fails may be tried again, and what still fails be left out: then the micro-batch is made
-of the other samples, and its weight is theirs. Which samples to fetch, and when, is decided elsewhere.
+A failure is returned as a value. A sample that fails may be read again or left out.
 """
 
 import traceback

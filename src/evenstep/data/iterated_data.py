@@ -1,8 +1,6 @@
-"""Global batches of what can only be iterated: it is read in its own order, and resumes by its own state.
+"""Base class of data that can only be iterated; they resume by the state of their stream.
 
-The state is taken after each global batch, and kept for two positions: that before the last global batch, which may not
-be committed, and that after it. What is read is neither shuffled nor prefetched: that is the stream's own work. What
-the items are, and how they are cut into micro-batches, is not known here.
+The state is kept before and after the last global batch, since that batch may not be committed.
 """
 
 from abc import abstractmethod

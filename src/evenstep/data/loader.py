@@ -1,7 +1,6 @@
-"""Two ways to answer requests: here, when asked, or in worker processes, ahead of time.
+"""Answers requests in this process, or ahead of time in worker processes.
 
-The workers are one torch `DataLoader` over requests without end: the requests cross the ends of epochs, so prefetching
-does too, and a new run of requests goes to the same processes.
+The workers are one torch `DataLoader` over an endless sequence of requests, so prefetching crosses ends of epochs.
 """
 
 import atexit

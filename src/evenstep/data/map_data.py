@@ -1,8 +1,4 @@
-"""Global batches of a map-style dataset, the same for every number of ranks and workers.
-
-Which samples make which micro-batch is computed, never remembered, so any position is a place to start. Samples
-are read by a `Fetcher`, in this process or in workers; streams without length are for `StreamData`.
-"""
+"""Global batches of a map-style dataset, the same for every number of ranks and workers."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, tee

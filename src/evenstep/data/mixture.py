@@ -1,9 +1,6 @@
-"""Mixtures: global batches of several tasks, each with its own data, and the ways of mixing them.
+"""Global batches of several tasks, each with its own data.
 
-The tasks of update u are a pure function of (seed, u) and of the number of batches of each task's data. So all ranks
-agree, a run can start at any position, and nothing is saved. The micro-batches of all tasks are numbered together,
-0..n-1: for ranks, plans and ordered sums a mixture is one global batch like any other. How the tasks' losses are
-weighed against each other is not decided here.
+The tasks of update u are a pure function of (seed, u) and of the lengths of the tasks' data, so nothing is saved.
 """
 
 import math

@@ -1,8 +1,6 @@
-"""Which samples, in which order: a keyed bijection of (seed, epoch) that gives the sample of each place.
+"""Keyed bijection from place to sample, a function of (seed, epoch).
 
-It is computed for the places that are asked for, so no start waits for an order, and none is held, however many
-samples there are. It depends on no library's random stream, on nothing drawn before, and on no layout. It does not cut
-the order into batches.
+It is computed for the places asked for: no order is stored, however many samples there are.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,8 +1,4 @@
-"""Batches in pinned memory, from which copies to an accelerator overlap with its work.
-
-It follows tuples, lists and mappings, and calls an object's own `pin_memory`; anything else stays as it is. It is
-not for copying to the device.
-"""
+"""Copies batches into pinned memory."""
 
 from collections.abc import Callable, Mapping, MutableMapping
 from copy import copy

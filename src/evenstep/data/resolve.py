@@ -1,9 +1,4 @@
-"""What people give as data, as `Data`: that itself, or a torch `DataLoader` whose choices are taken over.
-
-Of a loader come its dataset, whether it shuffles, its batch size (which is the global batch), its collate function and
-its workers. What evenstep would do otherwise than the loader is refused, with the line to write instead. It reads no
-sample.
-"""
+"""Takes over a torch `DataLoader` as `MapData`: dataset, shuffling, batch size, collate function and workers."""
 
 from typing import Any, cast
 

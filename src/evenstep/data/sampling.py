@@ -1,8 +1,4 @@
-"""How the samples of an epoch become global batches, and a global batch becomes micro-batches.
-
-One value holds every choice, so that which samples make which micro-batch is a pure function of it and (seed,
-epoch, batch), the same for every layout of ranks. It reads no dataset.
-"""
+"""Cuts epochs into global batches, and these into micro-batches, as a pure function of (seed, epoch, batch)."""
 
 from collections.abc import Sequence
 from itertools import pairwise

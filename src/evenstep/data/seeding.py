@@ -1,7 +1,6 @@
-"""The generators that dataset code draws from (torch's, numpy's legacy one, Python's), seeded from a key.
+"""Seeds the global generators of torch, numpy and Python from a key.
 
-Seeding before each sample makes its augmentation a function of (seed, epoch, sample) alone. It is not the
-randomness of the model, which the update seeds. Generators of the dataset's own are left as they are.
+Seeding before each sample makes its augmentation a function of (seed, epoch, sample) alone.
 """
 
 import random

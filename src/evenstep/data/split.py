@@ -1,8 +1,7 @@
-"""Samples of a batch: their number, and how a batch is cut in two between them.
+"""Number of samples of a batch, and cuts of a batch between samples.
 
-Samples are rows (dimension 0) of tensors and arrays, or items of lists. Their number is known from the data, or else
-from the tensors, where all of them agree. A batch that can be read in two ways is not cut: a task whose batches are
-made otherwise (features first, packed, graphs) says how in `Task.split`.
+Samples are rows of tensors and arrays, or items of lists. A batch that can be read in two ways is not cut; a task can
+cut it in `Task.split`.
 """
 
 import copy

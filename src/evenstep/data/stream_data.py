@@ -1,8 +1,4 @@
-"""Global batches of a stream: samples, or ready-made batches, that come one after the other without a length.
-
-How a stream is read, and where a run goes on in it, is `IteratedData`'s; here its items become micro-batches, and ranks
-get their shares.
-"""
+"""Global batches of a stream of samples or of ready-made batches."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, cast, final

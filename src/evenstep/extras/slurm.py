@@ -1,9 +1,6 @@
-"""Submits a run to SLURM, through submitit: N nodes, so many ranks on each, started again where it was stopped.
+"""Submits a run to SLURM through submitit.
 
-Each task of the job is one rank: it starts `evenstep` as a process of its own, with RANK and the like in its
-environment. When SLURM warns that the time is up, or takes the nodes away, the run saves itself and ends with exit code
-75, at which the job is put back into the queue and goes on from its newest checkpoint. Inside an `srun` of one's own
-nothing of this is needed: a rank reads SLURM's variables itself (see `parallel.rank_info`).
+Each task of the job starts one rank. When SLURM warns, the run saves itself and exits with 75; then it is requeued.
 """
 
 import os

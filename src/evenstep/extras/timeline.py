@@ -1,8 +1,4 @@
-"""A hook that times the actions of one update's plan on each rank, as a Chrome trace for Perfetto.
-
-On an accelerator the device is waited for after each action of that update, since a clock of the host would else tell
-when work was handed over, not when it was done; all other updates are left as they are.
-"""
+"""Hook that times the actions of one update on each rank, as a Chrome trace for Perfetto."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -1,9 +1,4 @@
-"""Runs whose ranks are lost and come back between two updates: `strategy=Ordered(Elastic(Lighthouse(rank), …))`.
-
-A lighthouse tells which processes are there (`lighthouse`), the group of those that are meets anew whenever that has
-changed (`membership`), and the run is taken up again from its last committed update (`run`); `launch` starts the
-processes of one machine. The core knows only that a group's ranks may change (`Group.can_change`, `Group.run_of`).
-"""
+"""Runs whose ranks are lost and come back between two updates: `strategy=Ordered(Elastic(Lighthouse(rank), …))`."""
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,6 @@
-"""Starts the ranks of a run that goes on when one is lost: each by itself, and one that is lost once more.
+"""Starts the ranks of an elastic run on this machine, and restarts lost ones.
 
-The launcher holds torchft's lighthouse, which tells the ranks who is there. Rank 0 speaks on this console and gives the
-exit code; what the others say goes to files. Ranks on several machines are started by hand instead, with the
-environment that is set here.
+The launcher holds torchft's lighthouse. Rank 0 writes to this console and gives the exit code; others write to files.
 """
 
 import os

@@ -1,8 +1,6 @@
-"""Who is there, as torchft's lighthouse tells: each process asks for the next update, and all that ask get one answer.
+"""Client of torchft's lighthouse, which gives all processes that ask the same list of those alive.
 
-The lighthouse answers when everybody who is alive has asked, or when those that have not were silent for too long. So
-an answer is a list that all who stand in it have as well, and whatever is decided from it is decided alike. Processes
-are alive as long as they send heartbeats, which they do from the first question on. It forms no group.
+It answers once everybody alive has asked, or the others were silent too long. Heartbeats begin with the first question.
 """
 
 import os

@@ -1,11 +1,6 @@
 """A group whose processes may be lost, and come back, between two updates.
 
-Before `join` a process is alone, and gets from all others what it says itself. `join` asks the lighthouse which
-processes are there, and they meet as the ranks of any run do: the same rendezvous, under a number of its own for each
-membership, and then the same group. `at`, at the beginning of each update, asks again and raises LostRankError when
-others are there than before; whoever then calls `join` is in a new group, with a new rank.
-
-Process 0 keeps the run folder, so it is in every group: while it is lost, the others wait for it to come back.
+Process 0 keeps the run folder, so it is in every group: while it is lost, the others wait for it.
 """
 
 import logging

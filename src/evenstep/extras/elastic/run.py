@@ -1,12 +1,7 @@
-"""The run of ranks that come and go: begun anew from the last committed update whenever they have changed.
+"""Runs a training loop on ranks that come and go.
 
-    join         the processes that are there form a group; each has a new rank
-    heal         processes that hold another state take that of the most advanced one
-    work         as ever, from the last committed update on
-    give up      what a lost process, or one that has come, has interrupted
-
-An interrupted update leaves no trace. Its global batch is dealt anew over those that are left, with the numbers of its
-micro-batches; so it is the same update.
+`join` forms a group, `heal` shares the most advanced state, then training continues from the last committed update.
+An interrupted update leaves no trace: its micro-batches keep their numbers on the remaining ranks.
 """
 
 from collections.abc import Callable, Mapping

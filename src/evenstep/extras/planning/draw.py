@@ -1,7 +1,6 @@
 """Timelines of simulated plans: in characters, and as a Chrome trace for Perfetto.
 
-In characters each computation is as wide as its time and begins with its name, if there is room: `F3` is the forward of
-micro-batch 3, `1F3` that of stage 1 where a rank owns several. Dots are idle time.
+`F3` is the forward of micro-batch 3, `1F3` that of stage 1 where a rank owns several. Dots are idle time.
 """
 
 import json

@@ -1,8 +1,6 @@
-"""Measures on this machine what each layer of a model costs: time forward and backward, and memory.
+"""Measures time and memory of each layer of a model on this machine.
 
-Every layer is run by itself on what the layers before it gave, a few times; the median counts. The backward is timed
-whole and for the inputs alone; the difference is what the weights take. The task's loss, the optimizer's state and the
-network are not measured.
+The backward is timed as a whole and for the inputs alone; the difference is the time of the weights.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,6 @@
-"""What plans would cost: time, idle time, memory and traffic of every rank, for given costs of the stages.
+"""Simulates time, idle time, memory and traffic of pipeline plans for given costs of the stages.
 
-Computations start as early as the order of their rank and what they need allow; messages take α + β·bytes and hold
-nobody up. It is exact for that model: with whole numbers or fractions as costs, so are all results. It leaves out what
-it is not told: congestion, received copies, and reductions over data-parallel ranks.
+Messages take α + β·bytes. Congestion, received copies and data-parallel reductions are left out.
 """
 
 from collections import Counter

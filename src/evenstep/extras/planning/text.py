@@ -1,7 +1,6 @@
-"""Plans as text: one line per rank, actions as they print, so that people can write and read them.
+"""Plans as text: one line per rank, with comments after `#`.
 
-Blank lines, and what follows a `#`, are left out. A whole file of computations makes a pipeline schedule: which rank
-owns a stage is where the stage is named. Communication, ARM and REDUCE are not written: `lower` adds them.
+Communication, ARM and REDUCE are not written: `lower` adds them.
 """
 
 import re

@@ -1,7 +1,6 @@
-"""Whether what two traces of one update hold is the same, where one of them is cut in another way.
+"""Compares the traces of one update that was cut in two ways.
 
-Tensors are held against each other by samples, along the dimension in which the parts add up to the whole. Samples may
-be padded to other lengths, on either side; that alone makes no difference.
+Tensors are compared by samples. Padding to another length makes no difference.
 """
 
 from collections.abc import Sequence

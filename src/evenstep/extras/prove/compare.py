@@ -1,9 +1,7 @@
-"""How far two runs are apart, and how far they may be: by as much as the order of sums makes of rounding.
+"""Distance of two runs, and the bound that rounding sets.
 
-The difference is that of the tensor that differs most, as a share of how far training has moved all of them. What it
-may be is measured, not chosen: the same run with its gradients summed in another order and moved by a rounding of each
-number, tenfold, since other cuts reorder the sums inside of products as well. Steps that make more than `CAP` of that
-(those that take the sign of a gradient that is 0 but for rounding) tell nothing: then the first gradients are compared.
+The bound is measured: ten times the effect of summing gradients in another order and moving each by a rounding. Where
+steps magnify rounding beyond `CAP`, the first gradients are compared instead.
 """
 
 import math

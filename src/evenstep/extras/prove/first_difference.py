@@ -1,7 +1,6 @@
-"""Names the first part of an update that differs between two runs, in the order in which an update is computed.
+"""Names the first part of an update that differs between two runs.
 
-Batch, transform, each module, output, weight, loss, gradient, step: where a part differs though all before it are the
-same, the cause is in that part. Runs that differ in how they were resumed are also compared by the state they hold.
+The order is batch, transform, each module, output, weight, loss, gradient, step.
 """
 
 import tempfile

@@ -1,10 +1,7 @@
-"""What is computed in float64, and without chance, so that two cuts of one batch can be compared to the last bits.
+"""Computes updates in float64 and without chance, so that two cuts of a batch can be compared to the last bits.
 
-In float64 a difference that is no rounding stands out by ten digits. Casts to shorter formats inside the model are made
-to float64 as well, else they would bring their rounding back. Random numbers of torch's own generators are replaced by
-one that each could be (a dropout passes everything through), since they are keyed by the micro-batch and would differ
-by nature; generators of the model's own are left as they are, because nobody keys those. Both act while an update is
-computed.
+Casts to shorter formats go to float64. Random numbers of torch's global generators are replaced by constants, since
+they are keyed by the micro-batch.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence

@@ -1,7 +1,6 @@
-"""The rows of the certificate: each runs the user's run in another way, and holds it against the run as it was.
+"""The rows of the certificate: each runs the user's run another way and compares it with the run as it was.
 
-Where bits are promised two sha256 are compared; else a difference with a bound that is measured (see `compare`). A row
-that a run can't have says why, and counts for nothing. A row that fails names its causes.
+Where bits are promised, two sha256 are compared; else a difference with a measured bound (see `compare`).
 """
 
 import tempfile

@@ -1,8 +1,4 @@
-"""Which curves share a chart, and their points as the page draws them.
-
-Metrics of one measure (`train/loss`, `valid/loss`) share axes, and so do the runs of one page. Each `perf/` metric has
-its own, since their units differ.
-"""
+"""Charts of the report: metrics of one measure (`train/loss`, `valid/loss`) share axes, and so do several runs."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

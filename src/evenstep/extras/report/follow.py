@@ -1,8 +1,4 @@
-"""Serves the page of runs while they train: to this machine alone, made anew whenever their files have changed.
-
-The page asks for a word that stands for the state of the files, and for itself again when the word is another. Nothing
-is written, and nothing else of the disk is served.
-"""
+"""Serves the report of runs to this machine alone, made again whenever their files change."""
 
 import os
 from collections.abc import Callable, Sequence

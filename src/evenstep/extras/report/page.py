@@ -1,8 +1,6 @@
-"""Writes the page of one or several runs: one HTML file that holds all it needs and asks nothing of a network.
+"""Writes the report of one or several runs as one HTML file that needs no network.
 
-Everything that comes from the run folders is text to the template, which escapes it; only the files beside this one
-are trusted. The page forbids itself, by its content security policy, to load anything; one that follows a run may ask
-the server that it came from for a newer one.
+The template escapes everything from the run folders; only the files beside this one are trusted.
 """
 
 from collections.abc import Sequence

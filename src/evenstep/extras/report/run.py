@@ -1,8 +1,4 @@
-"""A run folder as values: what its files say, and what could not be read of them.
-
-Reading never fails on a file: one that is missing, cut off or of another kind becomes a sentence in `problems`. How
-it looks on the page is not decided here.
-"""
+"""Reads a run folder. A file that is missing or broken becomes a sentence in `problems`."""
 
 import json
 from collections.abc import Mapping

@@ -1,8 +1,4 @@
-"""The settings of runs: those that are not as by default, and those in which several runs differ.
-
-Settings are read from the files of the run folders alone, so runs of other versions can be compared: the defaults are
-those of the version that made the run.
-"""
+"""Settings of runs that differ from the defaults, or between runs."""
 
 import json
 import tomllib

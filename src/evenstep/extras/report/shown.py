@@ -1,8 +1,4 @@
-"""What hooks and tasks have shown: texts, images and histograms, as lines of `shown.jsonl` tell them.
-
-Of each name the newest few are kept, so that a page stays small. Images become part of the page, if they are PNG files
-inside the run folder and no larger than a page can bear.
-"""
+"""Texts, images and histograms of `shown.jsonl`, the newest few of each name."""
 
 import base64
 import math
