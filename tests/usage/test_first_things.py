@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import evenstep
-from evenstep.errors import ArgumentError, CheckpointError, TaskError
+from evenstep.errors import ArgumentError, NonFiniteError, TaskError
 
 _COUNTED = ("progress", "run", "data")
 PAIRS = [(torch.tensor([float(x), 1.0]), torch.tensor([2.0 * x])) for x in range(8)]
@@ -78,43 +78,11 @@ def test_fused_sgd_with_dampening_is_refused_before_it_changes_anything() -> Non
     assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
 
 
-def test_a_norm_whose_square_overflows_is_not_called_different_each_time() -> None:
+def test_a_norm_whose_square_overflows_is_not_finite() -> None:
     engine = _engine(nn.Linear(2, 1))
     aborted = engine.update((torch.full((8, 2), 1e12), torch.full((8, 1), 1e13)))
     assert isinstance(aborted, evenstep.Aborted)
-    said = str(engine.explain(aborted)[1])
-    assert "computes differently" not in said
-    assert "the square of the gradient's norm, " in said
-    assert "is not in float32" in said
-
-
-@pytest.mark.parametrize("made", [_trainer, lambda: _engine(nn.Linear(2, 1))], ids=["trainer", "engine"])
-def test_a_state_whose_parts_lack_something_is_refused_and_changes_nothing(made: Any) -> None:
-    one = made()
-    if isinstance(one, evenstep.Trainer):
-        one.train()
-    else:
-        one.update(_batch())
-    state = one.state_dict()
-    for part, value in state.items():
-        for lacking in [*value]:
-            other = made()
-            before = copy.deepcopy(other.state_dict())
-            broken = {**state, part: {name: each for name, each in value.items() if name != lacking}}
-            try:
-                other.load_state_dict(broken)
-            except CheckpointError:
-                _assert_same(before, other.state_dict(), f"{part}.{lacking}")
-        broken = [{}, *({**value, name: wrong} for name in value for wrong in (None, {}) if part in _COUNTED)]
-        for wrong in broken:
-            other = made()
-            before = copy.deepcopy(other.state_dict())
-            try:
-                other.load_state_dict({**state, part: wrong})
-            except CheckpointError:
-                _assert_same(before, other.state_dict(), part)
-            else:
-                assert wrong or part not in (*_COUNTED, "model", "optimizer")
+    assert isinstance(engine.explain(aborted)[1], NonFiniteError)
 
 
 def _assert_same(one: Any, other: Any, where: str) -> None:
@@ -126,22 +94,6 @@ def _assert_same(one: Any, other: Any, where: str) -> None:
         assert torch.equal(one, other), where
     else:
         assert one == other, where
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"foo": torch.ones(1)}, "has `foo`, which no parameter is called; there are weight, bias."),
-        ({"weigth": torch.ones(1)}, "did you mean `weight`"),
-        ({"weight": torch.ones(3)}, r"must be a tensor of shape \[1, 2\], .* but is of shape \[3\]"),
-        ({"weight": None}, "must be a tensor of shape .* but is None"),
-        ([torch.ones(1)], "must be a dict by names, but is a list"),
-        (None, "must be a dict by names, but is None"),
-    ],
-)
-def test_norms_of_what_is_no_parameter_are_refused(values: Any, said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
-        _trainer().norms(values)
 
 
 @pytest.mark.parametrize("made", [_trainer, lambda: _engine(nn.Linear(2, 1))], ids=["trainer", "engine"])

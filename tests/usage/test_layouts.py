@@ -47,9 +47,6 @@ def test_buffers_that_the_output_depends_on_are_the_same_on_all_ranks_and_after_
         straight, _, resumed = first[place : place + 3]
         assert alike(straight, resumed, parts=(*SAME, "local")), ways[place]
         assert alike(straight, second[place], parts=(*SAME, "local")), ways[place]
-    said = list(first[0]["said"])
-    assert len(said) == 1 and "`0.parametrizations.weight.0._u`" in said[0] and "number of ranks" in said[0]
-    assert first[3]["said"] == []  # running statistics are shared
 
 
 @pytest.mark.slow

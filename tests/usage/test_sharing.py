@@ -86,13 +86,6 @@ def test_what_keeps_nothing_of_a_run_gives_both_trainers_the_bits_of_each_alone(
     assert [one.model.weight.tolist() for one in both] == [one.model.weight.tolist() for one in alone]
 
 
-def test_what_a_trainer_that_was_refused_was_given_is_free() -> None:
-    precision = evenstep.Fp16Mixed()
-    with pytest.raises(ArgumentError):
-        trainer(precision=precision, hooks=print)
-    trainer(precision=precision)
-
-
 def test_an_engine_and_a_trainer_do_not_share_a_loss_scale() -> None:
     precision, model = evenstep.Fp16Mixed(), nn.Linear(2, 1)
     evenstep.Engine(model, Square(), torch.optim.SGD(model.parameters()), precision=precision, device="cpu")

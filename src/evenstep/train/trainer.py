@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from evenstep.arguments import said, unknown_argument
 from evenstep.data import Data, data_of
 from evenstep.data.seeding import drawing_alone, undisturbed
-from evenstep.errors import ArgumentError, EvenstepError
+from evenstep.errors import ArgumentError
 from evenstep.events import Hook, TrainBegin, TrainEnd
 from evenstep.nothing import NOTHING
 from evenstep.optim.schedules import LrSchedule
@@ -213,6 +213,7 @@ class Trainer(TrainerAttributes):
             EvenstepError: something went wrong; the message says what, and what to do.
             KeyboardInterrupt: after Ctrl-C, when everything is saved.
         """
+        from evenstep.train.failures.tracebacks import shorten
         from evenstep.train.signal_handling import handling_signals, where
 
         if self._is_training:
@@ -229,10 +230,9 @@ class Trainer(TrainerAttributes):
             alone = drawing_alone("train") if self._group.ranks == 1 else NOTHING
             with alone, handling_signals(self._loop):
                 return self._train()
-        except Exception as error:
-            if not isinstance(error, EvenstepError) and (place := where(self._loop)):
-                error.add_note(f"It was raised {place}.")
-            raise
+        except BaseException as error:
+            shorten(error, where(self._loop))
+            raise error  # with this frame, which a bare `raise` would not show
         finally:
             self._is_training = self._is_over = False
 
