@@ -21,11 +21,7 @@ _FIRST_LOOK = 64
 
 
 def measure(lengths: Lengths, num_samples: int) -> NDArray[np.int64]:
-    """The lengths of all samples, `[num_samples]` in tokens.
-
-    >>> measure(lambda index: 2 * index, 3).tolist()
-    [0, 2, 4]
-    """
+    """The lengths of all samples, `[num_samples]` in tokens."""
     given: Any = [lengths(index) for index in range(num_samples)] if callable(lengths) else lengths
     array = np.asarray(given)
     if array.shape != (num_samples,) or array.dtype.kind not in "iu" or array.min() < 0:
@@ -42,9 +38,6 @@ def fitting(lengths: NDArray[np.int64], *, max_tokens: int, oversized: Oversized
 
     Args:
         lengths: `[samples]`, in tokens.
-
-    >>> fitting(np.array([3, 9, 4]), max_tokens=5, oversized="skip").tolist()
-    [True, False, True]
     """
     fits = lengths <= max_tokens
     num_over = int(np.count_nonzero(~fits))
@@ -62,11 +55,7 @@ def fitting(lengths: NDArray[np.int64], *, max_tokens: int, oversized: Oversized
 
 
 def cut_by_count(num_samples: int, size: int) -> list[int]:
-    """Cut into batches of `size`; the last one is short if need be.
-
-    >>> cut_by_count(10, 4)
-    [0, 4, 8, 10]
-    """
+    """Cut into batches of `size`; the last one is short if need be."""
     return [*range(0, num_samples, size), num_samples]
 
 
@@ -190,9 +179,5 @@ def shuffle_batches(
 
 @lru_cache(maxsize=64)  # asked in every update
 def share(num_microbatches: int, *, rank: int, ranks: int) -> range:
-    """The numbers of the micro-batches that a rank runs: contiguous, balanced to within one.
-
-    >>> [list(share(5, rank=rank, ranks=3)) for rank in range(3)]
-    [[0], [1, 2], [3, 4]]
-    """
+    """The numbers of the micro-batches that a rank runs: contiguous, balanced to within one."""
     return range(num_microbatches * rank // ranks, num_microbatches * (rank + 1) // ranks)

@@ -27,11 +27,7 @@ class MapDataset(Protocol):
 
 
 def count_samples(dataset: object) -> int:
-    """How many samples a map-style dataset has.
-
-    >>> count_samples(["a", "b"])
-    2
-    """
+    """How many samples a map-style dataset has."""
     name = type(dataset).__name__
     is_text = isinstance(dataset, str | bytes)
     is_table = isinstance(dataset, Mapping) and 0 not in dataset
@@ -99,11 +95,7 @@ def fetches_many(dataset: object) -> bool:
 
 
 def draws_nothing(dataset: object) -> bool:
-    """Whether taking a sample is known to draw no random number: a plain container.
-
-    >>> draws_nothing([1, 2]), draws_nothing(TensorDataset(torch.zeros(2)))
-    (True, True)
-    """
+    """Whether taking a sample is known to draw no random number: a plain container."""
     return type(whole(dataset)) in (TensorDataset, list, tuple, range, np.ndarray, Tensor)
 
 

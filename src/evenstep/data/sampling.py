@@ -63,11 +63,6 @@ class Sampling:
         sizes: of the global batches, where there are pairs.
         measured: the lengths, `[num_samples]` in tokens; None where there is no token budget.
         fits: which samples are used, `[num_samples]`; None for all.
-
-    >>> sampling = Sampling(num_samples=10, global_batch_size=4, micro_batch_size=3, shuffle=False)
-    >>> epoch = sampling.epoch(0, seed=1)
-    >>> [sampling.microbatches(epoch.batch(number)) for number in range(epoch.num_batches)]
-    [[[0, 1, 2], [3]], [[4, 5, 6], [7]], [[8, 9]]]
     """
 
     def __init__(

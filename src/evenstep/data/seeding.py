@@ -21,15 +21,7 @@ _NUMPY_BYTES = 624 * 4 + 4  # the words of a Mersenne twister, and its place amo
 
 
 def seed_generators(number: int) -> None:
-    """Seed all three from one 64-bit number, numpy from other bits than torch: both are Mersenne twisters.
-
-    >>> with undisturbed():
-    ...     seed_generators(2**40 + 1)
-    ...     first = random.random()
-    ...     seed_generators(2**40 + 1)
-    ...     first == random.random()
-    True
-    """
+    """Seed all three from one 64-bit number, numpy from other bits than torch: both are Mersenne twisters."""
     torch.default_generator.manual_seed(number & 0xFFFFFFFF)
     np.random.seed(number >> 32)
     random.seed(number)
@@ -39,13 +31,6 @@ def numpy_words() -> bytes:
     """The words of numpy's generator and its place among them; `np.random.get_state` takes 65 µs to tell them.
 
     They are others after any draw, unless it takes the second of two normal numbers that were drawn together.
-
-    >>> with undisturbed():
-    ...     np.random.seed(3)
-    ...     fresh = numpy_words()
-    ...     number = np.random.rand()
-    ...     numpy_words() == fresh
-    False
     """
     return string_at(cast("Any", np.random).get_bit_generator().ctypes.state_address, _NUMPY_BYTES)
 

@@ -75,12 +75,7 @@ def contents(batch: Any, *, formats: bool = False) -> str:
 
 
 def num_elements(batch: Any) -> int:
-    """Number of elements of the tensors of `batch`, which its memory grows with.
-
-    >>> import torch
-    >>> num_elements([torch.zeros(2, 5), torch.zeros(2)])
-    12
-    """
+    """Number of elements of the tensors of `batch`, which its memory grows with."""
     return sum(leaf.size if isinstance(leaf, np.ndarray) else leaf.numel() for _, leaf in _arrays_in(batch, ""))
 
 
@@ -90,14 +85,7 @@ def tensors_in(item: Any) -> list[Tensor]:
 
 
 def halves(batch: Any, known: int | None = None) -> list[Any]:
-    """`batch` as two batches, the first of which is not the smaller one; or as itself, where it can't be cut.
-
-    >>> import torch
-    >>> halves((torch.arange(3), ["a", "b", "c"]))
-    [(tensor([0, 1]), ['a', 'b']), (tensor([2]), ['c'])]
-    >>> len(halves(torch.zeros(1, 7)))
-    1
-    """
+    """`batch` as two batches, the first of which is not the smaller one; or as itself, where it can't be cut."""
     count = cuttable_samples(batch, known)
     if count < 2:
         return [batch]

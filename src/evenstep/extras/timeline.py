@@ -27,9 +27,6 @@ class Timeline(Hook):
 
     Args:
         update: number of the update; one after the first few, which also allocate and compile.
-
-    >>> Timeline(update=20).name
-    'Timeline'
     """
 
     failure_policy = "continue"  # it only looks

@@ -29,11 +29,7 @@ _MEETING_S = 5.0  # for processes that the lighthouse has just seen
 
 @final
 class Alone(Group):
-    """One of several that has not met the others yet: it gets from each of them what it says itself.
-
-    >>> Alone(1, 3).gather("hello")
-    ['hello', 'hello', 'hello']
-    """
+    """One of several that has not met the others yet: it gets from each of them what it says itself."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         self.rank, self.ranks = rank, ranks

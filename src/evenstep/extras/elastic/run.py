@@ -92,11 +92,7 @@ def _processes(numbers: list[int]) -> str:
 
 
 def shared(group: Group, tree: Any, source: int) -> Any:
-    """The tree of tensors that `source` has, on every rank: they are sent one by one.
-
-    >>> shared(Group(), {"a": [torch.ones(2), "b"]}, 0)
-    {'a': [tensor([1., 1.]), 'b']}
-    """
+    """The tree of tensors that `source` has, on every rank: they are sent one by one."""
     tensors, skeleton = pack(tree, "state") if group.rank == source else ({}, None)
     forms = [(name, one.shape, one.dtype) for name, one in tensors.items()]
     skeleton, forms = group.gather((skeleton, forms))[source]

@@ -33,9 +33,6 @@ def measure(
     Args:
         context: in which forwards run, such as a precision's.
         convert: gives a layer the number format that it computes in.
-
-    >>> [cost.name for cost in measure(Layers.of(nn.Sequential(nn.Linear(2, 3), nn.ReLU())), torch.ones(4, 2))]
-    ['0', '1']
     """
     where = device or torch.device("cpu")
     values: list[Any] = []

@@ -16,11 +16,7 @@ _WORD = re.compile(rf"(\d+)({'|'.join(sorted(_OPS, key=len, reverse=True))})(\d*
 
 
 def write_plans(plans: Sequence[Plan]) -> str:
-    """The text of `plans`, which `read_plans` reads again.
-
-    >>> write_plans([(Action(Op.FORWARD, 0, 0), Action(Op.BACKWARD, 0, 0))])
-    '0F0 0B0\\n'
-    """
+    """The text of `plans`, which `read_plans` reads again."""
     return "".join(" ".join(map(str, plan)) + "\n" for plan in plans)
 
 
@@ -34,11 +30,7 @@ def to_torch_csv(plans: Sequence[Plan]) -> str:
 
 
 def read_plans(text: str) -> tuple[Plan, ...]:
-    """The plans that `text` writes, one rank per line.
-
-    >>> read_plans("0F0 0B0  # rank 0")[0][1]
-    Action(op=<Op.BACKWARD: 'B'>, stage=0, microbatch=0, peer=-1)
-    """
+    """The plans that `text` writes, one rank per line."""
     plans: list[Plan] = []
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.partition("#")[0].split()

@@ -61,20 +61,12 @@ def charts(runs: Sequence[tuple[str, Metrics]]) -> list[Chart]:
 
 
 def family(name: str) -> str:
-    """What a metric measures, which is also its chart's title.
-
-    >>> family("valid/loss"), family("train/lr"), family("perf/samples_per_s"), family("score")
-    ('loss', 'lr', 'perf/samples_per_s', 'score')
-    """
+    """What a metric measures, which is also its chart's title."""
     return name if name.partition("/")[0] in _OWN else name.partition("/")[2] or name
 
 
 def group_of(title: str) -> str:
-    """The heading that a chart stands under.
-
-    >>> group_of("loss"), group_of("grad_norm/blocks.0"), group_of("perf/data_s")
-    ('', 'grad_norm', 'perf')
-    """
+    """The heading that a chart stands under."""
     return title.rpartition("/")[0].partition("/")[0]
 
 

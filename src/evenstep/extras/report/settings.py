@@ -17,9 +17,6 @@ def from_defaults(config: str, defaults: str) -> list[Row] | None:
 
     Returns:
         None where one of both is not known.
-
-    >>> from_defaults("seed = 1\\n[train]\\nupdates = 5", "seed = 42")
-    [('seed', ('1', '42')), ('train.updates', ('5', ''))]
     """
     given, usual = _flat(config), _flat(defaults)
     if given is None or usual is None or not config or not defaults:
@@ -29,11 +26,7 @@ def from_defaults(config: str, defaults: str) -> list[Row] | None:
 
 
 def between(configs: Sequence[str]) -> list[Row]:
-    """The settings in which runs differ, in the order in which they come.
-
-    >>> between(["seed = 1\\nthreads = 2", "seed = 3\\nthreads = 2"])
-    [('seed', ('1', '3'))]
-    """
+    """The settings in which runs differ, in the order in which they come."""
     each = [_flat(config) or {} for config in configs]
     keys = dict.fromkeys(key for one in each for key in one if key not in _WHERE)
     rows = [(key, tuple(one.get(key, "") for one in each)) for key in keys]
