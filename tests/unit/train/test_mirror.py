@@ -41,11 +41,6 @@ def trainer_of(folder: Path | None, *hooks: Hook, task: Task | None = None, **mo
     )
 
 
-def test_a_trainer_does_not_resume_from_an_address(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="`memory://copies/run` is an address, but what is read must be on this"):
-        trainer_of(tmp_path / "run").resume("memory://copies/run")
-
-
 class FailAt(Hook):
     def __init__(self, update: int) -> None:
         self.update = update

@@ -1,14 +1,4 @@
-"""Saves the state of a run as checkpoints, and goes on from them.
-
-    begin      copies the state, and lets training go on (or, if saves are not asynchronous, ends the save as well)
-    poll       at each end of an update: a save that has ended is told; one that has failed is an incident
-    settle     waits for what is in flight
-    resume     goes on from a checkpoint
-    go_back    the same within a run, from a checkpoint before an update that must not have happened
-
-When to save and when to go back is the loop's to say; how a checkpoint gets to the disk is `evenstep.checkpoint`'s. Who
-may write into the folder is told in `run_folder`.
-"""
+"""Saves the state of a run as checkpoints, and resumes from them."""
 
 from collections.abc import Collection, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -80,10 +70,6 @@ class Checkpointer:
 
         Args:
             must: whether a disk that fails is an error, also where saves are asynchronous.
-
-        Raises:
-            ArgumentError: nothing is to be kept.
-            CheckpointError: a state that cannot be saved; where it must be, or saves are not asynchronous, any failure.
         """
         writer, update, bus = self._require(), self._update, self.state.engine.bus
         self.folder.claim()
@@ -137,11 +123,7 @@ class Checkpointer:
             self._ended(self._writer.wait())
 
     def settle_alone(self) -> bool:
-        """End what is in flight without the other ranks, which may be gone; a failure is an incident.
-
-        Returns:
-            Whether it came to nothing.
-        """
+        """End what is in flight without the other ranks, which may be gone; a failure is an incident."""
         result = None if self._writer is None else self._writer.end_alone()
         self._ended(result, goes_on=False)
         return result is not None and result.path is None
@@ -154,9 +136,6 @@ class Checkpointer:
         """Set aside what the folder holds of a course that the run leaves; all ranks call it together.
 
         A later resume would take those checkpoints for the newest, and new ones would be deleted beside them.
-
-        Raises:
-            CheckpointError: one can't be renamed, or fetched from the mirror.
         """
         if self.is_named and self.enabled:
             for said in self.folder.set_aside_after(self._update):
@@ -170,9 +149,6 @@ class Checkpointer:
             path: as for a `CheckpointReader`.
             new_settings: whether updates may be made with other settings than those that were saved.
             reset: what of it begins afresh.
-
-        Raises:
-            CheckpointError: it can't be read (an UnreadableError), or is of another run. Nothing has been changed.
         """
         step, changed = self.state.load_checkpoint(path, new_settings=new_settings, reset=reset)
         self.reporter.changed(changed, self._update)
@@ -186,10 +162,6 @@ class Checkpointer:
 
         Args:
             new_settings: as for `resume`.
-
-        Raises:
-            ArgumentError: there is no folder.
-            CheckpointError: it is of another run, or there are some and none can be read. Nothing has been changed.
         """
         if self.folder.path is None:
             raise ArgumentError("`resume` must be a path, since this trainer has no `folder` to look into.")
@@ -217,9 +189,6 @@ class Checkpointer:
 
         Args:
             fault: what went wrong in that update, as a sentence.
-
-        Raises:
-            CheckpointError: there is none.
         """
         engine = self.state.engine
         limit = engine.parts.context.cuts.limit  # what did not fit then would not fit now
@@ -244,7 +213,6 @@ class Checkpointer:
         self.reporter.report(Incident(kind="rewind", update=now, message=message))
 
     def _resume_first(self, paths: Sequence[Path], *, update: int, new_settings: bool) -> Path | None:
-        """Go on from the first of `paths` that can be read; the others are incidents. Ranks agree on each."""
         for path in paths:
             try:
                 self.folder.bring(path)
@@ -259,7 +227,6 @@ class Checkpointer:
         return None
 
     def _held(self) -> Tree:
-        """The state for a checkpoint, in which each rank writes its part of tensors that are cut over ranks."""
         return self.state.state_dict(whole=False)
 
     def _is_of_a_disk(self, error: CheckpointError) -> bool:
@@ -267,11 +234,6 @@ class Checkpointer:
         return any(self.folder.group.gather(isinstance(error.__cause__, OSError)))
 
     def _finish(self) -> None:
-        """Wait for what is in flight.
-
-        Raises:
-            CheckpointError: it could not be written; earlier checkpoints are untouched.
-        """
         self._ended(self._require().wait(), raises=True)
 
     def _ended(self, result: SaveResult | None, *, raises: bool = False, goes_on: bool = True) -> None:

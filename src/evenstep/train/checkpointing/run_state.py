@@ -1,9 +1,4 @@
-"""What a checkpoint holds of a run, as one tree, and back: its tensors, its counters, and where its data and hooks are.
-
-Everything that can be compared is compared before anything is changed. The tensors by themselves are told in
-`train_state`, and which part of a model in stages belongs to this rank in `pipeline_state`. It does not write files,
-and it does not choose when.
-"""
+"""State of a run as one tree, and its restoring. Everything is compared before anything is changed."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -94,12 +89,10 @@ class RunState:
 
     @property
     def _place_of_data(self) -> tuple[int, int]:
-        """Which rank's data this rank has, and of how many; 0 and 0 where all have the same."""
         group = self.engine.reducers.data_group
         return (group.rank, group.ranks) if self.data.state_is_of_rank else (0, 0)
 
     def _own_data(self) -> Tree:
-        """The part "data" of a state, with what this rank's need to go on at the committed position."""
         rank, ranks = self._place_of_data
         states = {rank: self.data.state_dict(self.engine.progress.position)}
         return {"fingerprint": self.data.fingerprint(), "ranks": ranks, "states": states}
@@ -124,11 +117,7 @@ class RunState:
         }
 
     def load_state_dict(self, state: Tree) -> list[str]:
-        """Restore what `state_dict` gave; says, in half sentences, what began afresh or was given up.
-
-        Raises:
-            CheckpointError: it is of another model, optimizer, data, seed or precision. Nothing has been changed.
-        """
+        """Restore what `state_dict` gave; says, in half sentences, what began afresh or was given up."""
         state = self._of_this_rank(state)
         data = self._data_of_same_run(state)
         own = self.engine.own_part(state)
@@ -145,10 +134,6 @@ class RunState:
             path: as for a `CheckpointReader`.
             new_settings: whether updates may be made with other settings than those that were saved.
             reset: what begins afresh.
-
-        Raises:
-            CheckpointError: it can't be read (an UnreadableError), or is of another run; nothing has been changed then,
-                on any rank, and all raise the same.
         """
         group, layout = self.engine.group, self.engine.reducers.layout
         is_divided = self.engine.parts.execution.in_stages
@@ -185,22 +170,15 @@ class RunState:
         return own_of(state, self.engine.group if self._holds_own_model else Group())
 
     def _afresh(self, state: Tree, reset: Collection[Reset]) -> Tree:
-        """The state with some of it as of a run that begins; one that is no state stays as it is, to be refused."""
         if not reset or not {"progress", "run", "hooks"} <= state.keys():
             return state
         return begun_afresh(state, reset, self._own_data())
 
     def _planned(self, begun_at: int) -> int | None:
-        """How many updates a run of epochs has, whose first of these data followed committed update `begun_at`."""
         count = updates_of(self.data, cast("int", self.epochs), self.engine.seed)
         return None if count is None else begun_at + count
 
     def _data_of_same_run(self, state: Tree) -> Tree:
-        """The state of this rank's data, from a state that is one of this run.
-
-        Raises:
-            CheckpointError: it is not.
-        """
         engine = self.engine
         lacking = [part for part in _PARTS if part not in state]
         if lacking:
@@ -230,7 +208,6 @@ class RunState:
             )
 
     def _restored(self, own: Tree, data: Tree) -> list[str]:
-        """Take over this rank's part of a state, and the state of its data."""
         self.engine.core.is_whole = False  # hooks and data may raise; the engine, which comes last, makes it whole
         changed = self.engine.bus.load_state_dict(own["hooks"])
         self.data.load_state_dict(data)
@@ -245,11 +222,6 @@ class RunState:
         return changed
 
     def _data_of_rank(self, saved: Tree) -> Tree:
-        """The state of this rank's data.
-
-        Raises:
-            CheckpointError: each rank has data of its own, and they were as many as there are now.
-        """
         mine, now = self._place_of_data
         states, then = saved["states"], saved["ranks"]
         if then != now:
@@ -276,7 +248,6 @@ class RunState:
 
 
 def _said_of(reset: Collection[Reset], own: Tree) -> list[str]:
-    """What is said of what has begun afresh, of which nobody else speaks."""
     update = own["progress"]["update"]
     told = {
         "optimizer": "the optimizer begins afresh, with the options that it was built with",
@@ -298,5 +269,4 @@ def _ranks(count: int) -> str:
 
 
 def _is_dealt_out(name: str) -> bool:
-    """Whether ranks may hold different parts of the tensor `PART/NAME` of a checkpoint."""
     return name.startswith(("model/", "ema/", "optimizer/state."))

@@ -86,5 +86,4 @@ _FOLLOWS = "metric", "mode"  # of one that follows a metric, as a `MetricTarget`
 
 
 def _has(state: object, names: tuple[str, ...]) -> bool:
-    """Whether the state of a hook has all of these."""
     return isinstance(state, dict) and {*names} <= cast("dict[str, Any]", state).keys()

@@ -1,7 +1,4 @@
-"""State of ranks that train a model each (`Single` of several ranks), in one checkpoint.
-
-The state is that of the first rank; the part `each_rank` holds what differs on the others, by rank.
-"""
+"""State of ranks that train a model each (`Single` of several ranks), in one checkpoint."""
 
 from typing import Any
 
@@ -41,11 +38,7 @@ def of_one_rank(state: Tree, rank: int) -> Tree:
 
 
 def own_of(state: Tree, group: Group) -> Tree:
-    """The state of this rank among `group`, the ranks that train a model each.
-
-    Raises:
-        CheckpointError: the state is of another number of such ranks.
-    """
+    """The state of this rank among `group`, the ranks that train a model each."""
     others = state.get("each_rank")
     if others is None:  # saved by ranks that trained one model together: all begin with it
         return state
@@ -58,7 +51,6 @@ def own_of(state: Tree, group: Group) -> Tree:
 
 
 def _mapped(own: Tree, act: Any) -> Tree:
-    """Apply `act` to each tensor, once where it has several names."""
     made: dict[object, Shard] = {}
 
     def once(tensor: Tensor) -> Shard:

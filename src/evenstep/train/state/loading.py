@@ -1,10 +1,4 @@
-"""Puts weights that something else has trained into a model, before it is trained: whole, or in part and said so.
-
-    θ[name] ← file[name]        for the names that fit a pattern; what stays as it is initialised is said
-
-Where anything is missing, unexpected or of another shape, nothing is loaded, unless a part is asked for. Only values
-are taken: no optimizer, no counters. To go on with a run is `Trainer.resume`.
-"""
+"""Loads trained weights into a model before its training, whole or in part. To continue a run is `Trainer.resume`."""
 
 import re
 from collections import Counter
@@ -173,7 +167,6 @@ def put_weights(
 
 
 def _live(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
-    """The tensors of the model's state, and all names of each: with those of its copies in other stages."""
     state = unwrapped(model).state_dict(keep_vars=True)
     live = {plain(name): one for name, one in state.items() if isinstance(one, Tensor)}
     tied = {name: tie.names for tie in model.ties for name in tie.names} if isinstance(model, PipelineModel) else {}
@@ -188,9 +181,6 @@ def _fitting(patterns: Sequence[str], names: Mapping[str, Sequence[str]], known:
     Args:
         names: all of each tensor of this rank.
         known: those of the whole model.
-
-    Raises:
-        ArgumentError: a pattern that fits none of these.
     """
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):
@@ -210,9 +200,6 @@ def _prefix(weights: StoredWeights, patterns: Sequence[str], known: set[str]) ->
 
     Args:
         known: the names of the whole model.
-
-    Raises:
-        CheckpointError: the same names stand behind several, as those of a teacher and a student do.
     """
     meant = {name for name in known if any(fnmatchcase(name, pattern) for pattern in patterns)}
     if not meant.isdisjoint(weights.outlines):
@@ -230,12 +217,10 @@ def _prefix(weights: StoredWeights, patterns: Sequence[str], known: set[str]) ->
 
 
 def _before(names: Iterable[str], ends: Collection[str]) -> Counter[str]:
-    """What stands before those names of which the rest, after a dot, is among `ends`, and how often."""
     return Counter(name[: dot.end()] for name in names for dot in _DOT.finditer(name) if name[dot.end() :] in ends)
 
 
 def _place(weights: StoredWeights, name: str, names: Sequence[str]) -> str:
-    """The name in the file of what the model calls `name`, which may be any of `names`."""
     own = [name] if name in names else []
     return next((one for one in (*own, *names) if one in weights.outlines), names[0])
 
@@ -249,7 +234,6 @@ def _compare(
     *,
     freeze: bool,
 ) -> LoadedWeights:
-    """What would be loaded; `known` are the names that the whole model has, or None if only some are wanted."""
     there = weights.outlines
     places = {name: _place(weights, name, names[name]) for name in wanted}
     found = {name: there[place] for name, place in places.items() if place in there}

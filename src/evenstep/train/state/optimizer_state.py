@@ -1,10 +1,4 @@
-"""An optimizer's state as a tree by parameter name, and back to the bit.
-
-Torch's `load_state_dict` casts what it restores to the format of the parameter, shares tensors with what it was given,
-and takes a string apart; so what it restored is put right here: each tensor has the format and values that were saved.
-What an optimizer gives beside state and groups is kept as it is, and handed to its own `load_state_dict`. It does not
-know how tensors are cut over ranks.
-"""
+"""An optimizer's state as a tree by parameter name, and back to the bit."""
 
 import warnings
 from collections.abc import Mapping
@@ -52,9 +46,6 @@ def optimizer_state(optimizer: Optimizer, names: list[list[str]], built: list[Tr
 
     Args:
         built: each group's options as of when the trainer was built, to tell later what the user has changed since.
-
-    Returns:
-        "class", "state", "groups", and, only where there is any, "beside": what belongs to no parameter.
     """
     flat = [name for group in names for name in group]
     saved = optimizer.state_dict()
@@ -81,7 +72,6 @@ def optimizer_state(optimizer: Optimizer, names: list[list[str]], built: list[Tr
 
 
 def _is_by_parameter(saved: Tree, names: list[list[str]]) -> bool:
-    """Whether a `state_dict` is as torch's: by the number of the parameter in the groups."""
     groups = saved.get("param_groups")
     return "state" in saved and groups is not None and [len(g["params"]) for g in groups] == [len(g) for g in names]
 
@@ -120,9 +110,6 @@ def changed_options(saved: Tree, built: list[Tree]) -> list[str]:
     """What is said of each option, such as a rate, that is another than the saved optimizer was built with.
 
     Options that only say by which kernel a step is made are not looked at.
-
-    Raises:
-        CheckpointError: it is another, and would have no effect, or none that the saved state allows.
     """
     said: list[str] = []
     for number, (group, then) in enumerate(zip(saved["groups"], built, strict=True)):
@@ -191,7 +178,6 @@ def load_optimizer(saved: Tree, optimizer: Optimizer, names: list[list[str]], bu
 
 
 def _of_own_classes(states: Tree, optimizer: Optimizer, names: list[list[str]]) -> Tree:
-    """States in which tensors of few bits are again what they were."""
     parameters = parameters_in(optimizer)
     flat = (name for group in names for name in group)
     devices = {name: one.device for name, one in zip(flat, parameters, strict=True)}
@@ -201,7 +187,6 @@ def _of_own_classes(states: Tree, optimizer: Optimizer, names: list[list[str]]) 
 
 
 def _put_right(saved: Tree, optimizer: Optimizer, names: list[list[str]], same_kernel: list[bool]) -> None:
-    """Undo what torch's casting did to the state."""
     casts = type(optimizer).load_state_dict in _CAST
     for group, own, same in zip(optimizer.param_groups, names, same_kernel, strict=True):
         for name, parameter in zip(own, group["params"], strict=True):
@@ -217,20 +202,12 @@ def _put_right(saved: Tree, optimizer: Optimizer, names: list[list[str]], same_k
 
 
 def _as_parameter(value: Any, parameter: Tensor) -> Any:
-    """Lying in memory as the parameter does: fused kernels take what lies at the same place, files have rows."""
     if type(value) is not Tensor or value.shape != parameter.shape or type(parameter.data) is not Tensor:
         return value
     return laid_out(value, parameter)
 
 
 def _exact(saved: Any, live: Any, parameter: Tensor, *, casts: bool) -> Any:
-    """What was saved, where torch has put it.
-
-    Args:
-        saved: the value in the checkpoint.
-        live: what `load_state_dict` has made of it.
-        casts: whether that was torch's; what a user's own has changed on purpose stays.
-    """
     if is_low_bit(saved):  # made for this optimizer, in memory of its own
         return saved
     if isinstance(saved, Tensor):
@@ -270,7 +247,6 @@ def _told(value: Any) -> str:
 
 
 def _saved(value: Any) -> Any:
-    """An option as it is saved: float32 of numpy, which steps would not compute with as with Python's, is refused."""
     return value if isinstance(value, np.inexact) and not isinstance(value, float) else plain_numbers(value)
 
 

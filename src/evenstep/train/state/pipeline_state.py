@@ -1,8 +1,4 @@
-"""Which part of the whole model's state this rank holds: to gather it for a checkpoint, and to take it out of one.
-
-A checkpoint holds the whole model under the names that it has on one process, so it goes on on any layout of stages. A
-model that each rank holds whole needs none of this. It does not touch files.
-"""
+"""This rank's part of the whole model's state: gathered for a checkpoint, and taken out of one."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, cast
@@ -98,7 +94,6 @@ class StageStateSharding(PipelineStateSharding):
         return {part: state[part] for part in ("model", "optimizer", "ema", "trained")}
 
     def _with_others(self, mine: Tree) -> list[Tree]:
-        """The parts of all pipeline ranks, by rank: this one's tensors, and what the others' are."""
         parts = self.pipeline.gather(_outlined(mine, {}))
         parts[self.pipeline.rank] = mine
         return parts
@@ -126,7 +121,6 @@ class StageStateSharding(PipelineStateSharding):
         }
 
     def _ordered(self, names: Iterable[str], *, aliases: bool = False) -> list[str]:
-        """In the order of the layers, each tied parameter under its first name only unless `aliases`."""
         left_out = () if aliases else self.aliases
         return in_order(self._model, [name for name in names if name not in left_out])
 
@@ -140,11 +134,6 @@ def _is_cut(tree: object) -> bool:
 
 
 def _outlined(tree: Any, made: dict[object, Shard]) -> Any:
-    """A tree with a `Shard` that holds nothing in place of each tensor; one that stands twice is one `Shard`.
-
-    Args:
-        made: those that there are already.
-    """
     if isinstance(tree, dict):
         return {key: _outlined(value, made) for key, value in cast("Tree", tree).items()}
     if type(tree) in (list, tuple):
@@ -166,12 +155,10 @@ def build_pipeline_state_sharding(model: nn.Module, wire: Wire | None) -> Pipeli
 
 
 def _address(rank: int) -> Address:
-    """Of the state of a rank, on its way to the first."""
     return Address("state", rank, 0, 0)
 
 
 def _under(names: Iterable[str], values: Mapping[str, T], aliases: Mapping[str, str]) -> dict[str, T]:
-    """The values of `names`, a copy of a tied parameter taking that of its first name."""
     return {name: values[aliases.get(name, name)] for name in names if aliases.get(name, name) in values}
 
 
@@ -180,5 +167,4 @@ def _union(parts: Iterable[Mapping[str, T]]) -> dict[str, T]:
 
 
 def _copied(state: Mapping[str, Any]) -> Tree:
-    """Copies of a tied parameter must not share the state that they step; what has no values yet is read for each."""
     return mapped(dict(state), lambda tensor: tensor if tensor.is_meta else tensor.clone())

@@ -85,11 +85,7 @@ class RunFolder:
         return [found[update] for update in sorted(found, key=lambda update: update or 0)]
 
     def bring(self, path: Path) -> None:
-        """Fetch the checkpoint `path` from the mirror to each machine that lacks it; all ranks call it together.
-
-        Raises:
-            CheckpointError: it can't be fetched, on any rank; an UnreadableError if the copy is damaged.
-        """
+        """Fetch the checkpoint `path` from the mirror to each machine that lacks it; all ranks call it together."""
         if self.mirror is None:
             return
         # after the first rank has it, all have it that see the same folder
@@ -126,9 +122,6 @@ class RunFolder:
         """Give the checkpoints of more than `update` updates names that are not counted; says each in a sentence.
 
         All ranks call it together. What only the mirror has is fetched before.
-
-        Raises:
-            CheckpointError: one can't be renamed, or fetched.
         """
         for path in self.newest_first():
             if (step_update(path.name) or 0) > update:
@@ -164,11 +157,7 @@ class RunFolder:
             self.report(Incident(kind="checkpoint", update=update, message=str(error), details={}))
 
     def claim(self) -> None:
-        """Make the folder this run's, before it writes anything there; all ranks call it together.
-
-        Raises:
-            ArgumentError: another run has trained in it, whose metrics and checkpoints would be lost or mixed up.
-        """
+        """Make the folder this run's, before it writes anything there; all ranks call it together."""
         if self.path is None or self.is_claimed:
             return
         if not self.group.can_change:  # where a process that comes back finds what its run has written
@@ -189,11 +178,7 @@ class RunFolder:
 
     @contextmanager
     def hold(self) -> Generator[None]:
-        """Keep other runs out of the folder; within another such `with`, nothing more. All ranks enter it together.
-
-        Raises:
-            CheckpointError: another run is in it; so on the other ranks, as an EvenstepError.
-        """
+        """Keep other runs out of the folder; within another such `with`, nothing more. All ranks enter it together."""
         self._depth += 1
         try:
             with ExitStack() as held:
@@ -208,7 +193,6 @@ class RunFolder:
             self._depth -= 1
 
     def _take(self, folder: Path, held: ExitStack) -> None:
-        """On one rank: lock the folder, until `held` is left."""
         if self.mirror is not None:
             self.mirror.check()
         self._taken_over = held.enter_context(locked(folder)) or self._taken_over
@@ -224,11 +208,6 @@ class RunFolder:
 
 
 def _trained_before(folder: Path) -> str:
-    """What a run has left in the run folder `folder`, in words; "" where nothing is.
-
-    Raises:
-        CheckpointError: a folder that cannot be listed.
-    """
     saved = [path for path in complete_checkpoints(folder / CHECKPOINTS) if step_update(path.name)]
     if saved:
         return f"checkpoints up to {saved[-1].name}"

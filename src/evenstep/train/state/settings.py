@@ -1,9 +1,4 @@
-"""Whether a run can go on from a state: what updates are made with, as plain values, and in what two runs differ.
-
-A run that goes on with other ones is another run from there on: `resume` refuses that unless it is meant, and then it
-is said. Options of the optimizer are kept with its state, everything else is here. It does not know what a checkpoint
-is.
-"""
+"""Settings that updates depend on, as plain values, and their comparison with those of a checkpoint."""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields
@@ -63,7 +58,6 @@ def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[s
 
 
 def _schedule(schedule: LrSchedule | None) -> object:
-    """A schedule by its settings, and one of the user's by what it gives here and there, as its code may change."""
     plain = _plain(schedule)
     if not isinstance(plain, dict) or type(schedule).__module__.startswith("evenstep."):
         return plain

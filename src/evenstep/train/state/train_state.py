@@ -1,8 +1,4 @@
-"""What training changes, as a tree by parameter name, and back: model, optimizer, average, loss scale.
-
-Everything is compared before anything is changed, so a state that does not fit leaves the run as it was. Optimizer
-state is kept by parameter name instead of position, so that it survives a reordering. It does not touch files.
-"""
+"""Model, optimizer, average and loss scale as a tree by parameter name, and their restoring."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -38,11 +34,7 @@ from evenstep.train.trained import TrainedParameters
 
 
 def parameter_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
-    """The names of each parameter group's parameters.
-
-    Raises:
-        ArgumentError: the optimizer holds a parameter that is not the model's.
-    """
+    """The names of each parameter group's parameters."""
     names = {id(parameter): name for name, parameter in named_parameters(unwrapped(model)).items()}
     for number, group in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(group["params"]):
@@ -70,9 +62,6 @@ class TrainState:
         sharding: which part of the whole model this rank holds.
 
     Attributes:
-
-    Raises:
-        ArgumentError: the optimizer holds a parameter that is not the model's.
     """
 
     model: nn.Module
@@ -149,7 +138,6 @@ class TrainState:
         }
 
     def _check(self, state: Tree) -> None:
-        """Raise CheckpointError unless this rank's part of a whole state fits."""
         masters = _under_all_names(self.model, dict.fromkeys(self.steps.rounded, torch.float32))
         check_fits(state["model"], state_of(self.model), "model", formats=masters)
         _check_tied(state["model"], self.model)
@@ -174,9 +162,6 @@ class TrainState:
             take: gives what of a whole tensor a live one holds, cut as that is: `ParameterLayout.scatter_like`, or a
                 reader's.
             ranks: all of which raise if one does.
-
-        Raises:
-            CheckpointError: it does not fit.
         """
         own = self.sharding.own(state)
 
@@ -236,7 +221,6 @@ def _with_masters(states: Tree, masters: Mapping[str, Tensor]) -> Tree:
 
 
 def _under_all_names(model: nn.Module, values: Mapping[str, Any]) -> Tree:
-    """Values by parameter name, under the other names of parameters that have several as well."""
     if not values:
         return {}
     first = {id(parameter): name for name, parameter in named_parameters(model).items()}
@@ -253,7 +237,6 @@ def _outlined(outline: tuple[torch.Size, torch.dtype] | None) -> str:
 
 
 def _as_shard(tensor: Tensor | ShardedTensorRef) -> Tensor | Shard:
-    """What this rank holds of a tensor, as a checkpoint takes it."""
     if isinstance(tensor, Tensor):
         return tensor
     # of a tensor without elements, whoever holds it holds all
@@ -293,7 +276,6 @@ def check_fits(
 
 
 def _check_tied(saved: Mapping[str, Tensor], model: nn.Module) -> None:
-    """Raise CheckpointError for two values, as far as they have been read, of what is one parameter of the model."""
     firsts: dict[int, str] = {}
     for full, parameter in model.named_parameters(remove_duplicate=False):
         name = plain(full)

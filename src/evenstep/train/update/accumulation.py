@@ -1,8 +1,4 @@
-"""Plan and run: leaves the gradients of an update's micro-batches in `.grad`, summed over all ranks.
-
-Which stages and plans there are is `execution`'s, what happens to one micro-batch is `microbatch`'s. It judges nothing:
-a try that breaks off is undone by who made it.
-"""
+"""Plan and run: leaves the gradients of an update's micro-batches in `.grad`, summed over all ranks."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -64,7 +60,6 @@ class Accumulation:
         return gathered
 
     def _run_in_turn(self, weights: Weights, step: MicrobatchStep) -> None:
-        """Run one task's micro-batches after the other's, as all ranks do."""
         execution, parts = self._execution, [weights.of(task) for task in weights.totals]
         for part in parts:
             last = part is parts[-1]
@@ -75,14 +70,12 @@ class Accumulation:
 
     @contextmanager
     def _dummy(self, microbatch: Microbatch) -> Generator[MicrobatchStep]:
-        """A micro-batch that counts nowhere, after which buffers are as before."""
         step = MicrobatchStep.dummy(self._context, microbatch)
         with self._rollback.buffers.unchanged(), step:
             self._recovery.runs(step)
             yield step
 
     def _late_total(self, late: dict[int, Tensor], weights: Weights) -> Tensor:
-        """Σw_m over all ranks, in the order of the micro-batches' numbers whoever ran them."""
         dtype = torch.float32 if self._context.device.type == "mps" else torch.float64  # mps has no float64
         each = torch.zeros(weights.num_microbatches, dtype=dtype, device=self._context.device)
         for microbatch, weight in late.items():

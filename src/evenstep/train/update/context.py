@@ -1,7 +1,4 @@
-"""What is the same for all micro-batches of a run, and what is known of an update's after they have run.
-
-It runs nothing; `train/update/microbatch.py` does.
-"""
+"""Values that all micro-batches of a run share, and results of an update after they have run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

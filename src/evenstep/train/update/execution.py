@@ -1,8 +1,4 @@
-"""Which stages, plans and norms updates and evaluations of a model use: decided once, when a trainer is built.
-
-A model that is whole is one stage, whose plan runs its micro-batches one after the other; a model in stages has the
-plans of its pipeline schedule. Nothing else differs, and who runs a plan asks nothing about it.
-"""
+"""Stages, plans and norms of updates and evaluations, chosen when a trainer is built."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager

@@ -1,8 +1,4 @@
-"""‖g‖₂ over all that is trained, whoever holds it: of a model that each rank holds whole, and of one in stages.
-
-How norms of shards come together is the layout's; here it is decided in which order norms are added and in which
-number format. It does not clip.
-"""
+"""‖g‖₂ over all trained parameters, of whole models and of models in stages."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -80,7 +76,6 @@ class NormsOfStages:
         return {names[slot]: each[slot] for slot in anywhere}
 
     def _each(self, present: list[tuple[int, Tensor]], dtype: torch.dtype | None) -> tuple[list[int], Tensor]:
-        """Norms by slot, in this format, alike on all ranks, and the slots of which any rank has one."""
         each = torch.zeros_like(self._zeros)
         having = {slot for slot, _ in present}
         counts = self._pipeline.sum_floats([float(slot in having) for slot in range(len(each))])
@@ -92,7 +87,6 @@ class NormsOfStages:
         return anywhere, each
 
     def _places(self, slots: tuple[int, ...]) -> Tensor:
-        """These slots on the device, where they stay; nothing waits for their way there."""
         if slots not in self._known_places:
             places = torch.tensor(slots, dtype=torch.long)
             self._known_places[slots] = places.to(self._zeros.device, non_blocking=True)
@@ -103,12 +97,10 @@ GradientNorms: TypeAlias = NormsOfWhole | NormsOfStages
 
 
 def _dense(value: Tensor) -> Tensor:
-    """Itself, or of a sparse tensor what is not 0."""
     return value.coalesce().values() if value.is_sparse else value
 
 
 def _norm_dtype(dtypes: set[torch.dtype]) -> torch.dtype | None:
-    """In which norms are computed: None for that of the gradients, where it is one and wide enough."""
     if len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64}:
         return None
     return torch.float64 if dtypes & {torch.float64, torch.complex128} else torch.float32

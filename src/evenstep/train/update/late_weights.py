@@ -1,9 +1,4 @@
-"""Adds the gradients of several tasks of which some have a weight that is known only after their forwards.
-
-Each such task is accumulated by itself, since its gradient is divided by its own weight before it may be added to the
-others; the others are accumulated together. Methods that look at the tasks' gradients, such as PCGrad, are in
-`extras.multitask` and are loaded here by name.
-"""
+"""Adds the gradients of several tasks, one of which gives its weight with its loss."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

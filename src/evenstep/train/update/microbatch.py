@@ -1,11 +1,4 @@
-"""One set of micro-batches on its way through the model.
-
-For each micro-batch: move it to the device, seed its generators from (seed, path, k), apply its task's transforms, the
-stage and the task's loss in the precision's context, record loss and metrics, and hand the stage the loss; its backward
-begins with the micro-batch's factor. A micro-batch that is too large for the memory goes in pieces: for the plan each
-is a micro-batch with a number of its own. Training, evaluation and prediction take the same way, and so do models that
-are whole and models in stages. It knows neither plans nor optimizers nor other ranks.
-"""
+"""One set of micro-batches on its way through the model."""
 
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -98,11 +91,7 @@ class MicrobatchStep:
         return step
 
     def lay_out(self, work: tuple[Microbatch, ...]) -> tuple[int, ...]:
-        """The numbers of what goes through the plan: those of the micro-batches, or of all their pieces in order.
-
-        Raises:
-            TaskError: the weights of a micro-batch's pieces are not the whole's.
-        """
+        """The numbers of what goes through the plan: those of the micro-batches, or of all their pieces in order."""
         tasks, cuts = self._context.tasks, self._context.cuts
         if cuts.limit is None:
             self._parts = {one.index: (one, whole_of(one)) for one in work}
@@ -129,9 +118,6 @@ class MicrobatchStep:
         Args:
             received: the outputs of earlier stages that it takes.
             microbatch: its number in the plan.
-
-        Returns:
-            The outputs that leave the stage, and the loss, ready for `backward`, if there is one.
         """
         context, (one, piece) = self._context, self._parts[microbatch]
         task = context.tasks[one.task]
@@ -156,9 +142,6 @@ class MicrobatchStep:
         return {}, total
 
     def _prepared(self, stage: Stage, one: Microbatch, piece: SubBatch) -> Any:
-        """The batch as the model's inputs and the loss are made of it, for a stage that takes it; what is random in
-        either is seeded.
-        """
         context, takes_batch = self._context, stage.takes_batch
         batch = piece.data if takes_batch else None
         if takes_batch and context.transfer is not None:
@@ -172,7 +155,6 @@ class MicrobatchStep:
         return batch
 
     def _applied(self, stage: Stage, received: Outputs, one: Microbatch, batch: Any) -> tuple[Any, Any]:
-        """What leaves a stage; of one that gives the loss the model's output, and that."""
         context, task, randomness = self._context, self._context.tasks[one.task], self._context.randomness
         with context.precision.forward(context.device):
             with self._events.forward(stage, one, batch) as seen:
@@ -198,7 +180,6 @@ class MicrobatchStep:
             return output, loss_of(task, output, batch)
 
     def _evaluated(self, model: nn.Module, stage: Stage, one: Microbatch, batch: Any) -> Any:
-        """What a task gives that evaluates a micro-batch by itself."""
         context, events = self._context, self._events.forward(stage, one, batch)
         with context.precision.forward(context.device), lent(model, context) as whole, events:
             return context.tasks[one.task].evaluate(whole, batch)
@@ -228,7 +209,6 @@ class MicrobatchStep:
         return microbatch if self._completes is None else self._completes.get(microbatch)
 
     def _seed_of(self, loss: Tensor, one: Microbatch) -> Tensor:
-        """The factor as the gradient that a backward begins with: what multiplying the loss would give, without it."""
         factor = (
             self._factor * self._context.coefficients.value(one.task, self._update) / self._weights.divisors[one.index]
         )

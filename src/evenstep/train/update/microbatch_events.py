@@ -1,7 +1,4 @@
-"""What hooks, a profiler and layers with statistics of each task hear of micro-batches on their way through a model.
-
-Where nobody listens it does nothing. It runs nothing either.
-"""
+"""Events of micro-batches for hooks, profilers and layers with statistics of each task."""
 
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
@@ -108,5 +105,4 @@ class MicrobatchEvents:
             yield
 
     def _range(self, phase: str, task: str) -> AbstractContextManager[Any]:
-        """A range of the profiler's, if one is watching."""
         return record_function(f"{phase}/{task}" if task else phase) if self._profiled else NOTHING

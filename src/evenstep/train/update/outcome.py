@@ -1,9 +1,4 @@
-"""How an update ends, as a value: `Committed`, or `Aborted` with an incident; until that is known, a `PendingUpdate`.
-
-On an accelerator the host runs ahead: it dispatches updates and reads, now and then, which of them the device has
-aborted. A pending update keeps what is needed to go back to it: its batch, and the counters and precision state before
-it. After an abort the device applies nothing until the host has answered, so going back is exact.
-"""
+"""Outcome of an update: `Committed`, or `Aborted` with an incident; a `PendingUpdate` until it is known."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

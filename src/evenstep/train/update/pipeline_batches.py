@@ -1,8 +1,4 @@
-"""Whether the ranks of a pipeline have read the same batch: the last one's labels belong to the inputs of the first.
-
-What is in it they compare in the first update: later batches follow from what all have in common, as the data order
-does. In each update they compare how many samples there are and what these weigh: a rank may have left some out.
-"""
+"""Checks that the ranks of a pipeline have read the same batch."""
 
 from zlib import crc32
 
@@ -28,7 +24,6 @@ def check_batches(pipeline: Group, batch: GlobalBatch) -> None:
 
 
 def _same(one: tuple[str, dict[str, int]] | None, other: tuple[str, dict[str, int]] | None) -> bool:
-    """Whether two micro-batches have the same task and, where both have read a tensor, the same bits."""
     if one is None or other is None:
         return one is other
     (task, bits), (other_task, other_bits) = one, other

@@ -1,7 +1,4 @@
-"""What a task gave for one micro-batch: is it a loss that can be trained on, and what is recorded of it.
-
-Losses and metrics go to the storage as (sum, weight) pairs that stay on the device. It runs no model.
-"""
+"""Checks a task's loss of one micro-batch, and records its metrics as (sum, weight) pairs on the device."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -52,9 +49,6 @@ class Recording:
 
         Args:
             method: of the task, that gave it; what `evaluate` gives need have no loss.
-
-        Raises:
-            TaskError: it is no loss that can be trained on.
         """
         if loss is None and not one.task:  # with one task, more likely a forgotten `return` than a batch without a loss
             raise TaskError(
@@ -96,12 +90,6 @@ class Recording:
         self.gathered.losses[one.index] = one.task, total
 
     def _record(self, task: Task, one: Microbatch, piece: SubBatch, loss: Loss, total: Tensor | None) -> Tensor | None:
-        """Record a loss and what came with it; gives the sum that is trained on, which has its learned coefficient.
-
-        Args:
-            loss: whose weight, metrics and what was observed are recorded.
-            total: its sum, checked.
-        """
         put, update = self._context.storage.put, self._update
         prefix = f"{self._prefix}{one.task}/" if one.task else self._prefix
         is_plain = loss is _ALONE and not piece.path
@@ -121,7 +109,6 @@ class Recording:
         return self._trained(one, total, weight) if one.task and torch.is_grad_enabled() else total
 
     def _record_without_loss(self, task: Task, one: Microbatch, piece: SubBatch, loss: Loss) -> None:
-        """Record what an evaluation has of a micro-batch whose loss nobody asked for."""
         prefix = f"{self._prefix}{one.task}/" if one.task else self._prefix
         self._record_told(task, one, loss, prefix)
         has_none = task.late_weight and loss.weight is None
@@ -129,7 +116,6 @@ class Recording:
         self._context.storage.count(prefix, weight, update=self._update)  # that of what is derived here
 
     def _record_told(self, task: Task, one: Microbatch, loss: Loss, prefix: str) -> None:
-        """Record what came with a loss: pairs, counts, and what metric objects see."""
         storage, update = self._context.storage, self._update
         if loss.metrics.__class__ is not dict or loss.metrics:  # also what is no mapping, so that it is refused
             self._record_metrics(task, loss, prefix)
@@ -143,7 +129,6 @@ class Recording:
                 storage.observe(self._prefix, f"{one.task}/{name}" if one.task else name, seen, update=update)
 
     def _record_metrics(self, task: Task, loss: Loss, prefix: str) -> None:
-        """Record the pairs that came with a loss."""
         check_names(task, loss)
         for name, pair in loss.metrics.items():
             if isinstance(pair, Tensor):  # of two numbers, which need not be a sum and its weight
@@ -159,7 +144,6 @@ class Recording:
             self._context.storage.put(prefix + name, metric_sum, metric_weight, update=self._update)
 
     def _weight_of(self, one: Microbatch, piece: SubBatch, loss: Loss) -> float | Tensor:
-        """What a micro-batch, or a piece of it, weighs."""
         if loss.weight is not None:
             weight = scalar_on(loss.weight, self._context.device).detach()
             earlier = self.late_weights.get(one.index)
@@ -171,7 +155,6 @@ class Recording:
         return self._weights.each[one.index]
 
     def _trained(self, one: Microbatch, total: Tensor, weight: float | Tensor) -> Tensor:
-        """The loss with its learned coefficient; `train/loss` is then what all tasks' losses come to together."""
         context, weights = self._context, self._weights
         divisor = weights.divisors[one.index]
         share = weight if isinstance(weight, Tensor) else divisor * weight / weights.totals[one.task]
@@ -200,7 +183,6 @@ class Recording:
 
 
 def _checked(task: Task, total: Any, weight: object, microbatch: int, method: str) -> Tensor | None:
-    """The sum to be trained on, in float32 at least; None where the micro-batch has none."""
     if total is None or (isinstance(total, Tensor) and total.ndim and total.numel() == 0):
         if weight is not None or not task.late_weight:
             return None
@@ -217,7 +199,6 @@ def _checked(task: Task, total: Any, weight: object, microbatch: int, method: st
 
 
 def _fault(task: Task, total: Any, given: object, microbatch: int) -> str:
-    """What the loss must be, and is not."""
     here = f"for micro-batch {microbatch}"
     weight = (
         f"a weight if, and only if, the task says `late_weight = True`, but {here} `late_weight` is "
@@ -251,7 +232,6 @@ def _is_known_to_be_nothing(count: Tensor | float) -> bool:
 
 
 def _instead_of(given: object) -> str:
-    """What to return for what people are used to return elsewhere."""
     if isinstance(given, Mapping) and "loss" in given:
         return (
             ": the entry 'loss' by itself, and what is to be logged as `Loss(sum, metrics={name: (sum, weight)})`; "

@@ -1,11 +1,4 @@
-"""Break, meet, redo: how ranks go on together when one of them can't.
-
-What ranks compute together leaves nothing behind until it is applied. So a rank that runs out of memory in it says
-what did not fit, cuts it finer from now on, and breaks it off for all; that wakes whoever waits. All let go of
-what they have, meet in new connections, agree that they are at the same place and how finely each must cut, and do the
-same once more. What can't be mended is raised, and the others learn of it as of any rank that fails. Stages, reducers
-and steps know nothing of this; one process does the same, and meets nobody.
-"""
+"""Break, meet, redo: repeats what ranks compute together after one of them has run out of memory."""
 
 from collections.abc import Callable, Iterator, Sequence
 from traceback import format_exception
@@ -64,10 +57,6 @@ class Recovery:
             place: what and where, so that ranks can see that they mean the same.
             update: the number under which incidents are reported.
             discard: undoes what a failed attempt has left on this rank.
-
-        Raises:
-            OutOfMemoryError: this rank has no memory for it, and must not, or can't, cut any finer.
-            LostRankError: another rank has failed for good, is gone, or has gone on to something else.
         """
         together = self._together
         number = self._execution.group.begin_work() if together else 0
@@ -121,13 +110,6 @@ class Recovery:
         return reason.rstrip(".") or None
 
     def _meet(self, place: str, number: int, reason: str, said: T, discard: Callable[[], None]) -> Sequence[T]:
-        """Let go of everything, and meet the others; gives what each of this pipeline has said.
-
-        Args:
-            place, number: of what this rank computes.
-            reason: why that is broken off.
-            discard: undoes what the failed attempt has left.
-        """
         group = self._execution.group
         self._execution.reset()
         discard()
@@ -145,11 +127,6 @@ class Recovery:
         return self._execution.alike([theirs for _, _, theirs in everybody])
 
     def _cut(self, place: str, update: int, fault: str) -> str:
-        """Cut finer what did not fit into memory; gives that in words.
-
-        Raises:
-            OutOfMemoryError: the policy says stop, or it can't be cut.
-        """
         step, rank = self._step, self._execution.group.rank
         if step is None or step.doing is None:
             raise OutOfMemoryError(

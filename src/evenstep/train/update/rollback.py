@@ -1,8 +1,4 @@
-"""Undoes an attempt at an update: gradients, metrics, buffers, and the declared state of tasks.
-
-Forwards must not write to parameters or to the batch, which nothing restores. The first updates refuse both, and so
-does an update that is done again with a batch that was written to.
-"""
+"""Undoes an attempt at an update: gradients, metrics, buffers, and the declared state of tasks."""
 
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
@@ -62,11 +58,7 @@ class Rollback:
         self.buffers.restore(0.0)
 
     def begin_passes(self) -> Callable[[], None]:
-        """Begin passes; gives the function that undoes an attempt that has failed.
-
-        Raises:
-            TaskError: the batch was written to in an earlier attempt.
-        """
+        """Begin passes; gives the function that undoes an attempt that has failed."""
         self._check_batch()
         self._is_unjudged = True
         self._states.begin(self._update)
@@ -142,8 +134,6 @@ class Rollback:
 
 
 class _State(NamedTuple):
-    """State of a task before an update."""
-
     update: int
     task: Task
     state: dict[str, Any]

@@ -1,10 +1,4 @@
-"""Moves a batch to the model's device, and into its number and memory format, whatever it is made of.
-
-Tensors are moved without blocking, containers are rebuilt around them, everything with a `to` of its own (a packed
-sequence, a user's batch class) is asked to move itself, and all else stays. Where the model is of 16 bits, floating
-tensors are cast on their way into it and out of it; complex ones and integers stay. Where it is in channels-last order,
-so are its batches.
-"""
+"""Moves a batch to the model's device, and casts it to the model's number and memory format."""
 
 import dataclasses
 from collections.abc import Callable, Mapping

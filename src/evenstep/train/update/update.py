@@ -1,10 +1,4 @@
-"""One update: weigh → plan → run → judge → apply.
-
-Everything that depends on how the run is set up is an object that was chosen when it was built: the strategy, the
-precision, the way of applying. The update asks nothing about modes. Micro-batches are run by `accumulation`, what they
-changed is undone by `rollback`, and until it applies, it may be begun anew at any point (`recovery`). It
-does not count, log, save, find out why an update was aborted, or decide what to do about that.
-"""
+"""One update: weigh → plan → run → judge → apply."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -122,11 +116,9 @@ class Update:
             self.is_computing = False
 
     def _attempts(self, place: str, update: int) -> Iterator[Attempt]:
-        """Attempts of all ranks at something, each from the beginning, until one has succeeded; see `Recovery`."""
         return self._recovery.attempts(place, update, self.rollback.begin_passes())
 
     def _compute(self, batch: GlobalBatch, before: Progress) -> Callable[[], PendingUpdate]:
-        """Compute the update's gradients and their squared norm; gives the function that applies them."""
         update = before.update + 1
         self._first = self._first or update
         if update == self._first and self._execution.pipeline.ranks > 1:  # each time it is begun: all ask together
@@ -192,7 +184,6 @@ class Update:
         return pending
 
     def _keyed(self, update: int) -> AbstractContextManager[None]:
-        """Inside, what the optimizer's step draws is keyed by the update."""
         context = self._context
         return context.randomness.step(context.device, key_below(self._branch_of_steps, update))
 
@@ -210,7 +201,6 @@ class Update:
         return total, scale * (total > 0) if of_nothing_else else scale
 
     def _refuse_sparse(self) -> None:
-        """Raise TaskError where the backward has left a sparse gradient that no module has announced."""
         for name, parameter in () if self._sparse else named_parameters(self._model).items():
             if parameter.grad is not None and parameter.grad.is_sparse:
                 raise TaskError(

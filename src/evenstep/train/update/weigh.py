@@ -74,10 +74,6 @@ def weigh(tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, stamp:
 
     Args:
         stamp: of what this rank trains, above 0, which must be the same on all.
-
-    Raises:
-        ReplicaError: another rank trains otherwise.
-        TaskError: a batch of no task of the run; a weight that is negative, not finite, or not a number.
     """
     each: dict[int, float] = {}
     work: list[Microbatch] = []
@@ -117,7 +113,6 @@ def weigh(tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, stamp:
 def _summed(
     tasks: Mapping[str, Task], batch: GlobalBatch, everybody: Sequence[float]
 ) -> tuple[dict[str, float], dict[int, float]]:
-    """`Weights.totals` and `divisors`, from the weights of all micro-batches of the update."""
     totals: dict[str, float] = {}
     divisors: dict[int, float] = {}
     spans = _spans(batch) if batch.parts else {"": [range(batch.num_microbatches)]}
@@ -146,7 +141,6 @@ def _of_batches(spans: Sequence[range], everybody: Sequence[float]) -> Iterator[
 
 
 def _spans(batch: GlobalBatch) -> dict[str, list[range]]:
-    """The numbers of the micro-batches of each task's batches, where there are several."""
     spans: dict[str, list[range]] = {}
     first = 0
     for part in batch.parts:
@@ -156,11 +150,7 @@ def _spans(batch: GlobalBatch) -> dict[str, list[range]]:
 
 
 def task_of(tasks: Mapping[str, Task], microbatch: Microbatch) -> Task:
-    """The task that a micro-batch is for.
-
-    Raises:
-        TaskError: the run has none of this name.
-    """
+    """The task that a micro-batch is for."""
     task = tasks.get(microbatch.task)
     if task is not None:
         return task
