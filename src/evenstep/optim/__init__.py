@@ -1,4 +1,4 @@
-"""What happens to a gradient: apply it, follow it with an average, set its learning rate."""
+"""Optimizers: step, parameter groups, learning rates and averages."""
 
 from typing import TYPE_CHECKING
 

@@ -1,12 +1,8 @@
 """Applies a gradient: scale, clip, step, only if it is finite.
 
-Loss scale, late weight and clip coefficient are one deferred multiplier,
+Loss scale, late weight and clip coefficient are one deferred multiplier, which fused kernels apply themselves:
 
-    g' = g / (divisor · max(1, (‖g/divisor‖₂ + 1e-6) / c)),
-
-which a fused optimizer applies inside its own kernel, and one `_foreach_mul_` elsewhere. Where the verdict is read by
-the host anyway (CPU, or an optimizer that can't skip a step by itself), `Apply` decides there; where reading would
-stall the device, `DeviceApply` lets the kernel skip the step. Neither decides *what* to do about an abort.
+    g' = g / (divisor · max(1, (‖g/divisor‖₂ + 1e-6) / c))
 """
 
 import math
@@ -34,7 +30,7 @@ _LARGEST_FLOAT32 = torch.finfo(torch.float32).max  # kernels take their scale as
 
 
 class Applied(NamedTuple):
-    """What became of one gradient.
+    """Result of one gradient.
 
     Args:
         norm: ‖g‖₂ before clipping, after division by the divisor.
@@ -50,7 +46,7 @@ def gradients(parameters: Sequence[Tensor], *, sparse: bool = False) -> list[Ten
 
     Args:
         parameters: in any order.
-        sparse: whether there may be sparse gradients; they are coalesced and give their values.
+        sparse: True if gradients may be sparse; they are coalesced and give their values.
     """
     if sparse:
         for parameter in parameters:
@@ -65,8 +61,7 @@ def norms(grads: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
 
     Args:
         grads: dense tensors on one device.
-        dtype: in which the norms are computed; None: in that of each gradient, which must then be one for all, and
-            real. A complex gradient counts as its real and imaginary parts.
+        dtype: format of the norms; None for that of the gradients, which must then have one real format.
 
     >>> norms([torch.full((4,), 2.0), torch.full((9,), 2.0)])
     tensor([4., 6.])
@@ -127,19 +122,16 @@ class Apply:
         return Applied(norm=norm, aborted=0.0)
 
     def _divides_in_kernel(self) -> bool:
-        """Whether the kernel divides: not where code of somebody's own, which takes no scale, looks at gradients first.
-
-        Asked for each step, as such code may come at any time.
-        """
+        """True if the kernel divides; False if hooks, which may be added at any time, see the gradients first."""
         return self._in_kernel and not any(map(looks_at_gradients, (self._optimizer, *inner(self._optimizer))))
 
     @property
     def may_draw(self) -> bool:
-        """Whether the next step may draw random numbers."""
+        """True if the next step may draw random numbers."""
         return may_draw(self._optimizer)
 
     def resume(self) -> None:
-        """Make steps again after the host has answered an abort."""
+        """Take steps again after an abort was handled."""
 
 
 @final

@@ -107,11 +107,7 @@ class Ema:
 
     @torch.no_grad()
     def attach(self, model: nn.Module, formats: Mapping[str, torch.dtype] | None = None) -> None:
-        """Follow `model`, whose tensors are on their device already. The average begins as a copy.
-
-        Args:
-            formats: to which parameters of these names are rounded where the average takes them.
-        """
+        """Follow `model`, already on its device; `formats` are those to which parameters are rounded, by name."""
         if self._live:
             raise ArgumentError(
                 "`ema` follows the model of another trainer already; give each trainer its own `Ema`.", field="ema"
@@ -135,18 +131,18 @@ class Ema:
 
     @torch.no_grad()
     def restart(self, names: Collection[str] | None = None) -> None:
-        """Begin again as a copy of what the model holds now: all, or parameters and buffers of these names."""
+        """Begin again as a copy of the model, or of its parameters and buffers of these names."""
         begun = [name for name in self._average if names is None or name in names]
         for name, value in zip(begun, self._values(begun), strict=True):
             local_tensor(self._average[name]).copy_(value)
 
     @property
     def followed(self) -> list[tuple[str, Tensor, Tensor]]:
-        """The name of each tensor that is followed, that tensor, and its average."""
+        """Name, tensor and average of each parameter and buffer."""
         return [(name, self._live[name].detach(), average) for name, average in self._average.items()]
 
     def share(self, update: int) -> float:
-        """How far the average moves after committed update `update`, of its way to the parameters: 0 to 1.
+        """Share 1 - d of the move after committed update `update`; 0 without a move.
 
         >>> late = Ema(decay=0.75, start_update=3, every_updates=2)
         >>> [late.share(update) for update in range(1, 7)]
@@ -159,7 +155,7 @@ class Ema:
         """Move the average after committed update `update`.
 
         Args:
-            aborted: 1.0 when the device has skipped the update and the host does not know yet: nothing moves.
+            aborted: 1.0 on the device if it has skipped the update: nothing moves.
         """
         if not self._moves_at(update):
             return
@@ -178,7 +174,7 @@ class Ema:
             local_tensor(self._average[name]).copy_(value)
 
     def decay_at(self, update: int) -> float:
-        """The share of the old average that stays after committed update `update`, one at which it moves.
+        """The decay d of the move after committed update `update`.
 
         >>> warmed = Ema(decay=0.9, start_update=2, decay_warmup=True)
         >>> [round(warmed.decay_at(update), 3) for update in (2, 3, 4, 1000)]
@@ -202,7 +198,7 @@ class Ema:
         return values
 
     def _grow(self) -> None:
-        """Begin again as a copy of buffers that have another shape now (`resize_`), such as tables that have grown."""
+        """Restart the average of buffers that were resized."""
         for name in self._buffers:
             if self._average[name].shape != self._live[name].shape:
                 self._average[name] = _begun(self._live[name].detach())

@@ -1,10 +1,7 @@
 """The step of torch's own fused optimizers, without the Python around their kernels.
 
-Of a small model's step, torch spends nine tenths on what comes before the kernel: sorting tensors by device and format,
-switches for its compilers. Here the same kernel gets the same lists, so it gives the same bits. Nothing is kept between
-steps: groups, rates and state are read anew, whoever has changed them. What torch would do otherwise stays torch's to
-do: a first step, which makes the state; parameters of several formats or devices; rates that are tensors. So does a
-step that someone watches or has replaced.
+The same kernel gets the same lists, so the bits are torch's. All other steps are left to torch: a first step, several
+formats or devices, rates in tensors, and a step with hooks.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,7 +38,7 @@ _largest = itemgetter("max_exp_avg_sq")
 
 
 def take_step(optimizer: Any) -> None:
-    """Take the optimizer's step by the shortest way whose difference nobody sees."""
+    """Take the optimizer's step, by its kernels alone if possible."""
     step = unwrapped_step(optimizer)
     if step is None:
         optimizer.step()
@@ -65,7 +62,7 @@ def take_step(optimizer: Any) -> None:
 
 
 def may_draw(optimizer: Any) -> bool:
-    """Whether a step may draw random numbers: torch's own do not, unless somebody watches or has replaced them.
+    """True if a step may draw random numbers: all but torch's own without hooks.
 
     >>> may_draw(SGD([torch.zeros(1)]))
     False
@@ -142,11 +139,7 @@ def _adam(group: _Group, lists: _Lists) -> _Launch | None:
 
 
 def _counts(states: list[_State]) -> tuple[list[Tensor], list[Tensor]]:
-    """The tensors that hold the counts of steps, and the counts: on the CPU views of one tensor, from now on.
-
-    There each tensor to be added to is a kernel of its own; together they take longer than a small model's step. Who
-    reads a count, replaces it or adds to it sees no difference.
-    """
+    """Base tensors of the step counts, and the counts; on a CPU, one base for all, as each addition is one kernel."""
     steps = list(map(_steps, states))
     bases = list(map(base_of, steps))
     base = bases[0] if bases else None

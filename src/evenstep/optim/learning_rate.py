@@ -191,7 +191,7 @@ def _as_multiplier(factor: Any, schedule: LrSchedule, update: int) -> float:
 
 
 def _make_own(groups: list[dict[str, Any]]) -> None:
-    """Give each group a rate of its own: of a tensor that was given for all of them, torch lets groups share one."""
+    """Clone rates in tensors that groups share."""
     seen: set[int] = set()
     for group in groups:
         if isinstance(rate := group["lr"], Tensor):
@@ -207,7 +207,7 @@ def _set_rate(group: dict[str, Any], rate: float) -> None:
 
 
 def _as_set(rate: Any) -> Any:
-    """What changes whenever a rate is set to another value; that of a tensor is found without reading it."""
+    """A value that changes whenever a rate is set; a tensor's version, without reading it."""
     return (id(rate), times_written(rate)) if isinstance(rate, Tensor) else rate
 
 

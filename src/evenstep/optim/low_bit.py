@@ -1,9 +1,6 @@
 """Optimizer state in few bits, such as torchao's, as plain tensors in a dict, and back to the bit.
 
-Such state is a tensor of a class of its own, made of plain tensors (codes of 8 or 4 bits, a scale for each block of
-elements) and of a few values. A state that is saved holds those, under names that a file has a format for; what is read
-becomes a tensor of a class in the table below and of no other, so nothing in a file says what code is run. It quantises
-nothing. (State in 8 bits: Dettmers et al., 2021, https://arxiv.org/abs/2110.02861.)
+Only classes in the table below are made of a file. (Dettmers et al., 2021, https://arxiv.org/abs/2110.02861.)
 """
 
 from collections.abc import Mapping
@@ -26,7 +23,7 @@ CLASSES: Mapping[str, str] = {
 
 
 def is_low_bit(value: object) -> bool:
-    """Whether a value is a tensor of a known class.
+    """True for a tensor of a known class.
 
     >>> is_low_bit(torch.zeros(2))
     False
@@ -36,7 +33,7 @@ def is_low_bit(value: object) -> bool:
 
 
 def as_plain(value: Any) -> Any:
-    """A value of an optimizer's state as a checkpoint takes it: what is no tensor of a known class stays as it is."""
+    """A tensor of a known class as a dict of plain tensors; other values unchanged."""
     if not is_low_bit(value):
         return value
     names, values = value.__tensor_flatten__()
@@ -45,11 +42,7 @@ def as_plain(value: Any) -> Any:
 
 
 def from_plain(value: Any, device: torch.device) -> Any:
-    """What `as_plain` was given, on `device`, in memory of its own.
-
-    Raises:
-        CheckpointError: a class that is not known, or values that it can't be made of.
-    """
+    """Inverse of `as_plain`, on `device`, in new memory."""
     if not isinstance(value, dict) or _KIND not in value:
         return value
     saved = cast("dict[str, Any]", value)
@@ -71,7 +64,7 @@ def from_plain(value: Any, device: torch.device) -> Any:
 
 
 def inner_tensors(value: Tensor) -> list[Tensor]:
-    """The plain tensors that a tensor consists of: itself, or those of one of a known class."""
+    """The plain tensors of a tensor: itself, or the parts of a tensor of a known class."""
     return [*as_plain(value)[_TENSORS].values()] if is_low_bit(value) else [value]
 
 

@@ -1,8 +1,6 @@
 """Optimizers that train one set of parameters and evaluate another: schedule-free ones, with `train()` and `eval()`.
 
-Such an optimizer is put into training mode when training begins, and its evaluation's parameters are in place while
-something is evaluated or predicted. Afterwards the parameters are those of before, to the bit: going there and back by
-arithmetic would round, and when a run is evaluated must not change it.
+After an evaluation the parameters have their former bits, since a way back by arithmetic would round.
 """
 
 from collections.abc import Callable, Generator, Iterable
@@ -18,11 +16,11 @@ from evenstep.optim.multi import inner
 
 @final
 class Modes:
-    """The modes of an optimizer; without any, nothing happens.
+    """Modes of an optimizer.
 
     Args:
-        parameters: of the model, as this rank holds them.
-        fetch: gets the parameters that other ranks have changed.
+        parameters: parameters of the model on this rank.
+        fetch: fetches the parameters that other ranks have changed.
     """
 
     def __init__(self, optimizer: Optimizer, parameters: Iterable[Tensor], fetch: Callable[[], None]) -> None:
@@ -32,20 +30,19 @@ class Modes:
 
     @property
     def names(self) -> list[str]:
-        """The classes of the optimizers that evaluate other parameters than they train."""
+        """Classes of the optimizers with modes."""
         return [type(one).__name__ for one in self._optimizers]
 
     def train(self) -> None:
-        """Let the parameters be those that are trained."""
         self._all("train")
 
     def evaluate(self) -> None:
-        """Let the parameters be those to evaluate, for good: `evaluating` goes back."""
+        """Switch to the parameters to evaluate, for good; `evaluating` goes back."""
         self._all("eval")
 
     @contextmanager
     def evaluating(self) -> Generator[None]:
-        """Inside, the parameters are those to evaluate; afterwards they are as they were, and training goes on."""
+        """Inside, the model has the parameters to evaluate."""
         if not self._optimizers:
             yield
             return
@@ -68,7 +65,7 @@ class Modes:
 
 
 def has_modes(optimizer: Optimizer) -> bool:
-    """Whether the optimizer has `train()` and `eval()`.
+    """True if the optimizer has `train()` and `eval()`.
 
     >>> has_modes(torch.optim.SGD([torch.zeros(1, requires_grad=True)]))
     False

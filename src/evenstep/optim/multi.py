@@ -1,7 +1,6 @@
 """Several optimizers over one model as one: Muon for the matrices and AdamW for the rest, say.
 
-To a trainer, a schedule or a checkpoint it is one optimizer, whose parameter groups are those of all its optimizers in
-their order and whose state is theirs. It divides no gradient and sets no learning rate: each group has its own.
+Its parameter groups and state are those of all its optimizers, in their order.
 """
 
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
@@ -26,12 +25,11 @@ class MultiOptimizer(Optimizer):
     kernels where those of all optimizers can (`fused=True`), else before them.
 
     Args:
-        optimizers: each of other parameters; they keep their state per parameter, as those of `torch.optim` do. What is
-            added later (coefficients of tasks that are learned, say) is the last one's. Of a `MultiOptimizer` among
-            them, those that it is made of are taken.
+        optimizers: optimizers of different parameters, with their state per parameter as in `torch.optim`. Parameters
+            that are added later go to the last. A `MultiOptimizer` among them is replaced by its optimizers.
 
     Raises:
-        ArgumentError: none, two of the same parameter, or one that keeps its state in a way of its own.
+        ArgumentError: a parameter is in two optimizers, or an optimizer has its own `state_dict`.
 
     >>> model = torch.nn.Linear(2, 2)
     >>> optimizer = MultiOptimizer(torch.optim.Muon([model.weight], lr=0.02), torch.optim.AdamW([model.bias], lr=1e-3))
@@ -56,16 +54,16 @@ class MultiOptimizer(Optimizer):
 
     @property
     def param_groups(self) -> list[ParameterGroup]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The groups of all optimizers: the very ones that they step, as they are now."""
+        """The groups of all optimizers."""
         return [group for one in self._inner for group in one.param_groups]
 
     @property
     def state(self) -> "MutableMapping[Any, Any]":  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The state of all parameters, each where its optimizer keeps it."""
+        """The joined state of all optimizers."""
         return _JoinedState(self._inner)
 
     def add_param_group(self, param_group: ParameterGroup) -> None:
-        """Give a further group of parameters to the last optimizer, which is the one for the rest."""
+        """Add a group to the last optimizer."""
         self._inner[-1].add_param_group(param_group)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -89,11 +87,7 @@ class MultiOptimizer(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave of optimizers like these.
-
-        Raises:
-            ValueError: it has another number of groups, or of parameters in them.
-        """
+        """Load `state_dict()` of like optimizers; ValueError if the number of groups differs."""
         groups = cast("list[ParameterGroup]", state_dict["param_groups"])
         if len(groups) != len(self.param_groups):
             raise ValueError(f"the state has {len(groups)} parameter groups, but there are {len(self.param_groups)}.")
@@ -111,7 +105,7 @@ class MultiOptimizer(Optimizer):
 
 
 def inner(optimizer: Optimizer) -> tuple[Optimizer, ...]:
-    """The optimizers that do the work: those of a `MultiOptimizer`, else itself.
+    """The optimizers of a `MultiOptimizer`, or the optimizer itself.
 
     >>> len(inner(torch.optim.SGD([torch.zeros(1, requires_grad=True)])))
     1
@@ -120,10 +114,7 @@ def inner(optimizer: Optimizer) -> tuple[Optimizer, ...]:
 
 
 class _JoinedState(MutableMapping[Any, Any]):
-    """The states of several optimizers as one.
-
-    What belongs to no parameter has a name, which several may use: here the optimizer's place is put before it.
-    """
+    """Joined state; the place of its optimizer precedes a key that is a name and not a parameter."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = optimizers

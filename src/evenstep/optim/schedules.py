@@ -23,7 +23,7 @@ class LrSchedule(ABC):
 
     @property
     def needs(self) -> Collection[Need]:
-        """What the multiplier depends on beside the update's number and the length of the run."""
+        """Further inputs of the multiplier, beside the update's number and the length of the run."""
         return ()
 
     @abstractmethod

@@ -1,8 +1,6 @@
 """Takes an optimizer's step, once more if memory ran out before it had changed anything.
 
-An optimizer makes its state, and temporary tensors, inside its step; when there is no memory for them it mostly has
-written nothing yet, which the tensors' version counters tell. Then what nobody uses is freed and the step is taken
-again. A step that broke off half-way can't be repeated, and is an error. It neither scales nor clips.
+If the tensors' version counters show that nothing was written, unused memory is freed and the step is repeated.
 """
 
 from collections.abc import Iterator, Mapping
@@ -51,7 +49,7 @@ def step(optimizer: Any) -> None:
 
 
 def _tried(optimizer: Any) -> str:
-    """Step; gives why there was no memory, or "". The error stays here: its traceback holds the step's tensors."""
+    """Step; gives the text of an out-of-memory error, or "". The error's traceback would keep tensors alive."""
     try:
         take_step(optimizer)
     except (MemoryError, RuntimeError) as error:
@@ -84,10 +82,9 @@ def _untouched(optimizer: Any, before: dict[int, int]) -> bool:
 
 
 def let_begin_late(optimizer: Optimizer) -> None:
-    """Have momentum made for the parameters of fused SGDs that get their first gradient after others.
+    """Make momentum of 0 for parameters of fused SGDs whose first gradient comes after that of others.
 
-    As experts and unfrozen ones do. The kernel takes no parameter without momentum beside one that has some. A momentum
-    of 0 is the same: what it makes of it is the gradient, as of a first one. Other optimizers are left as they are.
+    The kernel takes no parameter without momentum beside one with it. From 0, the first momentum is the gradient.
     """
     for one in inner(optimizer):
         if isinstance(one, SGD) and any(group.get("fused") for group in one.param_groups):

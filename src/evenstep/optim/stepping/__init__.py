@@ -1,4 +1,4 @@
-"""In which format the optimizer takes its step; one file each."""
+"""Number formats of the optimizer's step."""
 
 from evenstep.optim.stepping.masters import MasterSteps
 from evenstep.optim.stepping.rounded import RoundedSteps

@@ -2,10 +2,8 @@
 
     θ ← Optimizer(θ, g, …) in float32,   p ← round(θ)
 
-The master is the parameter, and p an image of it: checkpoints hold θ under the model's names, and p follows from it. A
-parameter that somebody writes to between two updates (a hook that clamps weights) is noticed, and its elements that
-are no longer the rounded master's become the master's; writes through `parameter.data` are not noticed. Where a
-strategy holds parameters in float32 and rounds when it gathers them, those are masters already.
+Checkpoints hold θ under the model's names. Elements of p that a hook writes between two updates are copied to θ;
+writes through `parameter.data` are not noticed.
 """
 
 from collections import defaultdict
@@ -29,9 +27,9 @@ class MasterSteps(Steps):
     """Steps master weights.
 
     Args:
-        optimizer: of the parameters that this rank steps; what it steps gets masters.
-        parameters: those that are to be rounded, in float32, by name; they are cast here, in place.
-        format: to which.
+        optimizer: optimizer of the parameters that this rank steps.
+        parameters: float32 parameters by name; cast here, in place.
+        format: number format of the rounded parameters.
 
     >>> weight = nn.Parameter(torch.tensor([1.0]))
     >>> steps = MasterSteps(sgd := torch.optim.SGD([weight], lr=1.0), {"weight": weight}, torch.bfloat16)
@@ -94,7 +92,7 @@ class MasterSteps(Steps):
             master.grad = None
 
     def _follow(self) -> None:
-        """Let masters be what has been written into their parameters, and as they are where nothing has changed."""
+        """Copy changed elements of the parameters to their masters."""
         with torch.no_grad():
             for parameter, master in self._pairs:
                 same = parameter == master.to(parameter.dtype)
@@ -103,11 +101,7 @@ class MasterSteps(Steps):
 
 @final
 class _States:
-    """An optimizer's states under the keys of its masters: the same states, which only the keys tell apart.
-
-    Looking up a parameter costs more than stepping a small one, so they are put under other keys only when the
-    optimizer has made or been given others than before.
-    """
+    """An optimizer's states under the keys of its masters; rekeyed only after a change, since look-ups are slow."""
 
     def __init__(self, optimizer: Optimizer, pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
         self._optimizer: Any = optimizer

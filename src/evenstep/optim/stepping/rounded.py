@@ -2,8 +2,7 @@
 
     θ ← Optimizer(p, g, …) in float32,   p ← one of θ's two neighbours, with mean θ
 
-Stand-ins are made for a few parameters at a time, so the step takes little memory beside the state, which is float32.
-Only torch's own optimizers are stepped by pieces: another may count its steps. It holds nothing between two steps.
+Stand-ins are made for a few parameters at a time, to save memory. Only torch's own optimizers are stepped by pieces.
 """
 
 import math
@@ -93,8 +92,7 @@ def _step_piece(optimizer: Any, number: int) -> None:
         if not number:
             raise
         raise OutOfMemoryError(
-            f"memory ran out when some parameters had been stepped and others not: {error} Go on from the last "
-            f"checkpoint."
+            f"memory ran out when some parameters had been stepped and others not: {error} Resume from a checkpoint."
         ) from error
 
 
@@ -176,7 +174,7 @@ def round_into(narrow: Tensor, wide: Tensor, *, branch: int, first: int = 0, siz
 
 
 def _rounded(wide: Tensor, drawn: Tensor, format: torch.dtype) -> Tensor:
-    """Add what was drawn below the last bit that stays, and cut off there."""
+    """Add the drawn bits below the last kept bit, then cut off there."""
     kept = -(1 << _DROPPED[format])
     cut = (wide.view(torch.int32) + drawn).bitwise_and_(kept).view(torch.float32)
     if format is torch.float16:  # below its smallest normal number, float16 has the same step everywhere

@@ -1,8 +1,6 @@
-"""In which format the optimizer takes its step: the seam, whose default steps the parameters as they are.
+"""Number formats of the optimizer's step; the default is that of the parameters.
 
-A parameter of 16 bits is stepped in float32, by a *stand-in*: a float32 parameter that the optimizer holds in its place
-for the time of the step, with its gradient and its state. Outside of steps the optimizer holds the model's parameters,
-so names, groups, checkpoints and ranks need not know of stand-ins.
+A 16-bit parameter is stepped by a *stand-in*: a float32 parameter that replaces it in the optimizer during the step.
 """
 
 from collections.abc import Collection, Generator, Iterable, Mapping
@@ -22,23 +20,19 @@ class Steps:
 
     @property
     def masters(self) -> Mapping[str, Tensor]:
-        """The float32 values of which the model holds rounded ones: those that this rank steps, by parameter name."""
+        """The float32 masters of the parameters that this rank steps, by name."""
         return {}
 
     @property
     def rounded(self) -> frozenset[str]:
-        """The names of all parameters that have a master on some rank."""
+        """Names of the parameters that have a master on some rank."""
         return frozenset()
 
     def load_masters(self, values: Mapping[str, Tensor]) -> None:
-        """Take the masters from parameters by name, of which the model holds the rounded values already."""
+        """Load the masters by parameter name; the model has their rounded values already."""
 
     def __call__(self, optimizer: Any, update: int) -> None:
-        """Take the step of update `update`.
-
-        Raises:
-            OutOfMemoryError: there is no room for it; see `step`.
-        """
+        """Take the step of update `update`."""
         step(optimizer)
 
 
@@ -49,8 +43,8 @@ def standing_in(
     """Inside, the optimizer's groups hold stand-ins in place of their parameters.
 
     Args:
-        place: the stand-ins, by the `id`s of the parameters.
-        beside: the `id`s of the other parameters that it holds inside; None for all.
+        place: stand-ins by the `id` of their parameter.
+        beside: `id`s of other parameters that stay in the groups; None for all.
     """
     groups: list[dict[str, Any]] = [group for one in inner(optimizer) for group in one.param_groups]
     held = [group["params"] for group in groups]
@@ -65,7 +59,7 @@ def standing_in(
 
 
 def widen_state(optimizer: Optimizer) -> None:
-    """Make float32 what an optimizer has made of 16-bit parameters when it was built: it steps in float32."""
+    """Cast 16-bit state that an optimizer's constructor has made to float32."""
     for one in inner(optimizer):
         for state in cast("Iterable[Any]", one.state.values()):  # of no parameter, it may be anything
             for name, value in state.items() if isinstance(state, dict) else ():
@@ -74,7 +68,7 @@ def widen_state(optimizer: Optimizer) -> None:
 
 
 def is_narrow(parameter: Tensor) -> bool:
-    """Whether a parameter is of 16 bits.
+    """True for a parameter of 16 bits.
 
     >>> is_narrow(torch.zeros(1)), is_narrow(torch.zeros(1, dtype=torch.bfloat16))
     (False, True)
