@@ -1,7 +1,6 @@
 """Linear layers whose products torchao makes in float8: a layer is changed in place, by its class.
 
-So its parameters, its name, its hooks and all who hold it stay; optimizers, shards and averages see no difference. A
-layer that is given back is an `nn.Linear` again. It loads torchao, so it is loaded where float8 is asked for only.
+Parameters, names and hooks stay. This module imports torchao.
 """
 
 from collections.abc import Iterable
@@ -19,11 +18,7 @@ _OURS = "_float8"  # the attribute with the names of those that came with the cl
 
 
 def _converted(layer: nn.Linear, recipe: str, *, emulate: bool) -> nn.Module:
-    """torchao's layer with the same parameters.
-
-    Scales are powers of two, so that they round nothing; and what a weight gradient is summed over, the tokens of a
-    micro-batch, is filled up to a multiple of 16 with zeros, which the kernels need.
-    """
+    """torchao's layer with the same parameters; scales are powers of two, and tokens are padded to multiples of 16."""
     config = replace(
         Float8LinearConfig.from_recipe_name(recipe),
         emulate=emulate,
@@ -48,12 +43,7 @@ class Float8Linear(_Torchaos):
 
 
 def convert(layers: Iterable[nn.Linear], *, recipe: str, emulate: bool) -> None:
-    """Let layers multiply in float8 from now on.
-
-    Args:
-        recipe: torchao's, by name.
-        emulate: in wider numbers, on any device.
-    """
+    """Convert layers to float8, in place."""
     for layer in layers:
         restore(layer)
         made, own = vars(_converted(layer, recipe, emulate=emulate)), vars(layer)
@@ -63,7 +53,7 @@ def convert(layers: Iterable[nn.Linear], *, recipe: str, emulate: bool) -> None:
 
 
 def restore(layer: nn.Module) -> None:
-    """Make an `nn.Linear` again of a layer that was converted here; nothing else is changed."""
+    """Undo `convert` for one layer."""
     if type(layer) is Float8Linear:
         plain: Any = layer
         plain.__class__ = nn.Linear

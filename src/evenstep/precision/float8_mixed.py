@@ -1,10 +1,7 @@
 """float8-mixed: bf16-mixed, with the matrix products of chosen linear layers in float8.
 
-Input, weight and gradient of such a layer are scaled into the range of float8 (e4m3: 4 bits of mantissa with the hidden
-one, e5m2: 3) each time they are multiplied, and products are summed in wider numbers: forwards and both products of the
-backward take the tensor cores of 8 bits. Parameters, gradients, optimizer state and checkpoints stay float32. torchao
-does it. References: Micikevicius et al., "FP8 formats for deep learning", 2022; torchao's `float8`. It is not a format
-in which anything is kept, and what is not a linear layer is as in bf16-mixed.
+Parameters, gradients, optimizer state and checkpoints stay float32. References: Micikevicius et al., "FP8 formats for
+deep learning", 2022; torchao's `float8`.
 """
 
 import logging
@@ -30,19 +27,16 @@ CAPABILITY = (8, 9)
 class Float8Mixed(Precision):
     """Linear layers in float8, the rest in bfloat16 autocast; needs the extra `float8`.
 
-    Scales are powers of two, so that how a tensor is scaled changes only those of its values that are some 2¹⁵ times
-    smaller than its largest: with "tensorwise" those are found over a whole micro-batch, with "rowwise" over a token's
-    row, and for the weight's gradient over one feature of all tokens of the micro-batch; with "rowwise_with_gw_hp"
-    nothing of an update depends on which samples share a micro-batch.
+    Scales are powers of two, and change only values some 2¹⁵ times smaller than the largest of a tensor or row.
+    With "tensorwise" and "rowwise" this depends on the samples that share a micro-batch; with "rowwise_with_gw_hp" not.
 
     Args:
-        recipe: torchao's: "tensorwise" (one scale per tensor, fastest), "rowwise" (one per row, more exact), or
+        recipe: recipe of torchao: "tensorwise" (one scale per tensor, fastest), "rowwise" (one per row, more exact), or
             "rowwise_with_gw_hp" (and weight gradients in bfloat16, most exact).
-        layers: of which modules the linear layers compute so: "blocks" for the repeated blocks of the model, which
-            leaves embeddings and heads alone, or a pattern of module names such as "encoder.layers.*". Layers whose
-            features are no multiples of 16 are left as they are.
-        emulate: whether the same roundings are made in wider numbers, slowly, on any device: to try a run, or to test
-            it. Without it an NVIDIA GPU of compute capability 8.9 or more is needed.
+        layers: modules whose linear layers are converted: "blocks" for the repeated blocks, or a pattern of
+            names such as "encoder.layers.*". The numbers of features must be multiples of 16.
+        emulate: True makes the same roundings in wider numbers, slowly, on any device. Otherwise an NVIDIA GPU of
+            compute capability 8.9 or more is needed.
 
     >>> Float8Mixed(recipe="tensorwise").settings["layers"]
     'blocks'
@@ -76,7 +70,7 @@ class Float8Mixed(Precision):
 
 
 def why_not(layer: nn.Linear) -> str:
-    """Why a linear layer can't compute in float8, or "".
+    """Reason why a linear layer can't compute in float8, or "".
 
     >>> why_not(nn.Linear(32, 10)), why_not(nn.Linear(32, 16))
     ('has 32 → 10 features', '')

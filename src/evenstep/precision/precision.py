@@ -1,9 +1,6 @@
 """Number formats in which a model computes.
 
-A precision says in which format the model is and in which context its forward runs, by what the loss is multiplied
-before its backward, and how an update that was committed or overflowed changes that. Its state is one plain value, so
-that the loop can go back to an earlier one. Gradients are not unscaled here: the scale is one factor of the update's
-deferred multiplier.
+Gradients are not unscaled here: the loss scale is one factor of the update's deferred multiplier.
 
 | name | model | products | masters | loss scale | bytes per parameter with Adam |
 |---|---|---|---|---|---|
@@ -40,15 +37,15 @@ class Precision(ABC):
     """A number format of computations; the defaults change nothing.
 
     Attributes:
-        name: in configurations.
-        scale: the factor of every loss before its backward.
-        lowest_scale: the smallest that `scale` ever becomes.
-        retries_overflow: whether inf and NaN gradients may be this precision's own overflow, to be tried again.
-        format: the number format of the model and of its inputs; None leaves all as it is.
-        keeps_masters: whether the optimizer steps float32 weights that are kept, of which the model has rounded values.
-        casts_before_transfer: whether batches are cast to `format` before they are transferred to the device.
-        float32_outputs: whether the model's outputs are cast to float32.
-        layers: the modules whose linear layers compute in a format of their own: "none", "blocks" or a pattern.
+        name: name in configurations.
+        scale: factor of every loss before its backward.
+        lowest_scale: lower limit of `scale`.
+        retries_overflow: True if an update with inf or NaN gradients is tried again at a lower scale.
+        format: number format of the model and its inputs; None leaves them unchanged.
+        keeps_masters: True if the optimizer steps float32 weights, and the model has their rounded values.
+        casts_before_transfer: True if batches are cast to `format` before their transfer to the device.
+        float32_outputs: True if the model's outputs are cast to float32.
+        layers: modules whose linear layers compute in another format: "none", "blocks" or a pattern.
     """
 
     name: ClassVar[str]
@@ -62,17 +59,10 @@ class Precision(ABC):
     retries_overflow: bool = False
 
     def check(self, device: torch.device) -> None:
-        """Raise ArgumentError when `device` can't compute in this precision."""
+        """Raise ArgumentError if `device` can't compute in this precision."""
 
     def check_trained(self, trained: Mapping[str, Tensor]) -> None:
-        """Raise ArgumentError for parameters in a format that small updates are lost in.
-
-        A bfloat16 number has 8 bits: an update below 1/256 of a parameter rounds to nothing, and a float16 one below
-        1/2048. Parameters that are not trained may have any format.
-
-        Args:
-            trained: parameters by name.
-        """
+        """Raise ArgumentError for trained parameters, by name, in a format that rounds small updates to nothing."""
         for name, parameter in trained.items():
             if parameter.dtype in _16_BITS:
                 raise ArgumentError(
@@ -84,36 +74,32 @@ class Precision(ABC):
                 )
 
     def convert(self, model: nn.Module, held: Collection[int]) -> frozenset[int]:
-        """Give the model the format that it has in this precision, in place.
+        """Cast the model to the format of this precision, in place.
 
         Args:
-            model: on its device, not yet shared between ranks.
-            held: the `id`s of the parameters that the optimizer holds.
+            model: model on its device, not yet shared between ranks.
+            held: `id`s of the parameters of the optimizer.
 
         Returns:
-            The `id`s of those of them that are of this format, or become so when they have masters.
+            `id`s of the parameters in `held` that have this format, or will have it when they have masters.
         """
         return frozenset()
 
     def convert_layers(self, layers: Iterable[nn.Linear]) -> None:
-        """Let linear layers compute in the format that `layers` is about, in place; their parameters stay."""
+        """Let linear layers compute in the format of `layers`, in place, with unchanged parameters."""
 
     def computes_in(self, module: nn.Module) -> None:
-        """Give a module by itself the formats that it and its gradients have while an update computes with it."""
+        """Give a single module the formats of parameters and gradients during an update."""
 
     def forward(self, device: torch.device) -> AbstractContextManager[Any]:
         """The context in which forward and loss run."""
         return NOTHING
 
     def committed(self) -> None:
-        """An update was committed."""
+        """Count a committed update, and perhaps raise the scale."""
 
     def overflowed(self) -> None:
-        """An update was aborted because its gradients overflowed in this precision.
-
-        Raises:
-            NonFiniteError: there is no lower loss scale.
-        """
+        """Lower the scale after an overflow; NonFiniteError if there is no lower one."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -122,7 +108,7 @@ class Precision(ABC):
 
     @property
     def state(self) -> dict[str, float | int | None]:
-        """The state to be saved. A new dict each time."""
+        """The state to be saved, as a new dict."""
         return {}
 
     @state.setter
@@ -135,8 +121,8 @@ class FullPrecision(Precision):
     """32-true: every tensor computes in the format it has; nothing is cast.
 
     Args:
-        bfloat16_parameters: whether parameters in bfloat16 are trained as they are. The optimizer then adds its updates
-            to numbers of 8 bits, so those below 1/256 of a parameter are lost, unless it keeps copies of its own.
+        bfloat16_parameters: True trains bfloat16 parameters. Updates below 1/256 of a parameter are then lost, unless
+            the optimizer keeps its own copies.
 
     >>> FullPrecision().name, FullPrecision().scale
     ('32-true', 1.0)
@@ -174,23 +160,20 @@ class Bf16Mixed(Precision):
 
 
 class LossScaled(Precision):
-    """A precision with a dynamic loss scale, as its gradients are float16 on their way back.
+    """A precision with float16 gradients and a dynamic loss scale.
 
     float16 loses gradients below 6e-8, so the loss is multiplied by a scale that grows while nothing overflows and is
-    halved at an overflow. Unlike with torch's GradScaler, the *same* update is tried again at half the scale, so the
-    data, the update count and the LR schedule never notice. A gradient that is not finite at any scale is no overflow,
-    and leaves the scale as it is. Reference: Micikevicius et al., "Mixed precision training", ICLR 2018; tolerance and
-    floor as in fairseq.
+    halved at an overflow. Unlike with GradScaler, the *same* update is tried again at half the scale. Reference:
+    Micikevicius et al., "Mixed precision training", ICLR 2018; tolerance and floor as in fairseq.
 
     Args:
-        initial: the first scale.
-        growth_updates: the scale is doubled after this many committed updates without an overflow.
-        tolerance: share of tries since the last change of the scale that may overflow without lowering it for good.
-            A tolerated overflow lowers it for the update that is tried again only. 0 tolerates none.
-        floor: the smallest scale; an overflow at which the half of it would be below this stops the run.
+        initial: first scale.
+        growth_updates: committed updates without an overflow after which the scale is doubled.
+        tolerance: share of tries since the last change of the scale whose overflow lowers it for one update only.
+        floor: smallest scale; an overflow that would halve the scale below it stops the run.
 
     Attributes:
-        instead: the precision without a scale that is most like this one.
+        instead: most similar precision without a scale.
 
     """
 
@@ -280,7 +263,7 @@ class LossScaled(Precision):
 
 @final
 class Fp16Mixed(LossScaled):
-    """16-mixed: float16 autocast with a dynamic loss scale; the arguments are those of `LossScaled`.
+    """16-mixed: float16 autocast with a dynamic loss scale; arguments of `LossScaled`.
 
     >>> precision = Fp16Mixed(initial=4.0, growth_updates=2)
     >>> precision.overflowed(); precision.scale
@@ -297,18 +280,17 @@ class Fp16Mixed(LossScaled):
 
 
 class SixteenBits(Precision):
-    """A precision whose model is of 16 bits: its parameters, its activations and its gradients on their way back.
+    """A precision with parameters, activations and gradients of 16 bits.
 
-    Gradients of micro-batches and ranks are summed in float32, the optimizer steps in float32, and losses are computed
-    in float32. Float32 *master* weights are kept, of which the model holds the rounded values; or they are made for the
-    step and rounded back at random. Layers with running statistics stay float32, since moves below 1/256 of a statistic
-    would be lost.
+    Sums of gradients, the optimizer's step and losses are float32. *Master* weights in float32 are kept, and the model
+    has their rounded values; or they are made for the step and rounded at random. Layers with running statistics stay
+    float32, since small moves would be lost.
 
     Args:
-        cast_inputs: where floating inputs become 16 bits. After the transfer, only the output of `Task.inputs` is cast.
-            Before it, all floating tensors of a batch are, targets too, which halves the transfer.
-        float32_outputs: whether the model's outputs are cast to float32 for `Task.postprocess` and `Task.loss`; where
-            the loss itself multiplies outputs with parameters, say False.
+        cast_inputs: "after-transfer" casts the output of `Task.inputs`. "before-transfer" casts all floating tensors of
+            a batch, targets too, which halves the transfer.
+        float32_outputs: True casts the model's outputs to float32 for `Task.postprocess` and `Task.loss`. Use False if
+            the loss multiplies outputs with parameters.
     """
 
     def __init__(self, *, cast_inputs: Where = "after-transfer", float32_outputs: bool = True) -> None:
@@ -335,7 +317,6 @@ class SixteenBits(Precision):
                 )
 
     def convert(self, model: nn.Module, held: Collection[int]) -> frozenset[int]:
-        """Give the model this format, but for the parameters that get masters: those become float32 here."""
         rounded: set[int] = set()
         cast: dict[int, tuple[Tensor, Tensor]] = {}  # a buffer may stand in several places
         assert self.format is not None
@@ -359,10 +340,7 @@ class SixteenBits(Precision):
 
 @final
 class Bf16True(SixteenBits):
-    """bf16-true: a bfloat16 model with float32 master weights; the arguments are those of `SixteenBits`.
-
-    bfloat16 has the exponent range of float32, so no loss scale is needed, and 8 bits of mantissa: a master weight
-    takes up the part of an update below 1/256 of it, and the model gets its rounded value.
+    """bf16-true: a bfloat16 model with float32 master weights and without a loss scale; arguments of `SixteenBits`.
 
     >>> Bf16True().name, Bf16True().scale
     ('bf16-true', 1.0)
@@ -375,11 +353,10 @@ class Bf16True(SixteenBits):
 
 @final
 class Bf16NoMaster(SixteenBits):
-    """bf16-true-no-master: a bfloat16 model, rounded stochastically; the arguments are those of `SixteenBits`.
+    """bf16-true-no-master: a bfloat16 model, rounded stochastically; arguments of `SixteenBits`.
 
-    The step is made in float32, a few parameters at a time, and each new value is rounded up or down with the
-    probabilities that make its mean right. The direction is keyed by (seed, update, parameter, element), so it does not
-    depend on the layout. Reference: Gupta et al., "Deep learning with limited numerical precision", ICML 2015.
+    Each float32 value is rounded up or down so that its mean is exact, keyed by (seed, update, parameter, element).
+    Reference: Gupta et al., "Deep learning with limited numerical precision", ICML 2015.
 
     >>> Bf16NoMaster().name
     'bf16-true-no-master'
@@ -415,7 +392,7 @@ class ScaledSixteenBits(SixteenBits, LossScaled):
 
 @final
 class Fp16True(ScaledSixteenBits):
-    """16-true: a float16 model with float32 master weights; the arguments are those of `ScaledSixteenBits`.
+    """16-true: a float16 model with float32 master weights; arguments of `ScaledSixteenBits`.
 
     Numbers above 65504 are inf in float16, in forwards too.
 
@@ -430,7 +407,7 @@ class Fp16True(ScaledSixteenBits):
 
 @final
 class Fp16NoMaster(ScaledSixteenBits):
-    """16-true-no-master: a float16 model, rounded stochastically; the arguments are those of `ScaledSixteenBits`.
+    """16-true-no-master: a float16 model, rounded stochastically; arguments of `ScaledSixteenBits`.
 
     >>> Fp16NoMaster(initial=8.0).scale
     8.0
@@ -441,9 +418,7 @@ class Fp16NoMaster(ScaledSixteenBits):
 
 
 def stays_float32(module: nn.Module) -> bool:
-    """Whether a module's own parameters and buffers are float32, whatever the model's format is.
-
-    Those of layers with running statistics are, and of a module that says `stays_float32 = True`.
+    """True for layers with running statistics, and for modules with `stays_float32 = True`.
 
     >>> stays_float32(nn.BatchNorm1d(3)), stays_float32(nn.LayerNorm(3))
     (True, False)

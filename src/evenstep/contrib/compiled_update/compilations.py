@@ -1,7 +1,4 @@
-"""Compiles functions of tensors as one graph each, and runs what was compiled.
-
-A graph that was compiled before is run by torch's guards alone. Where one of them fails, the caller compiles anew.
-"""
+"""Compiles functions of tensors as one graph each; a known graph is run by torch's guards alone."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -50,7 +47,7 @@ class Compilations:
 
     @property
     def captures(self) -> bool:
-        """Whether a graph's outputs are overwritten by its next run, and its inputs should stay where they are."""
+        """True if a graph's next run overwrites its outputs, and its inputs should keep their addresses."""
         return self._inductor is _CAPTURED
 
     @property

@@ -86,7 +86,7 @@ def as_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def guards_kept(guards: Sequence[Any], given: Sequence[str]) -> list[bool]:
-    """Which of torch's guards are evaluated at each call: those on what may have changed.
+    """Selects the guards of torch that are evaluated at each call.
 
     Guards on torch's, Python's and this package's modules are left out, and those on `torch.func` transforms and
     saved-tensor hooks around the call, as there are none. Together they are most of the time.
@@ -111,5 +111,5 @@ def keep_address(tensors: Sequence[Tensor]) -> None:
 
 
 def is_compile_error(error: Exception) -> bool:
-    """Whether the compiler raised an error, and not the compiled code: by the module of its class."""
+    """True if the compiler raised the error, and not the compiled code: by the module of its class."""
     return any(kind.__module__.startswith(_COMPILERS) for kind in type(error).__mro__)

@@ -1,7 +1,6 @@
 """The state of an optimizer whose steps are made by formulas: its tensors, and how many steps each parameter has taken.
 
-It lives where the optimizer keeps it, under torch's names, so checkpoints and the optimizer's own `step` find it there.
-It is looked up anew before every update, as a checkpoint may have been loaded into it. It computes no step.
+It stays in the optimizer under torch's names, and is looked up again before every update.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,7 +46,7 @@ class FormulaState:
         self.read()
 
     def read(self) -> None:
-        """Find out what the optimizer holds, and from that how many steps were taken, whatever was counted since."""
+        """Read state and step counts of the optimizer."""
         self._groups = self._optimizer.param_groups
         self._formulas = [formula_of(self._optimizer, group) for group in self._groups]
         self._state: Any = self._optimizer.state
@@ -74,7 +73,7 @@ class FormulaState:
                 self._states[one]["step"] = count
 
     def follow(self) -> None:
-        """Before an update: take note of state that was loaded or replaced, and of options that were changed."""
+        """Read the optimizer again if its state was replaced or its options were changed."""
         lengths, standing = _held_in(self._optimizer.state)
         if (
             self._state is not self._optimizer.state  # nor are its groups the same: all is replaced by what is loaded
@@ -85,11 +84,10 @@ class FormulaState:
             self.read()
 
     def formulas(self, own: Sequence[int]) -> tuple[Formula, ...]:
-        """Those of some parameters."""
         return tuple([self._formulas[self._group_of[one]] for one in own])
 
     def begin(self, own: tuple[int, ...]) -> bool:
-        """Make the state of those that have none, as before a first step; gives whether there are such."""
+        """Make missing state, as before a first step; True if there was any."""
         if own in self._complete:
             return False
         new: list[int] = []
@@ -128,7 +126,7 @@ class FormulaState:
         return [[states[one][name] for name in self._formulas[self._group_of[one]].kept] for one in own]
 
     def counts(self, own: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
-        """The tensors whose elements are the parameters' `step`, and what a step of some parameters adds to each."""
+        """Stacked step counts, and the increments of a step of some parameters."""
         held, counts, added = frozenset(own), list[Tensor](), list[Tensor]()
         for count, numbers in self._counts:
             counts.append(count)
@@ -136,9 +134,9 @@ class FormulaState:
         return counts, added
 
     def rows(self, own: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Which row of numbers is each parameter's, and one parameter of each row.
+        """Row of numbers of each parameter, and one parameter of each row.
 
-        One row serves a group of which all have taken as many steps; else each parameter has its own.
+        A group with equal step counts has one row; else each parameter has its own.
         """
         groups = [self._group_of[one] for one in own]
         steps = {(group, self._taken[one]) for group, one in zip(groups, own, strict=True)}
@@ -148,11 +146,7 @@ class FormulaState:
         return tuple([order.index(group) for group in groups]), tuple([own[groups.index(one)] for one in order])
 
     def numbers(self, rows: Sequence[int]) -> list[float]:
-        """What the next step is made of, row after row.
-
-        Args:
-            rows: a parameter of each.
-        """
+        """Numbers of the next step, row after row, from a parameter of each row."""
         found: list[float] = []
         for one in rows:
             group = self._group_of[one]
@@ -160,7 +154,7 @@ class FormulaState:
         return found
 
     def committed(self, own: tuple[int, ...]) -> None:
-        """The step of some parameters was taken, and counted in their `step`, unless only the device knows better."""
+        """Count a step of some parameters."""
         self._new = []
         if own != self._last:  # some have taken more steps than others now
             self._last = own

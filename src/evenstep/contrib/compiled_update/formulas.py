@@ -1,17 +1,13 @@
 """The steps of torch's AdamW, Adam and SGD as formulas of tensors, to be compiled with what gives the gradient.
 
-What changes from update to update (rates, bias corrections) comes in as numbers, computed on the host in float64 as
-torch's kernels do; what is chosen once (amsgrad, nesterov, …) is a field. The state has torch's names and meaning, so
-an optimizer may be stepped by these formulas, by its own `step`, and by these again. They step nothing by themselves.
+Rates and bias corrections are numbers that the host computes in float64, as torch's kernels do. The state has torch's
+names and meaning. A formula gives parameter and state after the step, and changes nothing in place:
 
-A formula is of the parameters of one group. Called with a parameter, its gradient, its state and its numbers it
-gives parameter and state after the step, and changes nothing in place:
-
-    kept            the names of the tensors in the optimizer's state that have the parameter's shape, in their order
-    counts          whether the state has a `step`, too
-    width           of how many numbers the step is made, beside tensors
-    steps_taken     how many steps a parameter has taken, as far as the next one depends on that, from its state
-    numbers         those of the next step, from the group's options as they are now and how many steps were taken
+    kept            names of the tensors in the optimizer's state, in their order
+    counts          True if the state has a `step`
+    width           count of the numbers
+    steps_taken     number of steps taken, as far as the next one depends on it
+    numbers         numbers of the next step, from the group's options and the steps taken
 """
 
 import math

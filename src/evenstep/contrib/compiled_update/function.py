@@ -39,10 +39,10 @@ class Gradients:
     """Computes the summed gradients of micro-batches.
 
     Args:
-        tasks: of the micro-batches, one for each.
-        trained: the parameters whose gradients are computed, each by the names of all its places in the model.
-        moving: the buffers that forwards move, likewise.
-        autocasts: whether the precision's context is autocast, and not one that does nothing.
+        tasks: task of each micro-batch.
+        trained: trained parameters, each by all its names in the model.
+        moving: buffers that forwards move, likewise.
+        autocasts: True if the precision autocasts.
     """
 
     model: nn.Module
@@ -55,11 +55,7 @@ class Gradients:
     def __call__(
         self, parameters: list[Tensor], buffers: list[Tensor], batches: Sequence[Any], factors: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[Tensor], list[Told]]:
-        """Σ factor·∇S over the micro-batches in their order, the buffers after the last, and what was told of each.
-
-        Args:
-            factors: by which each summed loss is multiplied, 0-dim.
-        """
+        """Σ factor·∇S over the micro-batches in their order, the buffers after the last, and outputs of each."""
         buffers = [one.clone() for one in buffers]  # forwards write to these, and the update may be aborted
         sums: list[Tensor] = []
         told: list[Told] = []
@@ -129,15 +125,15 @@ def _put(tree: Any, tensors: Sequence[Tensor]) -> Any:
 
 
 class Held(NamedTuple):
-    """What a step changes, and what it does so by: the same tensors in every update, until others take their places.
+    """Tensors of a step.
 
     Args:
-        parameters: those that are stepped.
-        kept: the state of each, in the order of its formula.
-        counts: of steps taken, of all parameters that have one on a device and in a format.
-        ones: by how much a step raises each of these: 1, or 0 for a parameter that is not stepped.
-        averages: what the average holds.
-        still: what it follows of what the update leaves alone.
+        parameters: stepped parameters.
+        kept: state of each, in the order of its formula.
+        counts: step counts, stacked by device and format.
+        ones: increment of each count: 1, or 0 for a parameter that is not stepped.
+        averages: tensors of the average.
+        still: followed tensors that the update leaves alone.
     """
 
     parameters: list[Tensor]
@@ -151,15 +147,14 @@ class Held(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerStep:
-    """Clips a gradient and takes the step, of the optimizer and of the average, unless it is not finite.
+    """Clips a finite gradient and takes the step of the optimizer and of the average.
 
     Args:
-        formulas: of the parameters, one for each.
-        rows: which row of the numbers is each parameter's.
-        starts: where each row begins among the numbers.
+        formulas: formula of each parameter.
+        rows: row of numbers of each parameter.
+        starts: begin of each row among the numbers.
         clip_norm: None does not clip.
-        averaged: of each tensor that the average follows which one it is: a parameter or a moved buffer, by its number
-            among both, or -1 for one that the update leaves alone.
+        averaged: number of each followed tensor among parameters and moved buffers; -1 if the update leaves it alone.
     """
 
     formulas: tuple[Formula, ...]
@@ -177,13 +172,13 @@ class OptimizerStep:
         numbers: Sequence[Tensor],
         halted: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Change parameters, state, buffers and averages in place; gives ‖g‖₂ before clipping, and 1 where nothing was.
+        """Change parameters, state, buffers and averages in place; gives ‖g‖₂ before clipping, and 1 for an abort.
 
         Args:
-            buffers: before the update, and `moved` after its forwards.
-            gradients: of the parameters, times the loss scale.
-            numbers: 0-dim: the loss scale, the share by which the average moves, and the rows.
-            halted: 1 while the host has not answered an earlier abort; None where it has at once.
+            buffers: buffers before the update; `moved` are those after its forwards.
+            gradients: gradients times the loss scale.
+            numbers: the loss scale, the share by which the average moves, and the rows.
+            halted: 1 until the host has handled an earlier abort, or None.
         """
         scale, share = numbers[0], numbers[1]
         norm = _norm(gradients) / scale

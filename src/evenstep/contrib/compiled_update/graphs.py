@@ -1,8 +1,7 @@
 """The graphs of an update: one of all of it, or, where ranks share gradients, one up to their sum and one after it.
 
-They are compiled when micro-batches of other shapes come than there were, with Python's values of the moment; torch
-sees to it that these are compared at each call. Which parameters get a gradient and which buffers move is found out
-before, by going through the micro-batches once without compiling. Nothing here knows of losses, records or verdicts.
+They are compiled anew for micro-batches of new shapes. A probe without compiling finds the parameters that get a
+gradient and the buffers that move.
 """
 
 from abc import ABC, abstractmethod
@@ -33,16 +32,16 @@ Run: TypeAlias = Callable[[Compiled, Sequence[Any]], Any]
 
 
 class Work(NamedTuple):
-    """What an update is computed from on this rank.
+    """Inputs of an update on this rank.
 
     Args:
-        key: what the graph depends on and is seen without looking into a graph: the shapes, the tasks, what is trained.
-        tasks: of the micro-batches.
-        batches: on the device, transformed.
-        factors: by which each summed loss is multiplied.
-        scale: the loss scale, which is among the factors.
-        share: by which the average moves.
-        halted: 1 while an earlier abort has not been answered; None where the host has.
+        key: shapes, tasks and trained parameters, which select the graph.
+        tasks: task of each micro-batch.
+        batches: transformed batches on the device.
+        factors: factor of each summed loss.
+        scale: loss scale, also in the factors.
+        share: share by which the average moves.
+        halted: 1 until the host has handled an earlier abort, or None.
     """
 
     key: Hashable
@@ -55,26 +54,21 @@ class Work(NamedTuple):
 
 
 class Probed(NamedTuple):
-    """What the micro-batches do.
-
-    Args:
-        used: the numbers of the parameters that get a gradient, among the optimizer's.
-        moving: the names of the buffers that forwards move.
-    """
+    """Result of a probe: numbers of the parameters that get a gradient, and names of the buffers that move."""
 
     used: tuple[int, ...]
     moving: tuple[str, ...]
 
 
 class Outcome(NamedTuple):
-    """What became of an update.
+    """Result of an update.
 
     Args:
         norm: ‖g‖₂ before clipping.
-        aborted: 1 where nothing was changed.
-        told: by the tasks, of each micro-batch.
-        own: the numbers of the parameters that were stepped.
-        begins: whether it is the first step of some of them.
+        aborted: 1 if nothing was changed.
+        told: outputs of each micro-batch.
+        own: numbers of the stepped parameters.
+        begins: True if this is the first step of some of them.
     """
 
     norm: Tensor
@@ -165,14 +159,7 @@ class Graphs(ABC):
         """
 
     def _of_form(self, work: Work, run: Callable[["_Entry", Work, Run], T]) -> T:
-        """Run the graph of micro-batches of this form.
-
-        What they do depends on more than that: on what tasks and modules hold, and on what is no tensor in a batch. All
-        of it is compared when a graph is called, so where none is known for it, it is found out anew what they do.
-
-        Args:
-            run: an entry's graph, as it is known or compiled anew.
-        """
+        """Run the graph of micro-batches of this form; a new probe if the guards of all known graphs fail."""
         entries = self._entries.setdefault(work.key, [])
         for entry in entries:
             try:

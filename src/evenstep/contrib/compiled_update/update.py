@@ -1,8 +1,7 @@
 """Updates that are one compiled graph each.
 
-Numbers of the host (weights, rates, the loss scale, the count of steps) are arguments of the graph, so that nothing is
-compiled anew while they change. Losses and metrics of each micro-batch are its outputs. An update without work, and
-every second look at an update, is left to `Update`.
+Numbers of the host are arguments of the graph, so their changes compile nothing. An update without work, and every
+repeated one, is left to `Update`.
 """
 
 from collections.abc import Hashable, Sequence
