@@ -1,9 +1,6 @@
-"""What is used of torch that it does not promise to keep, each with the reason; nothing else here asks for it.
+"""Names of torch that it does not promise to keep, each with the reason.
 
-All of it is as it was found in torch 2.11 to 2.15, but where a release is named: `tests/unit/test_internals.py` fails
-when torch changes any of it, or when a file elsewhere uses a name of torch's that begins with an underscore. Here what
-belongs to tensors, modules, optimizers, the autograd engine and process groups; that of torch's compiler is in
-`compiler`, and that of FSDP2 in `fsdp`.
+As found in torch 2.11 to 2.15; `tests/unit/test_internals.py` fails when torch changes any of it.
 """
 
 import logging
@@ -120,7 +117,6 @@ def accumulation_hook(parameter: Tensor) -> str:
 
 
 def _foreign(hooks: Any) -> list[str]:
-    """The modules of hooks that are not ours."""
     places = [str(getattr(getattr(hook, "func", hook), "__module__", "")) for hook in (hooks or {}).values()]
     return [place for place in places if not place.startswith("evenstep.")]
 
@@ -217,7 +213,6 @@ def has_backward_hooks(module: nn.Module) -> bool:
 
 
 def _hooks_around(module: nn.Module) -> tuple[Any, Any, Any, Any]:
-    """A module's own hooks around its forward and its backward."""
     one = cast("Any", module)
     return one._forward_hooks, one._forward_pre_hooks, one._backward_hooks, one._backward_pre_hooks
 

@@ -87,8 +87,6 @@ def count_collectives(root: Any, count: Callable[[int], None]) -> None:
 
 
 class _Counted:
-    """A collective of FSDP2's, counted by its calls, or by what is allocated for them."""
-
     def __init__(self, inner: Any, count: Callable[[], None], *, by_call: bool) -> None:
         self._inner, self._count, self._by_call = inner, count, by_call
 

@@ -1,9 +1,6 @@
-"""Keeps the ranks' buffers equal: what forwards change, and no gradient keeps equal.
+"""Keeps the buffers of all ranks equal after each update.
 
-Each rank's forwards see its own micro-batches only. After an update's passes, before its verdict, running statistics of
-torch's normalisation layers become the mean over ranks, or with `momentum=None` the average over all micro-batches,
-and their counters count the micro-batches of all ranks. Of any other buffer nothing is known but that it has moved: all
-ranks take it from the first that moved it. So ranks hold the same after each update, and a checkpoint holds all.
+Running statistics become the mean over ranks; any other buffer is taken from the first rank that changed it.
 """
 
 from typing import Protocol, final

@@ -1,9 +1,6 @@
 """The processes that train one model together, and how they communicate.
 
-Small numbers go between hosts, and ranks agree by them before they act (`sum_floats`, `gather`); tensors go between
-devices (`sum`, `send`, `receive`, `broadcast`). Every wait ends within the group's timeout, and within seconds of the
-notice that a rank posts when it gives up (`abort`). The default is a group of one, which communicates with nobody; a
-group does no arithmetic of its own.
+Numbers go between hosts (`sum_floats`, `gather`), tensors between devices (`sum`, `send`, `receive`, `broadcast`).
 """
 
 from collections.abc import Callable, Sequence

@@ -1,9 +1,6 @@
-"""Who holds what of a tensor: what norms, products, checkpoints and emergency saves ask, so that they know no strategy.
+"""Parts of a tensor that each rank holds, for norms, products, checkpoints and emergency saves.
 
-A layout says which part of a tensor this rank answers for, sums over those parts, and turns whole tensors into parts
-and back. Every rank holds every tensor whole, or a shard of each parameter (`Shards`), or whole tensors of its own
-(`OwnStates`), among which parameters are dealt out by `reducer.zero1`. It does not sum gradients over ranks; that is a
-reducer's.
+Every rank holds a tensor whole, a shard of each parameter (`Shards`), or whole tensors of its own (`OwnStates`).
 """
 
 from collections.abc import Callable, Mapping

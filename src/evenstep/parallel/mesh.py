@@ -1,7 +1,6 @@
 """The ranks of a run as a grid: data-parallel replicas × pipeline stages.
 
-Rank = pipeline rank · replicas + data rank. All ranks of one pipeline read the same batches; all ranks of one column
-hold the same stages of different replicas. It says who belongs together, and sends nothing.
+Rank = pipeline rank · replicas + data rank. All ranks of one pipeline read the same batches.
 """
 
 from dataclasses import dataclass, field

@@ -1,11 +1,6 @@
-"""What ranks tell each other beside their collectives: who has failed and why, who breaks off, who is still there.
+"""Notices between ranks beside their collectives: failures, broken-off attempts and ranks that left.
 
-It goes through the store of their rendezvous, which a thread of each rank watches, whatever that rank computes or waits
-for. A failing rank posts a notice, and stays until the others have read it: nobody has to guess from a closed
-connection. A rank that waits too long asks all: one whose thread does not answer is gone, and one that answers but does
-not wait as well is late. A rank that breaks off an attempt posts a notice of that, and all `meet`: each writes a value
-under the attempt's number and reads those of the others. Only `meet` waits for long, for ranks that are alive and
-still compute. A rank whose program comes to its end while others still wait for it says that it leaves.
+A thread of each rank watches the rendezvous store; a failing rank posts a notice, and stays until others read it.
 """
 
 import threading
@@ -216,7 +211,6 @@ class Notices:
         return [], None
 
     def _answers(self) -> list[int]:
-        """How often each rank has answered so far."""
         ranks = range(self._ranks)
         return self._briefly(lambda: [self._store.add(_of(_ALIVE, rank), 0) for rank in ranks], [])
 
@@ -247,7 +241,6 @@ class Notices:
             sleep(_LOOKED_EVERY_S)
 
     def _listen(self, store: Any) -> None:
-        """Watch the store until this rank leaves, or the store is gone."""
         bell = _of(_BELL, self._rank)
         try:
             while not self._is_leaving and not self.failure_message:

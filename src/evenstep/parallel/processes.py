@@ -1,8 +1,6 @@
 """A group of processes that a launcher has started: gloo between hosts, the backend of their kind between devices.
 
-Every wait ends within the timeout, and within seconds of the notice that a rank leaves when it gives up; the error says
-who is missing, as far as it can be found out. Connections that were broken are formed anew when all `meet`. It decides
-neither when to break off nor what is done again.
+Every wait ends within the timeout, and within seconds of the notice that another rank fails.
 """
 
 import atexit
@@ -51,8 +49,6 @@ _BITS = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}  # wh
 @final
 @dataclass(slots=True)
 class _Log:
-    """Last collectives, update and waiting time; the parts of a group share it."""
-
     update: int = 0
     waited_s: float = 0.0
     last: deque[str] = field(default_factory=lambda: deque[str](maxlen=_KEPT))
@@ -156,7 +152,6 @@ class Processes(Group):
         atexit.register(self.close)  # an error that nobody catches ends the process without it
 
     def _on_one_device(self, place: int) -> bool:
-        """Whether any two ranks are at the same place."""
         places = torch.zeros(self.ranks, dtype=torch.int64)
         places[self.rank] = place
         dist.all_reduce(places)
@@ -284,13 +279,11 @@ class Processes(Group):
                 return [pickle.loads(one) for one in told]
 
     def _not_met(self, gone: list[int] | None) -> LostRankError:
-        """Why the ranks do not meet."""
         failure = self._notices.failure()
         cause = f"{clause(failure)}." if failure else self._absent(gone)
         return self._could_not("meet the others again", cause, is_known=bool(failure))
 
     def _absent(self, ranks: Sequence[int] | None, did: str = "is gone") -> str:
-        """That these ranks do not answer, or that nobody can be asked."""
         if ranks is None:
             return f"{self._meeting_place}, through which ranks find each other, is gone or frozen."
         return f"rank {', '.join(map(str, ranks))} {did}; look at what it said last, and at its machine."
@@ -372,7 +365,6 @@ class Processes(Group):
         sleep(_LETTING_GO_S)
 
     def _begin(self, what: str, tensor: Tensor, act: Callable[[], object]) -> Callable[[], None]:
-        """Begin `act`; call the result to wait for it."""
         self._log.last.append(f"{what}, {tensor.nbytes} bytes, update {self._log.update}")
         try:
             work = act()
@@ -394,7 +386,6 @@ class Processes(Group):
         self._log.waited_s += perf_counter() - began
 
     def _wait_by_and_by(self, what: str, work: Any) -> None:
-        """Wait, and look now and then whether a rank has said that it failed, or asks who is there."""
         until = monotonic() + self._timeout_s
         while True:
             try:
@@ -410,7 +401,6 @@ class Processes(Group):
                 return
 
     def _lost(self, what: str, error: BaseException) -> LostRankError:
-        """Who is missing, as far as it can be found out within seconds; or that another rank breaks this off."""
         _, reason = self._notices.broken_off(self._connections.attempt)
         if reason:  # also where that rank is in another work than this one: then they have come apart
             return Interrupted(f"rank {self.rank} of {self.ranks} could not {what}{self.where()}: {clause(reason)}.")

@@ -1,8 +1,6 @@
 """Where this process stands among the ranks of a run: what its environment says.
 
-torchrun, and `evenstep train --launch.ranks`, set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. Where they
-are not set but SLURM's `srun` has started the process, the same is read from what that sets. Processes
-that may be lost and come back are told so by torchft's variables. It changes no variable and speaks to nobody.
+Reads the variables of torchrun, else those of SLURM's `srun`, and torchft's for replaceable processes.
 """
 
 import os

@@ -1,8 +1,6 @@
 """The reducers of the stages that this rank holds, one each, and what they are asked together.
 
-A reducer holds buckets, partial sums or shards of the one module that it wraps. All stages share the group, and their
-reductions come in one order on all its ranks because the runner sees to it. It does not sum over stages: those are
-other parameters, or tied ones (`pipeline.ties`).
+All stages share the group; the runner keeps their reductions in one order on all its ranks.
 """
 
 from collections.abc import Sequence

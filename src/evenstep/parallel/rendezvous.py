@@ -1,8 +1,6 @@
 """How the ranks of a run find each other: each announces itself at rank 0's machine and waits until all have come.
 
-Whoever sees that it cannot work (a rank twice, other settings, the time is up) says why in one place that all read, so
-every rank that has come raises the same error, with the names of those that have not. Nothing is sent between ranks
-yet; that is the group's.
+A rank that sees a fault writes it to the store, so that every rank raises the same error.
 """
 
 import json
@@ -104,7 +102,6 @@ def _wait_for_rank_0(info: RankInfo, timeout_s: float) -> None:
 
 
 def _announce(store: Store, info: RankInfo) -> str:
-    """Say that this rank has come; gives what is wrong with that, if anything."""
     terms = {"WORLD_SIZE": str(info.ranks), "evenstep": __version__, "torch": torch.__version__}
     mine = json.dumps({"who": this_process(), "rank": info.rank, "terms": terms})
     first = json.loads(store.compare_set(_TERMS, "", mine))
@@ -135,7 +132,6 @@ def _announce(store: Store, info: RankInfo) -> str:
 
 
 def _wait(store: Store, info: RankInfo, *, timeout_s: float, left_s: float) -> str:
-    """Wait until somebody says that all have come; gives why they cannot go on, if they can't."""
     if not wait_until(lambda: store.check([_ALL]), left_s, longest_s=_LONGEST_PAUSE_S):
         ranks = range(info.ranks)
         missing = [rank for rank in ranks if not store.check([_of(rank)])]
@@ -172,7 +168,6 @@ def _say(store: Store, fault: str) -> str:
 
 
 def _let_others_read(store: Store, info: RankInfo) -> None:
-    """Where rank 0 holds the store, it leaves last."""
     store.add("read", 1)
     until = monotonic() + _LINGER_S
     if info.rank == 0 and not info.store_is_served:

@@ -1,10 +1,6 @@
 """Process groups whose connections can be broken and formed anew.
 
-torch's groups live once: when a wait in one fails, it can't be used again. A `Renewable` is a process group like any
-other for whoever holds it (FSDP2, a device mesh, a functional collective), but the group that does its work is an inner
-one. Its `breaker` closes that one's connections, so that whoever waits in it, on any rank, raises at once, and so does
-whoever comes later; `renew` forms another one between the same ranks, under the number of the next attempt. It decides
-neither when to break nor who is there.
+An inner torch group does the work: `breaker` closes its connections, `renew` forms another between the same ranks.
 """
 
 from collections.abc import Callable
@@ -100,7 +96,6 @@ class Renewable(ProcessGroup):
         self._backend = backend
 
     def _connected(self, store: Store, timeout: timedelta) -> Any:
-        """A backend of torch's own in which all ranks are connected."""
         backend = ProcessGroupGloo(store, self._rank, self._ranks, timeout=timeout)
         set_timeout(backend, self._timeout)
         return backend

@@ -1,8 +1,6 @@
-"""Keeps replicas replicas: equal at the start, and equal in what no gradient keeps equal.
+"""Compares replicas: equal at the start, and equal in buffers and parameters later.
 
-Parameters stay equal because equal gradients are applied to equal parameters, and buffers because the ranks share them
-in each update (`buffers`). Buffers are compared bit by bit after the first updates, parameters now and then, because a
-difference (a hook that changes one of them by what its rank has seen, a faulty memory) shows in nothing else.
+Buffers are compared bit by bit after the first updates, parameters now and then.
 """
 
 import torch
@@ -91,7 +89,6 @@ _OF_BUFFERS = (
 
 
 def _saved_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """The buffers that are in its `state_dict`, by name."""
     return {
         f"{prefix}.{name}" if prefix else name: buffer
         for prefix, part in module.named_modules()

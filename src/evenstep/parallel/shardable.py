@@ -24,8 +24,9 @@ def check_shardable(module: nn.Module) -> None:
 
 
 def cuttable(parameter: Tensor) -> bool:
-    """Whether ranks can each hold a part of it: not of a single number, not of none, and not of what must stay whole.
+    """Return True for a parameter that ranks can hold parts of.
 
+    >>> import torch
     >>> cuttable(torch.zeros(3)), cuttable(torch.zeros(())), cuttable(torch.zeros(0, 3))
     (True, False, False)
     """

@@ -1,8 +1,6 @@
 """Messages of ranks that share one accelerator: through copies on the host.
 
-NCCL connects devices, so it refuses two ranks on one, and gloo sends no tensors of a device from rank to rank. Where
-ranks of a run share a device, as on a laptop or in a test, what they sum and send is copied to the host, goes by gloo,
-and is copied back. The host waits for the device each time: it is a way to run, not a fast one.
+NCCL refuses two ranks on one device, and gloo sends no device tensors; so they are copied through the host.
 """
 
 import socket

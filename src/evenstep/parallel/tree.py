@@ -1,11 +1,6 @@
 """Sums micro-batch gradients in a fixed binary tree over their global number.
 
-Floating-point addition is not associative, so the order of a sum decides its last bits. Here that order depends on the
-micro-batches alone: node i of level l is the sum of nodes 2i and 2i + 1 of level l - 1, whoever computed them. It holds
-at most log₂(n) + 1 partial sums. It is not the fastest way to sum.
-
-A gradient that does not exist (a head without work) is no summand, so the sum does not exist either where no
-micro-batch had one.
+Node i of level l is the sum of nodes 2i and 2i + 1 of level l - 1; a gradient that does not exist is no summand.
 """
 
 from collections.abc import Sequence
@@ -76,7 +71,6 @@ class TreeSum:
     def _combined(
         self, group: Group, parts: dict[tuple[int, int], _PartialSum], level: int, index: int, end: int
     ) -> _PartialSum | None:
-        """Node (level, index) of the tree; every rank takes the same way through it."""
         if index << level >= end:
             return None
         if (level, index) in parts:
@@ -116,7 +110,6 @@ class TreeSum:
 
 
 def _by_rows(gradients: Gradients) -> Gradients:
-    """As they are sent, whatever order they lie in."""
     return [gradient if gradient is None else gradient.contiguous() for gradient in gradients]
 
 

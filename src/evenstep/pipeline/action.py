@@ -1,8 +1,6 @@
-"""What one rank does in one update, as data.
+"""Actions of one rank in one update, as data.
 
-A plan is a tuple of actions in the order in which a rank executes them. It is a value: it can be compared,
-printed, proved by `evenstep.pipeline.check` and executed by `evenstep.pipeline.runner`. It is not a graph of
-dependencies between ranks; those follow from the stages that the actions name.
+A plan is a tuple of actions in the order in which a rank executes them.
 """
 
 from dataclasses import dataclass

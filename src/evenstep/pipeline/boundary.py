@@ -1,8 +1,6 @@
-"""What crosses the border of a stage, and how a backward finds its way over it.
+"""The border of a stage: tensors that cross it, and the way of the backward over it.
 
-A stage's outputs leave as plain values; of their graph only the edge is kept, so their memory is free once they are
-sent, and the shape of the gradient that comes back is still checked. What enters is a leaf of the next graph, and its
-`.grad` goes back. It does not know who is on the other side.
+Of a stage's outputs only the graph's edges are kept; its inputs are leaves of the next graph.
 """
 
 from collections.abc import Mapping

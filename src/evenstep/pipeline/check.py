@@ -1,8 +1,6 @@
 """Proves, before anything runs, that the plans of all ranks together are one complete update that comes to its end.
 
-Checked plans run every micro-batch once forward and once backward through every stage, each action after what it needs;
-every send meets its receive, also if it waits for it; a stage's reduction is armed right before its last weight-giving
-backward and done after it. Nothing is executed, and no tensors are needed.
+Every micro-batch runs once forward and backward through every stage, sends meet receives, reductions come last.
 """
 
 from collections import Counter
@@ -61,8 +59,6 @@ def check(
 
 @final
 class _RankPlan:
-    """One rank's plan, seen by itself."""
-
     def __init__(self, rank: int, plan: Plan, layout: Layout) -> None:
         self._rank = rank
         self._plan = plan
@@ -147,7 +143,6 @@ class _RankPlan:
         return halves[0] if split else Action(Op.BACKWARD, stage, microbatch)
 
     def _before(self, action: Action) -> Iterator[Action]:
-        """The actions of this rank that must come before `action`."""
         stage, microbatch = action.stage, action.microbatch
         match action.op:
             case Op.FORWARD:

@@ -1,9 +1,6 @@
 """Modules whose forwards are compiled, in place: `module.forward` is what changes.
 
-So names of parameters stay, hooks around a module run as they always do (keys of dropout, shards that are gathered),
-and blocks of one class share compiled code. Each shape is compiled by itself: the bits of a shape do not depend on the
-shapes before it, and a resumed run has the bits of one that was not stopped. Random numbers are drawn as without
-compiling.
+`module.forward` is replaced, so names and hooks stay. Each shape is compiled by itself, for equal bits after a resume.
 """
 
 import sys

@@ -1,9 +1,6 @@
 """Linear layers whose weight gradients can wait: what divides a backward into INPUT_BACKWARD and WEIGHT_BACKWARD.
 
-For y = x Wᵀ + b with gradient g: the first half gives g W, the second gᵀ x and Σg, by the very products that torch's
-own backward makes, so the bits are the same. Other modules give their weight gradients in the first half, which is
-right and fills less of the bubble; so do linear layers inside compiled ones, whose backward is one piece, and those
-whose weights are computed of others (weight norm, pruning) or have hooks of the user's, which autograd must call.
+For y = x Wᵀ + b with gradient g: first g W, later gᵀ x and Σg, by torch's own products, so the bits are equal.
 """
 
 from collections.abc import Callable, Sequence

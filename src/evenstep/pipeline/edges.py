@@ -1,8 +1,6 @@
 """What enters and leaves the stages of one rank while a plan runs.
 
-Between two stages of this rank a tree of tensors is handed over as it is; between ranks it goes by wire, where sends
-and receives are actions of the plan. Room for what comes is made a message ahead of the plan and no further, so that
-memory does not grow with the number of micro-batches. It knows neither modules nor gradients.
+Room for a message is made one message ahead, so memory does not grow with the number of micro-batches.
 """
 
 import time

@@ -1,8 +1,6 @@
 """A model as named layers and what flows between them: what a pipeline can cut.
 
-A layer is called with the outputs of its sources, each one positional argument, and if it asks for them with the
-task's inputs. The layers' names begin the names of their parameters, so a checkpoint knows nothing of how the model was
-cut. It builds nothing: a layer may be a module, or a function that builds it only where it is needed.
+A layer takes the outputs of its sources as positional arguments, and the task's inputs if it asks for them.
 """
 
 from collections import UserDict

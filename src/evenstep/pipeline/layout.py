@@ -1,7 +1,6 @@
 """Where the stages of a model stand, and what flows between them.
 
-A layout says which pipeline rank owns each stage and which stage feeds which. It is the same value on every rank.
-It knows neither modules nor tensors, and not in which order anything runs: that is a plan's.
+Says which pipeline rank owns each stage and which stage feeds which; equal on every rank.
 """
 
 from collections.abc import Iterable

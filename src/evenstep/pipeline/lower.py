@@ -1,9 +1,6 @@
 """From the order in which ranks compute to complete plans: what is sent and received, and when gradients are reduced.
 
-All ranks' computations are laid out on one clock; every transfer happens the moment its content exists, and both of
-its ends are put there. Each plan is one rank's part of this single line of events. So even if every send waited for
-its receive no ranks could wait for each other in a circle, and what goes from one rank to another is sent and received
-in the same order. It neither chooses the order of the computations nor proves anything: see `schedules` and `check`.
+Both ends of a transfer stand at one moment of one clock, so ranks never wait for each other in a circle.
 """
 
 from collections.abc import Iterator, Sequence
@@ -118,7 +115,6 @@ def _communicating(plans: Sequence[Plan], layout: Layout) -> tuple[Plan, ...]:
 
 
 def _transfers(span: Span, layout: Layout) -> Iterator[tuple[tuple[int, Action], ...]]:
-    """What the end of a computation sets going: per transfer, the actions of its two ends."""
     op, stage, microbatch = span.action.op, span.action.stage, span.action.microbatch
     if op is Op.WEIGHT_BACKWARD:
         return

@@ -1,9 +1,6 @@
 """Proves that what ranks send and receive meets, in one order on both ends, and that waiting for it comes to an end.
 
-Messages from one rank to another carry no names on some networks, so both ends must list them in the same order. Sends
-are taken to wait for their receives, the worst that a network may do. A REDUCE is taken to wait for other replicas of
-the stage; these may run other numbers of micro-batches, but all of them can reduce their stages from the last to the
-first, so that is the order in which waiting must come to an end. It looks at nothing else that plans do.
+Sends are taken to wait for their receives, and a REDUCE for other replicas: the worst that a network may do.
 """
 
 from collections import defaultdict
@@ -65,7 +62,6 @@ def _check_order(plans: Sequence[Plan], layout: Layout) -> None:
 
 
 def _run(plans: Sequence[Plan], layout: Layout) -> list[int]:
-    """How far each rank comes."""
     places = [0] * len(plans)
     next_reduced = layout.stages - 1
     ready = list(range(len(plans)))

@@ -1,8 +1,6 @@
 """When each action of a set of plans can start: every rank in its own order, every action after what it needs.
 
-A forward needs the forwards of the stages that feed it, a backward its own forward and the backwards of the stages that
-it feeds, a weight-backward its input-backward. Starts follow from that alone, since each rank's order is given. It
-knows durations only as numbers that the caller gives, and communication only as a delay.
+A forward needs the forwards that feed it, a backward its forward and the backwards of the stages that it feeds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -82,7 +80,6 @@ def spans(
 
 
 def _needed(action: Action, layout: Layout, delays: Mapping[tuple[int, int], float]) -> list[tuple[Result, float]]:
-    """What must be there before `action` can start, and how long each takes to come."""
     stage, microbatch = action.stage, action.microbatch
     if action.op is Op.FORWARD:
         return [((True, source, microbatch), delays.get((source, stage), 0)) for source in layout.sources(stage)]

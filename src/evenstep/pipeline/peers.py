@@ -1,7 +1,6 @@
-"""The other ranks of a pipeline: what a runner owes them around a plan, and when it fails.
+"""The other ranks of a pipeline, around a plan and on failure.
 
-Before a plan there is room for the first messages; after it copies of tied parameters get one gradient, and what was
-sent has left. A rank that fails says why and closes its connections, unless it can be mended (`train.recovery`).
+Makes room for messages before a plan, sums tied gradients after it, and closes connections on failure.
 """
 
 from typing import final

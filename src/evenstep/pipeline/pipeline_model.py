@@ -1,8 +1,6 @@
 """A model in stages, of which this process holds its own.
 
-The stages of a model are spread over the ranks of a pipeline by a layout; one process holds them all. What is trained
-does not depend on that: layers are built, seeded and named one by one. It is a module with the names of the whole
-model, so that optimizers, averages and checkpoints need not know of stages.
+Layers are built, seeded and named one by one, so training does not depend on how stages are spread over ranks.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -179,7 +177,6 @@ class PipelineModel(nn.Module):
         return {name: one for stage in self.own for name, one in self.stage_modules[stage].called.items()}
 
     def _build(self, seed: int) -> dict[int, nn.Module]:
-        """This rank's layers, by place."""
         places = (place for stage in self.own for place in self._places[stage])
         return {place: built(self.layers.layers[place], place, seed) for place in places}
 
@@ -204,7 +201,6 @@ class PipelineModel(nn.Module):
         return {name: (rank, size) for _, sizes, rank in in_order for name, size in sizes.items()}
 
     def _tied(self, tied: Sequence[tuple[str, ...]]) -> tuple[Tie, ...]:
-        """What is one over all ranks, given the names that this rank knows to be one."""
         held = self._held()
         groups = [group for theirs in self.mesh.pipeline.gather(list(tied)) for group in theirs]
         return tuple(Tie(tie, tuple(held[name][0] for name in tie)) for tie in _joined(groups, list(held)))
@@ -268,7 +264,6 @@ def _separate(modules: Iterable[nn.Module]) -> None:
 
 
 def _check_whole(modules: Iterable[nn.Module]) -> None:
-    """Refuse parameters that are cut over ranks already."""
     for part in (part for module in modules for part in unwrapped(module).modules()):
         for name, parameter in part.named_parameters(recurse=False):
             if hasattr(parameter, "placements"):  # a DTensor, without importing what it is made of
@@ -289,7 +284,6 @@ def pipeline_of(model: nn.Module) -> Group:
 
 
 def _joined(groups: Sequence[tuple[str, ...]], names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Groups without a common name, each in the order of `names`."""
     joined: list[set[str]] = []
     for group in groups:
         unknown = [name for name in group if name not in names]

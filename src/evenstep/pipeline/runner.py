@@ -1,8 +1,6 @@
 """Executes any plan.
 
-The runner hands each action of a plan to its stage, and does nothing else: which schedule it is, whether it trains or
-evaluates, how gradients are shared and what a micro-batch is, it does not know. What other ranks of a pipeline need
-before and after a plan is its peers' to say; a model that is whole has none.
+Hands each action of a plan to its stage; `peers` prepares and ends the plan between ranks.
 """
 
 from collections.abc import Sequence

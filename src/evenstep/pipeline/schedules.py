@@ -1,7 +1,6 @@
 """Pipeline schedules: pure functions that give the order of computations, and the table of them.
 
-P is the number of ranks, M that of micro-batches, v that of stages per rank; f, i, w and b = i + w are the times of a
-forward, of the gradients of inputs, of those of weights, and of a whole backward.
+Ranks P, micro-batches M, stages per rank v; times f, i, w, b = i + w: forward, input, weight and whole backward.
 """
 
 from collections import Counter

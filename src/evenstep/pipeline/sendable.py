@@ -1,7 +1,6 @@
 """Values that can go from one stage to another: dense tensors and plain values, in trees that torch takes apart.
 
-A tensor inside anything else would cross the border with no gradient coming back, and the stages before would be
-trained wrongly without a word; so it is refused, on one process as between ranks.
+A tensor inside any other object is refused: no gradient would come back over the border of the stage.
 """
 
 import pickle
@@ -70,8 +69,6 @@ class _FoundError(Exception):
 
 @final
 class _Finder(pickle.Pickler):
-    """Walks through a value as sending it would."""
-
     def persistent_id(self, obj: Any) -> None:
         if isinstance(obj, Tensor) and obj.requires_grad:
             raise _FoundError

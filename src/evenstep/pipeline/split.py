@@ -1,7 +1,6 @@
 """Cuts layers into stages and says which stage feeds which.
 
-A stage is a contiguous run of layers; an output goes once to every stage with a layer that takes it. It is arithmetic
-on places: no module is looked at.
+A stage is a contiguous run of layers; an output goes once to every stage with a layer that takes it.
 """
 
 from collections.abc import Sequence
@@ -53,7 +52,6 @@ def stages_per_rank_for(split_at: Sequence[str] | None, *, ranks: int) -> int | 
 
 
 def _begin(names: list[str], wanted: str) -> int:
-    """The first layer that is called `wanted`, or that lies in a module of this path."""
     found = [place for place, name in enumerate(names) if name == wanted or name.startswith(f"{wanted}.")]
     if not found:
         raise ArgumentError(f"`split_at` must name layers of the model, {', '.join(names)}, but '{wanted}' is none.")

@@ -1,9 +1,6 @@
 """One stage of a model on its rank: its module, its edges, its activations and how its gradients are reduced.
 
-A stage can do each action of a plan (`acts`). What lives between its forward and its backward, it owns: the leaves that
-entered, the graph's edges that left, and the last stage's losses. What enters the first stage and what the last one's
-output means, it asks of the step of micro-batches that runs. A model that is whole is a model of one stage, without
-edges.
+A stage does each action of a plan (`acts`). A whole model is a model of one stage without edges.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -210,7 +207,6 @@ class Stage:
 def _apply_whole(
     model: nn.Module, received: Mapping[int, Any], inputs: Any, begin: Callable[[int], None]
 ) -> dict[int, Any]:
-    """Call a model that is its own only stage as stages are called."""
     if isinstance(inputs, Tensor):  # asked first: it is the commonest
         return {0: model(inputs)}
     positional, named = arguments((), inputs, True)

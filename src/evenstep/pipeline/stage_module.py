@@ -1,7 +1,6 @@
 """The layers of one stage, as one module.
 
-It runs them in order and gives what later stages take. Its parameters have the names that they have in the whole model.
-It draws no randomness of its own: before each layer it says which one begins, so that the caller can seed it.
+Parameters keep their names in the whole model. It tells which layer begins, so that the caller can seed it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +93,6 @@ class StageModule(nn.Module):
 
 
 def _times(tree: Any) -> list[int]:
-    """How often each tensor of what came from another stage was written to."""
     return [0 if tensor.is_inference() else times_written(tensor) for tensor in tensors(tree)]
 
 

@@ -1,8 +1,6 @@
 """Parameters that are one, though several layers hold a copy of them.
 
-Each owner keeps and steps its own copy: they begin equal, and their gradients are replaced by the sum over the owners,
-in the order of the layers wherever those are, so they stay equal bit by bit. A copy costs the memory of a parameter and
-its optimizer state; in return owners may live on any ranks.
+Each owner steps its own copy; gradients are summed over owners in the order of layers, so copies stay equal.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,10 +1,6 @@
 """Trees of tensors on their way between pipeline ranks.
 
-A message is one piece of bytes: a header, its form (structure, shapes, dtypes) if that differs from the last one on the
-same edge, and the tensors. The receiver has a buffer waiting for it before it comes, with room for the largest one of
-earlier runs; what needs more comes in a second piece, whose size the header says. So shapes may change with every
-micro-batch, and in the long run a message is there when its sender has sent it: no thread and no answer stand between.
-It knows neither modules nor gradients.
+A message is a header, its form if that has changed, and the tensors; shapes may change with every micro-batch.
 """
 
 import pickle

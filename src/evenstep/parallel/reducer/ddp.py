@@ -1,9 +1,6 @@
 """Data parallelism with replicas: every rank holds the whole model, gradients are summed over ranks.
 
-While the last backward of an update runs, each bucket of gradients is summed as soon as it is complete, so that the
-wire works beside the backward. Buckets go in one fixed order on all ranks, also where a rank has no gradient, or no
-work at all. torch's `DistributedDataParallel` is not used: it arms its reduction in the *forward*, which is wrong for
-plans whose last backward does not follow their last forward, and divides by the number of ranks.
+Not torch's DDP, which arms its reduction in the forward: wrong where the last backward is not that of the last forward.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,8 +23,6 @@ BUCKET_BYTES = 25 * 2**20  # as torch's DDP has it
 @final
 @dataclass(slots=True)
 class _Bucket:
-    """Parameters whose gradients travel together."""
-
     parameters: list[nn.Parameter]
     missing: int = 0
     flat: Tensor | None = None
@@ -162,7 +157,6 @@ def _packed(gradients: Sequence[Tensor], wire_dtype: torch.dtype | None) -> Tens
 
 
 def _in_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[_Bucket]:
-    """Neighbours whose gradients have one format, up to `bucket_bytes` together."""
     buckets: list[_Bucket] = []
     room = 0
     for parameter in parameters:

@@ -1,8 +1,6 @@
 """Full sharding by torch's FSDP2: each rank holds a part of parameters, gradients and optimizer state.
 
-Gradients of all micro-batches but the last are summed on each rank, unsharded; during the last backward each unit's
-sum is reduced and scattered while the next unit's backward runs. A stage of a pipeline is reduced when its plan says so
-instead. It is equal to `Ddp` up to rounding.
+Gradients are summed unsharded, then reduced and scattered during the last backward. Equal to `Ddp` up to rounding.
 """
 
 from typing import final

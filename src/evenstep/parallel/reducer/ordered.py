@@ -1,8 +1,6 @@
 """Replicas whose gradients are summed in one fixed order: the same bits for every layout with the same micro-batches.
 
-Each micro-batch's gradients are taken out of `.grad` as they appear and summed in the tree of `parallel.tree`, within
-this rank and then across ranks. It costs log₂(n) + 1 sets of gradients and overlaps nothing; `Ddp` is the fast way,
-equal to this one up to rounding.
+It costs log₂(n) + 1 sets of gradients and overlaps nothing; `Ddp` is the fast way, equal up to rounding.
 """
 
 from collections.abc import Sequence

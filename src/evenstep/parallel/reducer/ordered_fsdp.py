@@ -1,9 +1,6 @@
 """Full sharding whose gradients are summed in one fixed order: the same bits as `Ordered`, and as one process.
 
-Each micro-batch's gradients are taken before FSDP2 would reduce them and summed in the tree of `parallel.tree`; each
-rank keeps its shard of the total. Parameters and optimizer state are sharded, gradients are whole while they are
-summed and overlap nothing; norms and products are those of gathered gradients (`exact` of the layout). `Fsdp` is the
-fast way.
+Gradients are whole while they are summed in the tree of `parallel.tree`; then each rank keeps its shard of the total.
 """
 
 from collections.abc import Sequence
@@ -115,7 +112,6 @@ class OrderedFsdpPlanReducer(PlanReducer):
 
 
 def _keep_shards(parameters: Sequence[Any], total: Sequence[Tensor | None], layout: ParameterLayout) -> None:
-    """Leave in `.grad` what this rank holds of the whole gradients."""
     for live, gradient in zip(parameters, total, strict=True):
         live.grad = None if gradient is None else layout.scatter_like(live, gradient)
 
@@ -133,5 +129,4 @@ def _sum_uses(shards: Sequence[Any]) -> None:
 
 
 def _summed_in(shard: Any) -> torch.dtype:
-    """The number format in which gradients of a shard are summed."""
     return torch.float32 if shard.orig_dtype.itemsize < 4 else shard.orig_dtype

@@ -1,8 +1,6 @@
 """Shards that each pass gathers: all ranks must run the same passes, with the same collectives in each.
 
-A rank with fewer micro-batches than its peers runs some again, in dummy passes whose gradients are replaced by zeros
-before anyone adds them. Ranks that run other parts of the model in a pass are refused: each rank keeps a stamp of its
-collectives, and all stamps are compared in a sum that is made anyway. How gradients are reduced is the variants'.
+A rank with fewer micro-batches runs dummy passes with zero gradients; stamps of collectives are compared in each sum.
 """
 
 from abc import abstractmethod
@@ -77,7 +75,6 @@ class PaddedReducer(ShardedReducer):
         """This rank has no micro-batch: `_dummy` must take the place of its last backward, in which others reduce."""
 
     def _run_dummy(self, example: T, run: Callable[[T], None]) -> None:
-        """Run a pass whose gradients are zeros."""
         self._muted = True
         try:
             run(example)
@@ -85,11 +82,6 @@ class PaddedReducer(ShardedReducer):
             self._muted = False
 
     def _summed(self, values: Sequence[float]) -> list[float]:
-        """Sums of the values over all ranks.
-
-        Raises:
-            TaskError: ranks have run other collectives since the last sum.
-        """
         stamp = float(self._stamp)
         self._stamp = 0
         stamps = [stamp, stamp * stamp]

@@ -1,9 +1,6 @@
 """The stages of a pipeline in shards: FSDP2 keeps, gathers and scatters; when it does is the plan's to say.
 
-Before a rank runs a plan it gathers its stages, layer by layer, and keeps them until their gradients are reduced. So
-nothing is gathered again between micro-batches, no forward or backward waits for a replica, and replicas may run
-different numbers of micro-batches, or none. In return, while an update runs, a stage's parameters and gradients are
-whole on each of its ranks; parameters between updates, optimizer state and averages are always in shards.
+Stages are gathered before a plan and kept until they are reduced, so replicas may differ in micro-batches.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """How a stage's gradients become their sums over data-parallel ranks: six verbs, and a power that most have.
 
-Each stage of a rank has its own reducer. Every reduction is a plain SUM, because each loss is divided by the weight of
-the whole update before its backward. The defaults do nothing, which is what one rank needs. It is not a wrapper around
-the training loop, and it does not know who holds what of a tensor; that is the `ParameterLayout`'s.
+Every reduction is a plain SUM, since each loss is divided by the update's weight before its backward.
 """
 
 from abc import ABC, abstractmethod

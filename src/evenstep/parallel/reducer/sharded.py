@@ -1,9 +1,6 @@
 """Parameters, gradients and optimizer state in shards: what torch's FSDP2 needs to sum exactly, for any cut.
 
-FSDP2 gathers a unit's parameters where they are used and frees them afterwards. It averages by default; here every
-reduction is a SUM. Parameters that are single numbers stay whole on every rank. When parameters are gathered is told in
-`padded` (by each pass) and `per_plan` (once for a plan of stages); how gradients are reduced is the variants' (`fsdp`,
-`ordered_fsdp`). Nothing of FSDP2 itself is rewritten.
+FSDP2 averages by default; here every reduction is a SUM. Single numbers stay whole on every rank.
 """
 
 from collections.abc import Iterator, Sequence
@@ -143,19 +140,15 @@ class ShardedReducer(Reducer, ChoosesTrained):
         self._watch()
 
     def _units(self) -> list[nn.Module]:
-        """What is gathered at once, beside what is left over."""
         return units(self.module)
 
     def _reduce_dtype(self) -> torch.dtype | None:
-        """In which FSDP2 sums gradients; None for their own."""
         return self._strategy.gather_dtype and torch.float32
 
     def _parts(self) -> list[Any]:
-        """The `FSDPModule`s, the outermost first."""
         return [part for _, part in parts(self.module)]
 
     def _prepare(self) -> None:
-        """Set what makes FSDP2 sum, and watch which gradients appear."""
         for part in self._parts():
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
@@ -173,7 +166,6 @@ class ShardedReducer(Reducer, ChoosesTrained):
         self._watch()
 
     def _watch(self) -> None:
-        """Learn of the gradients of what is trained and was not yet."""
         watched = [*(shard.unsharded_param for shard in self._shards), *self._numbers]
         for number, parameter in enumerate(watched):
             if parameter.requires_grad and number not in self._watched:
@@ -181,19 +173,16 @@ class ShardedReducer(Reducer, ChoosesTrained):
                 self._watched.add(number)
 
     def _seen(self, number: int, gradient: Tensor) -> Tensor:
-        """A gradient has come back; gives the one to take in its place."""
         self._present[number] = True
         return gradient
 
     def _reset(self) -> None:
-        """Forget what passes have left behind."""
         forget_gathers(self.module)
         self._fsdp.reset_iter_state()
         self._forget_gradients()
         self._present = [False] * len(self._present)
 
     def _complete_sums(self) -> None:
-        """Let FSDP2 reduce what some passes have not used beside what they have."""
         for each in records(self.module):
             complete_sums(each)
 
@@ -208,7 +197,6 @@ class ShardedReducer(Reducer, ChoosesTrained):
             number.grad = None
 
     def _summed(self, values: Sequence[float]) -> list[float]:
-        """Sums of the values over all ranks."""
         return self.group.sum_floats(values)
 
     def _present_anywhere(self) -> list[bool]:
@@ -228,7 +216,6 @@ class ShardedReducer(Reducer, ChoosesTrained):
         self._sum_numbers(present[len(self._shards) :])
 
     def _sum_numbers(self, present: Sequence[bool]) -> None:
-        """Sum over all ranks the gradients of the single numbers that have one on any of them."""
         for number, has in zip(self._numbers, present, strict=True):
             if not has:
                 number.grad = None
@@ -249,7 +236,6 @@ def _is_narrow(parameter: Tensor) -> bool:
 
 
 def _called(item: nn.Module) -> Iterator[nn.Module]:
-    """The item, or what it holds, where it is a container that nobody can call."""
     if isinstance(item, torch.jit.ScriptModule) or type(item).forward is not nn.Module.forward:
         yield item
         return

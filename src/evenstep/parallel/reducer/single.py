@@ -1,7 +1,6 @@
 """One process trains one model: gradients are summed over nobody.
 
-A laptop and one GPU use it. So do several ranks that train a model each, under a hook that averages these models now
-and then (`contrib.local_sgd`): then the ranks share the data, the stops and the checkpoints of one run.
+Also for ranks that train a model each under a hook that averages them (`contrib.local_sgd`).
 """
 
 from typing import final

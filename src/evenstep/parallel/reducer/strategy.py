@@ -1,8 +1,6 @@
 """How gradients and parameters are shared between data-parallel ranks, as users say it.
 
-A strategy is a description: the ranks and the options. From it come two things that do the work: a `Reducer` for each
-stage of the model, which sums gradients, and a `ParameterLayout`, which knows who holds what of a tensor. It keeps
-nothing of a run and wraps nothing.
+A strategy is a description, from which a `Reducer` per stage and a `ParameterLayout` are made.
 """
 
 from abc import ABC, abstractmethod

@@ -1,9 +1,6 @@
 """Replicas that share the optimizer's work: each parameter's state is kept, and its step made, by one rank only.
 
-Gradients are summed as the strategy within does it (`Ddp`, or `Ordered` for equal bits); the layout here deals whole
-parameters out: each rank steps those that it owns and fetches the others. So every optimizer steps exactly as in one
-process, also one whose update of an element looks at others (Muon, Adafactor). It does not shard gradients or
-parameters; that is `Fsdp`'s. (ZeRO stage 1: Rajbhandari et al., 2020, https://arxiv.org/abs/1910.02054.)
+Parameters are dealt out whole, so optimizers step exactly as in one process (ZeRO 1, https://arxiv.org/abs/1910.02054).
 """
 
 from collections.abc import Sequence
