@@ -132,7 +132,6 @@ _OF_MAPS = (
 
 
 def _refuse(config: DataTable, key: str, names: Iterable[str], why: str) -> None:
-    """Raise ConfigError for keys that do nothing for such a dataset."""
     given = [name for name in names if getattr(config, name) != type(config).model_fields[name].default]
     if given:
         raise ConfigError([f"`{key}.{name}` is for {why}; leave it out." for name in given])

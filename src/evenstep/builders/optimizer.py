@@ -57,7 +57,6 @@ def build_optimizer(
 
 @contextmanager
 def _refused_by_torch(call: Call, key: str) -> Generator[None]:
-    """Name the key of arguments that a class of torch refuses."""
     try:
         yield
     except _RAISED as error:

@@ -187,7 +187,6 @@ def prepared(run: OpenRun, model: nn.Module) -> tuple[list[Hook], dict[str, Task
 
 
 def _make(run: OpenRun, key: str, kind: type[_Made]) -> _Made:
-    """What the target of a key gives, drawn from the run's seed."""
     with seeded(run.config.seed), refused_at(key):
         made: object = run.calls[key]()
     return _checked(key, made, kind)

@@ -59,7 +59,6 @@ def open_run(path: Path, settings: Sequence[Setting] = ()) -> Generator[OpenRun]
 
 
 def _refused(config: Config) -> list[str]:
-    """Faults that constructors of options find, before ranks are started."""
     faults: list[str] = []
     for key, build in _BUILDS.items():
         try:

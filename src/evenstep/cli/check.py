@@ -73,7 +73,6 @@ def ranks_to_try(config: Config) -> int:
 
 
 def _have_room(config: Config, ranks: int) -> bool:
-    """Whether there is an accelerator for each rank."""
     return device_of_rank(config.device).type == "cpu" or ranks <= torch.accelerator.device_count()
 
 
@@ -126,7 +125,6 @@ def _begin(trainer: Trainer, config: Config, newest: Path | None) -> None:
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """State of the optimizer as checkpoints keep it, which know tensors of few bits."""
     saved = optimizer.state_dict()
     state = {
         key: {name: as_plain(one) for name, one in cast("dict[str, Any]", value).items()}

@@ -30,7 +30,6 @@ def differences(one: CheckpointReader, other: CheckpointReader) -> Iterator[str]
 
 
 def _kept_as_bytes(values: Any, part: str) -> dict[str, str]:
-    """The formats of the tensors of which the files have only bytes, by `PART/TENSOR`."""
     if isinstance(values, list):
         inner: list[tuple[str, Any]] = [(part, value) for value in cast("list[Any]", values)]
     elif isinstance(values, dict):

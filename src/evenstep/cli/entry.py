@@ -249,7 +249,6 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _say(text: str) -> None:
-    """Write to standard error, if that can be."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:  # the code still tells
@@ -302,7 +301,6 @@ def _dispatch(arguments: list[str], *, leaves: bool) -> int:
 
 
 def _no_command(given: str) -> str:
-    """Sentence about a first argument that is no command."""
     close = [f"train {given}"] if given.endswith(".toml") else get_close_matches(given, COMMANDS, n=1)
     advice = f"did you mean `evenstep {close[0]}`?" if close else f"there are {', '.join(COMMANDS)}."
     return f"`{given}` is not a command; {advice}"

@@ -65,7 +65,6 @@ def _evaluated(path: str) -> str | StoredWeights:
 
 
 def _folder_of(path: str) -> Path:
-    """The folder of the run that a path is of, if it has a configuration."""
     within = Path(path).absolute()
     return next((one for one in (within, *within.parents) if (one / CONFIG).is_file()), Path(path))
 
@@ -73,7 +72,6 @@ def _folder_of(path: str) -> Path:
 def _as_model(
     path: str, weights: str | StoredWeights, to: str, tokenizer: str | None, options: dict[str, Any]
 ) -> list[Path]:
-    """Write a folder that transformers reads."""
     from evenstep.hf.saving import save_pretrained
 
     with open_run(find_config(_folder_of(path))) as opened:

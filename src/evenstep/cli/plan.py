@@ -167,7 +167,6 @@ def _chosen(asked: str) -> Schedule | None:
 
 
 def _simulated(options: Options, layered: Layered | None, chosen: Schedule | None) -> tuple[list[Row], list[str]]:
-    """All schedules, and why some are left out."""
     rows: list[Row] = []
     left_out: list[str] = []
     microbatches = range(options.microbatches)

@@ -108,7 +108,6 @@ def read_costs(path: Path) -> tuple[dict[str, Any], Layered | None]:
 def _numbers(
     table: Mapping[str, Any], keys: Sequence[str], outer: str, path: Path, faults: list[str]
 ) -> dict[str, float]:
-    """The costs in a table, by key; what is none becomes a fault."""
     found: dict[str, float] = {}
     for key, value in table.items():
         if key not in keys:

@@ -85,7 +85,6 @@ def run(
 
 
 def _prove(rows: Mapping[str, Callable[[], Verdict]], what: str) -> list[tuple[str, Verdict, float]]:
-    """Run the rows, and print each as it ends."""
     console = Console(highlight=False, soft_wrap=False)
     width = max(map(len, rows))
     console.print(
@@ -115,7 +114,6 @@ def _prove(rows: Mapping[str, Callable[[], Verdict]], what: str) -> list[tuple[s
 
 
 def _expected(rows: Iterable[str], seconds: float) -> float:
-    """Seconds that all rows take, by what the first has taken."""
     processes = sum(1 + (name == "kill") for name in rows if name.startswith(("ranks", "stages", "kill")))
     return seconds * _IN_PROCESS + processes * (_START_S + 2 * seconds)
 
@@ -125,7 +123,6 @@ def _spelled(seconds: float) -> str:
 
 
 def _lines(name: str, verdict: Verdict, seconds: float, width: int) -> list[Text | Padding]:
-    """A row as it is printed: one line, and what is to be said of a failure below it."""
     word, style = {True: ("holds", "green"), False: ("FAILS", "bold red"), None: ("-", "dim")}[verdict.holds]
     shown = [_shown(one) for one in (verdict.value, verdict.bound)]
     line = Text(f"{name:<{width}}  ")
@@ -143,7 +140,6 @@ def _shown(value: float | str) -> str:
 
 
 def _write(path: Path, name: str, updates: int, found: Sequence[tuple[str, Verdict, float]], *, holds: bool) -> None:
-    """Write the certificate."""
     rows = [
         {
             "row": row,

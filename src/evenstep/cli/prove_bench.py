@@ -152,7 +152,6 @@ def _by_tokens(table: DataTable) -> bool:
 
 
 def _shrunk(config: Config, workers: int) -> list[Setting]:
-    """What makes the run small, of one process, and silent."""
     changed: dict[str, object] = {
         "device": "cpu",
         "threads": 1,
@@ -184,7 +183,6 @@ def _shrunk(config: Config, workers: int) -> list[Setting]:
 
 
 def _cut(config: Config, cut: Cut, tokens: Mapping[str, int]) -> list[Setting]:
-    """Small global batches, in so many micro-batches."""
     made: dict[str, object] = {}
     up, down = _SHARES[cut]
     for key, table in data_tables(config).items():
@@ -215,7 +213,6 @@ def _ragged(whole: int, near: int) -> int:
 
 
 def _varied(config: Config, variant: Variant) -> list[Setting]:
-    """Ranks, order of sums and format."""
     before = config.parallel
     changed: dict[str, object] = {
         "parallel": "none",
@@ -271,7 +268,6 @@ def _subject(opened: OpenRun, parts: RunParts, strategy: Any) -> Subject:
 
 
 def _updates(config: Config, data: Data) -> int | None:
-    """How many the whole run has, where that is known."""
     epochs = config.train.epochs
     return config.train.updates if epochs is None else updates_of(data, epochs, config.seed)
 

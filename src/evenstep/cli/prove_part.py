@@ -71,7 +71,6 @@ class Elsewhere:
 
     @contextmanager
     def _answer(self, variant: Variant, what: dict[str, Any]) -> Generator[tuple[Path, int]]:
-        """Run it; gives the folder with the answer, and the exit code."""
         with tempfile.TemporaryDirectory(prefix="evenstep-prove-") as name:
             place = Path(name)
             given = {**what, "variant": asdict(variant), "tokens": dict(self._tokens)}
@@ -89,7 +88,6 @@ def _ranks(ranks: int, arguments: list[str]) -> int:
 
 
 def _process(arguments: list[str], place: Path) -> int:
-    """The exit code of one process, which ends with this one."""
     with (place / f"{_SAID}.0").open("ab") as said:
         process = subprocess.Popen(
             [*command(), *arguments],
@@ -106,7 +104,6 @@ def _process(arguments: list[str], place: Path) -> int:
 
 
 def _answered(place: Path, code: int) -> Path:
-    """The answer; raises EvenstepError with the last words of a process that has none."""
     answer = place / _ANSWER
     if code != EXIT_DONE or not answer.is_file():
         said = [file.read_text(errors="replace").strip() for file in sorted(place.glob(f"{_SAID}.*"))]
@@ -173,13 +170,11 @@ def _run(path: Path, settings: list[str], answer: Path, variant: Variant, what: 
 
 
 def _refuse(answer: Path, error: EvenstepError) -> None:
-    """Leave word that this run can't be had; that it lacks a package is no refusal."""
     if not isinstance(error, MissingExtraError):
         answer.with_name(f"{_REFUSED}.{os.environ.get('RANK', '0')}").write_text(str(error), encoding="utf-8")
 
 
 def _traced_on_all(bench: RunFileBench, variant: Variant, update: int, group: Group) -> UpdateTrace:
-    """The trace of an update, with the micro-batches of all ranks."""
     trace = traced(bench.open, variant, update)
     everybody: list[list[MicrobatchTrace]] = group.gather(trace.microbatches)
     microbatches = sorted((one for theirs in everybody for one in theirs), key=lambda one: one.index)
@@ -188,7 +183,6 @@ def _traced_on_all(bench: RunFileBench, variant: Variant, update: int, group: Gr
 
 @contextmanager
 def _said_to(file: Path) -> Generator[None]:
-    """What this process says goes into a file."""
     sys.stdout.flush()
     sys.stderr.flush()
     target = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

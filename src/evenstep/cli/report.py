@@ -42,5 +42,4 @@ def _runs(paths: list[str]) -> list[Path]:
 
 
 def _where(folders: list[Path]) -> Path:
-    """Into the folder of a single run; of several into the one around the first."""
     return (folders[0] if len(folders) == 1 else folders[0].parent) / REPORT

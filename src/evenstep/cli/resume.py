@@ -84,7 +84,6 @@ def changed_keys(before: dict[str, Any], after: dict[str, Any], outer: str = "")
 
 
 def _values(config: Config) -> dict[str, Any]:
-    """All values; a table that is left out has its defaults."""
     left_out = {
         "mixture": MixtureTable.empty(),
         "coefficients": CoefficientsTable.empty(),

@@ -46,7 +46,6 @@ def parameters_of(model: nn.Module) -> tuple[int, int]:
 
 
 def _updates(parts: RunParts) -> list[str]:
-    """How an update is made; of a mixture also whose batches the first ones hold."""
     config = parts.config
     if config.data is not None:
         return [f"update      {_global_batch(config.data)}"]
@@ -120,7 +119,6 @@ def _samples(parts: RunParts) -> str:
 
 
 def _tried_out(config: Config) -> list[str]:
-    """What is said of a run that takes only some of its data."""
     overfit, batches = config.overfit, config.limit.batches
     lines: list[str] = []
     if overfit is not None:

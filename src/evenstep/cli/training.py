@@ -75,7 +75,6 @@ def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
 
 
 def _watching(run: OpenRun, group: Group) -> list[Hook]:
-    """What ends a rank that is stuck, some time after the others have given it up."""
     return [Watchdog(timeout_s=2 * run.config.parallel.timeout_s)] if group.ranks > 1 else []
 
 
@@ -103,7 +102,6 @@ def _begin(trainer: Trainer, source: str, reset: Collection[Reset]) -> None:
 
 @contextmanager
 def _kept_from_the_first_update_on(folder: Path, trainer: Trainer) -> Generator[None]:
-    """Take a folder away again that was made for a run in which nothing was trained."""
     is_new = not folder.exists() or all(path.name == LOCK for path in folder.iterdir())
     try:
         yield

@@ -98,7 +98,6 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _convert(value: object, hint: Any, folder: Path) -> tuple[object, str]:
-    """The value as its annotation wants it, and the fault of one that does not fit."""
     try:
         # strict JSON is what TOML values are: no text to numbers, but lists to tuples, text to paths and enums
         given = json.dumps(value, default=lambda other: other.isoformat())

@@ -48,7 +48,6 @@ def _is_given(config: Config, key: str) -> bool:
 
 
 def _value(config: Config, key: str) -> tuple[Any, Any]:
-    """The value of `key`, and its default."""
     *outer, last = key.split(".")
     table: Any = config
     for part in outer:

@@ -32,7 +32,6 @@ def defaults_of(section: Section) -> Tree:
 
 
 def _of_tables(value: object) -> Tree | None:
-    """The defaults of a table, or of tables by name; None for another value."""
     if isinstance(value, Section):
         return defaults_of(value)
     if isinstance(value, dict) and value:

@@ -97,7 +97,6 @@ def find_calls(config: Config, *, recipe: Path, folder: Path) -> tuple[dict[str,
 
 
 def _targets(value: object, key: str = "") -> Iterator[tuple[str, TargetTable]]:
-    """The tables in `value` that name something, by their keys."""
     if isinstance(value, TargetTable):
         yield key, value
     inner: Iterable[tuple[object, object]] = ()
@@ -148,7 +147,6 @@ def with_paths(config: Config, calls: Mapping[str, Call]) -> Config:
 
 
 def _without_empty(value: object) -> object:
-    """`value` without tables and lists that are empty, which a run file need not have."""
     if isinstance(value, dict):
         pruned = {key: _without_empty(inner) for key, inner in cast("Mapping[str, object]", value).items()}
         return {key: inner for key, inner in pruned.items() if inner not in ({}, [])}

@@ -53,6 +53,8 @@ class Bus:
         on_error: what becomes of the error of a hook that does not say so itself: "stop" lets it out, "continue" makes
             an incident of it.
         report: takes those incidents.
+
+    Attributes:
         heard: the names of the methods that some hook overrides.
         hears_microbatches: whether some of those are of single micro-batches.
         hears_passes: whether some are of forwards and backwards.

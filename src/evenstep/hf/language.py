@@ -161,7 +161,6 @@ class CausalLM(_Tokens):
         return targets, None if weights is None else functional.pad(weights, shift)
 
     def _check_row(self, batch: Mapping[str, Any]) -> None:
-        """Raise TaskError for documents that nothing keeps apart; the batch is on the CPU."""
         positions, mask = batch.get("position_ids"), _mask_of(batch)
         if positions is None or not bool(restarts(positions, mask).any()):
             return
@@ -172,7 +171,6 @@ class CausalLM(_Tokens):
 
 
 def _mask_of(batch: Mapping[str, Any]) -> Tensor | None:
-    """The mask `[rows, length]` of what is no padding, if the batch has one."""
     mask: Any = batch.get("attention_mask")
     return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
 

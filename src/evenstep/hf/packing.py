@@ -93,7 +93,6 @@ def rows_of(lengths: Sequence[int], max_tokens: int | None = None) -> list[list[
 
 
 def _document(sample: Any, number: int) -> dict[str, Tensor]:
-    """One sample's tokens, labels and weights."""
     given = cast("Mapping[str, Any]", sample) if isinstance(sample, Mapping) else {"input_ids": sample}
     if "input_ids" not in given:
         raise DataError(f"sample {number} of the batch has no `input_ids`; give its tokens.")
@@ -113,7 +112,6 @@ def _document(sample: Any, number: int) -> dict[str, Tensor]:
 
 
 def _whole(given: Any, name: str, number: int) -> Tensor:
-    """Tensor of whole numbers; fractions would be cut off silently."""
     found = torch.as_tensor(given)
     if found.numel() and (found.is_floating_point() or found.is_complex()):
         raise DataError(f"`{name}` of sample {number} of the batch must be whole numbers, but are {found.dtype}.")
@@ -121,7 +119,6 @@ def _whole(given: Any, name: str, number: int) -> Tensor:
 
 
 def _joined(rows: Sequence[Sequence[Tensor]], length: int, padding: float) -> Tensor:
-    """Rows of one length, each of its parts and then padding."""
     joined = rows[0][0].new_full((len(rows), length), padding)
     for row, parts in zip(joined, rows, strict=True):
         whole = torch.cat(list(parts))

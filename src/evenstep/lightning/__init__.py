@@ -120,7 +120,6 @@ def _check_automatic(lightning: Any) -> None:
 
 
 def _check_hooks(module: nn.Module, base: type, without: Collection[str]) -> None:
-    """Raise ArgumentError for a hook that the module counts on."""
     hooks = [each for each in dir(base) if each.startswith(_HOOKS) and each not in _NOT_OF_TRAINING]
     hooks = [each for each in hooks if not each.startswith(_NOT_OF_TRAINING_BEGIN) and callable(getattr(base, each))]
     own = [each for each in hooks if each in vars(module) or getattr(type(module), each) is not getattr(base, each)]
@@ -254,12 +253,10 @@ class _StepTask(Task):
 
 
 def _loss_in(given: Any) -> Any:
-    """What a step has returned as its loss, in either way."""
     return cast("Mapping[str, Any]", given).get("loss") if isinstance(given, Mapping) else given
 
 
 def _pair(logged: _Logged, samples: float | Tensor) -> tuple[Tensor | float, Tensor | float]:
-    """The sum and the weight of what a step has logged under one name."""
     sizes = [samples if size is None else size for _, size in logged]
     return sum(_wide(value) * size for (value, _), size in zip(logged, sizes, strict=True)), sum(sizes)
 

@@ -38,7 +38,6 @@ class _TorchRates(LrSchedule):
 
     @property
     def _groups(self) -> list[dict[str, Any]]:
-        """Asked anew each time: an optimizer that has taken a state back has others."""
         return self._scheduler.optimizer.param_groups
 
     def _first(self) -> list[dict[str, Any]]:
@@ -64,7 +63,6 @@ class _TorchRates(LrSchedule):
         return factors.pop()
 
     def _after(self, steps: int) -> float:
-        """The multiplier after so many steps of the scheduler."""
         if len(self._factors) <= steps:
             before = [dict(group) for group in self._groups]
             self._put(self._live)

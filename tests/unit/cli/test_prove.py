@@ -108,8 +108,6 @@ def test_a_run_of_epochs_keeps_its_length_though_the_data_are_few(evenstep: Run,
         (["--ranks", "1"], "`--ranks` must be a whole number of at least 2"),
         (["--train.updats", "3"], "updats"),
         (["--part", "nothing"], "`--part` is what `evenstep prove` starts its own processes with; leave it out."),
-        (["--model.target", "none.py:None", "--json", "."], "`--json` is ., which can't be written: it is a folder"),
-        (["--model.target", "none.py:None", "--json", "run.toml/a"], "run.toml` is no folder; give another file."),
     ],
 )
 def test_what_cannot_be_is_refused(evenstep: Run, recipe: Path, arguments: list[str], says: str) -> None:
