@@ -5,8 +5,8 @@ from typing import Any
 import batches
 import pytest
 import torch
-from batches import BATCHES, GLOBAL, LOSSES, MICRO, Kind, LossKind
-from batches_programs import Classify, reference, trained, trainer_of
+from batches import BATCHES, LOSSES, MICRO, Kind, LossKind
+from batches_programs import reference, trained, trainer_of
 
 import evenstep
 from evenstep.data.split import halves, num_samples
@@ -75,21 +75,6 @@ def test_a_batch_that_can_not_be_cut_stops_with_advice_for_lack_of_memory(kind: 
         trained(kind, batches.samples_of(), micro=MICRO, room=2)
 
 
-def test_the_advice_to_say_how_a_batch_is_cut_helps() -> None:
-    kind = next(kind for kind in BATCHES if kind.name == "features first")
-
-    class Splits(Classify):
-        def split(self, batch: Any) -> list[Any]:
-            middle = batch["x"].shape[1] // 2
-            if not middle:
-                return [batch]
-            parts = (slice(None, middle), slice(middle, None))
-            return [{"x": batch["x"][:, part], "y": batch["y"][part]} for part in parts]
-
-    samples = batches.samples_of()
-    assert torch.allclose(trained(kind, samples, room=2, task=Splits(kind)), reference(kind, samples), rtol=1e-12)
-
-
 @pytest.mark.parametrize("kind", [kind for kind in BATCHES if kind.outcome == "asks"], ids=named)
 def test_a_batch_whose_samples_can_not_be_counted_asks_for_a_weight(kind: Kind) -> None:
     with pytest.raises(TaskError, match=kind.asks):
@@ -132,10 +117,3 @@ def test_a_mapping_of_transformers_is_keyword_arguments_of_the_model() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = evenstep.Trainer(model=model, task=Model(), optimizer=optimizer, data=data, updates=2, device="cpu")
     assert trainer.train().update == 2
-
-
-def test_rows_are_unique_and_say_what_they_do() -> None:
-    for table in (BATCHES, LOSSES):
-        assert len({row.name for row in table}) == len(table)
-        assert all(row.outcome == "works" or row.asks for row in table)
-    assert GLOBAL % MICRO == 0

@@ -47,11 +47,6 @@ def test_update_data_of_x_y_tuples_is_a_question_and_both_answers_work(item: Any
     assert len(batches_in(tuple(Batch(task="", data=one) for one in item))) == 2
 
 
-def test_an_empty_tuple_is_an_error() -> None:
-    with pytest.raises(DataError, match="empty tuple"):
-        batches_in(())
-
-
 class Stream:
     """Resumable updates of one to three batches."""
 

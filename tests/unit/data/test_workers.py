@@ -1,4 +1,3 @@
-import math
 import multiprocessing
 import os
 import random
@@ -7,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from itertools import islice
 
 import numpy as np
@@ -155,12 +153,6 @@ def test_a_hanging_worker_is_an_error_after_the_timeout() -> None:
         next(batches)
     assert time.monotonic() - started < 5
     data.close()
-
-
-def test_workers_may_be_waited_for_without_a_limit() -> None:
-    data = MapData(range(3), global_batch_size=3, shuffle=False, num_workers=1, reading=Reading(timeout_s=math.inf))
-    with closing(data):
-        assert next(data.batches(Position(), seed=1)).microbatches[0].data.tolist() == [0, 1, 2]
 
 
 def test_signals_for_the_whole_run_do_not_end_the_workers_before_it() -> None:
