@@ -41,9 +41,6 @@ def foreach_norms(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -
     """‖t‖₂ of each tensor, 0-dim, computed in `dtype` (None: in its own); this and the next four in one launch.
 
     torch's optimizers are made of these kernels, which have no public names.
-
-    Raises:
-        RuntimeError: a tensor is sparse, which the kernel itself refused before torch 2.15; the others refuse it still.
     """
     if _NORMS_TAKE_SPARSE and any(map(_IS_SPARSE, tensors)):
         raise RuntimeError("norms of sparse tensors are those of their coalesced values")

@@ -29,10 +29,6 @@ def meet(info: RankInfo, *, timeout_s: float) -> Store:
 
     Args:
         timeout_s: the longest wait, in seconds.
-
-    Raises:
-        EvenstepError: nobody listens, or ranks did not come within the timeout; the message names them.
-        ReplicaError: ranks of other versions or another number of ranks.
     """
     began = monotonic()
     served = _connected(info, timeout_s)
@@ -83,11 +79,7 @@ def _connected(info: RankInfo, timeout_s: float) -> Store:
 
 
 def _wait_for_rank_0(info: RankInfo, timeout_s: float) -> None:
-    """Wait until somebody listens: in torch's own wait no signal is heard, and it fills the screen with its tries.
-
-    Raises:
-        OSError: nobody does within the timeout.
-    """
+    """Wait until somebody listens: in torch's own wait no signal is heard, and it fills the screen with its tries."""
     until = monotonic() + timeout_s
     while True:
         try:

@@ -65,9 +65,6 @@ class Renewable(ProcessGroup):
     Args:
         store: through which its ranks find each other in each attempt.
 
-    Raises:
-        RuntimeError: the ranks can't connect to each other.
-
     Attributes:
         inner: torch's own group, of this attempt.
     """
@@ -246,11 +243,7 @@ class Connections:
                 break_()
 
     def renew(self, timeout: timedelta) -> None:
-        """Form all groups under the number of the next attempt; all ranks call it together.
-
-        Raises:
-            RuntimeError: the ranks could not connect to each other. The attempt counts nevertheless.
-        """
+        """Form all groups under the number of the next attempt; all ranks call it together."""
         self.attempt += 1
         for group in self._groups:
             group.renew(self.attempt, timeout)

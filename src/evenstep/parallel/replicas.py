@@ -13,11 +13,7 @@ from evenstep.parallel.group import Group
 
 
 def synchronise(module: nn.Module, group: Group) -> None:
-    """Give every rank rank 0's parameters and buffers.
-
-    Raises:
-        ArgumentError: several ranks, and a module whose gradients are sparse, or which scales its rows in its forward.
-    """
+    """Give every rank rank 0's parameters and buffers."""
     for name, part in module.named_modules() if group.ranks > 1 else ():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
             raise ArgumentError(
@@ -54,9 +50,6 @@ def compare_replicas(module: nn.Module, group: Group, update: int, *, replica_ra
     Args:
         replica_ranks: how many neighbouring ranks share one replica; those in the same place of theirs are compared.
             Buffers are whole on each rank.
-
-    Raises:
-        ReplicaError: they differ; the message names the ranks and the first parameter or buffer that does.
     """
     if group.ranks == 1 or not is_compared(update):
         return

@@ -72,9 +72,6 @@ def detached(tree: Any, what: object = "a tree") -> Any:
 
     Args:
         what: the tree, for messages.
-
-    Raises:
-        TaskError: it can't go to another stage.
     """
 
     def leaf(value: Any) -> Any:

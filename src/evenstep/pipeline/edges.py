@@ -58,11 +58,7 @@ class Edges:
             held.clear()
 
     def take(self, address: Address) -> Any:
-        """The tree that `address` names; waits for it if it comes from another rank.
-
-        Raises:
-            LostRankError: it will not come; the message says which rank failed, and why.
-        """
+        """The tree that `address` names; waits for it if it comes from another rank."""
         rank = self._rank_of[address.source]
         if rank == self._rank_of[address.destination]:
             return self._ready.pop(address)

@@ -133,11 +133,7 @@ class Layers:
 
 
 def built(layer: Layer, place: int, seed: int) -> nn.Module:
-    """The module of the layer at `place`; a function that builds it draws from generators of this layer's own.
-
-    Raises:
-        ArgumentError: it gives something else.
-    """
+    """The module of the layer at `place`; a function that builds it draws from generators of this layer's own."""
     module: object = layer.build
     if not isinstance(layer.build, nn.Module):
         with torch.random.fork_rng(devices=[]):

@@ -43,9 +43,6 @@ def spans(
     Returns:
         All spans, sorted by start and rank.
 
-    Raises:
-        PlanError: the ranks wait for each other in a circle, or for something that no plan makes.
-
     >>> from evenstep.pipeline.schedules import gpipe
     >>> layout = Layout.chain(ranks=2)
     >>> [f"{s.action}@{s.start}" for s in spans(gpipe(layout, [0]), layout, lambda action: 1)]

@@ -219,11 +219,7 @@ def _check_alike(said: Mapping[str, object], group: Group) -> None:
 
 
 def _shared(layers: Layers) -> list[tuple[str, ...]]:
-    """The names of each parameter that several layers share as one object.
-
-    Raises:
-        ArgumentError: two layers share a whole module.
-    """
+    """The names of each parameter that several layers share as one object."""
     modules: dict[int, str] = {}
     parameters: dict[int, list[str]] = {}
     for layer in layers.layers:

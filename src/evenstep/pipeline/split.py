@@ -16,9 +16,6 @@ def cut(layers: Layers, *, stages: int, split_at: Sequence[str] | None = None) -
     Args:
         split_at: names of the layers that begin the second and later stages; None: as equal in layers as can be.
 
-    Raises:
-        ArgumentError: more stages than layers, or names that don't cut the model into so many stages.
-
     >>> from torch import nn
     >>> cut(Layers.of(nn.Sequential(*[nn.ReLU() for _ in range(5)])), stages=2)
     (range(0, 2), range(2, 5))

@@ -47,11 +47,7 @@ def equalise(ties: Sequence[Tie], parameters: Mapping[str, nn.Parameter], group:
 
 
 def sum_over_owners(ties: Sequence[Tie], parameters: Mapping[str, nn.Parameter], group: Group) -> None:
-    """Replace each copy's gradient by the sum over all: ((g₀ + g₁) + g₂) + …; a missing one is no summand.
-
-    Raises:
-        ArgumentError: some of the copies are frozen, on all ranks.
-    """
+    """Replace each copy's gradient by the sum over all: ((g₀ + g₁) + g₂) + …; a missing one is no summand."""
     if not ties:
         return
     own = [{name: parameters[name] for name in tie.names if name in parameters} for tie in ties]

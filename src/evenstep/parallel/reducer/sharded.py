@@ -41,10 +41,6 @@ class Sharded(Strategy):
         gather_dtype: the number format in which parameters are gathered and used; their own by default. Gradients
             are always reduced in float32 at least.
         offload: whether shards wait in the CPU's memory; needs an accelerator.
-
-    Raises:
-        ArgumentError: torch is older than 2.13, `shard_ranks` does not divide the ranks, or there is no accelerator to
-            offload from.
     """
 
     exact: bool = False
