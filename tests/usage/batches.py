@@ -216,9 +216,9 @@ LOSSES = (
     LossKind(name="a penalty once per batch", outcome="asks", asks=r"adds 2\.5 once for each batch"),
     LossKind(name="a weight of 1", outcome="asks", asks=r"the weights of its two halves are 1 \+ 1"),
     LossKind(name="a count that is not the weight", outcome="asks", asks=r"mean over 8 units .* gives 4"),
-    LossKind(name="a float", outcome="asks", asks=r"gave float .*before `\.item\(\)`"),
-    LossKind(name="a dict", outcome="asks", asks=r"gave dict .*the entry 'loss' by itself"),
-    LossKind(name="a tuple", outcome="asks", asks=r"gave tuple .*the loss by itself"),
+    LossKind(name="a float", outcome="asks", asks=r"gave float .*without `\.item\(\)`"),
+    LossKind(name="a dict", outcome="asks", asks="gave dict"),
+    LossKind(name="a tuple", outcome="asks", asks="gave tuple"),
     LossKind(name="None", outcome="asks", asks="gave None"),
 )
 

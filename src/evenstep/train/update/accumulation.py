@@ -19,12 +19,7 @@ from evenstep.train.update.weigh import Weights
 
 @final
 class Accumulation:
-    """Sums up the gradients of micro-batches.
-
-    Args:
-        recovery: told what runs, so that it can cut what does not fit.
-        rollback: forgets the gradients of an earlier attempt.
-    """
+    """Sums up the gradients of micro-batches."""
 
     def __init__(
         self,

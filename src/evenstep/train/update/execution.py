@@ -123,11 +123,7 @@ class Execution:
 
 
 def build_execution(model: nn.Module, strategy: Strategy, optimizer: Optimizer, device: torch.device) -> Execution:
-    """The execution of this kind of model.
-
-    Args:
-        strategy: how its gradients are shared; the model, or each stage of it, gets a reducer of it.
-    """
+    """The execution of this kind of model."""
     if isinstance(model, PipelineModel):
         return _of_stages(model, strategy, optimizer, device)
     return _of_whole(model, strategy, optimizer)

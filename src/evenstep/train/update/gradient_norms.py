@@ -42,11 +42,7 @@ class NormsOfWhole:
 
 @final
 class NormsOfStages:
-    """Norms of a model in stages: each parameter's has its place in one vector, which all ranks get.
-
-    Args:
-        names: of this rank's parameters that are trained, before they are cut.
-    """
+    """Norms of a model in stages: each parameter's has its place in one vector, which all ranks get."""
 
     def __init__(self, model: PipelineModel, layout: ParameterLayout, names: set[str], device: torch.device) -> None:
         self._layout, self._pipeline = layout, model.mesh.pipeline

@@ -26,12 +26,7 @@ def accumulate_late(
 ) -> MicrobatchResults:
     """Leave in `.grad` the sum of the tasks' gradients, of which some are divided by a weight that came late.
 
-    Each task with a late weight is run by itself, and all others together.
-
-    Args:
-        accumulate: leaves the whole gradient of the given micro-batches in `.grad`.
-        parameters: those that are trained, by name.
-    """
+    Each task with a late weight is run by itself, and all others together."""
     late = [(name,) for name in weights.totals if context.tasks[name].late_weight]
     others = tuple(name for name in weights.totals if (name,) not in late)
     whole, total = MicrobatchResults(), list[Tensor | None]()

@@ -113,12 +113,7 @@ class MicrobatchStep:
         self._recording.settle_late(total)
 
     def forward(self, stage: Stage, received: Outputs, microbatch: int) -> tuple[Outputs, Tensor | None]:
-        """Apply a stage, and where it gives the task's loss, compute and record that.
-
-        Args:
-            received: the outputs of earlier stages that it takes.
-            microbatch: its number in the plan.
-        """
+        """Apply a stage, and where it gives the task's loss, compute and record that."""
         context, (one, piece) = self._context, self._parts[microbatch]
         task = context.tasks[one.task]
         itself = self._model if self._model is not None and evaluates_itself(task) else None
@@ -234,10 +229,6 @@ def backward_of(loss: Tensor, gradient: Tensor) -> None:
     `torch.autograd.backward` first looks at the gradient it is given: its shape with symbolic sizes, its dtype, whether
     it is complex. Here that was made like the loss, and looking at it costs as much as three small kernels, so the
     engine is called where `backward` itself, and torch's pipelining runtime, call it.
-
-    Args:
-        loss: 0-dim, with a graph.
-        gradient: what the way back begins with, made like the loss.
 
     >>> import torch
     >>> w = torch.tensor(3.0, requires_grad=True)

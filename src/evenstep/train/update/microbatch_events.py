@@ -25,11 +25,7 @@ from evenstep.train.update.context import TrainContext
 
 @final
 class MicrobatchEvents:
-    """Tells of one set of micro-batches, each by its number in the plan.
-
-    Args:
-        update: the number under which it is told.
-    """
+    """Tells of one set of micro-batches, each by its number in the plan."""
 
     def __init__(self, context: TrainContext, update: int) -> None:
         self._context, self._update = context, update

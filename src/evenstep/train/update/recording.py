@@ -1,6 +1,5 @@
 """Checks a task's loss of one micro-batch, and records its metrics as (sum, weight) pairs on the device."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, final
 
@@ -57,12 +56,6 @@ class Recording:
                 f"that has none."
             )
         total = loss.sum if isinstance(loss, Loss) else loss
-        if isinstance(total, Tensor) and total.is_meta and self._context.device.type != "meta":
-            raise TaskError(
-                f"`{type(task).__name__}.{method}` must give a number, but gave a tensor on the device `meta`, which "
-                f"has none, for micro-batch {one.index}; compute it from the model's output, which is on "
-                f"`{self._context.device}`."
-            )
         if not isinstance(loss, Loss):
             return self._record(task, one, piece, _ALONE, _checked(task, loss, None, one.index, method))
         if loss.observed and task.metrics is Task.metrics:
@@ -208,8 +201,8 @@ def _fault(task: Task, total: Any, given: object, microbatch: int) -> str:
         return weight
     if not isinstance(total, Tensor):
         return (
-            f"a 0-dim tensor, or a `Loss` of one, but gave {type(total).__name__} {here}; return the loss summed "
-            f"over the batch's units{_instead_of(total)}."
+            f"a 0-dim tensor, or a `Loss` of one, but gave {type(total).__name__} {here}; return the summed loss "
+            f"as a tensor, without `.item()`, and log other values by `Loss(sum, metrics={{name: (sum, weight)}})`."
         )
     if total.ndim or not total.is_floating_point():
         return (
@@ -229,16 +222,3 @@ def _is_known_to_be_nothing(count: Tensor | float) -> bool:
     if isinstance(count, Tensor):
         return bool(count.numel() == 1 and count.device.type == "cpu" and count == 0)
     return count == 0
-
-
-def _instead_of(given: object) -> str:
-    if isinstance(given, Mapping) and "loss" in given:
-        return (
-            ": the entry 'loss' by itself, and what is to be logged as `Loss(sum, metrics={name: (sum, weight)})`; "
-            "where it is a mean, as that of models of `transformers`, `Loss.of_mean(mean, count)`"
-        )
-    if isinstance(given, tuple | list):
-        return ": the loss by itself, and what else is to be logged as `Loss(sum, metrics={name: (sum, weight)})`"
-    if isinstance(given, float | int):
-        return ", as the tensor that it is before `.item()`: a number has no gradient"
-    return ""
