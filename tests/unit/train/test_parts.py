@@ -223,13 +223,6 @@ def test_lists_and_features_first_and_packed_batches_have_as_many_samples_as_the
         assert weigh({"": Plain()}, batch, Group()).total == 8
 
 
-def test_what_the_loader_was_not_told_is_asked_for() -> None:
-    batch = batch_of({"x": torch.zeros(6, 8), "y": torch.zeros(8)})
-    batch.microbatches[0].counted = False
-    with pytest.raises(TaskError, match=r"`x` \[6, 8\], `y` \[8\]; override `weight`"):
-        weigh({"": Plain()}, batch, Group())
-
-
 def test_the_loss_of_a_mean_is_its_sum_in_float32_and_0_of_nothing() -> None:
     assert Loss.of_mean(torch.tensor(0.5, dtype=torch.bfloat16), 1001).sum.item() == 500.5
     mean = torch.tensor(float("nan"), requires_grad=True)

@@ -55,7 +55,6 @@ class Recording:
                 f"micro-batch {one.index}; return the loss summed over the batch's units, or `Loss(None)` for a batch "
                 f"that has none."
             )
-        total = loss.sum if isinstance(loss, Loss) else loss
         if not isinstance(loss, Loss):
             return self._record(task, one, piece, _ALONE, _checked(task, loss, None, one.index, method))
         if loss.observed and task.metrics is Task.metrics:
