@@ -186,6 +186,11 @@ class Data(ABC):
         return True
 
     @property
+    def moving_stream(self) -> object:
+        """The stream that a second reader would move; None for data without one."""
+        return None
+
+    @property
     def state_is_of_rank(self) -> bool:
         """Whether `state_dict` is of this rank alone, and each rank must go on with its own."""
         return False

@@ -75,6 +75,10 @@ class IteratedData(Data):
     def _cut(self, items: list[object], reading: RankReading, position: Position) -> Cut: ...
 
     @property
+    def moving_stream(self) -> object:
+        return self._stream if self._stateful is not None or isinstance(self._stream, Iterator) else None
+
+    @property
     def resumable(self) -> bool:
         """Whether the stream has `state_dict` and `load_state_dict`, and is read to its end."""
         return self._stateful is not None and self.limit_batches is None

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
@@ -251,6 +252,24 @@ def check_optimizer(optimizer: Optimizer, *, model: nn.Module, strategy: Strateg
             )
     if is_shared(model, strategy.layout):
         _check_shared(optimizer, strategy.layout, stages=in_stages(model))
+    if strategy.layout.divides != "nothing":
+        _check_memory(optimizer)
+    fused = [one for group in optimizer.param_groups if group.get("fused") for one in group["params"]]
+    if any(torch.empty_like(one).stride() != one.stride() for one in fused):
+        raise ArgumentError(
+            "a parameter is a part of a larger tensor, of which a fused optimizer steps all: clone it, or leave out "
+            "`fused`.",
+            field="optimizer",
+        )
+
+
+def _check_memory(optimizer: Optimizer) -> None:
+    held = [one.data_ptr() for one in parameters_in(optimizer) if one.numel()]
+    if len({*held}) < len(held):
+        raise ArgumentError(
+            "two parameters of the optimizer lie in the same memory, but ranks share them apart: give one or clone it.",
+            field="optimizer",
+        )
 
 
 def _check_shared(optimizer: Optimizer, layout: ParameterLayout, *, stages: bool) -> None:
@@ -326,6 +345,11 @@ def check_tasks(
         _check_names("`data`", data.tasks, by_name)
     for name, one in evaluations.items():
         _check_names(f"the evaluation '{name}'", one.tasks, by_name)
+        if data is not None and one.moving_stream is not None and one.moving_stream is data.moving_stream:
+            raise ArgumentError(
+                f"evaluation '{name}' reads the stream that `data` reads, but must not move it: give it its own.",
+                field="evaluations",
+            )
     for name, task in by_name.items():
         if task.reduction not in ("weight", "sum", "mean"):
             raise ArgumentError(
