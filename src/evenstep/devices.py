@@ -46,6 +46,5 @@ def device_here(device: str | torch.device) -> torch.device:
 
 
 def make_current(device: torch.device) -> None:
-    """Let `device` be the one that torch takes in this process where nobody names one; "cuda" is that already."""
     if device.type == "cuda" and device != torch.device("cuda"):
         torch.cuda.set_device(device)

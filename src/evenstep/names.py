@@ -61,7 +61,6 @@ def state_of(model: "nn.Module") -> dict[str, Any]:
 
 
 def by_plain_name(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by names that may have been those of wrapped modules."""
     return {plain(name): value for name, value in values.items()}
 
 

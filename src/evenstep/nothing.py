@@ -9,8 +9,6 @@ from typing import Any, cast, final
 
 @final
 class _Nothing:
-    """Gives None when it is entered, and lets out what is raised inside."""
-
     __slots__ = ()
     __enter__ = [].clear  # a function of Python's own that takes nothing, does nothing, and gives None
     __exit__ = "".format  # one that takes everything and gives "", which says that an error goes on

@@ -28,7 +28,6 @@ class Terminated(KeyboardInterrupt):
 
 
 def heeded(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
-    """Those of `numbers` that this process was not started to ignore, as `nohup` has it ignore SIGHUP."""
     return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
 
 

@@ -45,7 +45,6 @@ def mark_used(given: Mapping[str, object]) -> None:
 
 
 def not_copied(what: str) -> ArgumentError:
-    """The error for a copy of what is built: "a trainer" or "an engine"."""
     return ArgumentError(
         f"{what} can't be copied or pickled, as its parts belong to one model and one optimizer; build another with "
         f"another model and optimizer, and let it `load_state_dict({what.split()[-1]}.state_dict())`."

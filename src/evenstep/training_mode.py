@@ -68,7 +68,6 @@ def require_own_format(
 
 
 def is_own(model: nn.Module) -> bool:
-    """Whether the model, or a part of it, has a `train` of its own."""
     return any(map(_has_own, model.modules()))
 
 

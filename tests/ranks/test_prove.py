@@ -99,7 +99,7 @@ def test_the_part_that_differs_by_process_or_rank_is_named(file: Path, tmp_path:
     numbered = causes("--model.target", "alone.py:net", "--rows", "kill")
     assert "module `1`" in numbered
     clipped = causes("--hooks", '[{target = "alone.py:Clips"}]', "--rows", "ranks 2 ordered")
-    assert "the step of" in clipped
+    assert "update" in clipped
 
 
 def test_what_keeps_the_run_from_being_built_is_said_once(file: Path) -> None:

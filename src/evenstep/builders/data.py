@@ -151,7 +151,6 @@ def _largest(config: DataTable, pipeline_ranks: int) -> int | None:
 
 
 def is_stream(dataset: object) -> bool:
-    """Whether a dataset gives its samples one after the other, without a length."""
     return isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__len__")
 
 
@@ -160,7 +159,6 @@ def _collate(call: Call | None) -> dict[str, Any]:
 
 
 def _stream_data(config: DataTable, stream: Iterable[Any], collate: Call | None, key: str) -> StreamData:
-    """A stream is read as it comes: what sorts, cuts by length or reads ahead must be the stream's own work."""
     why = f"datasets with a length, but `{key}.train` gives a stream"
     _refuse(config, key, _OF_MAPS, why)
     if isinstance(config.global_batch_size, tuple):

@@ -66,7 +66,6 @@ def _refused_by_torch(call: Call, key: str) -> Generator[None]:
 
 
 def _groups(model: nn.Module) -> list[Any]:
-    """What is trained: the model's parameters, and in a group of their own those of its tasks."""
     own, of_tasks = list[nn.Parameter](), list[nn.Parameter]()
     for name, one in named_parameters(model).items():
         if one.requires_grad:

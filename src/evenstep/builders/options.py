@@ -12,7 +12,6 @@ from evenstep.precision import PRECISIONS, Float8Mixed, LossScaled, Precision, S
 
 
 def build_training(config: Config) -> Training:
-    """How an update is made."""
     other = {"updates", "epochs", "precision", *_CASTS, *_BUDGET, "stop_below_lr"}
     return Training(
         **config.train.model_dump(exclude=other),
@@ -39,12 +38,10 @@ def build_checkpointing(config: Config, kept: Mapping[str, Any] | None = None) -
 
 
 def build_failures(config: Config) -> Failures:
-    """What to do about what goes wrong."""
     return Failures(**config.failures.model_dump(exclude={"loader", "loader_retries", "lost_rank"}))
 
 
 def build_logging(config: Config) -> Logging:
-    """Where metrics go, as far as names say it."""
     named: list[WriterName] = [one for one in config.log.writers if isinstance(one, str)]
     return Logging(**config.log.model_dump(exclude={"writers"}), writers=named)
 

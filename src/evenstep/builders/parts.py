@@ -211,7 +211,6 @@ def make_optimizer(run: OpenRun, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _build_sets(run: OpenRun) -> tuple[Data, dict[str, Data]]:
-    """The training set, or the mixture of those of several tasks, and the evaluation sets by name."""
     config, calls, tables = run.config, run.calls, data_tables(run.config)
     datasets = {key: _make(run, f"{key}.train", object) for key in tables}
     overfit, batches = config.overfit, config.limit.batches
@@ -252,7 +251,6 @@ def _build_sets(run: OpenRun) -> tuple[Data, dict[str, Data]]:
 
 
 def _model_and_weights(run: OpenRun, mesh: Mesh | None, *, begins: bool) -> tuple[nn.Module, LoadedWeights | None]:
-    """The model as it is run, and the weights that it begins with, if the run says any and `begins`."""
     made, loaded = make_model(run), None
     if begins and isinstance(made, nn.Module):
         loaded = build_weights(run.config, made)
@@ -271,7 +269,6 @@ def make_model(run: OpenRun) -> nn.Module | Layers:
 
 
 def _by_task(data: Mapping[str, Data]) -> dict[str, Data]:
-    """By the names of the tasks instead of the keys of their tables, `tasks.NAME.data`."""
     return {key.removeprefix("tasks.").removesuffix(".data"): one for key, one in data.items()}
 
 
@@ -283,7 +280,6 @@ def _checked(key: str, made: object, kind: type[_Made]) -> _Made:
 
 @contextmanager
 def seeded(seed: int) -> Generator[None]:
-    """Seed torch's, numpy's and Python's generators inside the `with`, and give them back as they were."""
     with undisturbed():
         random.seed(seed)
         np.random.seed(seed % 2**32)

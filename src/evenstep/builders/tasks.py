@@ -17,7 +17,6 @@ def build_mixture(config: Config, data: dict[str, Data]) -> Mixture:
 
 
 def build_mixing(config: Config) -> Mixing:
-    """Which tasks' batches make an update."""
     mixture = config.mixture or MixtureTable.empty()
     if mixture.kind == "sampled":
         given = {name: task.sampling_weight for name, task in config.tasks.items()}
@@ -28,7 +27,6 @@ def build_mixing(config: Config) -> Mixing:
 
 
 def build_coefficients(config: Config) -> Coefficients | None:
-    """How much each task counts; None for a run of one task."""
     if not config.tasks:
         return None
     if config.coefficients is not None and config.coefficients.kind == "uncertainty":
@@ -43,7 +41,6 @@ def build_coefficients(config: Config) -> Coefficients | None:
 
 
 def build_combine(config: Config) -> Combine | None:
-    """What is made of the tasks' separate gradients; None accumulates them."""
     if config.combine is None:
         return None
     more = {"alpha", "coefficient_lr", "parameters"} if config.combine.kind == "grad_norm" else set[str]()

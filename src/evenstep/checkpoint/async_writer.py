@@ -67,14 +67,12 @@ class _PendingSave:
     saved: SaveResult | None = None
 
     def done(self, within_s: float = 0.0) -> bool:
-        """Whether this rank's job is done, or is within so many seconds."""
         return not wait([self.job], within_s).not_done
 
     def result(self, path: Path | None, error: Exception | None) -> SaveResult:
         return SaveResult(update=self.write.update, path=path, error=error, seconds=perf_counter() - self.began)
 
     def failed(self, error: Exception) -> SaveResult:
-        """How it ends by an error: what was published stays."""
         if self.saved is None:
             self.write.abandon(error)
         return self.result(self.saved and self.saved.path, error)
@@ -161,7 +159,6 @@ class AsyncWriter:
         return next((f"{why}, on rank {rank}" for rank, why in enumerate(no_memory) if why), "")
 
     def _copied(self, save: CheckpointWrite) -> tuple[Callable[[], None] | None, list[str]]:
-        """What to call before the copy is written, or None without one; and of each rank why it has none, or ""."""
         if self._staging is None:
             return None, []
         ready, why = None, ""
@@ -202,7 +199,6 @@ class AsyncWriter:
             return pending.failed(error)
 
     def _wait_for(self, pending: _PendingSave) -> None:
-        """Until all ranks are done with their jobs, or the time is over for any of them."""
         deadline = monotonic() + self._timeout_s
         step_s = min(TALK_EVERY_S, self._timeout_s)
         # ranks that have little to write talk to the others all the while, so that nobody takes them for lost
@@ -212,7 +208,6 @@ class AsyncWriter:
                 return
 
     def _go_on(self, pending: _PendingSave) -> SaveResult | None:
-        """Take the result of the job of each rank, and give the next one or an end."""
         try:
             results = together(self._group, lambda: self._taken(pending.job, within_s=0))
             if pending.then:
@@ -264,7 +259,6 @@ class AsyncWriter:
 
 
 def _chained(result: Any, jobs: "Sequence[Callable[[list[Any]], Any]]") -> Any:
-    """What the last of the jobs of a save gives, all by one process."""
     for job in jobs:
         result = job([result])
     return result

@@ -139,7 +139,6 @@ def averages_of(run: Path) -> Path:
 
 
 def _check_place(target: Path) -> None:
-    """Raise ArgumentError where nothing can be written, or in the place of something that is no average."""
     if target.exists() and not (is_complete(target) and "averaged" in CheckpointReader(target).values):
         raise ArgumentError(
             f"`{target}` exists already and is no average of checkpoints, so it would be lost; nothing in it was "
@@ -152,7 +151,6 @@ def _names(paths: Sequence[Path]) -> str:
 
 
 def _check_alike(reader: CheckpointReader, newest: CheckpointReader, part: str) -> None:
-    """Raise CheckpointError unless both have the same tensors."""
     one, other = _described(reader.state[part]), _described(newest.state[part])
     faults = [f"`{name}` is missing" for name in other if name not in one]
     faults += [f"`{name}` is not in that" for name in one if name not in other]
@@ -174,8 +172,6 @@ def _described(tensors: dict[str, Any]) -> dict[str, str]:
 
 
 class _Mean:
-    """Takes the mean of one tensor after the other, so that no more than one is held of each checkpoint."""
-
     def __init__(self, readers: Sequence[CheckpointReader]) -> None:
         self._readers = readers
         self._known: dict[int, Tensor] = {}

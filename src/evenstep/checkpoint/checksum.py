@@ -79,7 +79,6 @@ def joined_crc32(first: int, second: int, second_bytes: int) -> int:
 
 @cache
 def _shift(num_bytes: int) -> int:
-    """x^(8 · num_bytes) modulo P."""
     power, bit = _ONE, 3  # 8 = 2^3
     while num_bytes:
         if num_bytes & 1:
@@ -91,7 +90,6 @@ def _shift(num_bytes: int) -> int:
 
 @cache
 def _square(times: int) -> int:
-    """x^(2^times) modulo P."""
     if not times:
         return _ONE >> 1
     root = _square(times - 1)
@@ -99,7 +97,6 @@ def _square(times: int) -> int:
 
 
 def _product(one: int, other: int) -> int:
-    """The product of two polynomials modulo P."""
     total, bit = 0, _ONE
     while True:
         if one & bit:

@@ -41,7 +41,6 @@ def json_object(data: bytes, what: str = "") -> dict[str, object]:
 
 @contextmanager
 def named_errors(path: Path | str) -> Generator[None]:
-    """Within it, what is wrong with the file `path` becomes an UnreadableError that names it."""
     try:
         yield
     except BadFileError as error:

@@ -85,7 +85,6 @@ def _write(
     *,
     dtype: str | None,
 ) -> None:
-    """Write the files, by what each holds, and then the index; all of them, or none."""
     folder = next(iter(held)).parent
     staged = {file: file.with_name(f"{SAVING}{file.name}") for file in (*held, *indices)}
     try:
@@ -121,7 +120,6 @@ def _check(to: Path, dtype: str | None) -> None:
 
 
 def _once(weights: StoredWeights) -> list[str]:
-    """The names, of tied tensors the first."""
     first: dict[int, str] = {}
     for name, outline in weights.outlines.items():
         first.setdefault(id(outline), name)

@@ -65,7 +65,6 @@ class FlatState:
         return {**whole, **self.sharded}
 
     def held(self) -> list[Tensor]:
-        """What this rank holds: whole tensors, and its blocks of the others."""
         whole = [tensor for each in self.whole.values() for tensor in each.values()]
         return [*whole, *map(_local, self.sharded.values())]
 

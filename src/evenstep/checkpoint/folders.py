@@ -78,7 +78,6 @@ def checkpoints_folder(path: Path) -> Path:
 
 
 def is_complete(path: Path) -> bool:
-    """Whether the folder has a manifest; its content may still be damaged."""
     return (path / MANIFEST).is_file()
 
 
@@ -148,7 +147,6 @@ def locate(path: Path) -> Path:
 
 
 def said_of_unsaved(folder: Path) -> str:
-    """What to say of the folder of a run that has nothing to read yet; "" of any other folder."""
     if not (folder / "status.json").is_file():
         return ""
     return (

@@ -37,7 +37,6 @@ def check_structure(path: Path) -> Manifest:
 
 
 def check_checksum(path: Path | str, found: str, entry: FileEntry) -> None:
-    """Raise UnreadableError unless `found` is what was written of the file `path`."""
     if found != entry.crc32:
         raise UnreadableError(
             f"`{path}` is damaged: its checksum is {found}, but {entry.crc32} was written; take an older checkpoint."

@@ -63,7 +63,6 @@ def _unlockable(folder: Path, error: OSError) -> CheckpointError:
 
 
 def _opened(path: Path) -> int:
-    """The lock file, open and locked."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

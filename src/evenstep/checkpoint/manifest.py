@@ -121,5 +121,4 @@ def parse_manifest(data: bytes, path: Path | str) -> Manifest:
 
 
 def _checksum(content: object) -> str:
-    """CRC-32 of the content in its one canonical spelling, whatever the spaces in the file."""
     return f"{crc32(json.dumps(content, sort_keys=True, separators=(',', ':')).encode()):08x}"

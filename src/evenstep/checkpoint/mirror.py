@@ -196,7 +196,6 @@ class Mirror:
         return [f"removed `{self.address}/{name}`, left by a copy that was cut off" for name in left]
 
     def _listed(self) -> dict[str, dict[str, int]]:
-        """Each step's files with their sizes, complete or not, the oldest first."""
         with self._named("listed"):
             self._store.invalidate_cache()
             found: dict[str, dict[str, Any]] = self._store.find(self._root, detail=True)
@@ -218,7 +217,6 @@ class Mirror:
 
     @contextmanager
     def _named(self, what: str) -> Generator[None]:
-        """Within it, what a store raises becomes a CheckpointError that says what can't be done."""
         try:
             yield
         except (CheckpointError, GeneratorExit):

@@ -118,7 +118,6 @@ def discard_parts(run: Path) -> list[str]:
 
 
 def _found(folder: Path) -> dict[tuple[int, int], dict[int, Path]]:
-    """The complete parts by update, number of parts and place."""
     found: dict[tuple[int, int], dict[int, Path]] = {}
     try:
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -132,7 +131,6 @@ def _found(folder: Path) -> dict[tuple[int, int], dict[int, Path]]:
 
 
 def _uncut(node: object, path: str, cuts: dict[str, object]) -> object:
-    """The tree without the tensors that are cut, whose blocks go to `cuts` with their places."""
     if is_sharded(node):
         leaf = cast("Any", node)
         chunks = leaf.__create_chunk_list__()
@@ -148,7 +146,6 @@ def _uncut(node: object, path: str, cuts: dict[str, object]) -> object:
 
 
 def _joined(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The whole state."""
     cuts: dict[str, list[Any]] = {}
     for state in states:
         for path, cut in state["part"]["cuts"].items():
@@ -183,7 +180,6 @@ def _check_whole(models: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _whole(path: str, cuts: Sequence[Any]) -> Tensor:
-    """One tensor of the blocks that `_uncut` gave on all ranks; those of several ranks may be the same."""
     shape, dtype = cuts[0]["shape"], cuts[0]["block"].dtype
     held = {tuple(cut["offsets"]): cut["block"] for cut in cuts if cut["offsets"] is not None and cut["block"].numel()}
     whole = torch.empty(shape, dtype=dtype)
@@ -198,7 +194,6 @@ def _whole(path: str, cuts: Sequence[Any]) -> Tensor:
 
 
 def _merged(nodes: Sequence[Any], path: str, wholes: Mapping[str, Tensor]) -> Any:
-    """One tree of several: mappings hold what any holds, lists of names are joined; else the first counts."""
     first = nodes[0]
     if path in wholes:
         return wholes[path]

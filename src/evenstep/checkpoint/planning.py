@@ -30,7 +30,6 @@ class SavePlanner(DefaultSavePlanner):
         self.set_up_planner(dict(tensors))
 
     def create_local_plan(self) -> SavePlan:
-        """What this rank could write: its pieces, and all that is replicated."""
         plan = super().create_local_plan()
         # a rank that holds nothing of a tensor has nothing to write, but a tensor without elements must not get lost
         return replace(plan, items=[item for item in plan.items if not _is_empty_part(item)])

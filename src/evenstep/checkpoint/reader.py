@@ -94,7 +94,7 @@ class CheckpointReader:
         try:
             self.state = {part: unpack(values, tensors[part], part) for part, values in self.values.items()}
         except KeyError as error:
-            raise UnreadableError(f"`{self.path}` lacks the tensor {error}; it is damaged.") from error
+            raise UnreadableError(f"`{self.path}` lacks the tensor {error.args[0]!r}; it is damaged.") from error
 
     def read(self, outline: Tensor, *, like: Tensor | None = None) -> Tensor:
         """The values of an outline, on the CPU: whole, or the block of them that `like` holds, cut as it is.
@@ -160,7 +160,6 @@ class CheckpointReader:
         together(group, lambda: self._compare(files[group.rank :: group.ranks], ranges))
 
     def _rows(self, piece: TensorPiece, dtype: torch.dtype, begin: int, end: int) -> Tensor:
-        """Rows `begin` to `end` of a piece, counted from its first; a piece without dimensions is one row."""
         rows = torch.empty((end - begin, *piece.sizes[1:]) if piece.sizes else (), dtype=dtype)
         if rows.numel():
             size = rows.numel() * dtype.itemsize // (end - begin)
@@ -170,7 +169,6 @@ class CheckpointReader:
         return rows
 
     def _skim(self, file: str, begin: int, end: int) -> ReadRange:
-        """Read bytes that no rank needs, for their checksum."""
         buffers = deque(memoryview(bytearray(min(CHUNK_BYTES, end - begin))) for _ in range(AHEAD_PIECES + 1))
 
         def reused() -> Iterator[memoryview]:
@@ -181,7 +179,6 @@ class CheckpointReader:
         return self._fill(reused(), file, begin)
 
     def _fill(self, buffers: Iterable[memoryview], name: str, begin: int) -> ReadRange:
-        """Read into all of `buffers`, one after the other, from byte `begin` of a file on."""
         path, end = self.path / name, begin
         with named_errors(path), FileIO(path) as file, Checksum() as checksum:
             for buffer in buffers:
@@ -195,7 +192,6 @@ class CheckpointReader:
             return ReadRange(name, begin, end, checksum.value())
 
     def _compare(self, files: Sequence[str], ranges: Sequence[ReadRange]) -> None:
-        """Raise unless these files are as they were written, on every rank that has read of them."""
         for file in files:
             entry = self.manifest.files[file]
             seen: dict[tuple[int, int], int] = {}
@@ -207,7 +203,6 @@ class CheckpointReader:
 
 
 def _table(step: Path, manifest: Manifest) -> Table:
-    """What lies where in the checkpoint `step`, whatever its layout."""
     if TABLE in manifest.files:
         content = read_json(step / TABLE, manifest.files[TABLE])
         return parse_table(content)

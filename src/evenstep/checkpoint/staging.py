@@ -101,5 +101,4 @@ def _blocks(size: int) -> int:
 
 
 def _device(tensors: Sequence[Tensor]) -> torch.device | None:
-    """The accelerator that some of the tensors are on, if copies from it can run beside the host's work."""
     return next((tensor.device for tensor in tensors if tensor.device.type == "cuda"), None)

@@ -185,7 +185,6 @@ def _decode(node: JSON, tensors: Mapping[str, Tensor], name: str) -> object:
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
-    """The values of `[*shape]` as uint8 `[*shape, bytes per element]`."""
     values = tensor.resolve_conj().resolve_neg().contiguous()
     flat = values.as_strided((values.numel(),), (1,))  # one element is contiguous at any stride
     return flat.view(torch.uint8).reshape(*tensor.shape, tensor.element_size())

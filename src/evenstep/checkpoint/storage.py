@@ -83,7 +83,6 @@ def free_bytes(path: Path) -> int:
 
 
 def _write_past_cache(file: FileIO, data: memoryview) -> int:
-    """Write whole blocks straight to the disk, as far as it takes them so; gives how many bytes."""
     blocks = data[: len(data) - len(data) % BLOCK_BYTES]
     if not _DIRECT or len(blocks) < _WORTH_BYPASSING_BYTES or (_address(blocks) | file.tell()) % BLOCK_BYTES:
         return 0

@@ -110,7 +110,6 @@ def _overlap(one: TensorPiece, other: TensorPiece) -> bool:
 
 
 def is_inside(offsets: Sequence[int], sizes: Sequence[int], shape: Sequence[int]) -> bool:
-    """Whether a block lies in a tensor of this shape."""
     return len(offsets) == len(sizes) == len(shape) and all(
         offset >= 0 and offset + size <= whole for offset, size, whole in zip(offsets, sizes, shape, strict=True)
     )

@@ -83,7 +83,6 @@ class TensorFile:
         return views
 
     def take_from(self, image: Tensor) -> None:
-        """From now on, give the bytes of this image, and let go of the tensors."""
         self._image, self.tensors = image, []
 
     def chunks(self) -> Iterator[bytes | memoryview]:
@@ -143,7 +142,6 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
 
 
 def _parse_entry(name: str, entry: Any, file: str, head: int) -> TensorEntry:
-    """Tensor of a file whose header ends at byte `head`."""
     dtype = DTYPES.get(entry["dtype"])
     if dtype is None:
         raise BadFileError(f"holds tensor `{name}` of the unknown dtype {entry['dtype']!r}")

@@ -115,7 +115,6 @@ def open_weights(path: Path | str | StoredWeights, *, average: bool = False) -> 
 
 
 def own_weights(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Of a model's state its own tensors, by plain names: without what its tasks have learned."""
     of_tasks = (*LEARNED, TASK_PARAMETERS)
     named = by_plain_name(state).items()
     return {name: one for name, one in named if isinstance(one, Tensor) and not name.startswith(of_tasks)}
@@ -139,7 +138,6 @@ def _of_checkpoint(path: Path, *, average: bool) -> StoredWeights:
 
 
 def _averages(reader: CheckpointReader, model: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The average's tensors under all names of the model's."""
     averages: dict[str, Tensor] = reader.state.get("ema") or {}
     if not averages:
         raise CheckpointError(
@@ -168,7 +166,6 @@ def _of_folder(folder: Path) -> StoredWeights:
 
 
 def _of_index(path: Path) -> StoredWeights:
-    """Weights that an index names: `{"weight_map": {NAME: FILE, …}}`."""
     try:
         places = json_object(path.read_bytes())["weight_map"]
     except (BadFileError, KeyError) as error:
@@ -181,7 +178,6 @@ def _of_file(path: Path) -> StoredWeights:
 
 
 def _of_files(path: Path, places: Mapping[str, str]) -> StoredWeights:
-    """The weights in safetensors files beside the index `path`; each from the one that it names."""
     headers = {file: _header(path, file) for file in sorted({*places.values()})}
     for name, file in places.items():
         if name not in headers[file]:
@@ -193,7 +189,6 @@ def _of_files(path: Path, places: Mapping[str, str]) -> StoredWeights:
 
 
 def _header(path: Path, name: str) -> Table:
-    """What lies where in the safetensors file `name` beside `path`."""
     file = path.with_name(name)
     try:
         return read_header(file)
@@ -230,7 +225,6 @@ def _of_held(path: Path, tensors: Mapping[str, Tensor]) -> StoredWeights:
 
 
 def _tensors_of(path: Path) -> dict[str, Tensor]:
-    """What a file of `torch.save` holds."""
     try:
         content: object = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
@@ -250,7 +244,6 @@ def _tensors_of(path: Path) -> dict[str, Tensor]:
 
 
 def _tensors_in(content: object) -> dict[str, Tensor]:
-    """The tensors of a dict of tensors by name, beside which other plain values may stand; else none."""
     if not isinstance(content, Mapping):
         return {}
     items = cast("Mapping[object, object]", content).items()

@@ -74,11 +74,9 @@ class CheckpointWrite:
 
     @property
     def is_shared(self) -> bool:
-        """Whether several ranks write it."""
         return bool(self._entries)
 
     def files(self) -> list[TensorFile]:
-        """What this rank writes of tensors."""
         return list(self._files.values())
 
     @property
@@ -132,7 +130,6 @@ class CheckpointWrite:
         return self.target
 
     def abandon(self, error: BaseException) -> None:
-        """Remove what was begun, because of `error`; what can't be removed is added to it as a note."""
         try:
             if self._first and self._staging.exists():
                 discard(self._staging)
@@ -155,7 +152,6 @@ class CheckpointWrite:
             raise
 
     def _plan(self, state: Mapping[str, object]) -> dict[str, JSON]:
-        """Decide what this rank writes; the first rank makes the folder, before any other can write into it."""
         flat, planner = on_all_ranks(self._group, lambda: self._begin(state))
         names = crc32("\0".join(sorted(flat.by_name())).encode())
         told = together(self._group, lambda: (names, planner and planner.create_local_plan()))
@@ -175,7 +171,6 @@ class CheckpointWrite:
         return flat.values
 
     def _begin(self, state: Mapping[str, object]) -> tuple[FlatState, Any]:
-        """The state taken apart, and what plans who writes what, if anything of it is cut over ranks."""
         flat, planner = FlatState.of(state, alone=self._group.ranks == 1), None
         if flat.sharded:
             from evenstep.checkpoint.planning import SavePlanner
@@ -215,7 +210,6 @@ class CheckpointWrite:
             raise
 
     def _finish(self) -> None:
-        """Make the new name durable, drop what it replaced, and let `latest` hold it."""
         storage.sync_folder(self.target.parent)
         replaced = self.target.with_name(f"{REPLACED}{self.target.name}")
         if replaced.exists():
@@ -277,7 +271,6 @@ def write_checkpoint(
 
 
 def _placed(name: str, entry: TensorEntry, places: Mapping[str, tuple[str, int, int]]) -> TensorEntry:
-    """The tensor with the place of each of its pieces."""
     pieces: list[TensorPiece] = []
     for piece in entry.pieces:
         file, begin, end = places[piece_key(name, piece.offsets)]

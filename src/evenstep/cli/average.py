@@ -9,7 +9,6 @@ from evenstep.exits import EXIT_DONE
 
 
 def run(path: str, settings: list[str], *, last: str | None, until: str | None, to: str | None) -> int:
-    """Average them, and say what was made."""
     assert not settings, "the command line takes none"
     folder = Path(path)
     if last is None:

@@ -241,7 +241,6 @@ def _run(given: list[str], *, leaves: bool) -> int:
 
 
 def _exit_code(error: BaseException) -> int:
-    """The exit code; that of `sys.exit` in a run's own code stays, but is never that of a run that is done."""
     if isinstance(error, SystemExit):
         code = error.code & 0xFF if isinstance(error.code, int) else EXIT_ERROR  # of an int a system keeps 8 bits
         return code if code != EXIT_DONE else EXIT_ERROR
@@ -256,7 +255,6 @@ def _say(text: str) -> None:
 
 
 def _tell_launcher(error: BaseException) -> None:
-    """Leave the error where torchrun, if it has started this process, looks for what to show of it."""
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
@@ -265,7 +263,6 @@ def _tell_launcher(error: BaseException) -> None:
 
 
 def _leave_code(code: int) -> None:
-    """Leave the exit code of rank 0 for evenstep's launcher, which torch does not tell it after a signal."""
     if CODE_FILE in os.environ and os.environ.get("RANK") == "0":
         with suppress(OSError):  # the launcher then goes by the signal
             Path(os.environ[CODE_FILE]).write_text(str(code), encoding="utf-8")
@@ -307,7 +304,6 @@ def _no_command(given: str) -> str:
 
 
 def _check_settings(name: str, settings: Sequence[str]) -> None:
-    """Raise ConfigError for settings of a command that takes none, and for misspelt options."""
     command = COMMANDS[name]
     names = [option.name for option in command.options]
     for given in (setting.partition("=")[0].removeprefix("--") for setting in settings if setting.startswith("--")):
@@ -321,22 +317,18 @@ def _check_settings(name: str, settings: Sequence[str]) -> None:
 
 
 def _options_beside(command: str) -> list[Option]:
-    """Options that are no settings: those of all commands, except of one that reads its options from the settings."""
     if command in COMMANDS and COMMANDS[command].options_of is not None:
         return list(COMMANDS[command].options)
     return [option for each in COMMANDS.values() for option in each.options]
 
 
 def _filled(text: str, indent: str = "") -> str:
-    """Lines as wide as the terminal, each broken with `indent` before its further ones."""
     width = max(get_terminal_size().columns - 2, _NARROWEST)
     lines = (fill(line, width, subsequent_indent=indent, break_on_hyphens=False) for line in text.splitlines())
     return "\n".join(lines)
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says a wrong command line in one sentence, as all other faults are said."""
-
     def error(self, message: str) -> NoReturn:
         raise ConfigError([f"`{self.prog}`: {message}; see `{self.prog} --help`."])
 

@@ -30,7 +30,6 @@ def run(
     layout: str | None,
     tokenizer: str | None,
 ) -> int:
-    """Write them, and say what was written."""
     assert not settings, "the command line takes none"
     if layout not in (None, "hf"):
         raise ConfigError([f"`--layout` must be hf, the layout of the hub's models, but is `{layout}`."])
@@ -56,7 +55,6 @@ def run(
 
 
 def _evaluated(path: str) -> str | StoredWeights:
-    """The weights at `path`, or those that the run's optimizer makes of them for evaluations, if it does."""
     config = _folder_of(path) / CONFIG
     if not config.is_file() or not open_weights(path).trained_by:
         return path

@@ -38,7 +38,6 @@ IN_ONE_PROCESS = {"parallel": "none", "launch": "none", "failures.lost_rank": "n
 
 
 def folder_of(config: Config) -> Path:
-    """Where the run is, or will be."""
     return Path(config.runs).expanduser() / config.name
 
 
@@ -55,7 +54,6 @@ def check_free(folder: Path) -> None:
 
 
 def has_saved(folder: Path, mirror: str | None) -> bool:
-    """Whether there is a checkpoint to go on from, here or in the mirror, sound or not."""
     return bool(complete_checkpoints(folder / "checkpoints")) or bool(mirror and Mirror.of_run(mirror, folder).steps())
 
 

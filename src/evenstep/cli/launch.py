@@ -48,7 +48,6 @@ def launch(ranks: int, arguments: list[str], *, max_restarts: int = 0, silent: b
 
 
 def _attempt(ranks: int, arguments: list[str], silent: Iterable[int]) -> int:
-    """Start the ranks once; gives the exit code of the first that failed, or of the signal that ended them."""
     from torch.distributed.elastic.multiprocessing import SignalException
 
     before = {number: getsignal(number) for number in _FORWARDED}

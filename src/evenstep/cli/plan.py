@@ -116,7 +116,6 @@ def _parse(arguments: Sequence[str]) -> tuple[dict[str, Any], list[Setting]]:
 
 
 def _measured(path: str, settings: Sequence[Setting]) -> tuple[Layered, dict[str, Any]]:
-    """The layers of a run's model, measured with its first micro-batch, and the run's own micro-batches and ranks."""
     from evenstep.builders import build_parts, make_model, open_run
     from evenstep.builders.options import build_precision
     from evenstep.extras.planning.measure import measure

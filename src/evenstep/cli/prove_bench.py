@@ -81,7 +81,6 @@ class RunFileBench:
                 yield _subject(opened, parts, build_strategy(opened.config, mesh.data))
 
     def layered(self) -> str:
-        """Why the run can't be cut into stages, or ""."""
         with open_run(self._path, self.settings(Variant())) as opened:
             made = make_model(opened)
             if isinstance(made, Layers):
@@ -140,7 +139,6 @@ def _of_few_samples(opened: OpenRun, shares: dict[str, float]) -> OpenRun:
 
 
 def _as_long(config: Config, share: float) -> Config:
-    """The run with as many more epochs as they have fewer samples, so that it has as many updates."""
     if config.train.epochs is None:
         return config
     train = config.train.model_copy(update={"epochs": math.ceil(config.train.epochs / share)})
@@ -273,7 +271,6 @@ def _updates(config: Config, data: Data) -> int | None:
 
 
 def _held_by(module: ModuleType) -> dict[str, object]:
-    """What a file of the recipe holds that is neither a module, a class nor a function, by name."""
     skipped = (ModuleType, type(_held_by), type, torch.dtype, torch.device)
     return {
         name: one for name, one in vars(module).items() if not name.startswith("__") and not isinstance(one, skipped)

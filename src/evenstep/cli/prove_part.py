@@ -114,8 +114,6 @@ def _answered(place: Path, code: int) -> Path:
 
 @final
 class _Began(Hook):
-    """Whether anything was trained: what is raised before is a refusal."""
-
     is_true = False
 
     def before_update(self, event: UpdateBegin) -> None:

@@ -23,7 +23,6 @@ def run(paths: list[str], settings: list[str], *, to: str | None, follow: bool) 
 
 
 def _runs(paths: list[str]) -> list[Path]:
-    """The run folders among `paths`: of several, such as `runs/*` gives, what is there and no run is left out."""
     folders = list(dict.fromkeys(map(Path, paths)))
     if len(folders) == 1:
         return folders

@@ -106,7 +106,6 @@ def _is_safe(key: str) -> bool:
 
 
 def _with_origin(setting: Setting, folder: Path) -> Setting:
-    """`recipe = "current"` as the folder that the run's recipe was copied from; other paths as seen from here."""
     if setting.path != ("recipe",):
         return setting
     recipe = origin_of_recipe(folder) if setting.text == CURRENT else Path(setting.text)

@@ -37,7 +37,6 @@ class Screen(io.TextIOBase):
             self._let_go(error)
 
     def _let_go(self, error: OSError) -> None:
-        """Write to nowhere from now on, if `error` says that nobody reads any more; else raise it."""
         is_terminal = stat.S_ISCHR(os.fstat(self._stream.fileno()).st_mode)  # `isatty` is False of one that has closed
         if error.errno != errno.EPIPE and not (error.errno == errno.EIO and is_terminal):
             raise error

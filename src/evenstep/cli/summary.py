@@ -38,7 +38,6 @@ def describe(parts: RunParts, trainer: Trainer) -> list[str]:
 
 
 def parameters_of(model: nn.Module) -> tuple[int, int]:
-    """How many numbers the parameters hold, and how many of them are trained."""
     if isinstance(model, PipelineModel):
         return model.count_parameters()
     parameters = list(model.parameters())

@@ -115,7 +115,6 @@ def _kept_from_the_first_update_on(folder: Path, trainer: Trainer) -> Generator[
 
 @contextmanager
 def _published(run: OpenRun, folder: Path, trainer: Trainer, group: Group) -> Generator[None]:
-    """Write what the run needs to go on; settings with which no update could be made are not those of the run."""
     begun_at = trainer.progress.update
     before = {file: file.read_text("utf-8") for file in texts_of(folder)} if trainer.is_first_rank else {}
     group.first_rank_does(lambda: publish(run, folder))
@@ -133,7 +132,6 @@ def _published(run: OpenRun, folder: Path, trainer: Trainer, group: Group) -> Ge
 
 @contextmanager
 def _told_how_to_go_on(folder: Path, trainer: Trainer) -> Generator[None]:
-    """Say how to go on with a run that has trained; of one that could not begin, that would only end so again."""
     try:
         yield
     except BaseException as error:

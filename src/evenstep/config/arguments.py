@@ -114,7 +114,6 @@ def _convert(value: object, hint: Any, folder: Path) -> tuple[object, str]:
 
 
 def _plain(hint: Any) -> Any:
-    """`hint` without tensors where something else may be given as well, as no value of a run file is a tensor."""
     kind: Any = typing.get_origin(hint)
     members: tuple[Any, ...] = typing.get_args(hint)
     if kind in (Union, UnionType):

@@ -45,7 +45,6 @@ def _error(tree: Tree) -> ValidationError | None:
 
 
 def _retype(tree: Tree, error: ValidationError, settings: Sequence[Setting]) -> bool:
-    """Take settings as text where text is wanted, such as `--name 2024`; whether there were any."""
     texts = {setting.path: setting.text for setting in settings}
     wanted = {locate(detail["loc"])[0] for detail in error.errors() if detail["type"] == "string_type"}
     for path in wanted & texts.keys():

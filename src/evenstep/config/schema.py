@@ -260,7 +260,6 @@ class OptimizerTable(Section, of=Grouping):
 
     @property
     def is_divided(self) -> bool:
-        """Whether parameters are in groups."""
         return bool(self.groups) or self.weight_decay_on != "all" or self.layer_decay is not None
 
 

@@ -91,7 +91,6 @@ class ProfileTable(Section, of=Profile):
 
 
 def updates_in(value: object) -> object:
-    """What "10:13" is short for; any other value as it is."""
     if type(value) is not int and not isinstance(value, str):
         return value
     try:

@@ -118,7 +118,6 @@ class Section(BaseModel):
 
     @classmethod
     def empty(cls) -> Self:
-        """The table with no key in it: all are what they are by default."""
         return cls.model_validate({})
 
     @classmethod

@@ -122,7 +122,6 @@ def settings_in(values: Mapping[str, object], origin: str) -> list[Setting]:
 
 
 def settings_of(arguments: Sequence[str], *, without: Collection[str] = ()) -> list[Setting]:
-    """The settings of this process's environment, without those keys, and over them those of the command line."""
     around = from_environment(os.environ)
     return [*(one for one in around if ".".join(one.path) not in without), *from_arguments(arguments)]
 

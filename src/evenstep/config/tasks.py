@@ -12,12 +12,10 @@ def data_tables(config: Config) -> dict[str, DataTable]:
 
 
 def evaluations_of(config: Config) -> list[str]:
-    """The names of all evaluations; those of one name in several tasks are one."""
     return list(dict.fromkeys(name for table in data_tables(config).values() for name in table.evaluations))
 
 
 def schedules_of(config: Config) -> dict[str, AnySchedule]:
-    """Every LR schedule of a run, by its key: that of all groups, and those of some."""
     keys = {
         f"optimizer.groups.{name}.lr_schedule": group.lr_schedule for name, group in config.optimizer.groups.items()
     }

@@ -34,7 +34,6 @@ def dumps(document: Mapping[str, object]) -> str:
 
 
 def _table(path: tuple[str, ...], outer: Mapping[str, object]) -> Iterator[str]:
-    """The lines of a table: its plain values first, because a TOML table ends where the next begins."""
     for key, value in outer.items():
         if not _is_section(value):
             yield f"{_key(key)} = {_value(value)}"
@@ -55,7 +54,6 @@ def _table(path: tuple[str, ...], outer: Mapping[str, object]) -> Iterator[str]:
 
 
 def _is_section(value: object) -> bool:
-    """Whether `value` is written under a header of its own: a table, or an array of nothing but tables."""
     if isinstance(value, list | tuple):
         elements = cast("list[object]", value)
         return bool(elements) and all(isinstance(element, Mapping) for element in elements)

@@ -27,7 +27,6 @@ class MapDataset(Protocol):
 
 
 def count_samples(dataset: object) -> int:
-    """How many samples a map-style dataset has."""
     name = type(dataset).__name__
     is_text = isinstance(dataset, str | bytes)
     is_table = isinstance(dataset, Mapping) and 0 not in dataset
@@ -45,7 +44,6 @@ def count_samples(dataset: object) -> int:
 
 
 def epoch_setters(dataset: object) -> list[Callable[[int], object]]:
-    """Every `set_epoch` that is to be told of a new epoch."""
     set_epoch = getattr(dataset, "set_epoch", None)
     if callable(set_epoch):
         return [set_epoch]
@@ -70,7 +68,6 @@ class Told:
 
     @property
     def by_others(self) -> bool:
-        """Whether another one was later, or none was."""
         return any(_LAST_TOLD.get(one) is not self for one in self._objects)
 
     def remember(self) -> None:
@@ -83,19 +80,16 @@ _LAST_TOLD: "WeakValueDictionary[int, Told]" = WeakValueDictionary()  # by the i
 
 
 def whole(dataset: object) -> object:
-    """What a plain `Subset` is a part of; any other dataset is itself."""
     while type(dataset) is Subset:
         dataset = cast("Subset[object]", dataset).dataset
     return dataset
 
 
 def fetches_many(dataset: object) -> bool:
-    """Whether the dataset has its own `__getitems__`, which takes a list of numbers."""
     return callable(getattr(whole(dataset), "__getitems__", None))
 
 
 def draws_nothing(dataset: object) -> bool:
-    """Whether taking a sample is known to draw no random number: a plain container."""
     return type(whole(dataset)) in (TensorDataset, list, tuple, range, np.ndarray, Tensor)
 
 

@@ -80,7 +80,6 @@ class IteratedData(Data):
 
     @property
     def resumable(self) -> bool:
-        """Whether the stream has `state_dict` and `load_state_dict`, and is read to its end."""
         return self._stateful is not None and self.limit_batches is None
 
     def num_batches(self, epoch: int, *, seed: int) -> None:
@@ -131,7 +130,6 @@ class IteratedData(Data):
         return self._batches(start, seed=seed, reading=self._reading(rank, ranks, total), pins=pin_memory)
 
     def close(self) -> None:
-        """Let go of the stream's iterator, with whatever it read ahead."""
         self._cursor = None
 
     def _batches(self, start: Position, *, seed: int, reading: RankReading, pins: bool) -> Iterator[GlobalBatch]:

@@ -40,7 +40,6 @@ class Here:
         self._requests: Iterator[Request] = iter(())
 
     def start(self, requests: Iterator[Request]) -> None:
-        """Answer `requests` from now on, in their order; nothing is fetched before it is asked for."""
         self._requests = requests
 
     def take(self, count: int) -> list[Reply]:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 
 def can_pin() -> bool:
-    """Whether there is an accelerator that reads pinned memory (Apple's shares memory with the CPU)."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return accelerator is not None and accelerator.type != "mps"
 

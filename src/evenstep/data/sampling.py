@@ -120,7 +120,6 @@ class Sampling:
 
     @property
     def num_skipped(self) -> int:
-        """How many samples of the dataset are in no batch."""
         return 0 if self.fits is None else self.num_samples - int(np.count_nonzero(self.fits))
 
     def epoch(self, epoch: int, *, seed: int, limit: int | None = None) -> EpochBatches:

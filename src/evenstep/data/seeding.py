@@ -36,7 +36,6 @@ def numpy_words() -> bytes:
 
 
 def global_states() -> tuple[object, ...]:
-    """Where the three global generators are: another place after any draw, but see `numpy_words`."""
     return torch.default_generator.get_state().numpy().tobytes(), numpy_words(), random.getstate()
 
 
@@ -81,7 +80,6 @@ def undisturbed(device: torch.device | None = None) -> Generator[None]:
 
 @lru_cache(maxsize=1024)  # asked of each attribute, and torch answers `isinstance` in Python
 def is_generator(kind: type) -> bool:
-    """Whether it is one that draws random numbers and has a state."""
     if issubclass(kind, random.SystemRandom):
         return False  # the machine's own, which has no state
     return issubclass(kind, torch.Generator | np.random.Generator | np.random.RandomState | random.Random)

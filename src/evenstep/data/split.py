@@ -85,7 +85,6 @@ def tensors_in(item: Any) -> list[Tensor]:
 
 
 def halves(batch: Any, known: int | None = None) -> list[Any]:
-    """`batch` as two batches, the first of which is not the smaller one; or as itself, where it can't be cut."""
     count = cuttable_samples(batch, known)
     if count < 2:
         return [batch]

@@ -54,7 +54,6 @@ def check_stream(stream: object, *, gives_batches: bool) -> None:
 
 
 def stream_epoch_setters(stream: object) -> list[Callable[[int], object]]:
-    """Every `set_epoch` that is to be told of a new epoch: the stream's, or those inside a `DataLoader`."""
     setters = epoch_setters(stream)
     if setters or not isinstance(stream, DataLoader):
         return setters

@@ -70,7 +70,6 @@ class StreamRanks:
         return num_samples, more
 
     def read_the_same(self, items: object) -> bool:
-        """Whether all ranks, each with a stream of its own, have read the same items."""
         if self._total is None or self._shared:
             return False
         try:

@@ -161,7 +161,6 @@ class Bus:
             self._listen(self.hooks)
 
     def _listen(self, hooks: Collection[Hook]) -> None:
-        """Let only these hear."""
         heard = {
             name: [one if hook in hooks else None for one, hook in zip(column, self.hooks, strict=True)]
             for name, column in self._columns.items()
@@ -301,7 +300,6 @@ class _HookSpan(AbstractContextManager[None]):
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and those that it was raised from or while answering."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
@@ -338,7 +336,6 @@ def deliver(
 
 
 def _raise(error: BaseException | None) -> None:
-    """Raise `error`, if there is one."""
     try:
         if error is not None:
             raise error
@@ -359,7 +356,6 @@ def _check_methods(hook: Hook) -> None:
 
 
 def _draws_nothing(receive: Callable[..., Any]) -> bool:
-    """True for the hooks of this package, which are called in every run."""
     return str(getattr(receive, "__module__", "")).startswith(__package__ or "?")
 
 

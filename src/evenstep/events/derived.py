@@ -68,7 +68,6 @@ class DerivedMetrics:
         return found
 
     def _at(self, place: str, metrics: dict[str, float]) -> dict[str, float]:
-        """What is derived at one place."""
         task = "" if "" in self._of_tasks else place.rpartition("/")[2]
         functions, own = self._of_tasks.get(task, {}), task in self._evaluating
         if own and place.partition("/")[0] == _TRAINING:
@@ -84,15 +83,12 @@ class DerivedMetrics:
         return values
 
     def _may_lack(self, task: str, place: str, name: str | None) -> bool:
-        """Whether a name that is not there may be one of the other places'."""
         if name is None or place.partition("/")[0] == _TRAINING:
             return name is not None
         return task not in self._in_training or name in self._in_training[task]
 
 
 class _Metrics(dict[str, float]):
-    """Metrics by name, which remember what was asked and is not there."""
-
     lacking: str | None = None
 
     def __missing__(self, name: str) -> float:

@@ -34,8 +34,6 @@ class Seen:
 
 
 class _Snapshot(NamedTuple):
-    """A meter as it was before the first observation of a try of an update."""
-
     update: int
     attempt: int
     state: State
@@ -51,7 +49,6 @@ class _Meter:
     before: list[_Snapshot] = field(default_factory=list[_Snapshot])
 
     def back(self, place: int) -> None:
-        """To what it was at this place."""
         one = self.before[place]
         _set(self.metric, one.state)
         self.last = one.last
@@ -71,7 +68,6 @@ class Meters:
         self._attempt = 0
 
     def observe(self, prefix: str, key: str, values: Mapping[str, Any], *, update: int) -> None:
-        """Update the metric `key` of the place `prefix` with `values`, the arguments of its own `update`."""
         if key not in self._metrics:  # of a pass that counts nowhere
             return
         meter = self._of(prefix, key)
@@ -84,24 +80,20 @@ class Meters:
         meter.last = update
 
     def begin_attempt(self) -> None:
-        """What follows may be taken back by itself."""
         self._attempt += 1
 
     def drop_attempt(self) -> None:
-        """Take back what was seen since `begin_attempt`."""
         for meter in self._meters.values():
             if meter.before and meter.before[-1].attempt == self._attempt:
                 meter.back(-1)
 
     def discard_from(self, update: int) -> None:
-        """Take back what was seen of `update` and later."""
         for meter in self._meters.values():
             place = next((place for place, one in enumerate(meter.before) if one.update >= update), None)
             if place is not None:
                 meter.back(place)
 
     def seen(self) -> dict[tuple[int, str], Seen]:
-        """What this rank has seen, by (last update, name)."""
         return {
             (meter.last, name): Seen(meter.key, _moved(_state(meter.metric), torch.device("cpu")))
             for name, meter in self._meters.items()
@@ -109,7 +101,6 @@ class Meters:
         }
 
     def reset(self) -> None:
-        """Set all meters back: what they have seen is settled, or counts nowhere."""
         for meter in self._meters.values():
             meter.metric.reset()
             meter.last = None
@@ -155,12 +146,10 @@ class Meters:
 
 
 def _parts(metric: Any) -> dict[str, Any]:
-    """A metric, and those within it."""
     return {path: part for path, part in metric.named_modules() if hasattr(part, "_reductions")}
 
 
 def _state(metric: Any) -> State:
-    """A copy that later observations do not change: metrics add to tensors in place, and to lists at their end."""
     return {
         path: (part._update_count, {name: _kept(getattr(part, name)) for name in part._reductions})
         for path, part in _parts(metric).items()
@@ -187,7 +176,6 @@ def _moved(state: State, device: torch.device) -> State:
 
 
 def _merged(metric: Any, states: Sequence[State]) -> State:
-    """Several ranks' states as one, each value reduced as the metric says."""
     if len(states) == 1:
         return states[0]
     merged: State = {}
@@ -201,7 +189,6 @@ def _merged(metric: Any, states: Sequence[State]) -> State:
 
 
 def _reduced(values: Sequence[Any], reduction: Callable[[Any], Any] | None) -> Any:
-    """As torchmetrics hands gathered values to a reduction: tensors stacked, lists one after the other."""
     if isinstance(values[0], Tensor):
         stacked = torch.stack(list(values))
         return stacked if reduction is None else reduction(stacked)

@@ -102,7 +102,6 @@ def pack(scalars: Sequence[Tensor]) -> Tensor:
 
 
 def _read(pending: Sequence[Entry]) -> list[float]:
-    """Sum and weight of each entry in turn, as numbers: one copy from each device that is not the host."""
     numbers: list[Any] = list(chain.from_iterable(map(_sum_and_weight, pending)))
     elsewhere: dict[torch.device, list[int]] = {}
     for index in compress(count(), map(is_not, map(type, numbers), repeat(float))):  # most are, and cost no bytecode
@@ -128,7 +127,6 @@ def _read(pending: Sequence[Entry]) -> list[float]:
 
 
 def _parts(values: list[float]) -> list[float]:
-    """Numbers that add up to the sum of `values` exactly: that sum rounded, then what is left rounded, and so on."""
     rounded = sum(values)
     if not isfinite(rounded) or not fsum([*values, -rounded]):
         return [rounded]
@@ -139,7 +137,6 @@ def _parts(values: list[float]) -> list[float]:
 
 
 def _quotient(pair: tuple[float, ...]) -> float:
-    """Σ sums / Σ weights, rounded once: so the mean of equal values is that value, too."""
     totals, weights = pair[::2], pair[1::2]
     rounded = sum(totals) / sum(weights)
     if not isfinite(rounded):

@@ -42,7 +42,6 @@ class Series:
         self.weights = array("d", weights)
 
     def add(self, records: Sequence[Record]) -> None:
-        """Put the values of records, which come by update, each behind those of its update and of earlier ones."""
         if not self.updates or records[0].update >= self.updates[-1]:  # mostly: of most metrics one comes in each
             self.updates.extend(map(_update, records))
             self.values.extend(map(_value, records))

@@ -78,7 +78,6 @@ def submit_to(executor: Any, job: Job, arguments: list[str], *, name: str) -> An
 
 
 def rank_variables(job: Any) -> dict[str, str]:
-    """What a rank finds in its environment."""
     number = int("".join(filter(str.isdigit, str(job.job_id))) or 0)
     return {
         "RANK": str(job.global_rank),
@@ -108,7 +107,6 @@ class Rank:
             raise EvenstepError(f"rank {job.global_rank} ended with exit code {code}; see what it said above.")
 
     def checkpoint(self) -> Any:
-        """Called by submitit in rank 0 when SLURM warns: stop all ranks by stopping this one, which saves the run."""
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             process.send_signal(SIGTERM)

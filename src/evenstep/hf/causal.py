@@ -16,7 +16,6 @@ _TOKENS = 8
 
 
 def check_causal(model: nn.Module) -> None:
-    """Raise ArgumentError if another last token moves the scores of those before it."""
     embeddings: Any = getattr(model, "get_input_embeddings", None)
     try:
         found: object = None if embeddings is None else embeddings()

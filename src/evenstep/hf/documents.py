@@ -61,7 +61,6 @@ def _is_row(one: Any, length: int) -> bool:
 
 
 def check_documents(model: nn.Module) -> None:
-    """Raise ArgumentError unless two documents of a row give the scores that each gives by itself."""
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         raise ArgumentError("`packed` does not go with a learned prompt, which stands before a row; leave it out.")
     weight = next(model.parameters())

@@ -73,7 +73,6 @@ def _head_of(model: nn.Module) -> nn.Linear:
 
 
 def _check_scores(model: nn.Module, linear: nn.Linear) -> None:
-    """Raise ArgumentError unless whatever the head gives is what the model gives, with nothing done to it."""
     device = linear.weight.device
     tokens = torch.arange(3, device=device).unsqueeze(0)
     decoder = {"decoder_input_ids": tokens} if getattr(cast(Any, model).config, "is_encoder_decoder", False) else {}

@@ -35,8 +35,6 @@ _NOT_FOR_THE_MODEL = ("labels", "weights")
 
 
 class _Tokens(Task):
-    """What decoders and encoder-decoders have in common."""
-
     unit = "tokens"
 
     def __init__(self, *, label_smoothing: float, chunked: bool) -> None:
@@ -51,21 +49,18 @@ class _Tokens(Task):
             self._head.attach(model)
 
     def inputs(self, batch: Any) -> dict[str, Any]:
-        """All of the batch but labels and weights, by name; no keys and values are kept for generation."""
         given = batch_of(self, batch)
         if self._head is not None and "labels" in given:
             self._head.expect(*self._counted(given))
         return {"use_cache": False, **{name: one for name, one in given.items() if name not in _NOT_FOR_THE_MODEL}}
 
     def weight(self, batch: Any) -> Tensor:
-        """The number of tokens that are to be given, or the sum of their weights."""
         given = batch_of(self, batch)
         targets, weights = self._counted(given)
         counts = targets != IGNORED
         return counts.sum() if weights is None else weights.double().mul(counts).sum()
 
     def loss(self, output: Any, batch: Any) -> Loss:
-        """The summed cross-entropy, in nats."""
         logits = logits_of(self, output)
         if self._head is not None:
             return Loss(self._head.loss_in(logits))
@@ -85,11 +80,9 @@ class _Tokens(Task):
         return Loss(losses if weights is None else losses.mul(weights.flatten()).sum())
 
     def predict(self, output: Any, batch: Any) -> Tensor:
-        """The scores."""
         return logits_of(self, output)
 
     def _counted(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
-        """What each row of scores must give, −100 where that is not counted; and their weights."""
         raise NotImplementedError
 
     def _labels(self, batch: Mapping[str, Any], advice: str) -> tuple[Tensor, Tensor | None]:

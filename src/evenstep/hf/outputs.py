@@ -80,7 +80,6 @@ def logits_of(task: object, output: Any) -> Tensor:
 
 
 def prompt_tokens(model: nn.Module) -> int:
-    """How many rows of scores a model gives before those of its tokens: for a prompt of `peft` that is learned."""
     adapter: Any = getattr(model, "active_peft_config", None)
     kind = getattr(getattr(adapter, "peft_type", None), "value", None)
     return int(adapter.num_virtual_tokens) if kind in _PROMPTS else 0
@@ -102,7 +101,6 @@ def check_whole(task: object, model: nn.Module) -> None:
 
 
 def _check_own_loss(name: str, model: nn.Module, config: object) -> None:
-    """Raise ArgumentError for losses that a model adds to its own loss, which is not used here."""
     adapters: Any = getattr(model, "peft_config", None) or {}
     kinds = [getattr(getattr(one, "peft_type", None), "value", None) for one in adapters.values()]
     if kind := next((one for one in kinds if one in _ADDED_BY_ADAPTERS), None):

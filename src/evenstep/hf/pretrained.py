@@ -81,7 +81,6 @@ class SavePretrained(Hook):
             )
 
     def _check_built_again(self, model: nn.Module) -> None:
-        """Raise ArgumentError unless the model's class and config give such a model again, here without memory."""
         live: Any = model
         is_adapted = hasattr(live, "get_base_model")
         base: nn.Module = live.get_base_model() if is_adapted else model
@@ -118,7 +117,6 @@ class SavePretrained(Hook):
 
 
 def _like(model: nn.Module) -> nn.Module:
-    """Another model of the same kind, on the CPU, with adapters if it has some; its values are anybody's."""
     live: Any = model
     if hasattr(live, "get_base_model"):  # a model of peft
         base = _like(live.get_base_model())

@@ -21,7 +21,6 @@ _STAGED = ".saving-"
 
 
 def is_of_transformers(model: nn.Module) -> bool:
-    """Whether a model knows its layout, as those of transformers and peft do."""
     return callable(getattr(model, "save_pretrained", None))
 
 

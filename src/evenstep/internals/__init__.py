@@ -72,7 +72,6 @@ def foreach_move(tensors: Sequence[Tensor], ends: Sequence[Tensor], share: float
 
 
 def any_gradient_hooks(parameters: Sequence[Tensor]) -> bool:
-    """Whether `has_gradient_hooks` is so for one of them; mostly none has any, which is seen at once."""
     if not any(map(_BACKWARD_HOOKS, parameters)) and not any(map(_ACCUMULATE_HOOKS, parameters)):
         return False
     return any(map(has_gradient_hooks, parameters))
@@ -104,7 +103,6 @@ base_of = cast("Callable[[Tensor], Tensor | None]", attrgetter("_base"))
 
 
 def has_gradient_hooks(parameter: Tensor) -> bool:
-    """Whether something of the user's changes or takes the parameter's gradients; nothing public tells."""
     return bool(_foreign(parameter._backward_hooks)) or bool(accumulation_hook(parameter))
 
 
@@ -131,7 +129,6 @@ def adds_to_gradients(nodes: Sequence[object]) -> bool:
 
 
 def times_written(tensor: Tensor) -> int:
-    """How often the tensor was written to in place: nothing public tells without reading its values."""
     return tensor._version
 
 
@@ -152,17 +149,14 @@ def run_backward(loss: Tensor, gradient: Tensor) -> None:
 
 
 def profiler_runs() -> bool:
-    """Whether torch's profiler records now: names for what is done cost time, and nobody else sees them."""
     return _profiler()
 
 
 def record_memory_history() -> None:
-    """Record each allocation on CUDA devices from now on; what is recorded has no public names."""
     cast("Any", torch.cuda.memory)._record_memory_history(max_entries=1_000_000)
 
 
 def save_memory_history(path: Path) -> None:
-    """Write what was recorded, as torch's own page for it reads it."""
     cast("Any", torch.cuda.memory)._dump_snapshot(str(path))
 
 
@@ -177,17 +171,14 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def say_stepped(optimizer: Optimizer) -> None:
-    """Let a torch scheduler step that is asked ahead: it warns where the optimizer has made no step before it."""
     vars(optimizer)["_opt_called"] = True
 
 
 def compiled_in_place(module: nn.Module) -> bool:
-    """Whether `module.compile()` was called."""
     return cast("Any", module)._compiled_call_impl is not None
 
 
 def has_step_hooks(optimizer: Optimizer) -> bool:
-    """Whether something of the user's would be called with the optimizer's step, or has been put in its place."""
     one = cast("Any", optimizer)
     if "step" in vars(optimizer):  # where torch's LR schedulers put theirs
         return True
@@ -199,12 +190,10 @@ def has_step_hooks(optimizer: Optimizer) -> bool:
 
 
 def has_foreign_hooks(module: nn.Module) -> bool:
-    """Whether modules of `module`, or it itself, have hooks of the user's around their forwards or backwards."""
     return any(_foreign(held) for part in module.modules() for held in _hooks_around(part))
 
 
 def has_backward_hooks(module: nn.Module) -> bool:
-    """Whether a module itself has hooks around its backward."""
     one = cast("Any", module)
     return bool(one._backward_hooks or one._backward_pre_hooks)
 
@@ -215,7 +204,6 @@ def _hooks_around(module: nn.Module) -> tuple[Any, Any, Any, Any]:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether calling the module calls forward hooks, which can be registered but not asked for."""
     one = cast("Any", module)
     return bool(one._forward_hooks or one._forward_pre_hooks)
 
@@ -253,17 +241,14 @@ def places_of(
 
 
 def _live(own: Any) -> Any:
-    """A module's dict; of a module of `torch.jit`, which has none, what it holds now."""
     return own if isinstance(own, dict) else dict(own.items())
 
 
 def is_saved(module: nn.Module, buffer: str) -> bool:
-    """Whether a module's own buffer is in its `state_dict`: only the module's list of those that are not tells."""
     return buffer not in cast("Any", module)._non_persistent_buffers_set
 
 
 def share_contents(view: nn.Module, module: nn.Module) -> None:
-    """Let one module hold all that another holds, also what is put there later."""
     for name in ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"):
         view.__dict__[name] = module.__dict__[name]
 
@@ -318,17 +303,14 @@ def unwrapped_step(optimizer: Any) -> Callable[[Any], object] | None:
 
 @lru_cache(maxsize=64)
 def is_torchs_step(step: Any) -> bool:
-    """Whether a step without its wrapper is one that torch has written, and switches gradients off for."""
     return step.__code__ is _WITHOUT_GRAD and step.__wrapped__.__globals__["__name__"].startswith("torch.optim.")
 
 
 def has_state_hooks(optimizer: Optimizer) -> bool:
-    """Whether hooks change what `state_dict` gives."""
     return bool(cast("Any", optimizer)._optimizer_state_dict_post_hooks)
 
 
 def workers_of(loader: object) -> list[Any]:
-    """The processes of a `DataLoader`'s iterator: to see that one has ended, and to end one that hangs."""
     return list(getattr(loader, "_workers", ()))
 
 

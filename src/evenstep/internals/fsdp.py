@@ -22,7 +22,6 @@ def parts(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def class_before_sharding(module: nn.Module) -> Any:
-    """The class of a module; FSDP2 gives what it shards one of its own, of that class and `FSDPModule`."""
     from torch.distributed.fsdp import FSDPModule
 
     kind = type(module)
@@ -74,7 +73,6 @@ def forget_gathers(root: Any) -> None:
 
 
 def choose_formats(group: Any) -> None:
-    """Choose a part's number formats anew: FSDP2 has done so once, by what was trained in its first pass."""
     group._init_mp_dtypes()
 
 
@@ -138,7 +136,6 @@ def complete_sums(group: Any) -> None:
 
 
 def _sums_beside(shard: Any) -> bool:
-    """Whether FSDP2 keeps sums beside `.grad`: since torch 2.15 the name is a property that gives `.grad`."""
     return "unsharded_accumulated_grad" in vars(shard)
 
 

@@ -140,21 +140,16 @@ _Logged: TypeAlias = "Sequence[tuple[Tensor | float, float | None]]"
 
 @final
 class _Log:
-    """Stands in the place of the module's `log` while one of its steps runs: keeps what the step logs."""
-
     def __init__(self) -> None:
         self.logged: dict[str, list[tuple[Tensor | float, float | None]]] = {}
 
     def __call__(self, name: str, value: Any, *_: Any, batch_size: int | None = None, **__: Any) -> None:
-        """Take a number, as a mean over `batch_size` samples."""
         number = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
         self.logged.setdefault(name, []).append((number, batch_size))
 
 
 @final
 class _Steps(nn.Module):
-    """The module with its step as the forward: the same parameters, under the same names, in the same tables."""
-
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         share_contents(self, module)
@@ -177,7 +172,6 @@ class _Steps(nn.Module):
         return self
 
     def forward(self, batch: Any, step: str) -> tuple[Any, dict[str, Any]]:
-        """What the step returns, and what it has logged."""
         module = self.__dict__["lightning"]
         module.__dict__["log"] = log = _Log()
         try:
@@ -188,7 +182,6 @@ class _Steps(nn.Module):
 
 
 def _call_of(module: nn.Module, step: str) -> Callable[[Any], Any] | None:
-    """The step as a function of the batch alone: numbers are passed as it takes them, by position or by name."""
     act: Callable[..., Any] | None = getattr(module, step, None)
     if act is None:  # as a module says that it has none
         return None
@@ -206,8 +199,6 @@ def _call_of(module: nn.Module, step: str) -> Callable[[Any], Any] | None:
 
 
 class _StepTask(Task):
-    """What the steps of a module say of a batch."""
-
     def __init__(self, module: Any, trainer: TrainerStandIn, count: Callable[[Any], float | Tensor] | None) -> None:
         self._name, self._count = type(module).__name__, count
         own = getattr(module, "validation_step", None)
@@ -216,17 +207,14 @@ class _StepTask(Task):
         vars(trainer)["_task"] = self
 
     def inputs(self, batch: Any) -> Any:
-        """The batch, and which step is to be made."""
         return batch, self._step()
 
     def weight(self, batch: Any) -> float | Tensor:
-        """How many units the mean of a batch is over."""
         if self._count is not None:
             return self._count(batch)
         return default_weight(self, batch)
 
     def loss(self, output: Any, batch: Any) -> Loss:
-        """The mean that the step gave, times what it is over."""
         given, logged = output
         samples = self.weight(batch)
         # of the name `loss` the engine has its own
@@ -248,7 +236,6 @@ class _StepTask(Task):
         return torch.as_tensor(mean, dtype=None if isinstance(mean, Tensor) else torch.float64)
 
     def predict(self, output: Any, batch: Any) -> Any:
-        """Refused: the forward is a step with a loss."""
         raise TaskError(f"predictions of `{self._name}` are those of the module itself, not of its step; call it.")
 
 
@@ -262,7 +249,6 @@ def _pair(logged: _Logged, samples: float | Tensor) -> tuple[Tensor | float, Ten
 
 
 def _wide(number: Tensor | float) -> Tensor | float:
-    """A number in a format that holds it times a number of samples: 30000 in float16 twice would be infinite."""
     if not isinstance(number, Tensor):
         return number
     if number.is_floating_point():

@@ -92,7 +92,6 @@ class _TorchRates(LrSchedule):
 
     @property
     def needs(self) -> Collection[Need]:
-        """Epochs, where it counts them."""
         return ("epochs",) if self._by_epoch else ()
 
     def __call__(self, update: int, updates: int | None) -> float:

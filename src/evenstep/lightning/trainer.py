@@ -17,7 +17,6 @@ class TrainerStandIn:
 
     @property
     def global_step(self) -> int:
-        """How many updates were committed before this one."""
         if self._task is None:
             return 0
         now = self._task.now
@@ -25,7 +24,6 @@ class TrainerStandIn:
 
     @property
     def estimated_stepping_batches(self) -> int:
-        """How many updates the run has."""
         if self._updates is None:
             raise ArgumentError(
                 f"`{self._name}` asks `self.trainer.estimated_stepping_batches`; say how many it will be, "
@@ -36,7 +34,6 @@ class TrainerStandIn:
 
     @property
     def said_updates(self) -> int | None:
-        """What the module was told, if it has asked."""
         return self._updates if self._asked else None
 
     @property

@@ -122,7 +122,6 @@ class Apply:
         return Applied(norm=norm, aborted=0.0)
 
     def _divides_in_kernel(self) -> bool:
-        """True if the kernel divides; False if hooks, which may be added at any time, see the gradients first."""
         return self._in_kernel and not any(map(looks_at_gradients, (self._optimizer, *inner(self._optimizer))))
 
     @property

@@ -198,7 +198,6 @@ class Ema:
         return values
 
     def _grow(self) -> None:
-        """Restart the average of buffers that were resized."""
         for name in self._buffers:
             if self._average[name].shape != self._live[name].shape:
                 self._average[name] = _begun(self._live[name].detach())

@@ -72,7 +72,6 @@ def may_draw(optimizer: Any) -> bool:
 
 
 def _launches(optimizer: Any) -> list[_Launch] | None:
-    """The kernels of a step, one for each group; None where torch does more than launch them."""
     prepare = _KINDS.get(type(optimizer))
     if prepare is None:
         return None
@@ -87,7 +86,6 @@ def _launches(optimizer: Any) -> list[_Launch] | None:
 
 
 def _lists(group: _Group, states: Mapping[Any, _State]) -> _Lists | None:
-    """Parameters, gradients and states of those that have a gradient; None where one kernel can't take them all."""
     parameters: list[Tensor] = group["params"]
     grads = list(map(_grad, parameters))
     if not all(map(is_not, grads, repeat(None))):
@@ -139,7 +137,6 @@ def _adam(group: _Group, lists: _Lists) -> _Launch | None:
 
 
 def _counts(states: list[_State]) -> tuple[list[Tensor], list[Tensor]]:
-    """Base tensors of the step counts, and the counts; on a CPU, one base for all, as each addition is one kernel."""
     steps = list(map(_steps, states))
     bases = list(map(base_of, steps))
     base = bases[0] if bases else None

@@ -119,7 +119,6 @@ class Grouping:
         return [one.name for one in parameters if (group := self.groups.get(owners[one.name])) and group.frozen]
 
     def factor(self, part: GroupPart, num_layers: int) -> float:
-        """What the learning rate of a part is multiplied by for its layer: d^(L + 1 - depth)."""
         return 1.0 if part.depth is None or self.layer_decay is None else self.layer_decay ** (num_layers - part.depth)
 
     def num_layers(self, parameters: Sequence[Described]) -> int:
@@ -144,7 +143,6 @@ class Grouping:
         return owners
 
     def _depths(self, names: Sequence[str]) -> dict[str, int]:
-        """The depth of each parameter: 0 before the layers, 1 … L in them, L + 1 behind."""
         inside = self._inside(names)
         if not inside:
             return {}

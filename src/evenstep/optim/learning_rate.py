@@ -96,7 +96,6 @@ class LearningRates:
         return {str(number): one.state_dict() for number, one in enumerate(self.plateaus)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Load the states of the `Plateau`s; gives half a sentence for each that begins afresh."""
         told: list[str] = []
         for number, one in enumerate(self.plateaus):
             if str(number) in state:
@@ -191,7 +190,6 @@ def _as_multiplier(factor: Any, schedule: LrSchedule, update: int) -> float:
 
 
 def _make_own(groups: list[dict[str, Any]]) -> None:
-    """Clone rates in tensors that groups share."""
     seen: set[int] = set()
     for group in groups:
         if isinstance(rate := group["lr"], Tensor):
@@ -207,7 +205,6 @@ def _set_rate(group: dict[str, Any], rate: float) -> None:
 
 
 def _as_set(rate: Any) -> Any:
-    """A value that changes whenever a rate is set; a tensor's version, without reading it."""
     return (id(rate), times_written(rate)) if isinstance(rate, Tensor) else rate
 
 

@@ -114,8 +114,6 @@ def inner(optimizer: Optimizer) -> tuple[Optimizer, ...]:
 
 
 class _JoinedState(MutableMapping[Any, Any]):
-    """Joined state; the place of its optimizer precedes a key that is a name and not a parameter."""
-
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = optimizers
 

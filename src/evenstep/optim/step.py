@@ -49,7 +49,6 @@ def step(optimizer: Any) -> None:
 
 
 def _tried(optimizer: Any) -> str:
-    """Step; gives the text of an out-of-memory error, or "". The error's traceback would keep tensors alive."""
     try:
         take_step(optimizer)
     except (MemoryError, RuntimeError) as error:

@@ -18,17 +18,12 @@ _NAMES_OF_NORMS = {kind.__name__ for kind in _NORMS}
 class Before(Protocol):
     """The buffers as of the last committed update."""
 
-    def value(self, buffer: Tensor) -> Tensor:
-        """What was in `buffer`."""
-        ...
+    def value(self, buffer: Tensor) -> Tensor: ...
 
-    def moved(self, buffer: Tensor) -> bool:
-        """Whether something has written to `buffer` since, of those that are no running statistics."""
-        ...
+    def moved(self, buffer: Tensor) -> bool: ...
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether it is one of torch's layers with running statistics, also one that `torch.jit` has compiled."""
     compiled = isinstance(module, torch.jit.ScriptModule)
     return isinstance(module, _NORMS) or (compiled and getattr(module, "original_name", "") in _NAMES_OF_NORMS)
 
@@ -113,7 +108,6 @@ class SharedBuffers:
             self._share_others(before)
 
     def _share_statistics(self, before: Before) -> None:
-        """With s the value before and n_r the counters: s + Σ_r (s_r - s) / ranks, or s + Σ_r n_r·(s_r - s) / Σn."""
         old = [before.value(counter) for counter in self._counters]
         steps = _flat([counter - then for counter, then in zip(self._counters, old, strict=True)])
         moves: dict[torch.dtype, list[Tensor]] = {}

@@ -198,7 +198,6 @@ class OwnStates(ParameterLayout):
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """All of a tensor of which ranks may hold shards, which then all ask for it together; it stays on its device."""
     mesh = getattr(tensor, "device_mesh", None)  # of a `DTensor`, asked without importing what it is made of
     if mesh is None:
         return tensor
@@ -207,7 +206,6 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 
 
 def cut_like(live: Tensor, full: Tensor) -> Tensor:
-    """What of `full`, which all ranks have, this one holds where it is cut as `live`; all of it where that is whole."""
     mesh: Any = getattr(live, "device_mesh", None)
     if mesh is None or live.shape != full.shape:
         return full

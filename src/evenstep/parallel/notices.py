@@ -77,11 +77,9 @@ class Notices:
         self.failure_message = ""
 
     def raised(self) -> None:
-        """Say that this rank has raised an error of its own, and waits for nobody any more."""
         self._briefly(lambda: self._store.set(_of(_RAISED, self._rank), "1"), None)
 
     def have_all_raised(self) -> bool:
-        """Whether all ranks have, or will within seconds; one that has not may still wait in a collective."""
         until = monotonic() + self._answer_s
         while (lacking := self._lacking(_RAISED)) and monotonic() < until:
             sleep(_LOOKED_EVERY_S)
@@ -262,12 +260,10 @@ class Notices:
             self._store.set(_of(_BELL, rank), "1")
 
     def _lacking(self, key: str) -> list[int]:
-        """The ranks that have not set their `key`; none where nobody can tell."""
         ranks = range(self._ranks)
         return self._briefly(lambda: [rank for rank in ranks if not self._store.check([_of(key, rank)])], [])
 
     def _briefly(self, act: Callable[[], T], default: T) -> T:
-        """What `act` gives; `default` if it fails or takes too long: who keeps the store may be the lost one."""
         results: list[T] = []
 
         def run() -> None:

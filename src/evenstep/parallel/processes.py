@@ -213,7 +213,6 @@ class Processes(Group):
         return self._through(tensor, begin, comes_back=True)
 
     def _of(self, tensor: Tensor) -> dist.ProcessGroup:
-        """What takes the tensor: NCCL takes none of the host's, such as shards that wait in its memory."""
         return self._hosts if tensor.device.type == "cpu" else self._devices
 
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
@@ -289,7 +288,6 @@ class Processes(Group):
         return f"rank {', '.join(map(str, ranks))} {did}; look at what it said last, and at its machine."
 
     def _could_not(self, what: str, cause: str, *, is_known: bool = False) -> LostRankError:
-        """What this rank could not do, and why; the others are told, unless they know of the failure."""
         if not is_known:
             self._notices.post(f"rank {self.rank} could not {what}{self.where()}: {cause}")
         return LostRankError(f"rank {self.rank} of {self.ranks} could not {what}{self.where()}: {cause}")
@@ -339,7 +337,6 @@ class Processes(Group):
         return DeviceMesh.from_group([copies, shards], self.device.type, mesh=ranks, mesh_dim_names=names)
 
     def _own_of(self, lines: Tensor) -> dist.ProcessGroup:
-        """The group of the line that holds this rank, made by its ranks alone: others of the world may make none."""
         backend = NCCL if self.device.type == "cuda" else GLOO
         line = next(line for line in cast("Any", lines).tolist() if dist.get_rank() in line)
         made = dist.new_group(line, backend=backend, timeout=self._timeout, use_local_synchronization=True)
@@ -427,7 +424,6 @@ class Processes(Group):
 
 
 def _as_sent(tensor: Tensor) -> Tensor:
-    """The same memory, in a format that backends know, of one that they don't, such as float8 and int16."""
     if tensor.is_complex():
         return tensor.conj() if tensor.is_conj() else tensor
     if tensor.dtype in _SENT:

@@ -119,18 +119,15 @@ def rank_info_of(environ: Mapping[str, str]) -> RankInfo | None:
 
 
 def is_launched() -> bool:
-    """Whether this process is a rank already, started by evenstep, torchrun, srun, or by itself."""
     return rank_info_of(os.environ) is not None or elastic_rank_of(os.environ) is not None
 
 
 def is_restarted() -> bool:
-    """Whether this rank was started again after a failure, by evenstep's launcher or by torchrun."""
     counts = [os.environ.get(name, "0") for name in (ATTEMPT, _RESTARTS)]
     return is_launched() and any(count.isdecimal() and int(count) > 0 for count in counts)
 
 
 def _rank_in_slurm(environ: Mapping[str, str]) -> RankInfo | None:
-    """What `srun` says. A batch script has a SLURM_PROCID too, but only a step that `srun` has started counts tasks."""
     if "SLURM_STEP_NUM_TASKS" not in environ or "SLURM_PROCID" not in environ:
         return None
     ranks = _number(environ, "SLURM_STEP_NUM_TASKS", least=1)

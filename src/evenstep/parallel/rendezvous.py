@@ -79,7 +79,6 @@ def _connected(info: RankInfo, timeout_s: float) -> Store:
 
 
 def _wait_for_rank_0(info: RankInfo, timeout_s: float) -> None:
-    """Wait until somebody listens: in torch's own wait no signal is heard, and it fills the screen with its tries."""
     until = monotonic() + timeout_s
     while True:
         try:
@@ -155,7 +154,6 @@ def wait_until(found: Callable[[], bool], timeout_s: float, *, longest_s: float)
 
 
 def _say(store: Store, fault: str) -> str:
-    """Say `fault` to all, unless something was said before: that is what counts."""
     return store.compare_set(_ALL, "", fault or " ").decode().strip()  # the store takes "" for no value
 
 

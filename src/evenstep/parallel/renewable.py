@@ -98,7 +98,6 @@ class Renewable(ProcessGroup):
         return backend
 
     def _wait_for_all(self, store: Store, timeout_s: float) -> None:
-        """Wait until all ranks are about to connect: while one is waited for then, no signal is heard."""
         store.add("came", 1)
         if not wait_until(lambda: store.add("came", 0) >= self._ranks, timeout_s, longest_s=_LONGEST_PAUSE_S):
             raise RuntimeError(f"{store.add('came', 0)} of {self._ranks} ranks came to it.")
@@ -123,7 +122,6 @@ class Renewable(ProcessGroup):
                 backend.recv([torch.empty(1)], other, _UNUSED_TAG).wait(timedelta(milliseconds=1))
 
     def shutdown(self) -> None:
-        """Let go of the connections."""
         self.inner = self._backend = None
 
     @property
@@ -132,7 +130,6 @@ class Renewable(ProcessGroup):
         return name_of_group(self)
 
     def getBackendName(self) -> str:
-        """What torch calls the backend."""
         return GLOO
 
 
@@ -154,7 +151,6 @@ class RenewableNccl(Renewable):
         return nccl_around(store, self._rank, self._ranks, self._timeout, self._device)
 
     def shutdown(self) -> None:
-        """Let go of the connections: NCCL's are closed now, not when the garbage collector finds them."""
         backend = self._backend
         super().shutdown()
         if backend is not None:
@@ -166,7 +162,6 @@ class RenewableNccl(Renewable):
             Thread(target=self._abort, args=(backend, self._begun), daemon=True).start()
 
     def _abort(self, backend: Any, begun: torch.cuda.Event | None) -> None:
-        """Abort it as soon as the device, which is later than the host, is through with all before this work."""
         torch.cuda.set_device(self._device)  # a thread begins with the first one, on which it would take memory
         until = monotonic() + self._timeout.total_seconds()
         while begun is not None and not begun.query() and monotonic() < until:
@@ -208,7 +203,6 @@ class Connections:
         self._groups: list[Renewable] = []
 
     def add(self, group: Any) -> Any:
-        """Take a group; all ranks do so in one order, in which they are formed anew."""
         if isinstance(group, Renewable) and not any(group is one for one in self._groups):
             self._groups.append(group)
         return group
@@ -235,7 +229,6 @@ class Connections:
             group.breaker()()
 
     def _break_in_work(self) -> None:
-        """Break them if what is broken off has begun: whichever of two threads comes second sees what the first did."""
         breakers = [group.breaker() for group in self._groups]
         attempt, work = self._broken_off
         if attempt == self.attempt and work <= self.work:  # asked only now: if it is so still, none of them is newer

@@ -19,8 +19,6 @@ Gradients: TypeAlias = "list[Tensor | None]"
 @final
 @dataclass(slots=True)
 class _PartialSum:
-    """A partial sum that `owner` holds: everybody knows which gradients it has, only the owner their values."""
-
     owner: int
     present: list[bool]
     gradients: Gradients

@@ -68,7 +68,6 @@ class _RankPlan:
         self._counts = Counter(plan)
 
     def check_complete(self, microbatches: Collection[int], *, forward_only: bool) -> None:
-        """Every action that there must be is there once, and no other."""
         wanted = set(self._wanted(microbatches, forward_only=forward_only))
         for action in self._plan:
             if action not in wanted:
@@ -86,7 +85,6 @@ class _RankPlan:
             )
 
     def walk(self, max_live: int | None) -> int:
-        """Every action comes after what it needs of this rank; gives the peak of live activations."""
         done: set[Action] = set()
         live = peak = 0
         total = Counter(action.stage for action in self._plan if action.op in _BACKWARDS)
@@ -137,7 +135,6 @@ class _RankPlan:
                 yield from (Action(Op.SEND_GRADIENT, stage, microbatch, peer) for peer in sources)
 
     def _backward(self, stage: int, microbatch: int) -> Action:
-        """What gives the gradients of the stage's inputs: a whole backward, unless the plan splits it."""
         halves = (Action(Op.INPUT_BACKWARD, stage, microbatch), Action(Op.WEIGHT_BACKWARD, stage, microbatch))
         split = any(half in self._counts for half in halves)
         return halves[0] if split else Action(Op.BACKWARD, stage, microbatch)

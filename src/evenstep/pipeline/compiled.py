@@ -45,7 +45,6 @@ def compile_in_place(module: nn.Module) -> None:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether its forward is compiled here."""
     return isinstance(vars(module).get("forward"), CompiledForward)
 
 
@@ -64,7 +63,6 @@ _inside = 0  # number of threads inside
 
 @contextmanager
 def as_written() -> Generator[None]:
-    """Inside, compiled code runs as it was written, and nothing is compiled."""
     if "torch._dynamo" not in sys.modules:  # then nothing is compiled
         yield
         return

@@ -34,7 +34,6 @@ class Deferral:
         self.waiting = []
 
     def end(self) -> list[Work]:
-        """What waits; later backwards are whole again."""
         waiting, self.waiting = self.waiting, None
         return waiting or []
 
@@ -87,7 +86,6 @@ class DeferredLinear(nn.Linear):
 
 
 def _may_wait(parameter: Tensor) -> bool:
-    """Whether all that becomes of its gradient is that it is added to `.grad`."""
     return parameter.is_leaf and not has_gradient_hooks(parameter)
 
 

@@ -53,7 +53,6 @@ class Edges:
                 self._make_room(rank)
 
     def forget(self) -> None:
-        """Drop what was not handed over, sent or received, after a plan that has failed."""
         for held in (self._ready, self._leaving, self._coming, self._begun):
             held.clear()
 

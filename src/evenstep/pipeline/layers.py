@@ -173,7 +173,6 @@ def check_covered(model: object, layers: Layers) -> None:
 
 
 def is_chain(model: object) -> bool:
-    """Whether a model is its children, one after the other: an `nn.Sequential` without a `forward` of its own."""
     return isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
 
 
@@ -186,7 +185,6 @@ def _opened(sequence: nn.Sequential, prefix: str) -> Iterator[Layer]:
 
 
 def _is_called_specially(module: nn.Module) -> bool:
-    """Whether calling it is more than calling its children: it has hooks, or was compiled in place."""
     return has_hooks(module) or compiled_in_place(module)
 
 

@@ -127,7 +127,6 @@ def _transfers(span: Span, layout: Layout) -> Iterator[tuple[tuple[int, Action],
 
 
 def _reduced(plan: Plan, stages: Sequence[int]) -> Plan:
-    """ARM right before each stage's last weight-giving backward; REDUCE after it and after the stage's last send."""
     last: dict[int, int] = {}
     end: dict[int, int] = {}
     for place, action in enumerate(plan):

@@ -53,7 +53,6 @@ class PipelinePeers(Peers):
         self._edges.wire.reset()
 
     def _tell(self, error: BaseException, place: str) -> None:
-        """Note where it was; and close the connections, unless all meet and do it again."""
         mesh = self._mesh
         where = f"pipeline rank {mesh.pipeline.rank} of {mesh.pipeline.ranks} stopped {place}"
         error.add_note(f"({where})")

@@ -188,7 +188,6 @@ class PipelineModel(nn.Module):
         return StageModule(self.layers, places, sorted(leaving), [modules[place] for place in places])
 
     def _held(self) -> dict[str, tuple[int, int]]:
-        """Which rank holds each parameter of the whole model, and its size, in the order of the layers."""
         mine: list[tuple[int, dict[str, int]]] = []
         for module in self.stage_modules.values():
             sizes = {name: parameter.numel() for name, parameter in named_parameters(module).items()}
@@ -207,7 +206,6 @@ class PipelineModel(nn.Module):
 
 
 def _check_alike(said: Mapping[str, object], group: Group) -> None:
-    """Raise ArgumentError on all ranks unless they cut the same model alike: else they would wait for each other."""
     first, *others = group.gather(dict(said))
     for rank, theirs in enumerate(others, start=1):
         for name, value in first.items():
@@ -219,7 +217,6 @@ def _check_alike(said: Mapping[str, object], group: Group) -> None:
 
 
 def _shared(layers: Layers) -> list[tuple[str, ...]]:
-    """The names of each parameter that several layers share as one object."""
     modules: dict[int, str] = {}
     parameters: dict[int, list[str]] = {}
     for layer in layers.layers:
@@ -240,7 +237,6 @@ def _shared(layers: Layers) -> list[tuple[str, ...]]:
 
 
 def _separate(modules: Iterable[nn.Module]) -> None:
-    """Give every layer but the first a copy of its own of a parameter that several share."""
     seen: dict[int, nn.Module] = {}
     for module in modules:
         copies: dict[int, nn.Parameter] = {}
@@ -294,5 +290,4 @@ def _joined(groups: Sequence[tuple[str, ...]], names: Sequence[str]) -> list[tup
 
 
 def in_stages(model: nn.Module) -> bool:
-    """Whether ranks hold different stages of the model."""
     return pipeline_of(model).ranks > 1

@@ -44,7 +44,6 @@ def check_sendable(leaf: Any, what: object) -> None:
 
 
 def is_one(value: object) -> bool:
-    """Whether a value is looked at as one, though torch would take it apart."""
     return isinstance(value, PackedSequence)
 
 

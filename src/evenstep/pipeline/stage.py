@@ -188,7 +188,6 @@ class Stage:
             self._edges.leave(Address("gradient", self.index, source, microbatch), crossing.returned(source))
 
     def _set_aside(self) -> list[Tensor | None]:
-        """Take this micro-batch's first gradients out of the way of the next one's, where each is summed by itself."""
         if not self.reducer.collects:
             return []
         parameters = list(self.module.parameters())

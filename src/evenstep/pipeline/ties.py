@@ -104,12 +104,10 @@ def _sum_one(tie: Tie, present: set[str], parameters: Mapping[str, nn.Parameter]
 
 
 def _held(tensor: Any) -> Tensor:
-    """What this rank holds of a tensor that may be in shards: the owners cut it alike, so sums of shards are shards."""
     return local_tensor(tensor)
 
 
 def _like(parameter: Tensor) -> Tensor:
-    """A stand-in for what this rank holds of a gradient, which takes no memory."""
     held = _held(parameter)
     return torch.empty((), dtype=gradient_format(parameter), device=held.device).expand(held.shape)
 

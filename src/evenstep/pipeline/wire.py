@@ -103,7 +103,6 @@ class Wire:
             _finish(sending.pop(next(iter(sending))))
 
     def answered(self, address: Address, rank: int) -> None:
-        """What came from `rank` shows that this message has arrived there: let it go."""
         _finish(self._sending.get(rank, {}).pop(address, []))
 
     def flush(self) -> None:
@@ -141,7 +140,6 @@ class Wire:
         return received
 
     def receive(self, address: Address, rank: int) -> Any:
-        """Wait for the next message of `rank`, which is this one."""
         return self.begin_receive(address, rank)()
 
     def _note(self, edge: tuple[str, int, int], num_bytes: int) -> None:
@@ -179,7 +177,6 @@ _Form = tuple[list[Any], pytree.TreeSpec]  # for each tensor what it is, for all
 
 
 def _form(address: Address, marks: Sequence[Any], structure: pytree.TreeSpec) -> bytes:
-    """A tree without the numbers of its tensors; classes in it must take what stands for these."""
     try:
         return pickle.dumps(pytree.tree_unflatten(marks, structure))
     except Exception as error:
@@ -187,7 +184,6 @@ def _form(address: Address, marks: Sequence[Any], structure: pytree.TreeSpec) ->
 
 
 def _packed(address: Address, form: bytes, tensors: Sequence[Tensor]) -> Tensor:
-    """A header and its body in one piece: of numbers, and then the form and each tensor, aligned."""
     body_bytes = _aligned(len(form)) + sum(_aligned(tensor.nbytes) for tensor in tensors)
     numbers = _KINDS.index(address.kind), address.source, address.destination, address.microbatch
     head = _HEADER.pack(*numbers, len(form), body_bytes) + form

@@ -18,7 +18,6 @@ _OURS = "_float8"  # the attribute with the names of those that came with the cl
 
 
 def _converted(layer: nn.Linear, recipe: str, *, emulate: bool) -> nn.Module:
-    """torchao's layer with the same parameters; scales are powers of two, and tokens are padded to multiples of 16."""
     config = replace(
         Float8LinearConfig.from_recipe_name(recipe),
         emulate=emulate,

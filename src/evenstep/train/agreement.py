@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 
 def _epochs_of(loop: "Loop") -> list[int]:
-    """Some epochs that the run has: a schedule may be made for no more of them."""
-
     def is_begun(epoch: int) -> bool:
         if loop.epochs is not None or loop.updates is None:
             return epoch < (loop.epochs or 1)

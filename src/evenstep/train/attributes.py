@@ -83,7 +83,6 @@ class TrainerAttributes:
 
     @property
     def is_first_rank(self) -> bool:
-        """Whether this process is the one that writes files and speaks for all."""
         return self._group.rank == 0
 
     @property
@@ -93,12 +92,10 @@ class TrainerAttributes:
 
     @property
     def hooks(self) -> tuple[Hook, ...]:
-        """All hooks of this rank, its own ones among them, in the order in which they are heard."""
         return tuple(self._loop.engine.bus.hooks)
 
     @property
     def keeps_average(self) -> bool:
-        """Whether the run keeps an average of its parameters (`ema`)."""
         return self._loop.engine.parts.saved.ema is not None
 
     @property
@@ -108,7 +105,6 @@ class TrainerAttributes:
 
     @property
     def phases(self) -> Phases:
-        """Where the time of the training thread goes."""
         return self._loop.engine.phases
 
     @property
@@ -121,7 +117,6 @@ class TrainerAttributes:
 
     @property
     def layout(self) -> dict[str, Json]:
-        """How the run is spread over ranks, in words that a run file has: ranks, strategy, stages of a pipeline."""
         model, own = self._loop.engine.model, {"ranks": self._group.ranks, "strategy": self._sharing}
         if not isinstance(model, PipelineModel):
             return {**own}
@@ -135,12 +130,10 @@ class TrainerAttributes:
 
     @property
     def stages(self) -> "Mapping[int, Stage]":
-        """The stages of the model that this rank trains, by number; a model that is whole is stage 0."""
         return self._loop.engine.parts.execution.trainer.stages
 
     @property
     def resumed_from(self) -> str | None:
-        """The checkpoint that the run has gone on from; None if it began afresh."""
         return self._loop.checkpointer.resumed_from
 
     @property
@@ -207,7 +200,6 @@ class TrainerAttributes:
             )
 
     def _check_in_time(self, what: str, instead: str) -> None:
-        """Raise ArgumentError where `after_train` asks for what the loop would do: only another `train` would do it."""
         if self._is_over:
             raise ArgumentError(
                 f"`request_{what}` was called in `after_train`, when no update follows at whose end it could be done; "
@@ -215,7 +207,6 @@ class TrainerAttributes:
             )
 
     def _check_not_training(self, what: str) -> None:
-        """Raise ArgumentError where a hook or task calls `what` while the run counts its updates."""
         if self._is_training:
             raise ArgumentError(
                 f"`{what}` was called while it trains, by a hook or the task, so that the run would not know where it "
@@ -224,7 +215,6 @@ class TrainerAttributes:
             )
 
     def _check_evaluates(self) -> None:
-        """Raise ArgumentError where there is nothing to evaluate on."""
         if not self._loop.evaluator.sets:
             raise ArgumentError(
                 "this trainer has nothing to evaluate on: give it `evaluations={'valid': MapData(dataset, "
@@ -232,7 +222,6 @@ class TrainerAttributes:
             )
 
     def _check_hooks(self) -> None:
-        """Raise HookError where a hook has been given to another trainer since: it would act on that one."""
         for hook in self._loop.engine.bus.hooks:
             if cast("object", hook.trainer) is not self:
                 raise HookError(
@@ -241,7 +230,6 @@ class TrainerAttributes:
                 )
 
     def _check_followed(self) -> None:
-        """Raise HookError where a hook follows evaluations and would hear of none in time to act on it."""
         for hook in self._loop.engine.bus.hooks:
             target = getattr(hook, "follows", None)
             if isinstance(target, MetricTarget):

@@ -17,8 +17,6 @@ from evenstep.parallel.buffers import running_statistics
 
 
 class _BufferSlot(NamedTuple):
-    """Place of a buffer in a model: the registry, the name there, and the buffer's number."""
-
     registry: dict[str, Any]
     name: str
     number: int
@@ -74,7 +72,6 @@ class Buffers:
         return self._kept[self._numbers[id(buffer)]]
 
     def moved(self, buffer: Tensor) -> bool:
-        """Whether `buffer` was written to since; running statistics do not tell."""
         number = self._numbers[id(buffer)]
         return times_written(self._buffers[number]) != self._versions[number]
 

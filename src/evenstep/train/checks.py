@@ -371,7 +371,6 @@ def check_tasks(
 
 
 def check_whole_model(tasks: Mapping[str, Task], ema: Ema | None, model: nn.Module, strategy: Strategy) -> None:
-    """Raise ArgumentError for a task that calls the whole model where no rank holds it."""
     for name, task in tasks.items():
         if task.uses_average and ema is None:
             raise ArgumentError(

@@ -68,7 +68,6 @@ def compile_model(model: nn.Module) -> None:
 
 
 def _check_shards(model: nn.Module, parts: Mapping[str, nn.Module]) -> None:
-    """Raise ArgumentError where shards are gathered inside of a compiled part."""
     modules = [*model.stage_modules.values()] if isinstance(model, PipelineModel) else [model]
     gathered = {id(unit) for module in modules for unit in units(module)}
     for name, part in parts.items():

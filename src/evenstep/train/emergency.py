@@ -44,7 +44,6 @@ def emergency_save(error: BaseException, loop: "Loop", *, end: Callable[[BaseExc
 
 
 def _abandon(error: BaseException, loop: "Loop") -> str:
-    """Go back to the last committed update; gives why that can't be, as after a fault of a kernel, which stays."""
     try:
         loop.abandon()
     except RuntimeError as second:
@@ -74,7 +73,6 @@ def _save(error: BaseException, loop: "Loop", *, lacking: str) -> None:
 
 
 def _save_state(checkpointer: Checkpointer, update: int) -> None:
-    """Save what this rank holds of the state, unless another rank with the same does."""
     state, folder, resumed_from = checkpointer.state.part(), checkpointer.folder, checkpointer.resumed_from
     place, places = checkpointer.state.part_held
     if places == 1:

@@ -208,7 +208,6 @@ class Engine:
                 raise
 
     def _alone(self, method: str) -> AbstractContextManager[None]:
-        """Around what no other thread may do meanwhile; ranks may be threads, as in tests, which have agreed on it."""
         return drawing_alone(method) if self.group.ranks == 1 else NOTHING
 
     def _update(self, microbatches: tuple[Any, ...]) -> Committed | Aborted:
@@ -397,13 +396,11 @@ class Engine:
         self.storage.discard_from(self.progress.update + 1)
 
     def _undispatched(self) -> tuple[list[PendingUpdate], int | None]:
-        """The dispatched updates, which are no longer pending, and the place of the first that was aborted."""
         updates = self._pending.copy()
         self._pending.clear()
         return updates, first_aborted(updates)
 
     def _go_back_before(self, update: PendingUpdate) -> None:
-        """Let what counts updates be as it was before this one, which was not applied."""
         self.progress, self.precision.state = update.before, update.precision
         self.core.learning_rates.put_back(update.rates)
 

@@ -158,7 +158,6 @@ def _move(model: nn.Module, device: torch.device, *, channels_last: bool) -> Non
 
 
 def _context(setup: Setup, strategy: Strategy, frozen_norms: tuple[nn.Module, ...], bus: Bus) -> TrainContext:
-    """What is the same for all micro-batches; the optimizer has all its parameters."""
     precision, tasks = setup.precision, setup.tasks
     return TrainContext(
         tasks=tasks.by_name,
@@ -178,7 +177,6 @@ def _context(setup: Setup, strategy: Strategy, frozen_norms: tuple[nn.Module, ..
 
 
 def _drawing(context: TrainContext) -> Callable[[str, Event], AbstractContextManager[None]]:
-    """Around what hooks and tasks do when they are told of something: what they draw is keyed by that."""
     randomness, device, root = context.randomness, context.device, branch(context.seed, "hooks")
 
     def drawing(place: str, event: Event) -> AbstractContextManager[None]:
@@ -189,7 +187,6 @@ def _drawing(context: TrainContext) -> Callable[[str, Event], AbstractContextMan
 
 
 def _saved(setup: Setup, execution: Execution, names: list[list[str]], rounded: list[str]) -> TrainState:
-    """The tensors of the state, with the masters of what is `rounded`."""
     model, optimizer, precision, ema = setup.model, setup.optimizer, setup.precision, setup.train.ema
     reducers = execution.reducers
     layout = reducers.layout
@@ -221,13 +218,11 @@ def _apply(setup: Setup, execution: Execution, steps: Steps) -> Apply:
 
 
 def _rounded(precision: Precision, model: nn.Module, names: Sequence[Sequence[str]]) -> list[str]:
-    """Give the model its format; gives the names of what the optimizer holds and the model has in 16 bits."""
     by_name, held = named_parameters(model), [name for group in names for name in group]
     rounded = precision.convert(model, {id(by_name[name]) for name in held})
     return [name for name in held if id(by_name[name]) in rounded]
 
 
 def _stepped(model: nn.Module, names: Sequence[Sequence[str]]) -> list[nn.Parameter]:
-    """What the optimizer steps, in an order that does not depend on its groups: norms are added up in it."""
     by_name, stepped = named_parameters(model), {name for group in names for name in group}
     return [by_name[name] for name in in_order(unwrapped(model), by_name) if name in stepped]

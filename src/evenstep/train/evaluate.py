@@ -108,7 +108,6 @@ class Evaluation:
                     break
 
     def _through(self, weights: Weights, update: int, batch: int) -> None:
-        """Take one task's part of a global batch through the model."""
         discard = partial(self._context.storage.drop_after, self._context.storage.mark())
         for attempt in self._recovery.attempts(f"batch {batch} of evaluation '{self._name}'", update, discard):
             with attempt:
@@ -127,13 +126,11 @@ class Evaluation:
 
     @contextmanager
     def _dummy(self, microbatch: Microbatch) -> Generator[MicrobatchStep]:
-        """A micro-batch that counts nowhere."""
         with MicrobatchStep.dummy(self._context, microbatch) as step:
             self._recovery.runs(step)
             yield step
 
     def _step(self, weights: Weights, model: nn.Module | None, *, update: int, batch: int) -> MicrobatchStep:
-        """The step of micro-batches; tasks that evaluate by themselves are given `model`."""
         step = MicrobatchStep(
             self._context,
             weights,

@@ -48,7 +48,6 @@ class Feed:
 
     @contextmanager
     def opened(self, position: Position) -> Generator[None]:
-        """Read the data from `position` on inside; what was to be taken again is forgotten."""
         self._again.clear()
         self.ended = False
         self._batches = self.data.batches_together(
@@ -94,7 +93,6 @@ class Feed:
         self._given_up.append((begin, end))
 
     def is_given_up(self, batch: GlobalBatch) -> bool:
-        """Whether `batch` is to be left out."""
         return bool(self._given_up) and any(begin <= batch.position < end for begin, end in self._given_up)
 
     def count_skipped(self, samples: int) -> None:

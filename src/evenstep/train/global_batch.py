@@ -47,7 +47,6 @@ def global_batch(given: Sequence[Any], position: Position, group: Group) -> Glob
 
 
 def _num_samples(data: object) -> int:
-    """How many samples a batch seems to hold; only counters of samples depend on it."""
     try:
         return samples_in(data)
     except DataError:

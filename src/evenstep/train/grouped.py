@@ -113,12 +113,10 @@ def described_groups(optimizer: Optimizer) -> list[str]:
 
 
 def _others_first(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first group's rate is the one that is shown as that of the run."""
     return sorted(groups, key=lambda group: group["name"].partition("/")[0] != OTHERS)
 
 
 def _described(model: nn.Module, grouping: Grouping) -> list[Described]:
-    """All parameters of the model, those of other stages included."""
     norms = {
         plain(f"{name}.{inner}".removeprefix("."))
         for name, module in unwrapped(model).named_modules()
@@ -143,7 +141,6 @@ def _described(model: nn.Module, grouping: Grouping) -> list[Described]:
 
 
 def _other_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """The other names of each tied parameter, by each of its names; those of copies in other stages included."""
     of: dict[object, list[str]] = {}
     firsts = model.aliases if isinstance(model, PipelineModel) else {}
     for name, one in unwrapped(model).named_parameters(remove_duplicate=False):
@@ -154,7 +151,6 @@ def _other_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 def _check_taken(kind: type, own: Mapping[str, Any], group: str) -> None:
-    """Raise ArgumentError for an option that an optimizer class does not take."""
     taken = inspect.signature(kind).parameters
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values()):
         return

@@ -110,7 +110,6 @@ class _Begin:
         self._begun, self._calls = 0, dict[int, int]()
 
     def __reduce__(self) -> Any:
-        """Of a copy of the model, which is no run's: made in the midst of a passage, it would seed for ever after."""
         return _Begin, (Randomness(), self._places)
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
@@ -140,7 +139,6 @@ def layers_of(model: nn.Module) -> Sequence[Layer]:
 
 
 def _takes_no_hooks(module: nn.Module) -> bool:
-    """Whether nobody can be told when the module begins."""
     return compiled_in_place(module) or isinstance(module, torch.jit.ScriptModule)
 
 

@@ -84,7 +84,6 @@ class Loop:
             self._go_back(leave)
 
     def end(self) -> End | None:
-        """Why all is done; None while there is more to do."""
         progress = self.engine.progress
         if self.updates is not None and progress.update >= self.updates:
             return End(f"all {self.updates} updates are done")
@@ -93,7 +92,6 @@ class Loop:
         return End(f"the data ended after {progress.update} updates") if self.feed.ended else None
 
     def settle(self) -> GoBack | None:
-        """Learn which dispatched updates were committed, and do what is decided about the first that was not."""
         aborted = self.engine.settle()
         return None if aborted is None else self._answer(aborted)
 
@@ -111,7 +109,6 @@ class Loop:
         self.requests.go_back = self.requests.go_back or leave
 
     def act(self) -> Leave:
-        """Do what was requested: evaluate, then save, so that a save that an evaluation requests is done at once."""
         requests, group = self.requests, self.engine.group
         if self.engine.bus.of_run is not None:  # kept by a hook to itself
             raise self.engine.bus.of_run
@@ -139,7 +136,6 @@ class Loop:
         return leave or agreed.stop
 
     def abandon(self) -> None:
-        """Forget what was not committed, after something has raised in the middle of it."""
         dispatched = self.engine.progress.update
         self.feed.forget()
         self.engine.abandon()
@@ -147,14 +143,12 @@ class Loop:
             self.requests.forget_actions()
 
     def write_known(self) -> list[Record]:
-        """Write all settled metrics, of which nothing is decided; they are all that can be written after an error."""
         engine = self.engine
         return self.reporter.settle(
             engine.storage, update=engine.progress.update, limit=engine.parts.context.cuts.limit
         )
 
     def _ended(self) -> Leave:
-        """Why all is done, once that is sure: an update that was aborted must be made again."""
         if self.end() is None:
             return None
         return self.settle() or self.end()
@@ -196,10 +190,6 @@ class Loop:
             return leave if isinstance(leave, GoBack) else self.settle() or leave
 
     def _after(self, batch: GlobalBatch) -> Leave:
-        """Do what is due after an update; behind the last one of an epoch hooks are first told of its end.
-
-        So what is evaluated and saved there is what they have asked for and changed at either.
-        """
         leave: Leave = self.settle() if batch.ends_epoch else None
         if leave is None and self.engine.progress.update % self.log_every_updates == 0:
             leave = self.settle() or self._write()
@@ -284,7 +274,6 @@ class Loop:
             self.reporter.report(incident)
 
     def _answer(self, aborted: Aborted) -> GoBack | None:
-        """Do what is decided about an aborted update."""
         self.requests.forget_actions()
         batch, number = aborted.pending.batch, aborted.pending.number
         decision = self.policies.about_abort(aborted.incident)
@@ -303,18 +292,12 @@ class Loop:
         return None
 
     def _stop_for(self, aborted: Aborted, incident: Incident) -> NoReturn:
-        """Raise what an aborted update ends the run with."""
         self.in_progress = aborted.pending.batch, aborted.pending.number
         incident, error = self.engine.explain(aborted, incident)
         self.reporter.report(incident)
         raise error
 
     def _write(self) -> GoBack | None:
-        """Write all settled metrics, and do what is decided about a spike of the loss among them.
-
-        Raises:
-            NonFiniteError: the policy says to stop for it.
-        """
         engine = self.engine
         update = engine.progress.update
         engine.phases.lap("loop")
@@ -342,7 +325,6 @@ class Loop:
             self.feed.give_up(self.engine.progress.position, leave.past)
 
     def _finish(self, end: End) -> None:
-        """Evaluate and save what is not yet; a run that was stopped goes on later, so it is only saved."""
         evaluates = end.outcome == "done" and bool(self.evaluator.due)
         if evaluates:
             self.evaluator.all()
@@ -355,7 +337,6 @@ class Loop:
 
 
 def _by_task(batch: GlobalBatch, count: Literal["data_s", "num_samples"]) -> dict[str, Any]:
-    """A count of the batch's parts, summed by task; of unnamed ones the whole count says it already."""
     counts: dict[str, Any] = {}
     for part in batch.parts:
         if part.task:

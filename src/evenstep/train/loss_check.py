@@ -95,7 +95,6 @@ class LossCheck:
                     raise TaskError(f"task `{name}`: {theirs}" if name else theirs, field=name)
 
     def _fault(self, name: str, microbatches: Sequence[Microbatch]) -> str:
-        """Fault that this rank found in a task, as a sentence; "" for none."""
         task = self.context.tasks[name]
         one, pieces = self._cut(task, microbatches)
         if not any(self.execution.group.gather(one is not None)):
@@ -134,7 +133,6 @@ class LossCheck:
         return None, []
 
     def _run(self, name: str, one: Microbatch | None, pieces: list[SubBatch], recorder: "_LossRecorder") -> bool:
-        """Run pieces forward on all ranks together; False where memory, or a task that runs alone, did not allow it."""
         passes = partial(self._passes, name, one, pieces, recorder)
         if self.execution.evaluates_together:
 
@@ -235,8 +233,6 @@ def differs(whole: LossValue, parts: Sequence[LossValue], tolerance: Tolerance) 
 
 @final
 class _LossRecorder(ObservedTask):
-    """Task that keeps what the loss of another task gives."""
-
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.losses: list[Any] = []
@@ -248,12 +244,10 @@ class _LossRecorder(ObservedTask):
 
 
 def _weight(task: Task, piece: SubBatch) -> float:
-    """Weight of a piece; 1 where the weight comes with the loss."""
     return 1.0 if task.late_weight else weight_of(task, piece.data, "a part of a micro-batch", piece.num_samples)
 
 
 def _value(task: Task, given: Any, piece: SubBatch) -> LossValue | None:
-    """Loss of a piece as numbers; None where the update says what is wrong with it."""
     loss = given if isinstance(given, Loss) else Loss(given)
     total: Any = loss.sum
     if not (isinstance(total, Tensor) and total.ndim == 0 and total.is_floating_point() and not total.is_meta):

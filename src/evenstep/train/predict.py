@@ -86,7 +86,6 @@ def predict(
 
 
 def _kept(batch: GlobalBatch, context: TrainContext, execution: Execution) -> list[Kept]:
-    """What is kept of this rank's micro-batches; nothing where the model's last stage is not."""
     kept: list[Kept] = []
     for one in batch.microbatches:
         task_of(context.tasks, one)
@@ -129,7 +128,6 @@ def _kept_together(batch: GlobalBatch, context: TrainContext, execution: Executi
 
 
 def _recording(context: TrainContext) -> "tuple[dict[str, _PredictionRecorder], TrainContext]":
-    """The context in which outputs are kept, without hooks and records."""
     tasks = {name: _PredictionRecorder(task) for name, task in context.tasks.items()}
     return tasks, replace(context.silently(), tasks=tasks)
 
@@ -140,8 +138,6 @@ def _dummy(context: TrainContext, microbatch: Microbatch) -> MicrobatchStep:
 
 @final
 class _PredictionRecorder(ObservedTask):
-    """Another task; what it keeps of the outputs is kept."""
-
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.kept: list[Any] = []
@@ -164,12 +160,6 @@ def _copied(leaf: Any) -> Any:
 def _exchanged(
     mine: list[Kept], *, group: Group, wire: Wire, wanting: Sequence[int], holding: Sequence[int]
 ) -> list[Kept]:
-    """What all ranks keep of a global batch, in order; nothing on a rank that does not want it.
-
-    Args:
-        wanting: the ranks that want it.
-        holding: those that have what is kept of their micro-batches.
-    """
     rank, everything = group.rank, list(mine)
     for other in wanting:
         if other != rank and rank in holding:

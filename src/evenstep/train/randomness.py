@@ -122,7 +122,6 @@ class Randomness:
                 np.random.set_state(callers[1])
 
     def begin_passage(self, *kind: object) -> None:
-        """Some micro-batches begin; those of one `kind` may draw where others do not."""
         number = self._passages[kind] = self._passages.get(kind, 0) + 1
         looks = not self._has_drawn and number >= self._next_look.get(kind, 1)
         if looks:
@@ -216,7 +215,6 @@ class Randomness:
 
     @contextmanager
     def noted(self) -> Generator[RandomnessSnapshot]:
-        """Inside, a part of a forward runs that is to be computed again; gives what it draws from."""
         moment = RandomnessSnapshot(random.getstate(), np.random.get_state(), self._state, [], self._seeds_all)
         outer, self._moment = self._moment, moment
         try:
@@ -260,7 +258,6 @@ class Randomness:
             self._fresh = numpy_words()
 
     def _look(self) -> None:
-        """Find out what has drawn since the generators were seeded last."""
         if self._fresh is None:
             return
         fresh, self._fresh = self._fresh, None
@@ -270,5 +267,4 @@ class Randomness:
 
 
 def branch_of(state: int, index: int, path: tuple[int, ...]) -> int:
-    """The branch of the keys of micro-batch `index` below that of its passage; `path` is that of the piece it is of."""
     return branch_below(state, index, "part", *path) if path else branch_below(state, index)

@@ -39,7 +39,6 @@ class Replica:
 
     @property
     def update(self) -> int:
-        """How many updates are committed; -1 if this copy is the state of no update."""
         return self._loop.engine.progress.update if self._is_whole else -1
 
     def fingerprint(self) -> tuple[int, list[int]]:
@@ -85,7 +84,6 @@ class Replica:
         check.pending.intersection_update(*pending)
 
     def act(self) -> None:
-        """Do what was requested at the last update, which may not have been done."""
         leave = self._loop.act()
         self._loop.requests.go_back = leave if isinstance(leave, GoBack) else None
 

@@ -60,7 +60,6 @@ class Reporter:
             self.report(incident)
 
     def changed(self, said: Sequence[str], update: int) -> None:
-        """Say in what a run that goes on from `update` differs from the one that was saved."""
         if said and self._group.rank == 0:
             message = f"the run goes on with changes: {'; '.join(said)}."
             self.report(Incident(kind="resumed", update=update, message=message, details={"changed": list(said)}))
@@ -84,7 +83,6 @@ class Reporter:
         return records
 
     def _exchange(self, pairs: Any, *, update: int, limit: int | None) -> list[Any]:
-        """Everybody's `pairs`, by rank; all that is untold is told on the way."""
         told, self._untold = self._untold, []
         busy_s = self._busy_s / self._busy_updates if self._busy_updates else 0.0
         self._busy_s, self._busy_updates = 0.0, 0
@@ -101,7 +99,6 @@ class Reporter:
 
 
 def data_incidents(batch: GlobalBatch, update: int, rank: int) -> list[Incident]:
-    """What went wrong on this `rank` while `batch` was fetched."""
     return [
         Incident(
             kind="loader",

@@ -79,11 +79,9 @@ class Requests:
 
     @property
     def is_for_good(self) -> bool:
-        """Whether something has asked to stop that does not want the run to be run again."""
         return bool(self.stop) and not self.requeue
 
     def agree(self, group: Group) -> Agreed:
-        """What any rank of `group` wants; all call it together."""
         if group.ranks == 1 and not (self.stop or self.save or self.evaluate):
             return _NOTHING
         done, save, evaluate, requeue, reason = self.is_for_good, self.save, self.evaluate, self.requeue, self.stop

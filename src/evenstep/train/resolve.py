@@ -169,7 +169,6 @@ def _policy(argument: str, failures: Failures) -> FailurePolicy:
 
 
 def combine_named(given: object) -> Combine | None:
-    """A method for the tasks' gradients by itself or by its name in run files."""
     if given is None:
         return None
     methods: Mapping[str, Callable[..., Combine]] = load(COMBINES)

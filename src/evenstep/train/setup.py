@@ -87,7 +87,6 @@ class Setup:
 
     @property
     def kept(self) -> dict[str, object]:
-        """What of the arguments keeps something of a run, so that nothing else can be built with it; by argument."""
         coefficients, policies = self.tasks.coefficients, self.policies
         spikes = policies.spikes
         named = {

@@ -46,7 +46,6 @@ def handling_signals(loop: "Loop") -> Generator[None]:
 
 
 def where(loop: "Loop") -> str:
-    """Where a run has ended, for an error."""
     if loop.in_progress is not None:
         return f"in update {loop.in_progress[1]}"
     return f"after update {loop.engine.progress.update}"

@@ -73,8 +73,6 @@ def build_reporter(
 
 @final
 class _IncidentLog(Writer):
-    """Incidents, where nothing else would tell them: on standard error, unless Python's `logging` is told otherwise."""
-
     def write(self, records: Sequence[Record]) -> None:
         pass
 
@@ -131,7 +129,6 @@ def _saves(checkpoint: Checkpointing) -> list[Hook]:
 
 
 def _several(given: object, kinds: tuple[type, ...]) -> list[Any]:
-    """A list of what may have been given alone."""
     if isinstance(given, kinds):
         return [given]
     if given is None:
@@ -169,7 +166,6 @@ class Follow(Hook):
 
     @property
     def name(self) -> str:
-        """Whose behalf it is on."""
         return "Plateau"
 
     def after_evaluate(self, event: EvaluateEnd) -> None:

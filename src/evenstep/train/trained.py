@@ -104,7 +104,6 @@ class TrainedParameters:
         }
 
     def changed(self, state: Mapping[str, Mapping[str, bool]]) -> str:
-        """Difference between the flags of the saved run and of this one when they were built, as a sentence; or ""."""
         now = dict(zip(self._by_name, self._built, strict=True))
         names = [name for name in state if name in self._held and state[name]["built"] != now.get(name)]
         told = {was: [name for name in names if state[name]["built"] == was] for was in (True, False)}
@@ -173,5 +172,4 @@ class TrainedParameters:
 
 
 def _places(model: nn.Module) -> list[Collection[object]]:
-    """Views of the registries of the model's modules: they show what stands there at any time."""
     return [held.values() for module in model.modules() for held in (children_of(module), parameters_of(module))]

@@ -296,7 +296,6 @@ class Trainer(TrainerAttributes):
         )
 
     def _latest(self) -> dict[str, float]:
-        """The last values of all metrics, by name."""
         return {name: record.value for name in self.storage.names() if (record := self.storage.latest(name))}
 
     def holding_folder(self) -> AbstractContextManager[None]:
@@ -365,7 +364,6 @@ class Trainer(TrainerAttributes):
 
     @contextmanager
     def _together(self) -> Generator[None]:
-        """What raises inside leaves no other rank waiting; while it trains, `train` sees to that."""
         with NOTHING if self._is_training else self._loop.engine.together():
             yield
 

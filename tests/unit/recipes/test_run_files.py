@@ -42,6 +42,5 @@ def test_a_mixture_shows_whose_batches_the_first_updates_hold(capsys: pytest.Cap
     assert check.run(str(path), settings) == 0
     shown = capsys.readouterr().out
     assert "updates 1 to 6: class | parity | box | box | class | parity" in shown
-    assert "task        box: 16 samples = 1 micro-batch of 16" in shown
     assert "train/class/loss" in shown
     assert "train/box/loss" not in shown

@@ -94,7 +94,6 @@ class Compilations:
             self._inductor.refuses = False
 
     def run(self, compiled: Compiled, args: Sequence[Any]) -> Any:
-        """Run the function's graph, compiled anew if it must be."""
         try:
             return self.known(compiled, args)
         except NotCompiledError:

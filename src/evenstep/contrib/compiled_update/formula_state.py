@@ -60,7 +60,6 @@ class FormulaState:
         self.version += 1
 
     def _count(self) -> None:
-        """Let the `step`s of all parameters be elements of one tensor, so that a graph counts them at once."""
         self._counts: list[tuple[Tensor, list[int]]] = []
         counted: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for one, state in enumerate(self._states):

@@ -159,7 +159,6 @@ class Graphs(ABC):
         """
 
     def _of_form(self, work: Work, run: Callable[["_Entry", Work, Run], T]) -> T:
-        """Run the graph of micro-batches of this form; a new probe if the guards of all known graphs fail."""
         entries = self._entries.setdefault(work.key, [])
         for entry in entries:
             try:

@@ -154,7 +154,6 @@ class CompiledUpdate:
             randomness.end_passage()
 
     def _begin_graph(self) -> None:
-        """Seed the graph's random numbers; also after a probe, which has drawn."""
         work, own = cast("Weights", self._weights).work, branch_below(self._root, self._number)
         first = work[0].index if work else 0  # another one on each rank
         self._context.randomness.begin(self._context.device, branch_below(own, first, _GRAPH))
@@ -176,7 +175,6 @@ class CompiledUpdate:
         return Work(tuple(key), tuple(tasks), batches, factors, scale, share, self._halted)
 
     def _prepared(self, one: Microbatch, own: int) -> Any:
-        """A micro-batch's data as `inputs` and `loss` take them, with the randomness of a run without compiling."""
         context, batch = self._context, one.data
         if context.transfer is not None:
             batch = context.transfer(batch)
@@ -186,7 +184,6 @@ class CompiledUpdate:
         return batch if context.reorder is None else context.reorder(batch)
 
     def _verdict(self, outcome: Outcome) -> tuple[float | Tensor, float | Tensor]:
-        """‖g‖₂, and whether the step was skipped: on the device, unless it is the first of some parameters."""
         norm, aborted = outcome.norm, outcome.aborted
         if self.compilations.captures:  # the graph's next run writes to its outputs
             norm, aborted = norm.clone(), aborted.clone()
@@ -247,7 +244,6 @@ class CompiledUpdate:
         return Probed(used, moving)
 
     def _moving(self, before: dict[str, tuple[Tensor, int]]) -> tuple[str, ...]:
-        """The names of the buffers that forwards have written to or replaced, and of statistics that they move."""
         silent = {id(one) for part in self._model.modules() if part.training for one in running_statistics_of(part)}
         standing = {id(one) for part in self._model.modules() for one in buffers_of(part).values() if one is not None}
         return tuple(

@@ -110,7 +110,6 @@ class Best(Hook):
         return said or None
 
     def _take(self, value: float, update: int) -> bool:
-        """Whether the value is among the best; it then is remembered."""
         if any(known == update for _, known in self._best):
             return False
         is_best = self._target.better(value, than=self.best_value)
@@ -124,7 +123,6 @@ class Best(Hook):
         return True
 
     def _link(self) -> None:
-        """Let the file name the best: after a kill between a save and that, and after going back, it does not."""
         folder = self._folder()
         link, step = folder / self.link, next(iter(self.kept_checkpoints()), "")
         if not self.trainer.is_first_rank:

@@ -68,7 +68,6 @@ class Statistics(Hook):
                 put(f"train/update_ratio/{index}", change, norm, update=update)
 
     def _groups(self) -> list[dict[str, Tensor]]:
-        """The parameters of each of the optimizer's groups: what this rank holds of them."""
         parameters = named_parameters(self.trainer.model)
         return [{name: parameters[name].detach() for name in names} for names in self.trainer.group_names]
 

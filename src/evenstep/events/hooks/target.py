@@ -48,7 +48,6 @@ class MetricTarget:
         return self.metric.partition("/")[0]
 
     def is_of_training(self, hook: Hook) -> bool:
-        """Whether the metric is one of training, of which the trainer of `hook` has no evaluation."""
         return self.evaluation == "train" and "train" not in hook.trainer.evaluations
 
     def check(self, hook: Hook, *, asked: bool = True) -> None:
@@ -66,7 +65,6 @@ class MetricTarget:
             raise HookError(f"hook `{hook.name}`: {error}") from None
 
     def check_evaluation(self, evaluations: Sequence[str], *, asked: bool) -> None:
-        """Raise ArgumentError unless this is about one of the evaluations of these names, which are asked for."""
         if self.evaluation not in evaluations:
             raise ArgumentError(
                 f"`metric` is `{self.metric}`, but there is no evaluation `{self.evaluation}`; "
@@ -81,7 +79,6 @@ class MetricTarget:
             )
 
     def check_training(self, hook: Hook) -> None:
-        """Raise HookError if training has put metrics beside this one, but not this one."""
         place = self.metric.rpartition("/")[0]
         beside = [name for name in hook.trainer.storage.names() if name.rpartition("/")[0] == place]
         if beside:
@@ -107,25 +104,21 @@ class MetricTarget:
             )
 
     def state_dict(self) -> dict[str, str]:
-        """What values that a checkpoint holds are of."""
         return {"metric": self.metric, "mode": self.mode}
 
     def differs(self, state: Mapping[str, Any]) -> str:
-        """What to say if `state` is of another metric, whose values can't be compared with this one's; else ""."""
         metric, mode = state["metric"], state["mode"]
         if (metric, mode) == (self.metric, self.mode):
             return ""
         return f"follows `{self.metric}` ({self.mode}) instead of `{metric}` ({mode}), and begins afresh"
 
     def better(self, value: float, than: float | None) -> bool:
-        """Whether `value` is finite, and better than `than` (None: than nothing)."""
         if not math.isfinite(value):
             return False
         gain = math.inf if than is None else than - value if self.mode == "min" else value - than
         return gain > self.min_delta
 
     def beats(self, value: float, other: float | None) -> bool:
-        """Whether `value` is finite, and better than `other` (None: than nothing) by however little."""
         if not math.isfinite(value):
             return False
         return other is None or (value < other if self.mode == "min" else value > other)

@@ -57,7 +57,6 @@ class TimeBudget(Hook):
         self._earlier_s = saved if self._began is None else max(self._earlier_s, saved - self._since_s())
 
     def _ask_for_total(self) -> bool:
-        """Ask to stop if the time of all starts is used up; gives whether it is."""
         total = self._max_total_minutes
         if total is None or self._earlier_s + self._since_s() < 60 * total:
             return False

@@ -123,7 +123,6 @@ class ConsoleWriter(Writer):
         return [f"{name} {total / weight:.4g}" for name, (total, weight) in self._window.items()]
 
     def _is_due(self) -> bool:
-        """Whether a line is said now; over a live line that takes the loss now and the line later."""
         if self._live is None:
             return True
         self._loss = next((value for value in self._values() if value.startswith("loss ")), "")

@@ -194,7 +194,6 @@ class _InNotebook(Live):
 
 
 def _guard_forks() -> None:
-    """Keep data workers from being forked in the midst of drawing: they would inherit locks that nobody gives back."""
     if not _guarded and hasattr(os, "register_at_fork"):
         _guarded.append(True)
         os.register_at_fork(before=_DRAWING.acquire, after_in_parent=_DRAWING.release, after_in_child=_DRAWING.release)

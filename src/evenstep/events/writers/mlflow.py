@@ -110,7 +110,6 @@ class MlflowWriter(Writer):
             client.set_terminated(self._run_id, _STATUS[self._outcome])
 
     def _configured(self, config: Mapping[str, Json]) -> None:
-        """Log parameters; MLflow takes each once, so one that a resumed run has changed is a tag `changed.KEY`."""
         from mlflow.entities import Param, RunTag
 
         known = self._client.get_run(self._run_id).data.params

@@ -109,7 +109,6 @@ class RetryingWriter:
 
     @property
     def works(self) -> bool:
-        """Whether it takes what it is given now."""
         return self._is_open and not self._wait_s
 
     @property
@@ -166,7 +165,6 @@ def _last_update(write: Call) -> int:
 
 
 def _until(update: int, calls: Iterable[Call]) -> Iterator[Call]:
-    """What of the calls is not after `update`."""
     for method, arguments in calls:
         if method == "event" and arguments[1].update <= update:
             yield method, arguments

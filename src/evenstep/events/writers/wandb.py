@@ -110,7 +110,6 @@ class WandbWriter(Writer):
 
 
 def _value(event: Shown) -> Any:
-    """As wandb shows it."""
     from html import escape
 
     import wandb

@@ -22,7 +22,6 @@ _ANSWER_S = 5.0
 
 
 def coordination() -> Any:
-    """torchft's module of that name; its servers write a line per question, so they are told to warn only."""
     if find_spec("torchft") is None:
         raise MissingExtraError("torchft", "torchft")
     os.environ.setdefault("RUST_LOG", "warn")  # read once, when it is imported

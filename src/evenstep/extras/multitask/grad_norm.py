@@ -88,7 +88,6 @@ class GradNorm(Combine):
     def _moved(
         self, now: list[float], norms: list[float], losses: Sequence[float], first: Sequence[float]
     ) -> list[float]:
-        """λ_t after the update."""
         count = len(now)
         lengths = [share * norm for share, norm in zip(now, norms, strict=True)]
         mean = sum(lengths) / count

@@ -64,11 +64,6 @@ class PerTaskGradients:
         return whole
 
     def _shares(self, products: Tensor, losses: list[float], tasks: list[str], update: int) -> TaskWeights:
-        """What the method makes of it; what it draws is keyed by the update: the same on all ranks, and in every cut.
-
-        Raises:
-            TaskError: it gives no finite number for each task.
-        """
         context = self.context
         with context.randomness.apart(context.device, key(context.seed, "combine", update), "combine"):
             shares = self.combine(products, losses, tasks=tasks, seed=context.seed, update=update)
@@ -87,9 +82,6 @@ class PerTaskGradients:
         return shares
 
     def _losses(self, tasks: Sequence[str], weights: Weights, whole: MicrobatchResults) -> Tensor:
-        """Σ S_m / divisor, or Σ S_m / Σ w_m where weights are late, of each task over all ranks, in the order of the
-        micro-batches whoever ran them.
-        """
         each = torch.zeros(len(tasks), weights.num_microbatches, dtype=torch.float64)
         for microbatch, (name, loss) in whole.losses.items():
             each[tasks.index(name), microbatch] = loss.double().cpu() / weights.divisors[microbatch]
@@ -98,7 +90,6 @@ class PerTaskGradients:
         return torch.where(late > 0, torch.tensor(summed, dtype=torch.float64).view_as(each).sum(1) / late, 0.0)
 
     def _products(self, columns: list[list[Tensor | None]], count: int) -> Tensor:
-        """⟨g_s, g_t⟩ without the loss scale, in float64 on the CPU; a column is a parameter's gradient in each task."""
         device, layout = self.context.device, self.execution.reducers.layout
         dtype = torch.float32 if device.type == "mps" else torch.float64
         pairs = [(i, j) for i in range(count) for j in range(i + 1)]
@@ -118,5 +109,4 @@ class PerTaskGradients:
 
 
 def _real(gradient: Tensor) -> Tensor:
-    """Itself, or the real and imaginary parts of a complex one, of which inner products are real as well."""
     return torch.view_as_real(gradient) if gradient.is_complex() else gradient

@@ -33,7 +33,6 @@ class LayerCost:
 
     @property
     def seconds(self) -> float:
-        """Of forward and backward together."""
         return self.forward_s + self.input_backward_s + self.weight_backward_s
 
 

@@ -15,7 +15,6 @@ _APART = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
 def order_of(one: Sequence[MicrobatchTrace], other: Sequence[MicrobatchTrace]) -> list[int] | None:
-    """Where each sample of the other trace is in the first one; None where they are not known."""
     mine = [number for microbatch in one for number in microbatch.samples]
     theirs = [number for microbatch in other for number in microbatch.samples]
     if not mine or len(set(mine)) != len(mine) or sorted(mine) != sorted(theirs):

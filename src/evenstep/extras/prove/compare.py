@@ -58,7 +58,6 @@ def norm(tensors: Mapping[str, Tensor]) -> float:
 
 
 def moved(run: Ended) -> float:
-    """How far training has moved the model's tensors."""
     return math.hypot(*(distance(run.begin[name], one) for name, one in run.end.items() if one.is_floating_point()))
 
 
@@ -78,14 +77,12 @@ class Measure:
     by_gradient: bool = False
 
     def __call__(self, run: Ended, reference: Ended) -> Difference:
-        """How far they are apart."""
         if self.by_gradient:
             return difference(reference.gradient, run.gradient, self.scale)
         return difference(reference.end, run.end, self.scale)
 
 
 def measure_of(reference: Ended, reordered: Ended, *, updates: int) -> Measure:
-    """What can be compared with `reference`, judged by what a mere reordering of its sums has made."""
     formats = {one.dtype for one in reference.end.values() if one.is_floating_point()}
     narrow = next(one for one in reversed(CAP) if one in formats or one is torch.float64)
     eps, scale = torch.finfo(narrow).eps, moved(reference)

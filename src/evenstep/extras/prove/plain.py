@@ -34,7 +34,6 @@ class _Loop:
 
 
 def why_not_plain(subject: Subject) -> str:
-    """Why no plain loop can be written for this run, or ""."""
     if subject.coefficients is None:
         return "its tasks' gradients are weighed or combined by a method of their own"
     if any(task.late_weight or task.reduction != "weight" or task.uses_average for task in subject.tasks.values()):

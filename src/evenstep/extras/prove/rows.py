@@ -99,7 +99,6 @@ class Prover:
 
     @cached_property
     def is_wide(self) -> bool:
-        """Whether the run can be computed in float64."""
         try:
             run_once(self._bench.open, Variant(cut="1", wide=True, own_format=False, still=True), updates=1)
         except MissingExtraError:

@@ -91,9 +91,7 @@ class InProcesses(Protocol):
 
     def __call__(
         self, variant: Variant, *, updates: int, folder: Path | None = None, kill_at: int | None = None
-    ) -> Ended | None:
-        """What it has come to, as its first rank says; None where it was killed, as `kill_at` asks for."""
-        ...
+    ) -> Ended | None: ...
 
     def traced(self, variant: Variant, update: int) -> Any:
         """The trace of an update, over all ranks (`trace.UpdateTrace`)."""

@@ -50,7 +50,6 @@ Metrics = Mapping[str, Mapping[int, float]]
 
 
 def charts(runs: Sequence[tuple[str, Metrics]]) -> list[Chart]:
-    """One chart per family of metrics: the loss first, what has evaluations next, timings last."""
     families: dict[str, dict[int, dict[str, Mapping[int, float]]]] = {}
     for number, (_, metrics) in enumerate(runs):
         for name, values in metrics.items():
@@ -61,7 +60,6 @@ def charts(runs: Sequence[tuple[str, Metrics]]) -> list[Chart]:
 
 
 def family(name: str) -> str:
-    """What a metric measures, which is also its chart's title."""
     return name if name.partition("/")[0] in _OWN else name.partition("/")[2] or name
 
 

@@ -21,7 +21,6 @@ class Files:
     problems: list[str] = field(default_factory=list[str])
 
     def has(self, name: str) -> bool:
-        """Whether there is something of this name."""
         return (self.folder / name).exists()
 
     def text(self, name: str) -> str | None:

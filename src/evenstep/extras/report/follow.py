@@ -34,7 +34,6 @@ def server(folders: Sequence[Path]) -> ThreadingHTTPServer:
 
 
 def address_of(serving: ThreadingHTTPServer) -> str:
-    """Where a browser finds it."""
     return f"http://{HOST}:{serving.server_address[1]}/"
 
 

@@ -66,12 +66,10 @@ class ReportedRun:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
         return self.folder.resolve().name
 
 
 def is_run(folder: Path) -> bool:
-    """Whether `folder` holds what a run leaves: a configuration, metrics or a status."""
     return any((folder / name).exists() for name in (CONFIG, METRICS, STATUS))
 
 

@@ -92,7 +92,6 @@ class MasterSteps(Steps):
             master.grad = None
 
     def _follow(self) -> None:
-        """Copy changed elements of the parameters to their masters."""
         with torch.no_grad():
             for parameter, master in self._pairs:
                 same = parameter == master.to(parameter.dtype)
@@ -101,8 +100,6 @@ class MasterSteps(Steps):
 
 @final
 class _States:
-    """An optimizer's states under the keys of its masters; rekeyed only after a change, since look-ups are slow."""
-
     def __init__(self, optimizer: Optimizer, pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
         self._optimizer: Any = optimizer
         self._master = {id(parameter): master for parameter, master in pairs}

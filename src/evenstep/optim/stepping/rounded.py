@@ -174,7 +174,6 @@ def round_into(narrow: Tensor, wide: Tensor, *, branch: int, first: int = 0, siz
 
 
 def _rounded(wide: Tensor, drawn: Tensor, format: torch.dtype) -> Tensor:
-    """Add the drawn bits below the last kept bit, then cut off there."""
     kept = -(1 << _DROPPED[format])
     cut = (wide.view(torch.int32) + drawn).bitwise_and_(kept).view(torch.float32)
     if format is torch.float16:  # below its smallest normal number, float16 has the same step everywhere

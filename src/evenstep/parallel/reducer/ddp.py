@@ -146,7 +146,6 @@ def _flat_gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def _packed(gradients: Sequence[Tensor], wire_dtype: torch.dtype | None) -> Tensor:
-    """One flat tensor to be summed over ranks."""
     if wire_dtype is None:
         return torch.cat(list(gradients))
     sizes = [gradient.numel() for gradient in gradients]

@@ -117,12 +117,10 @@ def _keep_shards(parameters: Sequence[Any], total: Sequence[Tensor | None], layo
 
 
 def _like(shard: Any, device: torch.device) -> Tensor:
-    """A stand-in for the whole parameter in the format of its gradient, which takes no memory."""
     return torch.empty((), dtype=_summed_in(shard), device=device).expand(shard.unsharded_param.shape)
 
 
 def _sum_uses(shards: Sequence[Any]) -> None:
-    """Let what comes back from several uses of a parameter in one pass be added in the format of the sums."""
     for shard in shards:
         if shard.unsharded_param.dtype != _summed_in(shard):
             shard.unsharded_param.grad_dtype = _summed_in(shard)

@@ -106,5 +106,4 @@ class PaddedReducer(ShardedReducer):
         return torch.zeros_like(gradient) if self._muted else super()._seen(number, gradient)
 
     def _begin_pass(self, *_: Any) -> None:
-        """Let all passes be alike: FSDP2 would gather by the order of those before."""
         forget_order(self.module)

@@ -23,7 +23,6 @@ class PlanReducer(ShardedReducer):
             part.unshard()
 
     def reshard(self) -> None:
-        """Keep what is this rank's only, and forget what passes have left behind."""
         live = [one for shard in self._shards for one in (shard.sharded_param, shard.unsharded_param)]
         gradients = [one.grad for one in live]
         self._fsdp.reset_iter_state()

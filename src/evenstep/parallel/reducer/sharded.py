@@ -183,7 +183,6 @@ class ShardedReducer(Reducer, ChoosesTrained):
             complete_sums(each)
 
     def _gradients(self) -> list[Tensor | None]:
-        """What passes have left: of the shards whole, then of the single numbers."""
         return [*map(gradient_of, self._shards), *(number.grad for number in self._numbers)]
 
     def _forget_gradients(self) -> None:
@@ -196,13 +195,11 @@ class ShardedReducer(Reducer, ChoosesTrained):
         return self.group.sum_floats(values)
 
     def _present_anywhere(self) -> list[bool]:
-        """Which parameters have a gradient on any rank; others must stay None, or an idle head's state would move."""
         flags = self._summed([float(has) for has in self._present])
         self._present = [False] * len(self._present)
         return [flag > 0 for flag in flags]
 
     def _finish(self, present: Sequence[bool]) -> None:
-        """After the shards' gradients were summed: take away those that no rank has, and sum the single numbers'."""
         for shard, has in zip(self._shards, present, strict=False):
             parameter = shard.sharded_param
             if not has:

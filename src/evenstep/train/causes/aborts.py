@@ -80,7 +80,6 @@ class AbortCauses:
     _scale_before: dict[str, float | int | None] = field(default_factory=dict)
 
     def incident(self, pending: PendingUpdate) -> Incident:
-        """Why an update was aborted; all ranks ask together."""
         number, position, precision = pending.number, pending.batch.position, self.context.precision
         details: dict[str, Any] = {"epoch": position.epoch, "batch": position.batch}
         where = f"update {number} (global batch {position.batch} of epoch {position.epoch})"
@@ -110,10 +109,6 @@ class AbortCauses:
         return Incident(kind=kind, update=number, message=message, details=details)
 
     def _looked_into(self, pending: PendingUpdate) -> tuple[bool, list[FailureCause]]:
-        """Whether the loss scale is to blame, or who else. All ranks find the same.
-
-        It is where all losses are finite, and the gradient would be at the lowest scale that the precision has.
-        """
         if float(pending.total) == 0:
             return False, []
         number, batch = pending.number, pending.batch
@@ -133,7 +128,6 @@ class AbortCauses:
 
     @contextmanager
     def _at_lowest_scale(self) -> Generator[None]:
-        """Inside, losses are scaled as little as the precision ever does: what is not finite then is not its fault."""
         before, self.context.precision.scale = self.context.precision.scale, self.context.precision.lowest_scale
         try:
             yield
@@ -141,7 +135,6 @@ class AbortCauses:
             self.context.precision.scale = before
 
     def _is_finite(self, pending: PendingUpdate) -> bool:
-        """Whether the gradient of the update is finite if it is computed again."""
         self.core.rerun(pending.batch, pending.number)
         return self.core.has_finite_gradient()
 
@@ -178,7 +171,6 @@ class AbortCauses:
         )
 
     def _cause(self, pending: PendingUpdate) -> str:
-        """Where the numbers come from that are not finite, as that rank says that has seen most of it."""
         with self._at_lowest_scale():
             cause = diagnose(self.model, lambda: self.core.rerun(pending.batch, pending.number))
         causes = self.execution.group.gather(cause)
@@ -186,5 +178,4 @@ class AbortCauses:
 
 
 def _vagueness(cause: str) -> tuple[int, str]:
-    """Order of causes by how much they say: outputs first, then gradients."""
     return next((n for n, words in enumerate(("the output of", "the gradients of")) if words in cause), 2), cause

@@ -87,7 +87,6 @@ def gradient_norms(model: nn.Module, group: Group) -> dict[str, float | str]:
 
 
 def _norm(grad: Tensor) -> float:
-    """‖g‖₂ of this rank's part of a gradient, so wide that it does not overflow."""
     values = local_tensor(grad.coalesce().values() if grad.is_sparse else grad)
     return float(norms([values], torch.float64 if values.device.type != "mps" else torch.float32))
 
@@ -99,13 +98,11 @@ def _finite(tensor: Tensor) -> bool:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Whether all elements of a tensor, of its shard here, or of its values if it is sparse, are finite."""
     values = tensor.coalesce().values() if tensor.is_sparse else local_tensor(tensor)
     return bool(values.isfinite().all())
 
 
 def _tensors_in(item: Any) -> list[Tensor]:
-    """The floating-point tensors in tuples, lists and dicts."""
     if isinstance(item, Tensor):
         return [item] if item.is_floating_point() or item.is_complex() else []
     if isinstance(item, dict):

@@ -58,7 +58,6 @@ class Checkpointer:
 
     @property
     def enabled(self) -> bool:
-        """Whether checkpoints are written."""
         return self.folder.path is not None and self.options.keep_last != 0
 
     @property
@@ -118,18 +117,15 @@ class Checkpointer:
         return self.folder.checkpoint_of(self._update)
 
     def settle(self) -> None:
-        """Wait for what is in flight; a failure is an incident."""
         if self._writer is not None:
             self._ended(self._writer.wait())
 
     def settle_alone(self) -> bool:
-        """End what is in flight without the other ranks, which may be gone; a failure is an incident."""
         result = None if self._writer is None else self._writer.end_alone()
         self._ended(result, goes_on=False)
         return result is not None and result.path is None
 
     def load(self, state: Tree) -> None:
-        """Go on from what `RunState.state_dict` gave; says in what the run differs from the one that was saved."""
         self.reporter.changed(self.state.load_state_dict(state), self._update)
 
     def leave_later(self) -> None:

@@ -63,7 +63,6 @@ class RunState:
         return of_all_ranks(state, self.engine.group, whole=whole) if self._holds_own_model else state
 
     def part(self) -> Tree:
-        """What this rank holds of it, without asking the others."""
         tensors = self.engine.held_tensors()
         if self._holds_copy:  # of what another rank writes as well
             tensors = {**tensors, "model": {}, "ema": {}, "optimizer": {**tensors["optimizer"], "state": {}}}
@@ -77,7 +76,6 @@ class RunState:
 
     @property
     def part_held(self) -> tuple[int, int]:
-        """Which part of the state `part` gives, and of how many: each rank's own, where each has data of its own."""
         if self.data.state_is_of_rank or self._holds_own_model:
             return self.engine.group.rank, self.engine.group.ranks
         return self.engine.parts.execution.part_held
@@ -117,7 +115,6 @@ class RunState:
         }
 
     def load_state_dict(self, state: Tree) -> list[str]:
-        """Restore what `state_dict` gave; says, in half sentences, what began afresh or was given up."""
         state = self._of_this_rank(state)
         data = self._data_of_same_run(state)
         own = self.engine.own_part(state)
@@ -240,7 +237,6 @@ class RunState:
         return states[mine]
 
     def _load_cuts(self, limits: list[int | None]) -> None:
-        """Cut as finely as this rank did; on another number of ranks, and in stages, as the one that did so most."""
         group = self.engine.group
         known = [limit for limit in limits if limit is not None]
         same = len(limits) == group.ranks and not self.engine.parts.execution.in_stages
@@ -259,7 +255,6 @@ def _said_of(reset: Collection[Reset], own: Tree) -> list[str]:
 
 
 def updates_of(data: Data, epochs: int, seed: int) -> int | None:
-    """How many updates so many epochs are; None where the data do not know."""
     counts = [data.num_batches(epoch, seed=seed) for epoch in range(epochs)]
     return None if None in counts else sum(cast("list[int]", counts))
 

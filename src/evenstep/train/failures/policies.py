@@ -45,11 +45,9 @@ class Policies:
 
     @property
     def may_rewind(self) -> bool:
-        """Whether a run with these policies may go back to a checkpoint."""
         return any(isinstance(policy, Rewind) for policy in (self.non_finite, self.spikes and self.spikes.policy))
 
     def about_abort(self, incident: Incident) -> Decision:
-        """What is done about an update that was aborted for `incident`."""
         if incident.kind == "overflow":
             return Decision(Retry()(incident), incident)
         policy = self._on_no_weight if incident.kind == "no_weight" else self.non_finite
@@ -59,7 +57,6 @@ class Policies:
         return Decision(answer, incident)
 
     def about_spikes(self, records: Sequence[Record], storage: Storage) -> Decision | None:
-        """What is done about a loss among `records`, the last that `storage` has settled, that is a spike."""
         spikes = self.spikes
         if spikes is None:
             return None

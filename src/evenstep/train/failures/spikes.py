@@ -102,8 +102,6 @@ class LossSpikes:
         self._in_one = False
 
     def _bound(self, ordered: list[float], value: float) -> float | None:
-        """What `value` must not exceed, given the losses of the window in ascending order; None where it surely does
-        not, for which the deviations need not be sorted."""
         if len(ordered) < max(8, self.window_updates // 4):
             return None
         median = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

@@ -89,7 +89,6 @@ class CheckpointedForward:
         return checkpoint(recorded, *tensors.values(), use_reentrant=False)
 
     def remove(self, module: nn.Module) -> None:
-        """Let the module be called as it was before."""
         if self._own is None:
             del vars(module)[self._attribute]
         else:
@@ -97,30 +96,17 @@ class CheckpointedForward:
 
 
 class _ModuleBuffer(NamedTuple):
-    """Where a buffer stands: in whose registry, by which name, and of which layer it is a running statistic."""
-
     registry: dict[str, Tensor | None]
     name: str
     norm: nn.Module | None
 
 
 class _TensorIndex(NamedTuple):
-    """The place of a tensor among those that a forward is called with."""
-
     place: int
 
 
 @final
 class _RecordedForward:
-    """One forward of a module, and what it depended on, for when it is computed again.
-
-    Args:
-        leaves: of its arguments, with the places of tensors instead of those, which are not held here.
-        form: of its arguments.
-        called_with: the arguments themselves, for the first forward only: what it puts into lists, mappings and objects
-            is then where the caller looks for it.
-    """
-
     __slots__ = ("_called_with", "_copies", "_form", "_held", "_leaves", "_moment", "_of")
 
     def __init__(
@@ -157,7 +143,6 @@ class _RecordedForward:
             raise
 
     def _keep_buffers(self) -> list[int]:
-        """Copy the buffers that the forward will move, in the first one all; gives how often each was written."""
         of = self._of
         self._held = [place.registry.get(place.name) for place in of.buffers]
         for number, (place, buffer) in enumerate(zip(of.buffers, self._held, strict=True)):
@@ -193,7 +178,6 @@ class _RecordedForward:
 
     @contextmanager
     def _buffers_again(self) -> Generator[None]:
-        """Inside, buffers are as they were before the forward; what is written to them is lost."""
         places = self._of.buffers
         now = [place.registry.get(place.name) for place in places]
         for number, (place, buffer) in enumerate(zip(places, self._held, strict=True)):

@@ -71,13 +71,11 @@ def modules_meant(model: nn.Module, meant: str, key: str) -> dict[str, nn.Module
 
 
 def chosen(model: nn.Module, here: Mapping[str, nn.Module]) -> Chosen:
-    """What this process has chosen, with the names of what others of its pipeline have; all ask together."""
     names = dict.fromkeys(name for theirs in pipeline_of(model).gather(tuple(here)) for name in theirs)
     return Chosen(here, tuple(names))
 
 
 def _layers_of(model: nn.Module) -> dict[str, nn.Module]:
-    """What may be chosen from: a model's children, or the layers of the stages that are here, as they are called."""
     if not isinstance(model, PipelineModel):
         return dict(children_of(unwrapped(model)))
     return model.own_layers()
@@ -114,13 +112,11 @@ def repeated_blocks(
 
 
 def _each_once(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, nn.Module]:
-    """Each module by its first name: one may stand in several places."""
     firsts: dict[int, str] = {}
     return {name: module for name, module in modules if firsts.setdefault(id(module), name) == name}
 
 
 def is_block(module: nn.Module) -> bool:
-    """Whether it can be called, has parameters, and is more than a single layer of torch's, also a changed one."""
     is_layer = type(module).__module__.startswith(("torch.nn.", "evenstep.")) and not children_of(module)
     return not is_layer and _is_called(module) and any(True for _ in module.parameters())
 

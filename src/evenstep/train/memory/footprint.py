@@ -17,7 +17,6 @@ from evenstep.train.state.train_state import TrainState
 
 
 def footprint(state: TrainState) -> dict[str, int]:
-    """Bytes on this rank by use. float32 shards of which 16-bit values are gathered count as masters."""
     parameters, formats = named_parameters(state.model), state.averaged_as
     trained = [one for one in parameters.values() if one.requires_grad]
     moments: list[Tensor] = []

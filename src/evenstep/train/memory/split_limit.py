@@ -66,11 +66,9 @@ class SplitLimit:
         return True
 
     def can_be_cut(self, task: Task, piece: SubBatch) -> bool:
-        """Whether `finer` would cut it."""
         return not self._why_uncut(task) and len(parts_of(task, piece)) > 1
 
     def why_whole(self, task: Task, piece: SubBatch) -> str:
-        """Why a piece that did not fit can't be cut, as an advice to be added; "" if it is one sample."""
         why = self._why_uncut(task) or reason_not_cut(task, piece)
         kind = type(task).__name__
         return f" The engine can't cut this batch: {why}; say how in `{kind}.split`." if why else ""

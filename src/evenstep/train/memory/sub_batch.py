@@ -71,19 +71,16 @@ def parts_of(task: Task, piece: SubBatch) -> list[SubBatch]:
 
 
 def splits_itself(task: Task) -> bool:
-    """Whether a task has a way of its own to cut its batches."""
     return getattr(task.split, "__func__", None) is not Task.split
 
 
 def reason_not_cut(task: Task, piece: SubBatch) -> str:
-    """Why the engine does not cut a piece; "" where it does, where it is one sample, or where the task says how."""
     if splits_itself(task) or piece.of is not None:
         return ""
     return why_whole(piece.data, piece.num_samples, in_columns=piece.in_columns)
 
 
 def part_of(microbatch: Microbatch, piece: SubBatch) -> Microbatch:
-    """A piece of a micro-batch as one by itself, with the number of the whole."""
     if not piece.path:
         return microbatch
     known = piece.num_samples

@@ -38,7 +38,6 @@ def resets_of(given: object) -> tuple[Reset, ...]:
 
 
 def check_resets(resets: Collection[Reset], source: object) -> None:
-    """Raise ArgumentError for a reset of `resume = "auto"`, which would begin afresh at each restart."""
     if resets and source == "auto":
         raise ArgumentError(
             f"`reset` would begin {', '.join(resets)} afresh at each restart of 'auto'; give the path, and the new run "
@@ -48,7 +47,6 @@ def check_resets(resets: Collection[Reset], source: object) -> None:
 
 
 def how_to_reset(part: Reset) -> str:
-    """What to write, in a script and in a run file, so that a part begins afresh; for messages."""
     return (
         f'`trainer.resume(PATH, reset="{part}")`, in a run file another `name` with `resume = "PATH"` and '
         f'`reset = ["{part}"]`'

@@ -194,13 +194,6 @@ def _fitting(patterns: Sequence[str], names: Mapping[str, Sequence[str]], known:
 
 
 def _prefix(weights: StoredWeights, patterns: Sequence[str], known: set[str]) -> str:
-    """What stands in the file before all of its names, or before most of those that are meant, of which it has none.
-
-    torch's DistributedDataParallel puts `module.` before each name, and a module that holds the model what it calls it.
-
-    Args:
-        known: the names of the whole model.
-    """
     meant = {name for name in known if any(fnmatchcase(name, pattern) for pattern in patterns)}
     if not meant.isdisjoint(weights.outlines):
         return ""

@@ -25,11 +25,9 @@ class PipelineStateSharding:
         return state
 
     def part(self, state: Tree) -> Tree:
-        """What of this rank's own state goes into the whole; it needs no other rank."""
         return state
 
     def own(self, state: Tree) -> Tree:
-        """What of a whole state belongs to this rank; all ranks call it together."""
         return state
 
 
@@ -148,7 +146,6 @@ def _outlined(tree: Any, made: dict[object, Shard]) -> Any:
 
 
 def build_pipeline_state_sharding(model: nn.Module, wire: Wire | None) -> PipelineStateSharding:
-    """Of this kind of model."""
     if isinstance(model, PipelineModel) and wire is not None:
         return StageStateSharding(model, wire)
     return PipelineStateSharding()

@@ -66,7 +66,6 @@ class RunFolder:
         return self.path / CHECKPOINTS
 
     def checkpoint_of(self, update: int) -> Path:
-        """Where the checkpoint after `update` is."""
         return self.checkpoints / step_name(update)
 
     def newest_first(self, *, before: int | None = None) -> list[Path]:

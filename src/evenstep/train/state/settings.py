@@ -115,7 +115,6 @@ def check_parts(state: Tree) -> None:
 
 
 def check_same_run(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raise CheckpointError unless the saved run has the same seed, precision and data as this one."""
     different = [said for name in own for said in differences(name, saved[name], own[name])]
     if different:
         is_of_data = all(saved[name] == own[name] for name in own if name != "data")

@@ -87,7 +87,6 @@ class TrainState:
             self.ema.attach(self.model, self.averaged_as)
 
     def fault(self) -> str:
-        """Why nothing could go on from what is saved now, and what to do; "" where it could."""
         now = _outlines_of(self.model)
         if now == self._outlines:
             return ""
@@ -112,7 +111,6 @@ class TrainState:
         return self.sharding.gathered({**tree, "trained": self.trained.state_dict()})
 
     def part(self) -> Tree:
-        """The same of what this rank holds; it needs no other rank."""
         tree, others = self._tree(dict, lambda states: states), self.steps.rounded - self.steps.masters.keys()
         elsewhere = _under_all_names(self.model, dict.fromkeys(others))  # ranks that hold their masters give them
         model = {name: one for name, one in tree["model"].items() if name not in elsewhere}
@@ -147,7 +145,6 @@ class TrainState:
             check_fits(state["ema"], self.ema.state_dict(), "average")
 
     def changed_options(self, state: Tree) -> list[str]:
-        """What is said of each of the optimizer's options that is another than `state`, which fits, was built with."""
         if state["optimizer"] is None:
             return []
         return changed_options(state["optimizer"], self._built)
@@ -189,7 +186,6 @@ class TrainState:
         }
 
     def load_state_dict(self, state: Tree) -> list[str]:
-        """Restore what `own_part` gave; says what began afresh or was given up."""
         load_state(self.model, state["model"])
         self.steps.load_masters(state["model"])
         if state["optimizer"] is not None:
@@ -290,5 +286,4 @@ def _check_tied(saved: Mapping[str, Tensor], model: nn.Module) -> None:
 
 
 def is_shared(model: nn.Module, layout: ParameterLayout) -> bool:
-    """Whether each rank steps a share of what is trained only."""
     return layout.divides != "nothing" or in_stages(model)

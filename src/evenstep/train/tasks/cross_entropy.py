@@ -110,18 +110,12 @@ def _check(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None,
 
 
 def _is_cut(one: Tensor) -> bool:
-    """Whether ranks hold parts of a tensor, or it has been given up for such parts when its module's forward ended."""
     if hasattr(one, "placements"):
         return True
     return not torch.compiler.is_compiling() and one.numel() > 0 and one.untyped_storage().nbytes() == 0
 
 
 class _Chunked(torch.autograd.Function):
-    """The sum, of which the backward makes the scores again instead of keeping them.
-
-    The gradient of scores is multiplied by that of the sum, which holds a loss scale, before it is rounded to 16 bits.
-    """
-
     @staticmethod
     def forward(
         ctx: Any,

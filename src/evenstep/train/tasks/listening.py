@@ -21,12 +21,10 @@ _OF_A_TRAINER = tuple(name for name in MOMENTS if name.endswith(("_train", "_epo
 
 
 def heard(task: Task) -> list[str]:
-    """The names of the methods that a task has of these."""
     return [name for name in MOMENTS if hasattr(task, name)]
 
 
 def listeners(tasks: Mapping[str, Task]) -> list[Hook]:
-    """What tells the tasks, by their names; nothing for those that have no such method."""
     return [TaskListener(name, task) for name, task in tasks.items() if heard(task)]
 
 
@@ -64,8 +62,6 @@ class TaskListener(Hook):
 
 
 def _of_own(name: str, method: Callable[[Event], object]) -> Callable[[Event], None]:
-    """The method, called for events of this task, and for those of none."""
-
     @wraps(method)  # what it draws is keyed as what it is, not as what hands it on
     def told(event: Any) -> None:
         if not hasattr(type(event), "task") or event.task == name:  # the event itself would answer with a message

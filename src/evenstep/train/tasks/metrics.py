@@ -53,7 +53,6 @@ def build_storage(tasks: Mapping[str, Task], device: torch.device, clip_norm: fl
 
 
 def _throughput(tasks: Mapping[str, Task]) -> Throughput:
-    """What counts the weights of all tasks' losses, where some are not samples; in a unit if they have the same."""
     for task in tasks.values():
         if not isinstance(cast("object", task.unit), str) or not re.fullmatch(r"[A-Za-z0-9_-]*", task.unit):
             raise ArgumentError(

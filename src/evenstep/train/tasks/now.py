@@ -22,7 +22,6 @@ _CHECKED: ContextVar[bool] = ContextVar("whether losses are being checked", defa
 
 @contextmanager
 def checking_losses() -> Generator[None]:
-    """Inside, `Now.is_evaluating` is False: what is run forward is what training would run."""
     token = _CHECKED.set(True)
     try:
         yield
@@ -31,7 +30,6 @@ def checking_losses() -> Generator[None]:
 
 
 def is_checking_losses() -> bool:
-    """Whether the caller is inside of `checking_losses`."""
     return _CHECKED.get()
 
 
@@ -73,18 +71,15 @@ class Now:
 
     @property
     def is_training(self) -> bool:
-        """Whether this is an update; False in evaluations, in predictions, and while losses are checked."""
         return self._engine.model.training
 
     @property
     def is_evaluating(self) -> bool:
-        """Whether this is an evaluation or a prediction: no update, and no check of a loss that is to be trained."""
         self.asks_evaluating = True  # so its loss may be another there, which is looked at as well
         return not (self.is_training or is_checking_losses())
 
     @property
     def update(self) -> int:
-        """The number of the update that is being computed; outside of one, that of the last committed, or 0."""
         return self._engine.progress.update + self.is_training
 
     def teacher(self, inputs: Any) -> Any:

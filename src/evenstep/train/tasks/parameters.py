@@ -95,7 +95,6 @@ def attach_parameters(model: nn.Module, tasks: Mapping[str, Task], held: Collect
 
 
 def _collected(task: Task, own: Collection[int], held: Collection[int] | None) -> TaskParameters:
-    """What a task trains."""
     attributes = vars(task)
     attributes.pop(IN_MODEL, None)
     if isinstance(task, nn.Module):
@@ -113,11 +112,6 @@ def _collected(task: Task, own: Collection[int], held: Collection[int] | None) -
 
 
 def _is_trained(one: nn.Module | nn.Parameter, name: str, own: Collection[int], held: Collection[int] | None) -> bool:
-    """Whether something of a task is trained with it.
-
-    Raises:
-        ArgumentError: in part, or meant to be.
-    """
     by_name = dict(one.named_parameters()) if isinstance(one, nn.Module) else {"": one}
     theirs = {inner: parameter for inner, parameter in by_name.items() if id(parameter) not in own}
     left = [inner for inner, parameter in theirs.items() if held is not None and id(parameter) not in held]
@@ -143,6 +137,5 @@ def _is_trained(one: nn.Module | nn.Parameter, name: str, own: Collection[int], 
 
 
 def _detach(model: nn.Module) -> None:
-    """Take away what an earlier run has attached."""
     if isinstance(getattr(model, TASK_PARAMETERS, None), TaskParameters):
         delattr(model, TASK_PARAMETERS)

@@ -284,7 +284,6 @@ def loss_of(task: Task, output: Any, batch: Any) -> "Loss | Tensor | None":
 
 
 def _of_labels(text: str) -> str:
-    """What torch's losses take, to be said after an error about their target."""
     if re.search(r"\btarget\b", text, re.IGNORECASE):
         return (
             " `cross_entropy` of an output [N, C] takes class numbers from 0 to C - 1, int64 [N] (`labels.long()`, "

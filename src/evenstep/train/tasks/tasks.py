@@ -113,7 +113,6 @@ def states_of(tasks: Mapping[str, Task]) -> dict[str, dict[str, Any]]:
 
 
 def _attach(model: nn.Module, optimizer: Optimizer, name: str, module: nn.Module | None) -> None:
-    """Make what is learned about tasks a part of the model, and its parameters a group of the optimizer's."""
     if module is None:
         return
     dtype = next(model.parameters()).dtype

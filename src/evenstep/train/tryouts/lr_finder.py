@@ -85,7 +85,6 @@ def search(loop: "Loop", *, lowest: float, highest: float, updates: int, diverge
 
 
 def _losses(loop: "Loop", updates: int, divergence: float) -> Iterator[float]:
-    """The losses of so many updates, or of fewer where one diverges or the data end."""
     engine, reducers = loop.engine, loop.engine.reducers
     batches = loop.feed.data.batches(
         engine.progress.position, seed=engine.seed, rank=reducers.rank, ranks=reducers.ranks

@@ -35,7 +35,6 @@ class Accumulation:
         self._may_be_late = any(task.late_weight for task in context.tasks.values())
 
     def __call__(self, weights: Weights, update: int) -> MicrobatchResults:
-        """Run the micro-batches that have a weight; gives what is known of this rank's."""
         context, execution = self._context, self._execution
         self._rollback.forget_gradients()
         step = MicrobatchStep.of_update(context, weights, update)

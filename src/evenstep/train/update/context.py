@@ -70,6 +70,5 @@ class MicrobatchResults:
     losses: dict[int, tuple[str, Tensor]] = field(default_factory=dict)
 
     def add(self, other: "MicrobatchResults") -> None:
-        """Take what is known of other micro-batches of the update."""
         self.late_totals.update(other.late_totals)
         self.losses.update(other.losses)

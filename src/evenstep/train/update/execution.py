@@ -64,12 +64,10 @@ class Execution:
 
     @property
     def part_held(self) -> tuple[int, int]:
-        """Which part of the state this rank holds without asking the others, and of how many."""
         place, places = self.reducers.layout.shard_index, self.reducers.layout.num_shards
         return self.pipeline.rank * places + place, self.pipeline.ranks * places
 
     def begin(self) -> None:
-        """The accumulation of an update begins, perhaps anew after a failed try."""
         for reducer in self.reducers.beginning:
             reducer.begin()
 
@@ -105,11 +103,9 @@ class Execution:
 
     @property
     def evaluates_together(self) -> bool:
-        """Whether ranks wait for each other within an evaluation's passes."""
         return self.in_stages or bool(self.reducers.per_pass)
 
     def alike(self, values: Sequence[T]) -> Sequence[T]:
-        """Of values by rank those of this rank's pipeline, whose ranks run one plan together."""
         replicas = self.group.ranks // self.pipeline.ranks
         return values[self.group.rank % replicas :: replicas]
 

@@ -47,7 +47,6 @@ def build_gather(
     context: TrainContext,
     execution: Execution,
 ) -> Accumulate:
-    """What leaves the tasks' gradients in `.grad`, combined: by a method that is loaded here, or only added."""
     if isinstance(combine, Separate):
         return partial(accumulate_late, accumulate=accumulate, parameters=parameters, context=context)
     method = load(PER_TASK_GRADIENTS)

@@ -91,7 +91,6 @@ class MicrobatchStep:
         return step
 
     def lay_out(self, work: tuple[Microbatch, ...]) -> tuple[int, ...]:
-        """The numbers of what goes through the plan: those of the micro-batches, or of all their pieces in order."""
         tasks, cuts = self._context.tasks, self._context.cuts
         if cuts.limit is None:
             self._parts = {one.index: (one, whole_of(one)) for one in work}
@@ -109,7 +108,6 @@ class MicrobatchStep:
         return tuple(self._parts)
 
     def settle_late(self, total: Tensor) -> None:
-        """Record what losses whose weights came late add to that of all tasks; `total` is Σw_m over all ranks."""
         self._recording.settle_late(total)
 
     def forward(self, stage: Stage, received: Outputs, microbatch: int) -> tuple[Outputs, Tensor | None]:
@@ -200,7 +198,6 @@ class MicrobatchStep:
         self._events.end(microbatch)
 
     def completed(self, microbatch: int) -> int | None:
-        """The number of the micro-batch whose gradients are complete with this one's backward; None: of none yet."""
         return microbatch if self._completes is None else self._completes.get(microbatch)
 
     def _seed_of(self, loss: Tensor, one: Microbatch) -> Tensor:

@@ -48,7 +48,6 @@ class PendingUpdate:
 
     @property
     def is_known_aborted(self) -> bool:
-        """Whether the host alone knows that it was aborted: the device would apply what follows."""
         return isinstance(self.aborted, float) and self.aborted > 0
 
 

@@ -76,7 +76,6 @@ class Recording:
         return self._record(task, one, piece, loss, _checked(task, loss.sum, loss.weight, one.index, method))
 
     def take_alone(self, one: Microbatch, total: Tensor) -> None:
-        """Record the loss of a micro-batch that came alone, has no gradient, and was looked at before its like."""
         name = f"{self._prefix}{one.task}/loss" if one.task else f"{self._prefix}loss"
         self._context.storage.put(name, total, self._weights.each[one.index], update=self._update)
         self.gathered.losses[one.index] = one.task, total
@@ -155,7 +154,6 @@ class Recording:
         return trained
 
     def add_to_all(self, one: Microbatch, trained: Tensor | float, weight: float | Tensor) -> None:
-        """Record what a loss adds to that of all tasks, λ·S / Σw; where its weight is late, once that sum is known."""
         context, weights, name = self._context, self._weights, one.task
         if isinstance(weight, Tensor):
             _, earlier = self._late.get(one.index, (name, 0.0))  # of another piece
@@ -166,7 +164,6 @@ class Recording:
         context.storage.put(f"{self._prefix}loss", scaled, part, update=self._update)
 
     def settle_late(self, total: Tensor) -> None:
-        """Record what losses whose weights came late add to that of all tasks; see `MicrobatchStep.settle_late`."""
         context, weights = self._context, self._weights
         for name, trained in self._late.values():
             factor = torch.where(total > 0, context.coefficients.value(name, self._update) / total, 0.0)
@@ -217,7 +214,6 @@ def _fault(task: Task, total: Any, given: object, microbatch: int) -> str:
 
 
 def _is_known_to_be_nothing(count: Tensor | float) -> bool:
-    """Whether a count is 0, where that can be read without waiting for a device."""
     if isinstance(count, Tensor):
         return bool(count.numel() == 1 and count.device.type == "cpu" and count == 0)
     return count == 0

@@ -97,11 +97,6 @@ class Recovery:
         self._step = step
 
     def _broken_off(self, error: BaseException, together: bool) -> str | None:
-        """Why another rank has broken off an attempt; "" if this one has run out of memory. None of any other error.
-
-        Args:
-            together: whether other ranks make it as well.
-        """
         if is_out_of_memory(error):
             return ""
         if not together or not isinstance(error, RuntimeError | LostRankError):  # else one of the user's own

@@ -96,7 +96,6 @@ class Rollback:
         self._states = TaskStates(self._context.tasks.values())
 
     def take_back(self) -> None:
-        """Roll back passes that were neither committed nor rolled back; later changes, such as those of hooks, stay."""
         if self._is_unjudged:
             self.judge(1.0)
 
@@ -108,7 +107,6 @@ class Rollback:
 
     @contextmanager
     def unchanged(self) -> Generator[None]:
-        """What changes inside is undone: buffers, and the declared state of tasks."""
         states = TaskStates(self._context.tasks.values())
         states.begin(0)
         try:

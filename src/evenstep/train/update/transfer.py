@@ -80,7 +80,6 @@ def _reordered(tensor: Tensor) -> Tensor:
 
 
 def _cast(tensor: Tensor, format: torch.dtype) -> Tensor:
-    """The same numbers in `format`; what is pinned stays so, or it would not move while the host goes on."""
     if not tensor.is_pinned():
         return tensor.to(format)
     return torch.empty_like(tensor, dtype=format, pin_memory=True).copy_(tensor)

@@ -190,7 +190,6 @@ class Update:
     def _total_and_divisor(
         self, weights: Weights, gathered: MicrobatchResults
     ) -> tuple[float | Tensor, float | Tensor]:
-        """Σw of the update, and what is still in its gradient: the loss scale, and a weight that was late."""
         late, scale = gathered.late_total, self._context.precision.scale
         if late is not None:
             return late, scale * late
@@ -245,7 +244,6 @@ class Update:
         self.rollback.judge(1.0)
 
     def has_finite_gradient(self) -> bool:
-        """Whether what was computed last is finite; all ranks ask together."""
         squared = self._execution.norms.squared(gradients(self._parameters, sparse=self._sparse))
         return squared is None or bool(squared.isfinite())
 

@@ -48,21 +48,18 @@ class Weights:
 
     @classmethod
     def of_one(cls, microbatch: Microbatch, *, weight: float) -> Self:
-        """Those of one micro-batch alone, whose summed loss is divided by nothing."""
         totals, number = {microbatch.task: 1.0}, microbatch.index
         each, divisors = {number: weight}, {number: 1.0}
         return cls(totals=totals, num_microbatches=1, each=each, divisors=divisors, work=(microbatch,), num_tasks=1)
 
     @classmethod
     def of_forwards(cls, task: str, work: tuple[Microbatch, ...], *, num_microbatches: int) -> Self:
-        """Those of micro-batches of one task that only go forward: 1 each."""
         each = {one.index: 1.0 for one in work}
         return cls(
             totals={task: 1.0}, num_microbatches=num_microbatches, each=each, divisors={}, work=work, num_tasks=1
         )
 
     def of(self, *tasks: str) -> Self:
-        """The part of these tasks."""
         work = tuple(microbatch for microbatch in self.work if microbatch.task in tasks)
         return replace(self, totals={task: self.totals[task] for task in tasks}, work=work)
 
@@ -134,7 +131,6 @@ def _summed(
 
 
 def _of_batches(spans: Sequence[range], everybody: Sequence[float]) -> Iterator[tuple[int, float]]:
-    """What each micro-batch's summed loss is divided by where the update is the mean of its batches' means."""
     sums = [math.fsum(everybody[span.start : span.stop]) for span in spans]
     num_batches = sum([one > 0 for one in sums])
     return ((number, num_batches * one) for span, one in zip(spans, sums, strict=True) for number in span)
