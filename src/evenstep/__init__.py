@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from evenstep import pipeline as pipeline
     from evenstep import precision as precision
     from evenstep import train as train
+    from evenstep.contrib.multitask import AlignedMtl, GradNorm, PcGrad, Scheduled, Uncertainty
     from evenstep.data import (
         AllTasks,
         Batch,
@@ -71,7 +72,6 @@ if TYPE_CHECKING:
     from evenstep.events import Histogram as Histogram
     from evenstep.events import Image as Image
     from evenstep.events import Text as Text
-    from evenstep.extras.multitask import AlignedMtl, GradNorm, PcGrad, Scheduled, Uncertainty
     from evenstep.optim.ema import Ema
     from evenstep.optim.groups import ParameterGroup
     from evenstep.optim.schedules import Constant as Constant
@@ -250,7 +250,7 @@ _HOMES = {
     ".events": "Best ConsoleWriter CsvWriter EarlyStop Evaluate Histogram Hook Image Incident JsonlWriter "
     "MemoryUse MlflowWriter Profile Save Statistics StopBelowLr StopFile TensorBoardWriter Text "
     "TimeBudget Timer WandbWriter Watchdog Writer",
-    ".extras.multitask": "AlignedMtl GradNorm PcGrad Scheduled Uncertainty",
+    ".contrib.multitask": "AlignedMtl GradNorm PcGrad Scheduled Uncertainty",
     ".optim.ema": "Ema",
     ".optim.groups": "ParameterGroup",
     ".optim.schedules": "Constant Cosine CosineRestarts InverseSqrt Linear Listed LrSchedule Multiplicative "

@@ -11,8 +11,8 @@ from typing import Any
 from evenstep.errors import MissingExtraError
 
 REPORT = "evenstep.extras.report:write_report"
-PER_TASK_GRADIENTS = "evenstep.extras.multitask.per_task:PerTaskGradients"
-COMBINES = "evenstep.extras.multitask:COMBINES"
+PER_TASK_GRADIENTS = "evenstep.contrib.multitask.per_task:PerTaskGradients"
+COMBINES = "evenstep.contrib.multitask:COMBINES"
 COMPUTES = {"update": "evenstep.contrib.compiled_update"}
 """The packages that compute updates, by the words of `Training.compile`; see `evenstep.train.compute`."""
 

@@ -43,12 +43,12 @@ ALLOWED: dict[str, set[str]] = {
     "pipeline": {"parallel"},
     OPTIONS: CORE,
     "train": {"pipeline", "parallel", *LEAVES, OPTIONS},
-    "config": {*CORE, OPTIONS, "extras"},  # whose constructors hold the defaults
+    "config": {*CORE, OPTIONS, "contrib", "extras"},  # whose constructors hold the defaults
     "contrib": CORE,
     "extras": CORE,  # what not every run needs: the core knows it by name only (`plugins`)
     "hf": CORE,  # models of transformers, which the core does not know
     "lightning": CORE,  # an adapter for who has one of its modules; it imports no Lightning
-    "builders": {*CORE, OPTIONS, "config", "extras"},
+    "builders": {*CORE, OPTIONS, "config", "contrib", "extras"},
     "cli": {*CORE, OPTIONS, "builders", "config", "extras", "hf"},
     "__init__": {*CORE, OPTIONS},
     "__main__": {"cli"},
@@ -155,7 +155,7 @@ def test_files_that_name_each_other_for_type_checkers_stay_few() -> None:
     assert max(map(len, circles)) <= 3
 
 
-@pytest.mark.parametrize("package", ["", *sorted(CORE), "extras.elastic", "extras.multitask", "hf"])
+@pytest.mark.parametrize("package", ["", *sorted(CORE), "extras.elastic", "contrib.multitask", "hf"])
 def test_lazy_names_come_from_where_type_checkers_are_told(package: str) -> None:
     """The names that a package imports on first use stand in it twice: for type checkers and for Python."""
     module = import_module(f"evenstep.{package}".rstrip("."))

@@ -5,8 +5,8 @@ A run of one task has none of this.
 
 from evenstep.builders.schedule import build_schedule
 from evenstep.config.schema import Config, MixtureTable
+from evenstep.contrib.multitask import COMBINES, Scheduled, Uncertainty
 from evenstep.data import AllTasks, Data, Mixing, Mixture, RoundRobin, Sampled
-from evenstep.extras.multitask import COMBINES, Scheduled, Uncertainty
 from evenstep.train import Coefficients, Combine, Fixed
 
 

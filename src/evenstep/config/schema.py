@@ -32,9 +32,9 @@ from evenstep.config.section import (
     Section,
     TargetName,
 )
+from evenstep.contrib.multitask import GradNorm, Uncertainty
 from evenstep.data import Mixture, Sampled
 from evenstep.data.mixture import End
-from evenstep.extras.multitask import GradNorm, Uncertainty
 from evenstep.optim.ema import Ema, Evaluated
 from evenstep.optim.groups import DecayOn, Grouping, ParameterGroup
 from evenstep.options import default_of

@@ -23,10 +23,10 @@ from evenstep import (
     Task,
     Trainer,
 )
+from evenstep.contrib.multitask import Scheduled
 from evenstep.data import Position, StreamData
 from evenstep.errors import ArgumentError, HookError
 from evenstep.events import EpochEnd, UpdateEnd
-from evenstep.extras.multitask import Scheduled
 from evenstep.optim.schedules import Constant, Cosine, Linear, Listed, LrSchedule, Multiplicative
 from evenstep.train.resolve import lr_schedule_of
 from refused import refused

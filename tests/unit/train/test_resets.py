@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Ema, Hook, MapData, Mixture, Task, Trainer, Training
+from evenstep.contrib.multitask import Scheduled
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.events import Best, Evaluate, Incident, UpdateEnd
-from evenstep.extras.multitask import Scheduled
 from evenstep.optim.schedules import Linear
 from evenstep.parallel import Ordered, Zero1
 from refused import refused

@@ -2,7 +2,7 @@
 
 A coefficient is a number that the gradient of a task's loss is multiplied by, or, where it is learned, a function of
 parameters of its own that takes part in the loss. It does not look at gradients; what does is in `combine`.
-Coefficients that follow a schedule or are learned are in `extras.multitask`.
+Coefficients that follow a schedule or are learned are in `contrib.multitask`.
 """
 
 import math

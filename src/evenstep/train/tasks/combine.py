@@ -3,7 +3,7 @@
 Every method here gives a gradient Σ_t α_t · g_t whose α_t follow from the inner products of the g_t alone, so it is a
 pure function of a T × T matrix and never sees a gradient. The g_t are whole: summed over all micro-batches and ranks,
 divided by their weights and the loss scale, times their λ_t. How they are made and put together is in
-`extras.multitask`, where the methods are as well, loaded when a run asks for one.
+`contrib.multitask`, where the methods are as well, loaded when a run asks for one.
 """
 
 from abc import ABC, abstractmethod

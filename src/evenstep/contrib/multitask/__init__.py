@@ -5,18 +5,18 @@ from typing import TYPE_CHECKING, Any
 from evenstep.lazy import LazyTable, lazy_names
 
 if TYPE_CHECKING:
-    from evenstep.extras.multitask.aligned_mtl import AlignedMtl
-    from evenstep.extras.multitask.grad_norm import GradNorm
-    from evenstep.extras.multitask.pc_grad import PcGrad
-    from evenstep.extras.multitask.scheduled import Scheduled
-    from evenstep.extras.multitask.uncertainty import Uncertainty
+    from evenstep.contrib.multitask.aligned_mtl import AlignedMtl
+    from evenstep.contrib.multitask.grad_norm import GradNorm
+    from evenstep.contrib.multitask.pc_grad import PcGrad
+    from evenstep.contrib.multitask.scheduled import Scheduled
+    from evenstep.contrib.multitask.uncertainty import Uncertainty
 
 COMBINES = LazyTable[Any](
     {
         "separate": "evenstep.train.tasks.combine:Separate",
-        "pc_grad": "evenstep.extras.multitask.pc_grad:PcGrad",
-        "aligned_mtl": "evenstep.extras.multitask.aligned_mtl:AlignedMtl",
-        "grad_norm": "evenstep.extras.multitask.grad_norm:GradNorm",
+        "pc_grad": "evenstep.contrib.multitask.pc_grad:PcGrad",
+        "aligned_mtl": "evenstep.contrib.multitask.aligned_mtl:AlignedMtl",
+        "grad_norm": "evenstep.contrib.multitask.grad_norm:GradNorm",
     }
 )
 
