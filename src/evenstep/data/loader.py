@@ -120,14 +120,15 @@ class Workers:
         """End the processes."""
         replies, self._replies, self._loader = self._replies, None, None
         workers = workers_of(replies)
-        if self.lost:
+        with _sigchld_kept(meanwhile=signal.SIG_DFL):
+            if self.lost:
+                for worker in workers:
+                    worker.kill()  # one that hangs would not hear a request to end, for which torch waits 5 s
+            end_workers(replies)
             for worker in workers:
-                worker.kill()  # one that hangs would not hear a request to end, for which torch waits 5 s
-        end_workers(replies)
-        for worker in workers:
-            if worker.is_alive():  # it hangs, and does not end at torch's SIGTERM
-                worker.kill()
-                worker.join()
+                if worker.is_alive():  # it hangs, and does not end at torch's SIGTERM
+                    worker.kill()
+                    worker.join()
 
     def _take_one(self) -> Reply:
         if self._replies is None:
@@ -243,13 +244,15 @@ def _signals_wait() -> Generator[None]:
 
 
 @contextmanager
-def _sigchld_kept() -> Generator[None]:
+def _sigchld_kept(meanwhile: signal.Handlers | None = None) -> Generator[None]:
     # torch's SIGCHLD handler raises anywhere, also halfway through an optimizer step.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.getsignal(signal.SIGCHLD)
     try:
+        if meanwhile is not None:
+            signal.signal(signal.SIGCHLD, meanwhile)
         yield
     finally:
         signal.signal(signal.SIGCHLD, before)

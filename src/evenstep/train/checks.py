@@ -80,7 +80,8 @@ def _check_elastic(strategy: Strategy | str | None, environ: Mapping[str, str]) 
 
 def check_covers(strategy: Strategy, model: nn.Module) -> None:
     """Raise ArgumentError unless the strategy's ranks and the model's stages cover all ranks; all call it together."""
-    group, name = strategy.group, type(strategy).__name__
+    name = type(strategy).__name__
+    group = strategy.group if strategy.group.part_of else strategy.data_group
     if group.part_of and not in_stages(model):
         raise ArgumentError(
             f"`strategy`, {name}, has {group.ranks} of the run's {group.part_of} ranks, and the model has no stages "

