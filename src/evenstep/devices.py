@@ -41,7 +41,8 @@ def device_here(device: str | torch.device) -> torch.device:
     except (RuntimeError, AssertionError, ImportError) as error:  # torch asks for the package of some by an import
         why = str(error).splitlines()[0]
         raise ArgumentError(
-            f"`device` must be 'auto', 'cpu' or an accelerator of this machine, but is '{device}': {why}"
+            f"`device` must be 'auto', 'cpu' or an accelerator of this machine, but is '{device}': {why}",
+            field="device",
         ) from error
 
 

@@ -92,7 +92,8 @@ def build_emptying(every_updates: int | None, device: "torch.device") -> Callabl
     if device.type == "cpu":
         raise ArgumentError(
             f"`memory.empty_cache_every_updates` is {every_updates}, but the run is on a CPU, where freed memory is "
-            f"not kept for later; leave it out, or compute on an accelerator (`device`)."
+            f"not kept for later; leave it out, or compute on an accelerator (`device`).",
+            field="memory.empty_cache_every_updates",
         )
 
     import torch

@@ -135,7 +135,8 @@ class Training:
         if self.compile != "off" and self.memory.checkpoint != "none":
             raise ArgumentError(
                 f"`compile` must be 'off' where activations are computed again (`memory.checkpoint` is "
-                f"{self.memory.checkpoint!r}), but is {self.compile!r}; leave one of them out."
+                f"{self.memory.checkpoint!r}), but is {self.compile!r}; leave one of them out.",
+                field="compile",
             )
 
 
@@ -273,7 +274,8 @@ class Logging:
         if self.peak_tflops is not None and not self.flops:
             raise ArgumentError(
                 f"`peak_tflops` is what the counted operations are compared with, but `flops` is {self.flops}; set "
-                f"`flops` as well."
+                f"`flops` as well.",
+                field="peak_tflops",
             )
         names = [one for one in self.writers if isinstance(one, str)] if isinstance(self.writers, list | tuple) else []
         twice = [name for name in sorted(names) if names.count(name) > 1]
@@ -301,7 +303,8 @@ def check_rewinds(keep_last: int | None, **policies: object) -> None:
         what = f'"{policy}"' if isinstance(policy, str) else f"{type(policy).__name__}"
         raise ArgumentError(
             f"`{name}` is {what}, which goes back to a checkpoint from before the fault, but `keep_last` is "
-            f"{keep_last}: the only one may be from after it; keep 2 or more."
+            f"{keep_last}: the only one may be from after it; keep 2 or more.",
+            field=name,
         )
 
 
@@ -311,7 +314,8 @@ def check_task_names(names: Iterable[str]) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in RESERVED:
             raise ArgumentError(
                 f"`{name}` must have a name of letters, digits, `_` and `-` that is none of {', '.join(RESERVED)}, "
-                f"which stand beside the tasks' metrics; rename it."
+                f"which stand beside the tasks' metrics; rename it.",
+                field=name,
             )
 
 
@@ -347,12 +351,14 @@ def _check_positive(name: str, value: object, advice: str = ".", *, may_be_none:
     if value is None and may_be_none:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ArgumentError(f"`{name}` must be a finite number above 0, but is {value!r}{advice}")
+        raise ArgumentError(f"`{name}` must be a finite number above 0, but is {value!r}{advice}", field=name)
 
 
 def _check_address(name: str, value: object) -> None:
     if value is not None and not (isinstance(value, str) and re.fullmatch(r"[a-z][a-z0-9+.-]*://\S(.*\S)?", value)):
-        raise ArgumentError(f"`{name}` must be an address such as 's3://BUCKET/FOLDER', but is {value!r}; write it so.")
+        raise ArgumentError(
+            f"`{name}` must be an address such as 's3://BUCKET/FOLDER', but is {value!r}; write it so.", field=name
+        )
 
 
 def _check_table(name: str, value: object) -> None:

@@ -63,7 +63,8 @@ def require_own_format(
         raise ArgumentError(
             f"`{method}` was called inside `torch.autocast`, under which forwards would compute in "
             f"{str(given).removeprefix('torch.')}, and not in what `precision` says; call it outside of that, and give "
-            f"`precision={name}` if it is meant."
+            f"`precision={name}` if it is meant.",
+            field=method,
         )
 
 

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
-from evenstep.errors import ArgumentError, NonFiniteError, TaskError
+from evenstep.errors import ArgumentError, NonFiniteError
 from refused import refused
 
 with warnings.catch_warnings():
@@ -313,7 +313,7 @@ def test_an_evaluation_may_log_its_loss_as_a_plain_number() -> None:
 def test_a_hook_that_was_put_on_the_object_is_found_as_well() -> None:
     module = Classifier()
     module.on_train_epoch_end = lambda: None
-    with pytest.raises(ArgumentError, match="`Classifier` overrides `on_train_epoch_end`"):
+    with refused(ArgumentError, "without"):
         _trainer(module)
     module.on_train_epoch_end = None  # as it is said that there is none
     _trainer(module)
@@ -442,10 +442,3 @@ def test_number_of_updates_is_given_to_a_module_that_asks() -> None:
     _trainer(_with(configure_optimizers=configure_optimizers), updates=9).train()
     with refused(ArgumentError, "updates"):
         _trainer(_with(configure_optimizers=configure_optimizers), updates=7)
-
-
-def test_evaluation_without_a_loss_is_refused() -> None:
-    data = DataLoader(TensorDataset(INPUTS, CLASSES), 48)
-    module = _with(validation_step=lambda self, batch, batch_idx: None)
-    with pytest.raises(TaskError):
-        _trainer(module, evaluations=data).train()

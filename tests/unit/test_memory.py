@@ -8,6 +8,7 @@ import torch
 
 from evenstep.errors import ArgumentError, OutOfMemoryError
 from evenstep.memory import build_emptying, is_out_of_memory
+from refused import refused
 
 _ACCELERATOR = (
     "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call, so the "
@@ -82,5 +83,5 @@ def test_the_cache_is_emptied_after_every_so_many_updates(monkeypatch: pytest.Mo
 
 
 def test_a_device_that_keeps_nothing_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"`memory.empty_cache_every_updates` is 3, but the run is on a CPU"):
+    with refused(ArgumentError, "memory.empty_cache_every_updates"):
         build_emptying(3, torch.device("cpu"))

@@ -19,14 +19,6 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "library.py"
 
 
-@pytest.mark.parametrize("content", [None, "lost = 1\n"])
-def test_a_library_that_is_not_there_or_too_old_is_said_with_its_extra(library: Path, content: str | None) -> None:
-    if content is not None:
-        library.write_text(content)
-    with pytest.raises(MissingExtraError, match=r"`library` .*evenstep\[extra\]"):
-        load_optional("made_of_it", "extra", "library")
-
-
 @pytest.mark.parametrize("content", ["import nowhere\n", "raise ImportError('broken')\n"])
 def test_a_library_that_fails_by_itself_is_shown_as_it_fails(library: Path, content: str) -> None:
     library.write_text(content)

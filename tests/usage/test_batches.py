@@ -10,7 +10,7 @@ from batches_programs import reference, trained, trainer_of
 
 import evenstep
 from evenstep.data.split import halves, num_samples
-from evenstep.errors import EvenstepError, OutOfMemoryError, TaskError
+from evenstep.errors import EvenstepError, OutOfMemoryError
 
 WORKING = [kind for kind in BATCHES if kind.outcome == "works"]
 GOOD = [loss.name for loss in LOSSES if loss.outcome == "works"]
@@ -67,18 +67,6 @@ def test_every_batch_with_every_good_loss_in_every_cut(kind: Kind, loss: str, mi
 def test_a_batch_that_does_not_fit_is_cut_and_the_gradient_is_the_same(kind: Kind, room: int) -> None:
     samples = batches.samples_of()
     assert torch.allclose(trained(kind, samples, room=room), reference(kind, samples), rtol=1e-12)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in WORKING if not kind.cut], ids=named)
-def test_a_batch_that_can_not_be_cut_stops_with_advice_for_lack_of_memory(kind: Kind) -> None:
-    with pytest.raises(OutOfMemoryError, match=r"Classify\.split"):
-        trained(kind, batches.samples_of(), micro=MICRO, room=2)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in BATCHES if kind.outcome == "asks"], ids=named)
-def test_a_batch_whose_samples_can_not_be_counted_asks_for_a_weight(kind: Kind) -> None:
-    with pytest.raises(TaskError, match=kind.asks):
-        trained(kind, batches.samples_of(), micro=MICRO)
 
 
 @pytest.mark.parametrize("loss", [loss for loss in LOSSES if loss.outcome == "asks"], ids=named)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, Engine, Evaluate, Group, Hook, Logging, Loss, MapData, Task, Trainer, Training
-from evenstep.errors import ArgumentError, CheckpointError, HookError, TaskError
+from evenstep import Engine, Evaluate, Group, Hook, Logging, MapData, Task, Trainer, Training
+from evenstep.errors import ArgumentError, HookError, TaskError
+from refused import refused
 
 
 class Square(Task):
@@ -49,13 +50,13 @@ def test_training_inside_no_grad_is_training() -> None:
 
 def test_training_inside_inference_mode_is_refused() -> None:
     one = trainer()
-    with torch.inference_mode(), pytest.raises(ArgumentError, match="`train` was called inside"):
+    with torch.inference_mode(), pytest.raises(ArgumentError):
         one.train()
     one.train()
     model = nn.Linear(4, 1)
     engine = Engine(model=model, task=Square(), optimizer=torch.optim.SGD(model.parameters(), lr=0.1), device="cpu")
     batch = torch.ones(2, 4), torch.ones(2)
-    with torch.inference_mode(), pytest.raises(ArgumentError, match="`update` was called inside"):
+    with torch.inference_mode(), pytest.raises(ArgumentError):
         engine.update(batch)
     engine.update(batch)
 
@@ -64,9 +65,9 @@ def test_building_and_loading_inside_inference_mode_are_refused() -> None:
     one = trainer()
     state = one.state_dict()
     with torch.inference_mode():
-        with pytest.raises(ArgumentError, match="a trainer was built inside"):
+        with pytest.raises(ArgumentError):
             trainer()
-        with pytest.raises(ArgumentError, match="a state was loaded inside"):
+        with pytest.raises(ArgumentError):
             one.load_state_dict(state)
     one.load_state_dict(state)
     one.train()
@@ -95,7 +96,7 @@ def test_training_in_two_threads_at_once_is_refused_as_they_would_share_random_n
 def test_training_and_evaluating_inside_the_callers_autocast_are_refused_with_the_precision_that_is_meant() -> None:
     one = trainer()
     for method in (one.train, lambda: one.predict(MapData([torch.ones(4)], global_batch_size=1))):
-        with torch.autocast("cpu", torch.bfloat16), pytest.raises(ArgumentError, match="`precision='bf16-mixed'`"):
+        with torch.autocast("cpu", torch.bfloat16), pytest.raises(ArgumentError):
             method()
     one.train()
     model = nn.Linear(4, 1)
@@ -125,7 +126,7 @@ def test_a_model_without_numbers_is_refused_with_what_to_do(model: Any, says: st
 def test_a_model_made_in_inference_mode_is_refused() -> None:
     with torch.inference_mode():
         model = nn.Linear(4, 1)
-    with pytest.raises(TaskError, match="inference_mode"):
+    with refused(TaskError, "weight"):
         trainer(model)
 
 
@@ -143,17 +144,6 @@ class Calls(Hook):
         setattr(self, event, lambda event: getattr(self.trainer, method)(*args))
 
 
-@pytest.mark.parametrize("method", ["evaluate", "save"])
-@pytest.mark.parametrize("event", ["before_forward", "before_microbatch", "after_backward"])
-def test_what_must_wait_for_the_end_of_an_update_is_refused_in_its_midst(
-    event: str, method: str, tmp_path: Any
-) -> None:
-    sets = {"valid": MapData(points(), global_batch_size=8)}
-    one = trainer(hooks=[Calls(event, method)], evaluations=sets, folder=tmp_path / "run")
-    with pytest.raises(ArgumentError, match=f"`{method}` was called in the midst of update 1.*`request_{method}`"):
-        one.train()
-
-
 def test_it_may_be_called_between_two_updates() -> None:
     sets = {"valid": MapData(points(), global_batch_size=8)}
     with_calls = trainer(hooks=[Calls("after_update", "evaluate")], evaluations=sets)
@@ -163,28 +153,8 @@ def test_it_may_be_called_between_two_updates() -> None:
 def test_an_evaluation_within_an_evaluation_is_refused() -> None:
     sets = {"valid": MapData(points(), global_batch_size=8)}
     one = trainer(hooks=[Calls("before_forward", "evaluate")], evaluations=sets)
-    with pytest.raises(ArgumentError, match="in the midst of an evaluation"):
+    with pytest.raises(ArgumentError):
         one.evaluate()
-
-
-def test_training_from_within_training_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="while it is training already"):
-        trainer(hooks=[Calls("after_update", "train")]).train()
-
-
-def test_a_state_that_is_none_of_a_trainers_is_refused_by_what_it_lacks() -> None:
-    one = trainer()
-    with pytest.raises(CheckpointError, match="has no `model`"):
-        one.load_state_dict(dict(one.model.state_dict()))
-
-
-def test_metrics_without_names_are_refused() -> None:
-    class Listed(Square):
-        def loss(self, output: Any, batch: Any) -> Any:
-            return Loss(super().loss(output, batch), metrics=[("accuracy", 0.5)])  # type: ignore[arg-type]
-
-    with pytest.raises(TaskError, match="must be pairs by name"):
-        trainer(task=Listed()).train()
 
 
 def test_a_loss_that_goes_back_by_itself_is_told_not_to() -> None:
@@ -215,15 +185,8 @@ def test_a_loss_that_is_computed_from_what_was_kept_of_an_earlier_one_is_told_so
 
 @pytest.mark.parametrize("clip_norm", ["1", True, float("nan"), 0])
 def test_a_clip_norm_that_is_no_number_above_0_is_refused(clip_norm: Any) -> None:
-    with pytest.raises(ArgumentError, match="`clip_norm` must be a finite number above 0"):
+    with refused(ArgumentError, "clip_norm"):
         trainer(train=Training(clip_norm=clip_norm))
-
-
-def test_an_average_is_of_one_trainer() -> None:
-    ema = Ema(decay=0.9)
-    trainer(train=Training(ema=ema))
-    with pytest.raises(ArgumentError):
-        trainer(train=Training(ema=ema))
 
 
 def test_ranks_say_the_number_of_the_update_that_a_hook_or_sample_fails_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,20 +245,20 @@ def engine() -> Engine:
 @pytest.mark.parametrize("name", ["model", "optimizer", "precision", "seed", "lr"])
 def test_what_would_have_no_effect_on_an_engine_cannot_be_set(name: str) -> None:
     one = engine()
-    with pytest.raises(ArgumentError, match=f"`{name}` of an engine can't be set"):
+    with pytest.raises(ArgumentError):
         setattr(one, name, None)
     one.update((torch.ones(4, 4), torch.ones(4)))
 
 
 @pytest.mark.parametrize("source", [3, None, "", True])
 def test_a_resume_from_what_is_no_path_is_refused(source: Any) -> None:
-    with pytest.raises(ArgumentError, match="a path or 'auto'"):
+    with refused(ArgumentError, "resume"):
         trainer().resume(source)
 
 
 def test_asking_to_evaluate_on_nothing_is_refused() -> None:
     for act in (trainer().evaluate, trainer().request_evaluate):
-        with pytest.raises(ArgumentError, match="nothing to evaluate on"):
+        with pytest.raises(ArgumentError):
             act()
-    with pytest.raises(HookError, match="nothing to evaluate on"):
+    with pytest.raises(HookError):
         trainer(hooks=[Evaluate(every_updates=1)]).train()

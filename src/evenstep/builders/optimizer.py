@@ -51,7 +51,10 @@ def build_optimizer(
         with refused_at("optimizer"):
             made = call(model, lr=lr)
     if not isinstance(made, torch.optim.Optimizer):
-        raise TaskError(f"`optimizer.target` must give a torch.optim.Optimizer, but gave a {type(made).__name__}.")
+        raise TaskError(
+            f"`optimizer.target` must give a torch.optim.Optimizer, but gave a {type(made).__name__}.",
+            field="optimizer.target",
+        )
     return made
 
 

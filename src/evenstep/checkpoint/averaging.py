@@ -82,7 +82,9 @@ def average_checkpoints(
     folder = Path(folder).expanduser()
     _check_place(folder / name)
     if len({Path(path).resolve() for path in paths}) < 2:
-        raise ArgumentError(f"`paths` must be two or more checkpoints, but is {[str(path) for path in paths]}.")
+        raise ArgumentError(
+            f"`paths` must be two or more checkpoints, but is {[str(path) for path in paths]}.", field="paths"
+        )
     readers = sorted((CheckpointReader(path) for path in paths), key=lambda reader: reader.update)
     for reader in readers:
         reader.load(lambda _: True)
@@ -219,7 +221,8 @@ class _Mean:
         where = ", ".join(f"`{reader.path}`" for reader in bad)
         raise CheckpointError(
             f"`{name}` has a mean that is not finite, since it is not in {where or 'their sum'}; leave "
-            f"{'that checkpoint' if len(bad) == 1 else 'those checkpoints'} out."
+            f"{'that checkpoint' if len(bad) == 1 else 'those checkpoints'} out.",
+            field=name,
         )
 
 

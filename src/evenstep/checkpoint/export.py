@@ -116,7 +116,9 @@ def _check(to: Path, dtype: str | None) -> None:
     if dtype is not None:
         require_word("dtype", dtype, FORMATS)
     if to.suffix != SUFFIX or to.name == SUFFIX:
-        raise ArgumentError(f"`to` must be a file that ends in `{SUFFIX}`, but is `{to}`; write `model{SUFFIX}`.")
+        raise ArgumentError(
+            f"`to` must be a file that ends in `{SUFFIX}`, but is `{to}`; write `model{SUFFIX}`.", field="to"
+        )
 
 
 def _once(weights: StoredWeights) -> list[str]:
@@ -166,7 +168,8 @@ def converted(value: Tensor, name: str, dtype: str | None) -> Tensor:
         if value.dtype not in DTYPE_NAMES:
             advice = "give `dtype`" if value.is_floating_point() else "keep it in another, or out of the `state_dict`"
             raise CheckpointError(
-                f"`{name}` is {format_name(value.dtype)}, for which safetensors files have no name; {advice}."
+                f"`{name}` is {format_name(value.dtype)}, for which safetensors files have no name; {advice}.",
+                field=name,
             )
         return value
     value = value if value.itemsize > 1 else value.float()  # kernels know little of formats of 8 bits
@@ -174,6 +177,7 @@ def converted(value: Tensor, name: str, dtype: str | None) -> Tensor:
     if bool((narrow.isfinite() != value.isfinite()).any()):
         raise CheckpointError(
             f"`{name}` has values of up to {float(value.abs().max()):g}, which {dtype} can't hold; export in bf16 or "
-            f"fp32."
+            f"fp32.",
+            field=name,
         )
     return narrow

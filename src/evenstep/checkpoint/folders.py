@@ -43,7 +43,9 @@ def step_name(update: int) -> str:
     'step-00001000'
     """
     if update < 0:
-        raise ArgumentError(f"`update` must be at least 0, but is {update}; give the number of committed updates.")
+        raise ArgumentError(
+            f"`update` must be at least 0, but is {update}; give the number of committed updates.", field="update"
+        )
     return f"step-{update:08d}"
 
 

@@ -61,11 +61,14 @@ class Mirror:
         except ImportError as error:
             if protocol in _EXTRAS:
                 raise MissingExtraError(*_EXTRAS[protocol]) from error
-            raise ArgumentError(f"`mirror` is {address!r}, which can't be reached: {clause(error)}.") from error
+            raise ArgumentError(
+                f"`mirror` is {address!r}, which can't be reached: {clause(error)}.", field="mirror"
+            ) from error
         except ValueError as error:
             raise ArgumentError(
                 f"`mirror` must be an address that fsspec knows, such as 's3://BUCKET/FOLDER', but is {address!r}: "
-                f"{clause(error)}."
+                f"{clause(error)}.",
+                field="mirror",
             ) from error
         self._store, self._root = found
 

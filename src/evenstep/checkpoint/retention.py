@@ -56,7 +56,9 @@ def retain(
     if keep_last is None:
         return []
     if keep_last < 1:
-        raise ArgumentError(f"`keep_last` must be at least 1, or None to keep all, but is {keep_last}.")
+        raise ArgumentError(
+            f"`keep_last` must be at least 1, or None to keep all, but is {keep_last}.", field="keep_last"
+        )
     if keep_every_updates is not None and keep_every_updates < 1:
         raise ArgumentError(f"`keep_every_updates` must be at least 1, or None, but is {keep_every_updates}.")
     sound = {path.name: path for path in complete_checkpoints(folder) if _is_sound(path)}

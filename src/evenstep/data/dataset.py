@@ -106,7 +106,8 @@ def fingerprint_of(dataset: object) -> JSON:
         if not _is_json(fingerprint):
             raise DataError(
                 f"`fingerprint` of {type(dataset).__name__} must be made of str, int, float, bool, None, list and "
-                f"dict, but is {fingerprint!r}; give a string, for example a hash of its files."
+                f"dict, but is {fingerprint!r}; give a string, for example a hash of its files.",
+                field="fingerprint",
             )
         return cast(JSON, fingerprint)
     if isinstance(dataset, Subset):

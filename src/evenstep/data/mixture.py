@@ -359,7 +359,8 @@ def _next_of(walk: _Walk, sources: Mapping[str, Iterator[GlobalBatch]]) -> Globa
         batch = next(sources[name], None)
         if batch is None:
             raise DataError(
-                f"the data of task `{name}` ended, but a mixture goes on; give it data without `num_epochs`."
+                f"the data of task `{name}` ended, but a mixture goes on; give it data without `num_epochs`.",
+                field=name,
             )
         waited = perf_counter() - began
         parts.append(

@@ -52,7 +52,8 @@ def drawing_alone(method: str) -> Generator[None]:
             raise ArgumentError(
                 f"`{method}` was called while another thread of this process trains; both would draw from the same "
                 f"random generators (torch's, numpy's, Python's), and neither would have the numbers of its seed. Let "
-                f"one wait for the other, or give each a process (in a search over settings as many jobs, not threads)."
+                f"one wait for the other, or give each a process.",
+                field=method,
             )
         _THREADS.append(mine)
     try:

@@ -106,5 +106,6 @@ def _value(name: str, function: Derived, metrics: Mapping[str, float]) -> float:
     except Exception as error:
         raise TaskError(
             f"the derived metric `{name}` could not be made of {', '.join(metrics)}: {clause(error)}; write a function "
-            f"of these numbers by name, such as `lambda metrics: math.exp(metrics['loss'])`."
+            f"of these numbers by name, such as `lambda metrics: math.exp(metrics['loss'])`.",
+            field=name,
         ) from error

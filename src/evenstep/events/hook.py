@@ -132,11 +132,14 @@ class Hook:
             HookError: when there is none, or it is gone.
         """
         if self._trainer is None:
-            raise HookError(f"hook `{self.name}` has no trainer yet; give it to one: Trainer(hooks=[...]).")
+            raise HookError(
+                f"hook `{self.name}` has no trainer yet; give it to one: Trainer(hooks=[...]).", field=self.name
+            )
         trainer = self._trainer()
         if trainer is None:
             raise HookError(
-                f"the trainer of hook `{self.name}` is gone; keep a reference to it while you use the hook."
+                f"the trainer of hook `{self.name}` is gone; keep a reference to it while you use the hook.",
+                field=self.name,
             )
         return trainer
 

@@ -203,7 +203,8 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
     if isinstance(value, Tensor) and value.numel() != 1:
         raise ArgumentError(
             f"metric `{name}` must compute one number, but computes a tensor of shape {list(value.shape)}; let it "
-            f"average, or wrap it in torchmetrics' `ClasswiseWrapper`, which names each."
+            f"average, or wrap it in torchmetrics' `ClasswiseWrapper`, which names each.",
+            field=name,
         )
     if not isinstance(value, Tensor | float | int):
         raise ArgumentError(f"metric `{name}` must compute one number, or several by name, but computes {value!r}.")

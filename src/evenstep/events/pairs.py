@@ -85,7 +85,8 @@ def means(pairs: Pairs) -> list[Record]:
         record = next(one for one in records if isnan(one.weight))
         raise ArgumentError(
             f"metric `{record.name}` of update {record.update} has a weight that is negative or not finite; a weight "
-            f"is how many units the sum covers, such as tokens: give 0 where there are none, and a sign to the sum."
+            f"is how many units the sum covers, such as tokens: give 0 where there are none, and a sign to the sum.",
+            field=record.name,
         )
     return records
 
@@ -108,7 +109,9 @@ def _read(pending: Sequence[Entry]) -> list[float]:
         number = numbers[index]
         if isinstance(number, Tensor) and number.dim():
             name, shape = pending[index // 2][1].removeprefix(COUNT), list(number.shape)
-            raise ArgumentError(f"metric `{name}` must be put as 0-dim tensors, but one has shape {shape}; sum it.")
+            raise ArgumentError(
+                f"metric `{name}` must be put as 0-dim tensors, but one has shape {shape}; sum it.", field=name
+            )
         if not isinstance(number, Tensor) or number.is_cpu:
             try:
                 numbers[index] = float(number.item() if isinstance(number, Tensor) else number)
@@ -116,7 +119,8 @@ def _read(pending: Sequence[Entry]) -> list[float]:
                 name = pending[index // 2][1].removeprefix(COUNT)
                 raise ArgumentError(
                     f"metric `{name}` must be put as real numbers, but one is {said(number)} ({clause(error)}); sum "
-                    f"what are several, and give `float(…)` of it."
+                    f"what are several, and give `float(…)` of it.",
+                    field=name,
                 ) from error
         else:
             elsewhere.setdefault(number.device, []).append(index)

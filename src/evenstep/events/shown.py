@@ -60,14 +60,16 @@ class Image:
         if grey.ndim != 3 or grey.shape[0] not in (1, 3) or 0 in grey.shape:
             raise ArgumentError(
                 f"`Image` takes shape [height, width], [1, height, width] or [3, height, width], but was given "
-                f"{list(given.shape)}; channels come first, as in torch, and a batch is several images."
+                f"{list(given.shape)}; channels come first, as in torch, and a batch is several images.",
+                field="Image",
             )
         if grey.dtype != np.uint8:
             if not np.issubdtype(grey.dtype, np.floating) or not bool(((grey >= 0) & (grey <= 1)).all()):
                 what = f"{grey.dtype} from {grey.min()} to {grey.max()}"
                 raise ArgumentError(
                     f"`Image` takes `uint8`, or floating numbers from 0 to 1, but was given {what}; bring them there, "
-                    f"for instance by `(x - x.min()) / (x.max() - x.min())`."
+                    f"for instance by `(x - x.min()) / (x.max() - x.min())`.",
+                    field="Image",
                 )
             grey = np.rint(grey * 255).astype(np.uint8)
         self.pixels = np.ascontiguousarray(grey.transpose(1, 2, 0))
@@ -112,9 +114,13 @@ class Histogram:
     def __init__(self, values: Any, bins: int = 64) -> None:
         given = _array("Histogram", values).reshape(-1)
         if not given.size:
-            raise ArgumentError("`Histogram` takes at least one value, but was given none; leave it out then.")
+            raise ArgumentError(
+                "`Histogram` takes at least one value, but was given none; leave it out then.", field="Histogram"
+            )
         if np.iscomplexobj(given):
-            raise ArgumentError("`Histogram` takes real numbers, but was given complex ones; give `values.abs()`.")
+            raise ArgumentError(
+                "`Histogram` takes real numbers, but was given complex ones; give `values.abs()`.", field="Histogram"
+            )
         wide = given.astype(np.float64)
         finite = wide[np.isfinite(wide)]
         counts, edges = np.histogram(finite, bins=bins)
@@ -150,10 +156,12 @@ def _array(name: str, values: object) -> "np.ndarray[Any, Any]":
         array = np.asarray(values)
     except ValueError as error:  # rows of different lengths
         raise ArgumentError(
-            f"`{name}` takes a tensor or an array, but was given {said(values)}: {clause(error)}."
+            f"`{name}` takes a tensor or an array, but was given {said(values)}: {clause(error)}.", field=name
         ) from error
     if not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_):
-        raise ArgumentError(f"`{name}` takes a tensor or an array of numbers, but was given {said(values)}.")
+        raise ArgumentError(
+            f"`{name}` takes a tensor or an array of numbers, but was given {said(values)}.", field=name
+        )
     return array
 
 

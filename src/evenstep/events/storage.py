@@ -63,7 +63,9 @@ class Storage:
         clip_norm: float | None = None,
     ) -> None:
         if history_updates < 1:
-            raise ArgumentError(f"`history_updates` must be at least 1, but is {history_updates}; raise it.")
+            raise ArgumentError(
+                f"`history_updates` must be at least 1, but is {history_updates}; raise it.", field="history_updates"
+            )
         self._limit = history_updates
         self._pending: list[Entry] = []
         self._shown: list[Shown] = []

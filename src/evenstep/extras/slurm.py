@@ -50,7 +50,8 @@ def submit(job: Job, arguments: list[str], *, name: str, folder: Path) -> str:
     if shutil.which("sbatch") is None or shutil.which("srun") is None:
         raise ArgumentError(
             "`launch.slurm` submits a job with `sbatch`, but this machine has no SLURM commands; call it on a login "
-            "node of the cluster, or start ranks here with `--launch.ranks`."
+            "node of the cluster, or start ranks here with `--launch.ranks`.",
+            field="launch.slurm",
         )
     executor = submitit.AutoExecutor(folder=folder, cluster="slurm")
     return str(submit_to(executor, job, arguments, name=name).job_id)

@@ -41,7 +41,9 @@ class Timeline(Hook):
 
     def before_train(self, event: TrainBegin) -> None:
         if self.trainer.folder is None:
-            raise HookError(f"hook `{self.name}` writes files, but the trainer has no `folder`; give it one.")
+            raise HookError(
+                f"hook `{self.name}` writes files, but the trainer has no `folder`; give it one.", field=self.name
+            )
 
     def before_update(self, event: UpdateBegin) -> None:
         if event.update != self._update:

@@ -45,7 +45,10 @@ class Classification(Task):
     def __init__(self, *, problem: Problem = "single_label", label_smoothing: float = 0.0) -> None:
         require_word("problem", problem, get_args(Problem))
         if label_smoothing and problem != "single_label":
-            raise ArgumentError(f"`label_smoothing` is for single labels, but `problem` is {problem!r}; leave it out.")
+            raise ArgumentError(
+                f"`label_smoothing` is for single labels, but `problem` is {problem!r}; leave it out.",
+                field="label_smoothing",
+            )
         self._problem, self._label_smoothing = problem, float(label_smoothing)
         self._more = dict[str, bool]()
 

@@ -53,7 +53,9 @@ def weights_of(task: object, batch: Mapping[str, Any], labels: Tensor) -> Tensor
         return None
     weights = tensor_of(task, batch, "weights", "give one for each label, or none at all.")
     if weights.shape != labels.shape:
-        raise TaskError(f"`weights` must be of shape {list(labels.shape)}, but are of shape {list(weights.shape)}.")
+        raise TaskError(
+            f"`weights` must be of shape {list(labels.shape)}, but are of shape {list(weights.shape)}.", field="weights"
+        )
     return weights
 
 
@@ -69,7 +71,8 @@ def logits_of(task: object, output: Any) -> Tensor:
             if name.endswith(_OF_A_BATCH) and given[name] is not None:
                 raise TaskError(
                     f"the model gives `{name}`, which depends on how a batch is cut; set "
-                    f"`output_router_logits = False` in its config."
+                    f"`output_router_logits = False` in its config.",
+                    field=name,
                 )
         output = given.get("logits")
     elif isinstance(output, tuple | list):

@@ -146,7 +146,7 @@ def _schedule(name: str, given: Any, optimizer: Optimizer, trainer: TrainerStand
     scheduler = table.get("scheduler")
     if isinstance(scheduler, ReduceLROnPlateau):
         raise ArgumentError(
-            f"`{name}` gives a ReduceLROnPlateau; write `lr_schedule=Plateau(…)` for the trainer instead."
+            f"`{name}` gives a ReduceLROnPlateau; write `lr_schedule=Plateau(…)` for the trainer instead.", field=name
         )
     if not isinstance(scheduler, LRScheduler) or scheduler.optimizer is not optimizer:
         raise ArgumentError(f"the scheduler of `{name}` must be one of torch, of the optimizer beside it.")
@@ -154,6 +154,7 @@ def _schedule(name: str, given: Any, optimizer: Optimizer, trainer: TrainerStand
     if interval not in ("epoch", "step") or (interval == "step" and every > 1):
         raise ArgumentError(
             f"the scheduler of `{name}` must have the interval 'epoch', or 'step' with frequency 1, but has "
-            f"{interval!r} with {every}; let the scheduler count its steps."
+            f"{interval!r} with {every}; let the scheduler count its steps.",
+            field=name,
         )
     return _TorchRates(scheduler, by_epoch=interval == "epoch", every=every, told=trainer.said_updates)

@@ -110,7 +110,8 @@ class Group:
         """The ranks as torch's sharding needs them: copies × neighbouring `shard_ranks` that share one copy."""
         raise ArgumentError(
             "with `fsdp` several ranks share one copy of the model, but the strategy has a group of one; give it all "
-            "ranks that hold the same, `Fsdp(Processes(device))`, or leave `strategy` out."
+            "ranks that hold the same, `Fsdp(Processes(device))`, or leave `strategy` out.",
+            field="fsdp",
         )
 
     def split(self, parts: Sequence[Sequence[int]]) -> "Group":

@@ -36,7 +36,8 @@ class Mesh:
         if self.world.part_of:
             raise ArgumentError(
                 f"`world` must be all ranks of the run, but is {self.world.ranks} of {self.world.part_of}, which can "
-                f"neither be divided further nor begin an update anew without the others; give `Processes(device)`."
+                f"neither be divided further nor begin an update anew without the others; give `Processes(device)`.",
+                field="world",
             )
         data, pipeline = self.data, self.pipeline
         if (self.world.ranks, self.world.rank) != (data.ranks * pipeline.ranks, self.rank_at(data.rank)):
@@ -80,5 +81,6 @@ def check_pipelines(ranks: int, pipeline: int) -> None:
     if pipeline < 1 or ranks % pipeline:
         raise ArgumentError(
             f"`ranks` must be a multiple of the {pipeline} pipeline ranks, but is {ranks}; start "
-            f"{max(pipeline, ranks // max(pipeline, 1) * pipeline)} ranks, or change `pipeline`."
+            f"{max(pipeline, ranks // max(pipeline, 1) * pipeline)} ranks, or change `pipeline`.",
+            field="ranks",
         )

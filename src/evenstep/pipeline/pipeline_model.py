@@ -282,7 +282,8 @@ def _joined(groups: Sequence[tuple[str, ...]], names: Sequence[str]) -> list[tup
         if unknown:
             raise ArgumentError(
                 f"`ties` must name parameters of different layers, but '{unknown[0]}' is none; there are "
-                f"{', '.join(get_close_matches(unknown[0], names) or names[:8])}."
+                f"{', '.join(get_close_matches(unknown[0], names) or names[:8])}.",
+                field="ties",
             )
         apart = [other for other in joined if not other & set(group)]
         joined = [*apart, set(group).union(*(other for other in joined if other & set(group)))]

@@ -34,7 +34,8 @@ def cut(layers: Layers, *, stages: int, split_at: Sequence[str] | None = None) -
         if len(begins) != stages - 1 or sorted(set(edges)) != edges:
             raise ArgumentError(
                 f"`split_at` must name the first layers of stages 1 to {stages - 1}, in order, but names "
-                f"{', '.join(split_at) or 'none'}; the layers are {', '.join(names)}."
+                f"{', '.join(split_at) or 'none'}; the layers are {', '.join(names)}.",
+                field="split_at",
             )
     return tuple(range(begin, end) for begin, end in pairwise(edges))
 
@@ -51,7 +52,9 @@ def stages_per_rank_for(split_at: Sequence[str] | None, *, ranks: int) -> int | 
 def _begin(names: list[str], wanted: str) -> int:
     found = [place for place, name in enumerate(names) if name == wanted or name.startswith(f"{wanted}.")]
     if not found:
-        raise ArgumentError(f"`split_at` must name layers of the model, {', '.join(names)}, but '{wanted}' is none.")
+        raise ArgumentError(
+            f"`split_at` must name layers of the model, {', '.join(names)}, but '{wanted}' is none.", field="split_at"
+        )
     return found[0]
 
 

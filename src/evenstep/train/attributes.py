@@ -71,12 +71,14 @@ class TrainerAttributes:
         if loop.updates is None:
             raise ArgumentError(
                 f"`updates` of a trainer that was given `epochs` can't be set; build another trainer with "
-                f"`updates={updates}`, and let it `resume` or `load_state_dict`."
+                f"`updates={updates}`, and let it `resume` or `load_state_dict`.",
+                field="updates",
             )
         if type(updates) is not int or updates < max(self.progress.update, 1):
             raise ArgumentError(
                 f"`updates` must be a whole number of at least the {self.progress.update} that are committed, but is "
-                f"{updates!r}."
+                f"{updates!r}.",
+                field="updates",
             )
         loop.engine.stretch(updates)
         loop.updates = updates
@@ -240,8 +242,10 @@ class TrainerAttributes:
             raise ArgumentError(
                 f"`{name}` of a trainer can't be set once it is built: it would have no effect. Build another trainer "
                 f"with the new `{name}`; with `resume`, or `load_state_dict(old.state_dict())`, it goes on where this "
-                f"one is."
+                f"one is.",
+                field=name,
             )
         raise ArgumentError(
-            f"a trainer has no `{name}` that could be set; keep what is yours in an object of your own, such as a hook."
+            f"a trainer has no `{name}` that could be set; keep it in an object of your own, such as a hook.",
+            field=name,
         )

@@ -145,7 +145,8 @@ class Engine:
                 raise ArgumentError(
                     f"`{name}` of an engine can't be set once it is built: it would have no effect. Build another "
                     f"engine with it, which goes on by `load_state_dict(old.state_dict())`; set learning rates in "
-                    f"`engine.optimizer.param_groups`."
+                    f"`engine.optimizer.param_groups`.",
+                    field=name,
                 )
             super().__setattr__(name, value)
 

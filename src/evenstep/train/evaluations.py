@@ -89,7 +89,8 @@ def named_set(sets: Mapping[str, Data], name: str) -> dict[str, Data]:
     if not isinstance(cast("object", name), str):
         raise ArgumentError(
             f"`name` must be the name of an evaluation, but is a {type(name).__name__}; give data to the trainer, "
-            f"`evaluations={{'test': data}}`, and evaluate `'test'`."
+            f"`evaluations={{'test': data}}`, and evaluate `'test'`.",
+            field="name",
         )
     if name not in sets:
         raise ArgumentError(f"there is no evaluation '{name}'; there are {', '.join(sets) or 'none'}.")

@@ -99,7 +99,8 @@ def lr_schedule_of(given: object) -> LrSchedule | None:
         if "kind" not in table and table.keys() - {"warmup_updates"}:
             raise ArgumentError(
                 f"`lr_schedule` must have a `kind`, but the table has {', '.join(table)}; write one of "
-                f"{_quoted(LR_SCHEDULES)}, with its arguments, such as `{{'kind': 'cosine', 'warmup_updates': 100}}`."
+                f"{_quoted(LR_SCHEDULES)}, with its arguments, such as `{{'kind': 'cosine', 'warmup_updates': 100}}`.",
+                field="lr_schedule",
             )
         kind = table.pop("kind", "constant")
         return _made(kind if isinstance(kind, str) else repr(kind), table)

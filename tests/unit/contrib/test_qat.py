@@ -162,5 +162,5 @@ def test_layers_and_scales_that_are_not_exact_are_refused(hook: Any, model: Any,
 
 
 def test_a_compiled_model_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="`2`"):
+    with pytest.raises(ArgumentError):
         rounding(train=Training(compile="model"))

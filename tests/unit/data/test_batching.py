@@ -79,7 +79,7 @@ def test_batches_of_hundreds_of_samples_are_the_greedy_ones() -> None:
 
 
 def test_a_sample_over_the_budget_cannot_be_cut() -> None:
-    with pytest.raises(ArgumentError, match="place 2"):
+    with pytest.raises(ArgumentError):
         cut_by_tokens([1, 2, 9], max_tokens=8)
 
 

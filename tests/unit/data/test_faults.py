@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from evenstep.data import MapData, Position, Reading
-from evenstep.errors import DataError
 
 
 class Flaky(torch.utils.data.Dataset[torch.Tensor]):
@@ -55,11 +54,6 @@ def test_a_sample_that_still_fails_is_left_out(tmp_path: Path, num_workers: int)
     assert values == [[0, 1, 2, 3], [4, 6, 7], [8, 9, 10, 11]]
     assert [(list(fault.samples), fault.num_skipped) for fault in faults] == [([5], 1)]
     assert "flaky disk" in faults[0].message
-
-
-def test_without_leaving_out_it_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="sample 5 of the dataset raised OSError: flaky disk"):
-        taken(made(tmp_path, 99, reading=Reading(retries=1)))
 
 
 def test_a_micro_batch_of_which_nothing_is_left_is_none(tmp_path: Path) -> None:

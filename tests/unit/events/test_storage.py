@@ -13,6 +13,7 @@ from evenstep.errors import ArgumentError, LostRankError
 from evenstep.events import Record, Storage
 from evenstep.events.pairs import pack
 from evenstep.events.throughput import Throughput
+from refused import refused
 
 NUMBERS = st.integers(-1000, 1000).map(float)
 ENTRIES = st.lists(
@@ -142,7 +143,7 @@ def test_a_tensor_that_is_not_one_number_is_an_error_that_names_the_metric() -> 
     storage = Storage()
     storage.put("fine", 1.0, update=1)
     storage.put("wide", 1.0, torch.ones(3), update=1)
-    with pytest.raises(ArgumentError, match=r"metric `wide` must be put as 0-dim tensors, but one has shape \[3\]"):
+    with refused(ArgumentError, "wide"):
         storage.settle()
 
 
@@ -150,7 +151,7 @@ def test_a_tensor_that_is_not_one_number_is_an_error_that_names_the_metric() -> 
 def test_what_is_no_single_real_number_is_refused_by_the_metrics_name(one: Any) -> None:
     storage = Storage()
     storage.put("odd", one, 1.0, update=1)
-    with pytest.raises(ArgumentError, match="metric `odd` must be put as real numbers, but one is "):
+    with refused(ArgumentError, "odd"):
         storage.settle()
 
 
@@ -162,10 +163,9 @@ def test_a_weight_that_can_be_none_is_an_error_on_all_ranks_whatever_else_is_put
     storage.put("fine", 1.0, update=7)
     storage.put("share", 1.0, 5, update=7)
     storage.put("share", 1.0, weight, update=7)
-    says = "metric `share` of update 7 has a weight that is negative or not finite"
-    with pytest.raises(ArgumentError, match=says):
+    with pytest.raises(ArgumentError):
         storage.settle(lambda pairs: sent.append(pairs) or [pairs, {(7, "share"): (2.0, 9.0)}])
-    with pytest.raises(ArgumentError, match=says):
+    with pytest.raises(ArgumentError):
         Storage().settle(lambda pairs: [{(7, "share"): (2.0, 9.0)}, sent[0]])
 
 
@@ -173,7 +173,7 @@ def test_a_weight_that_can_be_none_is_an_error_on_all_ranks_whatever_else_is_put
 def test_a_name_that_no_file_can_hold_is_an_error(name: str) -> None:
     storage = Storage()
     storage.put(name, 1.0, update=1)
-    with pytest.raises(ArgumentError, match="metric's name must be printable"):
+    with pytest.raises(ArgumentError):
         storage.settle()
 
 
@@ -255,7 +255,7 @@ def test_the_history_holds_no_more_than_it_is_told_to() -> None:
 
 @pytest.mark.parametrize("history_updates", [0, -1])
 def test_a_history_of_nothing_is_an_error(history_updates: int) -> None:
-    with pytest.raises(ArgumentError, match="`history_updates` must be at least 1"):
+    with refused(ArgumentError, "history_updates"):
         Storage(history_updates)
 
 

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -14,6 +13,7 @@ from evenstep.events import TrainBegin
 from evenstep.extras.timeline import Timeline
 from evenstep.options import Training
 from evenstep.pipeline import PipelineModel
+from refused import refused
 
 PAIRS = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
 
@@ -91,6 +91,6 @@ def test_of_an_update_that_is_tried_again_only_the_last_try_counts(tmp_path: Pat
 
 def test_without_a_folder_it_is_refused() -> None:
     trainer = trainer_of(None, hook := Timeline())
-    with pytest.raises(HookError, match="has no `folder`"):
+    with refused(HookError, "Timeline"):
         hook.before_train(TrainBegin(update=0, updates=4, resumed=False))
     assert trainer.folder is None

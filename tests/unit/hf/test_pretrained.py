@@ -80,7 +80,7 @@ def test_what_is_there_stays_whole_until_there_is_something_newer(
 ) -> None:
     train(made(LLAMA), tmp_path, SavePretrained())
     first = read(transformers, tmp_path)["lm_head.weight"]
-    with monkeypatch.context() as broken, pytest.raises(CheckpointError, match="no space left"):
+    with monkeypatch.context() as broken, pytest.raises(CheckpointError):
         broken.setattr(transformers.LlamaForCausalLM, "save_pretrained", fails)
         train(made(LLAMA), tmp_path, SavePretrained(), updates=4)
     assert torch.equal(read(transformers, tmp_path)["lm_head.weight"], first)

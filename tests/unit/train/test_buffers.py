@@ -112,7 +112,7 @@ def test_a_buffer_that_forwards_make_or_resize_is_refused_before_a_checkpoint_ho
         of_made(how, persistent=True, folder=tmp_path / "saved").train()
     unsaved = of_made(how, persistent=True, folder=None)
     unsaved.train()
-    with pytest.raises(CheckpointError, match="can't be saved, since it could not be resumed: `table`"):
+    with pytest.raises(CheckpointError):
         unsaved.state_dict()
     of_made(how, persistent=False, folder=tmp_path / "temporary").train()
     again = of_made(how, persistent=False, folder=tmp_path / "again", updates=3)

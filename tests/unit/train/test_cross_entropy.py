@@ -16,6 +16,7 @@ from evenstep import Fp16Mixed, MapData, PipelineModel, Task, Trainer, chunked_c
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Mesh, Ordered
 from evenstep.pipeline import Layer, Layers
+from refused import refused
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
@@ -244,19 +245,19 @@ def test_a_run_in_float16_trains_as_with_the_plain_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "field"),
     [
-        ({"hidden": torch.ones(5, 3)}, r"`hidden` must be \[tokens, width\] and `weight` \[vocab, width\]"),
-        ({"targets": torch.ones(4, dtype=torch.int64)}, "`targets` must be whole numbers of the shape"),
-        ({"targets": torch.ones(5)}, "but are torch.float32"),
-        ({"targets": torch.ones(5, dtype=torch.bool)}, "but are torch.bool"),
-        ({"bias": torch.ones(3)}, r"`bias` must be of the shape \[11\]"),
-        ({"weights": torch.ones(4)}, "`weights` must be constants of the shape"),
-        ({"weights": torch.ones(5, requires_grad=True)}, "asks for a gradient"),
-        ({"weight": torch.ones(11, 6, dtype=torch.bfloat16)}, "of one format outside of autocast"),
-        ({"chunk_tokens": 0}, "`chunk_tokens` must be a whole number of at least 1, but is 0"),
+        ({"hidden": torch.ones(5, 3)}, "hidden"),
+        ({"targets": torch.ones(4, dtype=torch.int64)}, "targets"),
+        ({"targets": torch.ones(5)}, "targets"),
+        ({"targets": torch.ones(5, dtype=torch.bool)}, "targets"),
+        ({"bias": torch.ones(3)}, "bias"),
+        ({"weights": torch.ones(4)}, "weights"),
+        ({"weights": torch.ones(5, requires_grad=True)}, "weights"),
+        ({"weight": torch.ones(11, 6, dtype=torch.bfloat16)}, "hidden"),
+        ({"chunk_tokens": 0}, "chunk_tokens"),
     ],
 )
-def test_what_does_not_go_together_is_refused(changed: dict[str, Any], said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
+def test_what_does_not_go_together_is_refused(changed: dict[str, Any], field: str) -> None:
+    with refused(ArgumentError, field):
         chunked_cross_entropy(**(example(5, dtype=torch.float32) | changed))

@@ -219,7 +219,7 @@ def test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_stopped() -> None:
     train(resumed, 2, begin=2)
     train(first, 2, begin=2)
     assert torch.equal(values(resumed), values(first))
-    with pytest.raises(CheckpointError, match="precision"):
+    with pytest.raises(CheckpointError):
         engine_of(net(), "bf16-mixed", train=ema()).load_state_dict(saved)
     other = engine_of(net(), Float8Mixed(emulate=True, recipe="tensorwise"), train=ema())
     assert "recipe" in str(other.changed_settings(saved))

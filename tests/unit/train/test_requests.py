@@ -168,6 +168,6 @@ def test_an_evaluation_that_a_resumed_run_would_make_at_another_update_is_refuse
         hooks=[hook],
         folder=tmp_path,
     )
-    with pytest.raises(ArgumentError, match=rf"`request_evaluate` was called in .*`{event}`"):
+    with pytest.raises(ArgumentError):
         trainer.train()
     trainer.request_evaluate()  # between two calls of `train` it is for the next one

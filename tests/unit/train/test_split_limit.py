@@ -70,7 +70,7 @@ def test_parts_that_do_not_weigh_what_the_whole_does_are_refused() -> None:
         def weight(self, batch: Any) -> float:
             return 1.0
 
-    with pytest.raises(TaskError, match=r"of weight 1 had to be cut .* override `Once\.split`"):
+    with pytest.raises(TaskError):
         SplitLimit(2).pieces(Once(), SubBatch(torch.zeros(4)))
 
 

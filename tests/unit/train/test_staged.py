@@ -28,6 +28,7 @@ from evenstep.events import Hook, UpdateEnd
 from evenstep.optim.schedules import Constant
 from evenstep.parallel import Ddp, Group, Mesh, Ordered, Reducer, Single, Strategy, Zero1
 from evenstep.pipeline import SCHEDULES, Layer, Layers, Layout, Op, PipelineModel, Plan
+from refused import refused
 
 OnRanks = Callable[..., list[Any]]
 State = dict[str, Any]
@@ -396,7 +397,7 @@ def test_ranks_of_a_pipeline_that_read_other_batches_are_refused_and_what_one_le
         data = MapData(read, global_batch_size=10, micro_batch_size=2, collate=list)
         return trained(PipelineModel(deep(4), mesh=mesh), Single(mesh.data), data=data, task=Listed())[1]
 
-    with pytest.raises(ReplicaError, match="must read the same batches"):
+    with refused(ReplicaError, "data"):
         on_ranks(2, lambda group: act(group, unlike=True))
     check_same(on_ranks(2, lambda group: act(group, unlike=False))[0], trained(PipelineModel(deep(4)), Single())[1])
 
@@ -428,7 +429,7 @@ def test_a_sample_that_one_rank_of_a_pipeline_can_not_read_is_left_out_by_all_or
         model = PipelineModel(deep(4), mesh=mesh)
         return trained(model, Single(mesh.data), data=data(sample), failures=Failures(max_skipped_samples=9))[1]
 
-    with pytest.raises(ReplicaError, match="other samples or weights"):
+    with refused(ReplicaError, "weight"):
         on_ranks(2, lambda group: act(group, sample=7 if group.rank else -1))
     state = on_ranks(2, lambda group: act(group, sample=7))[0]
     more: State = {"data": data(7), "failures": Failures(max_skipped_samples=9)}

@@ -155,7 +155,7 @@ def test_an_engine_tells_of_updates_and_evaluations_and_refuses_what_it_does_not
         *("before_update", *asked, "after_update"),
         *("before_evaluate", *asked, "after_evaluate"),
     ]
-    with pytest.raises(ArgumentError, match=r"`Told\.before_train` would never be called: an engine is told of single"):
+    with pytest.raises(ArgumentError):
         engine_of(Told())
 
 

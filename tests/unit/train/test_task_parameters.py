@@ -15,6 +15,7 @@ from evenstep import Ema, Engine, Logging, MapData, Mixture, Task, Trainer, Trai
 from evenstep.data import Mixing
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Ddp, Group, Ordered, Zero1
+from refused import refused
 
 CLASSES, CLIP, DECAY = 3, 0.5, 0.8
 
@@ -308,13 +309,11 @@ def test_another_run_of_the_same_model_and_task_goes_on_and_one_of_another_task_
 def test_what_the_optimizer_does_not_hold_is_refused_and_the_model_is_as_it_was() -> None:
     model, task = network(), Centers()
     sgd = torch.optim.SGD([*model.parameters(), *task.centers.parameters()], lr=0.1)
-    with pytest.raises(
-        ArgumentError, match=r"the task trains `Centers\.scale`, but the optimizer does not hold it; bu"
-    ):
+    with refused(ArgumentError, "Centers.scale"):
         trainer_of(model, task, optimizer=sgd)
     half = Module()
     sgd = torch.optim.SGD([*model.parameters(), half.scale], lr=0.1)
-    with pytest.raises(ArgumentError, match=r"the task trains `Module`, .* does not hold its `centers\.weight`; build"):
+    with refused(ArgumentError, "Module"):
         trainer_of(model, half, optimizer=sgd)
     assert len(list(model.parameters())) == 4
     task.scale.requires_grad_(False)

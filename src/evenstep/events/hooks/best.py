@@ -135,5 +135,7 @@ class Best(Hook):
 
     def _folder(self) -> Path:
         if self.trainer.folder is None:
-            raise HookError(f"hook `{self.name}` saves checkpoints, but the trainer has no `folder`; give it one.")
+            raise HookError(
+                f"hook `{self.name}` saves checkpoints, but the trainer has no `folder`; give it one.", field=self.name
+            )
         return self.trainer.folder

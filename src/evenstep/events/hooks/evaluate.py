@@ -32,7 +32,9 @@ class Evaluate(Hook):
         self, *, every_updates: int | None = None, every_epochs: int | None = None, from_update: int = 0
     ) -> None:
         if every_updates is None and every_epochs is None:
-            raise ArgumentError("`Evaluate` needs a period, but has none; set `every_updates` or `every_epochs`.")
+            raise ArgumentError(
+                "`Evaluate` needs a period, but has none; set `every_updates` or `every_epochs`.", field="Evaluate"
+            )
         self._from_update = from_update
         self._every_updates = every_updates
         self._every_epochs = every_epochs

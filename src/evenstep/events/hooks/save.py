@@ -35,7 +35,8 @@ class Save(Hook):
     ) -> None:
         if every_updates is None and every_epochs is None and every_minutes is None:
             raise ArgumentError(
-                "`Save` needs a period, but has none; set `every_updates`, `every_epochs` or `every_minutes`."
+                "`Save` needs a period, but has none; set `every_updates`, `every_epochs` or `every_minutes`.",
+                field="Save",
             )
         self._every_updates = every_updates
         self._every_epochs = every_epochs

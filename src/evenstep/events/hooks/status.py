@@ -75,7 +75,9 @@ class Status(Hook):
 
     def _folder(self) -> Path:
         if self.trainer.folder is None:
-            raise HookError(f"hook `{self.name}` writes a file, but the trainer has no `folder`; give it one.")
+            raise HookError(
+                f"hook `{self.name}` writes a file, but the trainer has no `folder`; give it one.", field=self.name
+            )
         return self.trainer.folder
 
 

@@ -65,7 +65,8 @@ class Sharded(Strategy):
         if self.gather_dtype not in (None, dtype):
             raise ArgumentError(
                 f"`gather_dtype` must be the format that the model computes in, {format_name(dtype)}, or left out, but "
-                f"is {format_name(self.gather_dtype)}; leave it out."
+                f"is {format_name(self.gather_dtype)}; leave it out.",
+                field="gather_dtype",
             )
         other = copy(self)
         other.gather_dtype = dtype
@@ -77,15 +78,19 @@ def check_sharding(ranks: int, device: torch.device, *, shard_ranks: int | None,
     if torch.__version__ < "2.13":  # as versions, not as text
         raise ArgumentError(
             f"`fsdp` needs torch 2.13 or newer, whose FSDP2 can forget passes that failed and reduce what some ranks "
-            f"don't use, but this is torch {torch.__version__}; install a newer one, or take `zero1` or `ddp`."
+            f"don't use, but this is torch {torch.__version__}; install a newer one, or take `zero1` or `ddp`.",
+            field="fsdp",
         )
     if shard_ranks is not None and ranks % shard_ranks:
         raise ArgumentError(
             f"`shard_ranks` must divide the {ranks} data-parallel ranks, but is {shard_ranks}; set a divisor, or leave "
-            f"it out to shard over all."
+            f"it out to shard over all.",
+            field="shard_ranks",
         )
     if offload and device.type == "cpu":
-        raise ArgumentError("`offload` keeps shards in the CPU's memory, where they are already; leave it out.")
+        raise ArgumentError(
+            "`offload` keeps shards in the CPU's memory, where they are already; leave it out.", field="offload"
+        )
 
 
 class ShardedReducer(Reducer, ChoosesTrained):

@@ -90,7 +90,8 @@ def _blocks(model: nn.Module, layers: Mapping[str, nn.Module], pipeline: Group, 
             f'`{key}` is "blocks", but {type(unwrapped(model)).__name__} has none: no `nn.ModuleList` or '
             f"`nn.Sequential` of it{_OF_STAGES * in_stages} holds two modules of one class that "
             f"have parameters and are more than a single layer; give a pattern of module names, such as "
-            f'"{_example(layers)}"{_or_none(key)}.'
+            f'"{_example(layers)}"{_or_none(key)}.',
+            field=key,
         )
     return found
 
@@ -176,12 +177,14 @@ def _matching(layers: Mapping[str, nn.Module], pattern: str, pipeline: Group, ke
         if containers:
             raise ArgumentError(
                 f"`{key}` must fit modules that are called, but '{pattern}' fits only `{containers[0]}`, "
-                f"which holds others; write '{containers[0]}.*'."
+                f"which holds others; write '{containers[0]}.*'.",
+                field=key,
             )
         near = get_close_matches(pattern, names, cutoff=0.4) or names[:8]
         raise ArgumentError(
             f'`{key}` must be "blocks"{_or_none(key)} or a pattern that fits the name of a module, but '
-            f"'{pattern}' fits none; there are {', '.join(f'`{name}`' for name in near)}."
+            f"'{pattern}' fits none; there are {', '.join(f'`{name}`' for name in near)}.",
+            field=key,
         )
     return found
 
@@ -219,7 +222,8 @@ def _check_compiled(model: nn.Module, layers: Mapping[str, nn.Module], chosen: M
             raise ArgumentError(
                 f"`memory.checkpoint` means `{name}`, but {where}, which it is a part of, was compiled as a whole, "
                 f"where nothing can be computed again by itself; compile the blocks one by one "
-                f'(`model.blocks[0].compile()`), or set it to "none".'
+                f'(`model.blocks[0].compile()`), or set it to "none".',
+                field="memory.checkpoint",
             )
         scripted = [
             part_name

@@ -82,7 +82,8 @@ class Fixed(Coefficients):
             if not 0 < value < math.inf:
                 raise ArgumentError(
                     f"`coefficients` of task `{name}` must be finite and above 0, but is {value}; leave a task out of "
-                    f"the mixture to give it no weight."
+                    f"the mixture to give it no weight.",
+                    field="coefficients",
                 )
         self._values = {name: float(value) for name, value in given.items()}
 

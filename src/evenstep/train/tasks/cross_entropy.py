@@ -65,7 +65,9 @@ def chunked_cross_entropy(
     if chunk_tokens is None:
         chunk_tokens = max(1, max(_ELEMENTS, hidden.numel()) // max(1, weight.shape[0]))
     elif type(chunk_tokens) is not int or chunk_tokens < 1:
-        raise ArgumentError(f"`chunk_tokens` must be a whole number of at least 1, but is {chunk_tokens!r}.")
+        raise ArgumentError(
+            f"`chunk_tokens` must be a whole number of at least 1, but is {chunk_tokens!r}.", field="chunk_tokens"
+        )
     computed = _format_of_products(hidden, weight, bias)
     given = None if weights is None else weights.flatten()
     return _Chunked.apply(
@@ -81,7 +83,8 @@ def _format_of_products(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> 
     if not casts and len(set(formats)) > 1:
         raise ArgumentError(
             f"`hidden`, `weight` and `bias` must be of one format outside of autocast, but are {', '.join(formats)}; "
-            "compute the loss under the autocast of the forward, or convert them."
+            "compute the loss under the autocast of the forward, or convert them.",
+            field="hidden",
         )
     return torch.get_autocast_dtype(kind) if casts else hidden.dtype
 
@@ -95,18 +98,24 @@ def _check(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None,
     if hidden.dim() < 2 or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]:
         raise ArgumentError(
             f"`hidden` must be [tokens, width] and `weight` [vocab, width], but they are {list(hidden.shape)} and "
-            f"{list(weight.shape)}."
+            f"{list(weight.shape)}.",
+            field="hidden",
         )
     if targets.shape != hidden.shape[:-1] or targets.is_floating_point() or targets.dtype is torch.bool:
         raise ArgumentError(
             f"`targets` must be whole numbers of the shape {list(hidden.shape[:-1])} of `hidden` without its width, "
-            f"but are {targets.dtype} of the shape {list(targets.shape)}."
+            f"but are {targets.dtype} of the shape {list(targets.shape)}.",
+            field="targets",
         )
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise ArgumentError(f"`bias` must be of the shape {[weight.shape[0]]}, but is {list(bias.shape)}.")
+        raise ArgumentError(
+            f"`bias` must be of the shape {[weight.shape[0]]}, but is {list(bias.shape)}.", field="bias"
+        )
     if weights is not None and (weights.shape != targets.shape or weights.requires_grad):
         what = "asks for a gradient" if weights.requires_grad else f"is of the shape {list(weights.shape)}"
-        raise ArgumentError(f"`weights` must be constants of the shape {list(targets.shape)} of `targets`, but {what}.")
+        raise ArgumentError(
+            f"`weights` must be constants of the shape {list(targets.shape)} of `targets`, but {what}.", field="weights"
+        )
 
 
 def _is_cut(one: Tensor) -> bool:

@@ -57,7 +57,8 @@ def _throughput(tasks: Mapping[str, Task]) -> Throughput:
         if not isinstance(cast("object", task.unit), str) or not re.fullmatch(r"[A-Za-z0-9_-]*", task.unit):
             raise ArgumentError(
                 f"`unit` of {type(task).__name__} must be what its weight counts, one word of letters, digits, `_` and "
-                f"`-` such as 'tokens', but is {task.unit!r}."
+                f"`-` such as 'tokens', but is {task.unit!r}.",
+                field="unit",
             )
     units = {task.unit for task in tasks.values()}
     own = any(task.unit or task.late_weight or type(task).weight is not Task.weight for task in tasks.values())

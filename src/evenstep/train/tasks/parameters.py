@@ -124,7 +124,8 @@ def _is_trained(one: nn.Module | nn.Parameter, name: str, own: Collection[int], 
         raise ArgumentError(
             f"the task trains `{name}`, but the optimizer does not hold {what}; "
             f"build that of all, `AdamW([*model.parameters(), *task.NAME.parameters()])`, or freeze it: "
-            f"`requires_grad_(False)`."
+            f"`requires_grad_(False)`.",
+            field=name,
         )
     if len(left) == len(theirs) or (held is None and not trained):
         return False

@@ -347,7 +347,8 @@ def default_weight(task: Task, batch: Any, known: int | None = None) -> int:
         raise TaskError(
             f"the default `weight` of {type(task).__name__} counts samples, but a batch does not tell how many it "
             f"holds: {contents(batch)}{put_in}; override `weight` to say how many units the loss of a batch covers, "
-            f"such as `return len(batch[1])`."
+            f"such as `return len(batch[1])`.",
+            field="weight",
         )
     return samples
 

@@ -84,7 +84,8 @@ def named(task: Task | Mapping[str, Task]) -> dict[str, Task]:
         what = "empty" if isinstance(given, Mapping) else f"a {type(given).__name__}"
         raise ArgumentError(
             f"`task` must be a Task, or tasks by name, but is {what}; give an instance of a subclass of "
-            f"`evenstep.Task`."
+            f"`evenstep.Task`.",
+            field="task",
         )
     check_task_names(map(str, task))
     return dict(task)
@@ -100,7 +101,8 @@ def state_of(task: Task, name: str) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise TaskError(
             f"`state_dict` of {_named(name)} must give a dict, but gave {said(state)}; return `{{'name': value}}`, or "
-            f"`{{}}` where there is nothing to keep."
+            f"`{{}}` where there is nothing to keep.",
+            field="state_dict",
         )
     return cast("dict[str, Any]", state)
 

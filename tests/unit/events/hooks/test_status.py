@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from evenstep.errors import EvenstepError, HookError
+from evenstep.errors import HookError
 from evenstep.events import Bus, EpochBegin, Status, TrainBegin, TrainEnd, UpdateEnd
 from evenstep.events.hooks import status as module
+from refused import refused
 
 BEGIN = TrainBegin(update=5, updates=100, resumed=True)
 
@@ -70,13 +71,7 @@ def test_a_second_training_forgets_the_end_of_the_first(trainer: Any) -> None:
     assert (read(trainer)["state"], read(trainer)["reason"]) == ("running", None)
 
 
-def test_a_place_that_cannot_be_written_is_named(trainer: Any) -> None:
-    trainer.folder.write_text("a file where the folder should be")
-    with pytest.raises(EvenstepError, match=r"`.*status\.json` cannot be written: File exists; make room"):
-        attached(trainer).before_train(BEGIN)
-
-
 def test_without_a_folder_training_does_not_begin(trainer: Any) -> None:
     trainer.folder = None
-    with pytest.raises(HookError, match="hook `Status` writes a file, but the trainer has no `folder`"):
+    with refused(HookError, "Status"):
         attached(trainer).before_train(BEGIN)

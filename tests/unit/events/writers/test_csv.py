@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.errors import EvenstepError
 from evenstep.events import CsvWriter, Record
 
 
@@ -48,9 +47,3 @@ def test_a_resumed_run_drops_what_will_happen_again_and_a_half_written_row(tmp_p
 def test_a_half_written_header_is_written_again(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("update,na")
     assert written(tmp_path) == "update,name,value,weight\n"
-
-
-def test_a_file_of_something_else_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text("step;loss\n1;2\n")
-    with pytest.raises(EvenstepError, match=r"metrics\.csv` holds a line that this writer did not write: 'step;loss'"):
-        CsvWriter().open(tmp_path, 0)

@@ -36,14 +36,6 @@ def test_after_a_resume_what_happens_again_is_shown_once(tmp_path: Path) -> None
     assert scalars(tmp_path, "a") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
 
 
-def test_without_the_extra_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'evenstep\[tensorboard\]'"):
-        TensorBoardWriter().open(tmp_path, 0)
-
-
 def test_what_the_extra_itself_lacks_is_named_and_not_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

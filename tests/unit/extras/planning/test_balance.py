@@ -27,7 +27,7 @@ def test_of_equally_fast_cuts_the_most_even_is_taken() -> None:
 
 
 def test_more_stages_than_layers_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="2 layers can't be cut into 3 stages"):
+    with pytest.raises(ArgumentError):
         balance([1, 1], 3)
 
 
