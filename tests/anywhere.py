@@ -44,7 +44,8 @@ class Surroundings:
 
 def train_a_little(copy: Path) -> None:
     """Leave the folder of a demo run in the checkout."""
-    command = [sys.executable, "-m", "evenstep", "demo", "--train.updates", "3"]
+    settings = ["--train.updates", "3", "--lr_schedule.warmup_updates", "1"]
+    command = [sys.executable, "-m", "evenstep", "demo", *settings]
     subprocess.run(command, cwd=copy, env=variables(copy), check=True, capture_output=True, timeout=TIMEOUT_S)
 
 
