@@ -50,11 +50,6 @@ def named_buffers(model: "nn.Module") -> "dict[str, Tensor]":
     return {plain(name): buffer for name, buffer in model.named_buffers()}
 
 
-def named_tensors(model: "nn.Module") -> "dict[str, Tensor]":
-    """The model's parameters and buffers, each once, by plain name."""
-    return {**named_parameters(model), **named_buffers(model)}
-
-
 def state_of(model: "nn.Module") -> dict[str, Any]:
     """The model's `state_dict` by plain names."""
     return by_plain_name(model.state_dict())

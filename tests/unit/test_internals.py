@@ -224,22 +224,6 @@ def test_a_backward_begins_with_the_gradient_that_is_given() -> None:
     assert weight.grad == 3.0
 
 
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
-        return value * 2
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0] * 2
-
-
-def test_a_users_function_is_found_behind_its_node() -> None:
-    value = torch.ones(1, requires_grad=True)
-    assert internals.function_behind(Doubled.apply(value).grad_fn) is Doubled
-    assert internals.function_behind((value * 2).grad_fn) is None
-
-
 def test_the_profiler_is_known_to_run() -> None:
     from torch.profiler import ProfilerActivity, profile
 

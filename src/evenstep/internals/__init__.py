@@ -132,11 +132,6 @@ def times_written(tensor: Tensor) -> int:
     return tensor._version
 
 
-def function_behind(node: object) -> type[torch.autograd.Function] | None:
-    """The `torch.autograd.Function` whose backward a node of a graph is; None for torch's own nodes."""
-    return getattr(node, "_forward_cls", None)
-
-
 def run_backward(loss: Tensor, gradient: Tensor) -> None:
     """Go back from `loss`, beginning with `gradient`; the graph is freed.
 
@@ -191,11 +186,6 @@ def has_step_hooks(optimizer: Optimizer) -> bool:
 
 def has_foreign_hooks(module: nn.Module) -> bool:
     return any(_foreign(held) for part in module.modules() for held in _hooks_around(part))
-
-
-def has_backward_hooks(module: nn.Module) -> bool:
-    one = cast("Any", module)
-    return bool(one._backward_hooks or one._backward_pre_hooks)
 
 
 def _hooks_around(module: nn.Module) -> tuple[Any, Any, Any, Any]:
