@@ -27,6 +27,7 @@ ROOT = {
     "names",
     "nothing",
     "plugins",
+    "schema",
     "signals",
     "single_use",
     "strides",
