@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from evenstep.cli.entry import COMMANDS, Command
-from evenstep.cli.plan_options import FIELDS
 from evenstep.config.schema import Config
+from evenstep.tools.planning.options import FIELDS
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 _MADE_BY = "<!-- Made by `python website/reference.py`; a test holds it to what it says. -->"

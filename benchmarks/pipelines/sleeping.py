@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evenstep.extras.planning.simulate import Costs, simulate
 from evenstep.parallel import Mesh, Processes, Reducers, Single
 from evenstep.pipeline import SCHEDULES, PipelineModel, build_runner, executed
 from evenstep.pipeline.deferred import Deferral
+from evenstep.tools.planning.simulate import Costs, simulate
 from harness.row import Row
 from pipelines.ready import ReadyStep
 

@@ -1,8 +1,8 @@
 """What is loaded only where a run asks for it, by the name under which it is listed.
 
-The core trains; what no run needs (the report page, planning, gradient methods of several tasks) lives in
-`evenstep.extras`, which the core never imports. It knows those parts by name only, as it knows a user's own
-`mine.py:Writer`, and loads them when they are asked for. This is not a registry: nothing is registered on import.
+The core trains; what not every run needs (the report page, lost ranks, gradient methods of several tasks) lives in
+`evenstep.tools` and `evenstep.contrib`, which the core never imports. It knows those parts by name only, as it knows a
+user's own `mine.py:Writer`, and loads them when they are asked for.
 """
 
 from importlib import import_module
@@ -10,7 +10,9 @@ from typing import Any
 
 from evenstep.errors import MissingExtraError
 
-REPORT = "evenstep.extras.report:write_report"
+REPORT = "evenstep.tools.report:write_report"
+REPORT_FILE = "report.html"
+ELASTIC = "evenstep.contrib.elastic"
 PER_TASK_GRADIENTS = "evenstep.contrib.multitask.per_task:PerTaskGradients"
 COMBINES = "evenstep.contrib.multitask:COMBINES"
 COMPUTES = {"update": "evenstep.contrib.compiled_update"}

@@ -20,7 +20,7 @@ from pathlib import Path
 from links import broken, relative_links
 
 ROOT = Path(__file__).parents[2]
-IN_WHEEL = ("evenstep/py.typed", "evenstep/recipes/digits/run.toml", "evenstep/extras/report/page.html")
+IN_WHEEL = ("evenstep/py.typed", "evenstep/recipes/digits/run.toml", "evenstep/tools/report/page.html")
 IN_SDIST = (
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CITATION.cff", "LICENSE", "Makefile"),
     *("constraints.txt", "zensical.toml", "docs/index.md", "recipes/digits/run.toml", "tests/conftest.py"),

@@ -21,9 +21,9 @@ import torch._dynamo  # which the first optimizer imports, in more than a second
 from torch import nn
 
 import evenstep
+from evenstep.contrib.elastic import Elastic, ElasticRank, Lighthouse
+from evenstep.contrib.elastic.lighthouse import coordination
 from evenstep.events import Evaluate, JsonlWriter, Save
-from evenstep.extras.elastic import Elastic, ElasticRank, Lighthouse
-from evenstep.extras.elastic.lighthouse import coordination
 from evenstep.parallel import Ddp, Group, Ordered
 
 LIMIT_S = 200

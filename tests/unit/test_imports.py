@@ -46,10 +46,11 @@ ALLOWED: dict[str, set[str]] = {
     "train": {"pipeline", "parallel", *LEAVES, OPTIONS},
     "config": {*CORE, OPTIONS, "contrib", "extras"},  # whose constructors hold the defaults
     "contrib": CORE,
-    "extras": CORE,  # what not every run needs: the core knows it by name only (`plugins`)
+    "extras": CORE,
+    "tools": {*CORE, OPTIONS, "builders", "config", "cli"},  # commands that `cli` knows by name only
     "hf": CORE,  # models of transformers, which the core does not know
     "lightning": CORE,  # an adapter for who has one of its modules; it imports no Lightning
-    "builders": {*CORE, OPTIONS, "config", "contrib", "extras"},
+    "builders": {*CORE, OPTIONS, "config", "contrib"},
     "cli": {*CORE, OPTIONS, "builders", "config", "extras", "hf"},
     "__init__": {*CORE, OPTIONS},
     "__main__": {"cli"},
@@ -92,7 +93,7 @@ def imported_parts(path: Path) -> set[str]:
 
 
 FILES = sorted(SOURCE.rglob("*.py"))
-BY_TYPES = {SOURCE, SOURCE / "extras" / "elastic"}  # in which two name each other for type checkers
+BY_TYPES = {SOURCE, SOURCE / "contrib" / "elastic"}  # in which two name each other for type checkers
 FOLDERS = sorted({path.parent for path in FILES} - BY_TYPES)
 
 
@@ -156,7 +157,7 @@ def test_files_that_name_each_other_for_type_checkers_stay_few() -> None:
     assert max(map(len, circles)) <= 3
 
 
-@pytest.mark.parametrize("package", ["", *sorted(CORE), "extras.elastic", "contrib.multitask", "hf"])
+@pytest.mark.parametrize("package", ["", *sorted(CORE), "contrib.elastic", "contrib.multitask", "hf"])
 def test_lazy_names_come_from_where_type_checkers_are_told(package: str) -> None:
     """The names that a package imports on first use stand in it twice: for type checkers and for Python."""
     module = import_module(f"evenstep.{package}".rstrip("."))
@@ -195,7 +196,7 @@ def loaded() -> list[list[str]]:
 def test_the_library_imports_neither_config_nor_command_line_nor_heavy_extras() -> None:
     heavy = ["rich", "pydantic", "tensorboard", "jinja2", "safetensors", "sklearn", "evenstep.config", "evenstep.cli"]
     heavy += ["transformers", "peft", "evenstep.hf"]
-    heavy += ["evenstep.extras", "evenstep.checkpoint.planning"]
+    heavy += ["evenstep.contrib", "evenstep.tools", "evenstep.checkpoint.planning"]
     assert not set(heavy) & set(loaded()[0])
 
 

@@ -50,8 +50,8 @@ _PRELOADED = [
     "evenstep.parallel",
     "torch.distributed.launcher",
     "torch.utils._sympy.reference",
-    "evenstep.cli.prove",
-    "evenstep.extras.report",
+    "evenstep.tools.prove",
+    "evenstep.tools.report",
     "jinja2",
     "rich.console",
 ]

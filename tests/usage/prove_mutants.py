@@ -17,10 +17,10 @@ from torch.nn import functional
 import evenstep
 from evenstep.data import Data
 from evenstep.events import Hook
-from evenstep.extras.prove.runs import RefusedError
-from evenstep.extras.prove.subject import Bench, Ended, Subject, Variant
 from evenstep.options import Checkpointing, Logging, Training
 from evenstep.parallel import Group, strategy_named
+from evenstep.tools.prove.runs import RefusedError
+from evenstep.tools.prove.subject import Bench, Ended, Subject, Variant
 from evenstep.train import Loss, Task
 
 GLOBAL = 12

@@ -10,8 +10,8 @@ from prove_mutants import MUTANTS, Classify, Net, OnlyFloat32, Run, Unused, of_t
 from prove_unusual import UNUSUAL
 
 from evenstep.events import Hook
-from evenstep.extras.prove.digest import sha256_of
-from evenstep.extras.prove.rows import Prover, Verdict
+from evenstep.tools.prove.digest import sha256_of
+from evenstep.tools.prove.rows import Prover, Verdict
 
 NEEDS_FOUR = ("hook with a count",)
 

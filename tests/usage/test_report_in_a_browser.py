@@ -12,8 +12,8 @@ from threading import Thread
 import pytest
 from browser import DoesNotStart, Tab, browsing, found
 
-from evenstep.extras.report.follow import address_of, server
-from evenstep.extras.report.page import write_page
+from evenstep.tools.report.follow import address_of, server
+from evenstep.tools.report.page import write_page
 
 PROGRAM = found()
 pytestmark = [

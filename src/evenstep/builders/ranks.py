@@ -6,13 +6,13 @@ Whether there are others is the launcher's word (see `parallel.rank_info`), how 
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib import import_module
 
 import torch
 
 from evenstep.config.faults import refused_at
 from evenstep.config.schema import Config
 from evenstep.errors import ArgumentError, ConfigError, clause
-from evenstep.extras.elastic import Elastic, ElasticRank, Lighthouse, elastic_rank_of
 from evenstep.parallel import (
     Group,
     Processes,
@@ -23,7 +23,8 @@ from evenstep.parallel import (
 )
 from evenstep.parallel.mesh import check_pipelines
 from evenstep.parallel.named import check_single
-from evenstep.parallel.rank_info import is_launched
+from evenstep.parallel.rank_info import ElasticRank, elastic_rank_of, is_launched
+from evenstep.plugins import ELASTIC
 
 
 @contextmanager
@@ -59,7 +60,7 @@ def joined(config: Config) -> Generator[Group]:
         group.close()
 
 
-def _elastic(config: Config, place: ElasticRank | None) -> Elastic:
+def _elastic(config: Config, place: ElasticRank | None) -> Group:
     faults: list[str] = []
     if place is None:
         faults.append(
@@ -74,7 +75,8 @@ def _elastic(config: Config, place: ElasticRank | None) -> Elastic:
         )
     if place is None or faults:
         raise ConfigError(faults)
-    return Elastic(Lighthouse(place), timeout_s=config.parallel.timeout_s)
+    elastic = import_module(ELASTIC)
+    return elastic.Elastic(elastic.Lighthouse(place), timeout_s=config.parallel.timeout_s)
 
 
 def ranks_of(config: Config) -> int:

@@ -42,7 +42,8 @@ class Command(NamedTuple):
     """A subcommand.
 
     Args:
-        module: in `evenstep.cli`; its `run(path, settings)` gives the exit code, and takes options by their names.
+        module: in `evenstep.cli`, or a full name; its `run(path, settings)` gives the exit code, and takes options by
+            their names.
         summary: one line of help.
         path: name and help of its argument, if it takes one.
         path_may_lack: whether it can do without it.
@@ -104,7 +105,7 @@ COMMANDS = {
         options=(Option(name="depth", help="levels of modules to show; 3 by default", value="N"),),
     ),
     "prove": Command(
-        module="prove",
+        module="evenstep.tools.prove.command",
         summary="test on a small copy of a run that micro-batches, ranks, kills and resumes do not change its result",
         path=("RUN.toml", "the run file"),
         settings=_ANY,
@@ -121,12 +122,12 @@ COMMANDS = {
         ),
     ),
     "plan": Command(
-        module="plan",
+        module="evenstep.tools.planning.command",
         summary="compare pipeline schedules for given costs, or for a run's measured model, and draw one",
         path=("RUN.toml", "the run file whose model is measured; without one, costs are taken from the options"),
         path_may_lack=True,
         settings="sets an option below, or a key of the run file",
-        options_of="evenstep.cli.plan_options",
+        options_of="evenstep.tools.planning.options",
     ),
     "find-lr": Command(
         module="find_lr",
@@ -140,7 +141,7 @@ COMMANDS = {
         ),
     ),
     "report": Command(
-        module="report",
+        module="evenstep.tools.report.command",
         summary="write an HTML report of a run or of several, or serve it while they train",
         path=("RUN_FOLDER", "the run folder; several, such as runs/*, are compared on one page"),
         several_paths=True,
@@ -291,10 +292,14 @@ def _dispatch(arguments: list[str], *, leaves: bool) -> int:
         raise ConfigError([f"`evenstep {options.command}` is given an empty text; give a value."])
     with ending(leaves=leaves) if command.trains else nullcontext():
         with not_swallowed():
-            run = cast("Callable[..., int]", import_module(f"evenstep.cli.{command.module}").run)
+            run = cast("Callable[..., int]", import_module(_module_of(command)).run)
         names = [option.name.replace("-", "_") for option in command.options]
         own_options = {name: getattr(options, name) for name in names}
         return run(paths or "", settings, **own_options)
+
+
+def _module_of(command: Command) -> str:
+    return command.module if "." in command.module else f"evenstep.cli.{command.module}"
 
 
 def _no_command(given: str) -> str:

@@ -1,6 +1,6 @@
 """Starts the ranks that a run asks for, each with the same command, where this process is none of them yet.
 
-How they are started and watched is in `launch` and `extras.elastic`; it decides only whether, and which of the two.
+How they are started and watched is in `launch` and `contrib.elastic`; it decides only whether, and which of the two.
 """
 
 import ctypes
@@ -14,9 +14,9 @@ from evenstep.cli.launch import launch
 from evenstep.config.schema import Config
 from evenstep.config.schema_ranks import SlurmTable
 from evenstep.exits import EXIT_DONE
-from evenstep.extras.elastic.launch import launch_elastic
 from evenstep.extras.slurm import Job, submit
 from evenstep.parallel.rank_info import LAUNCHER, is_launched
+from evenstep.plugins import ELASTIC, load
 
 _PR_SET_PDEATHSIG = 1
 
@@ -36,7 +36,7 @@ def start_ranks(config: Config, arguments: list[str], *, ranks: int = 0, restart
         return None
     start = launch
     if config.failures.lost_rank == "continue":
-        start = partial(launch_elastic, timeout_s=config.parallel.timeout_s)
+        start = partial(load(f"{ELASTIC}:launch_elastic"), timeout_s=config.parallel.timeout_s)
     return start(ranks, arguments, max_restarts=config.launch.max_restarts if restarts else 0)
 
 

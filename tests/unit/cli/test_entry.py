@@ -123,7 +123,7 @@ def test_hardly_anything_is_imported_before_a_ctrl_c_is_answered() -> None:
 
 
 def test_help_imports_nothing_that_a_command_needs() -> None:
-    heavy = ["pydantic", "rich", "safetensors", "evenstep.config", "evenstep.builders", "evenstep.extras.report"]
+    heavy = ["pydantic", "rich", "safetensors", "evenstep.config", "evenstep.builders", "evenstep.tools.report"]
     code = f"import sys; from evenstep.cli import main; main([]); print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

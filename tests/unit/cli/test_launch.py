@@ -14,8 +14,8 @@ from evenstep import itself
 from evenstep.cli import entry, prove_part, starting
 from evenstep.cli import launch as launcher
 from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
-from evenstep.extras.prove.subject import Variant
 from evenstep.signals import Terminated
+from evenstep.tools.prove.subject import Variant
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from evenstep.extras.planning.text import read_plans
 from evenstep.pipeline import SCHEDULES
+from evenstep.tools.planning.text import read_plans
 
 Run = Callable[..., Any]
 SIZE = ("--ranks", "4", "--microbatches", "8")

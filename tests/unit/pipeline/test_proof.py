@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenstep.errors import PlanError
-from evenstep.extras.planning.text import read_plans
 from evenstep.pipeline import SCHEDULES, Action, Layout, Op, Plan, check, forwards
+from evenstep.tools.planning.text import read_plans
 
 
 class Stuck(Exception):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from evenstep import Aborted, Committed, Ema, Engine, Float8Mixed, Memory, Task, Training
 from evenstep.errors import CheckpointError
-from evenstep.extras.planning.measure import measure
 from evenstep.pipeline import Layers, PipelineModel
+from evenstep.tools.planning.measure import measure
 from evenstep.train.linear_layers import choose_linear_layers
 from evenstep.train.memory.blocks import choose_modules
 from evenstep.train.memory.footprint import footprint, per_parameter

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from evenstep import Best, Checkpointing, Failures, Hook, Logging, MapData, Task, Trainer
 from evenstep.checkpoint import complete_checkpoints, locked, read_checkpoint, storage
 from evenstep.checkpoint.staging import Staging
+from evenstep.contrib.elastic.membership import Alone
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, NonFiniteError
 from evenstep.events import EvaluateEnd, Incident, SaveBegin, SaveEnd, TrainBegin, UpdateBegin, UpdateEnd
 from evenstep.events.hooks import Evaluate, Save
-from evenstep.extras.elastic.membership import Alone
 from evenstep.optim.schedules import Plateau
 from evenstep.parallel import Ordered, Zero1
 

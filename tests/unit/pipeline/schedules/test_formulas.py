@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from evenstep.errors import PlanError
-from evenstep.extras.planning.simulate import Costs, Simulation, simulate
 from evenstep.pipeline import SCHEDULES, Layout, Op
+from evenstep.tools.planning.simulate import Costs, Simulation, simulate
 
 P = range(2, 9)
 TIMES = [(120, 120, 120), (120, 144, 84)]  # f, i, w of one rank's share

@@ -1,0 +1,1 @@
+"""Commands beside training: `prove`, `report`, `plan`. The core imports none of them."""

@@ -1,0 +1,277 @@
+"""The bench of a run file: the run shrunk to minutes on a CPU, in each of the variants that are compared.
+
+Shrunk are the global batch and how many updates are made; the length of the run stays what it is, since the LR schedule
+counts with it. Whatever only costs time or writes (evaluations, writers, compilation, workers) is left out. What each
+variant needs beside that are settings over those of the user.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, final
+
+import torch
+from torch.utils.data import Subset
+
+from evenstep.builders import RunParts, build_mesh, build_parts, build_strategy, make_model, open_run
+from evenstep.builders.data import is_stream
+from evenstep.builders.schedule import build_lr_schedule
+from evenstep.config.arguments import Call
+from evenstep.config.named import OpenRun
+from evenstep.config.schema import Config
+from evenstep.config.schema_data import DataTable
+from evenstep.config.sources import Setting, settings_in
+from evenstep.config.target import loaded_from
+from evenstep.config.tasks import data_tables, schedules_of
+from evenstep.data import Data
+from evenstep.data.batch_sizes import largest
+from evenstep.errors import DataError, EvenstepError
+from evenstep.events import Hook
+from evenstep.parallel import Group
+from evenstep.pipeline import Layers
+from evenstep.tools.prove.subject import Cut, Subject, Variant
+from evenstep.train import Task, Trainer
+from evenstep.train.checkpointing.run_state import updates_of
+
+SAMPLES = 12  # of a global batch: cut in 1, 2, 4 and unevenly
+_ORIGIN = "evenstep prove"
+_SHARES: Mapping[Cut, tuple[int, int]] = {"1": (1, 1), "2": (1, 2), "4": (1, 4), "ragged": (5, 12)}
+
+
+@final
+class RunFileBench:
+    """Opens variants of a run file.
+
+    Args:
+        given: the user's settings over it.
+        tokens: budget of the shrunk global batches, by the key of their data, where they are cut by tokens.
+        group: of the ranks that this process is one of.
+    """
+
+    def __init__(
+        self, path: Path, given: Sequence[Setting], tokens: Mapping[str, int], group: Group | None = None
+    ) -> None:
+        self._path, self._given, self._group = path, given, group or Group()
+        self.tokens = dict(tokens)
+
+    def settings(self, variant: Variant) -> list[Setting]:
+        """The user's settings, and over them what makes the variant."""
+        with open_run(self._path, self._given) as opened:
+            config = opened.config
+        return [
+            *self._given,
+            *_shrunk(config, variant.workers),
+            *_cut(config, variant.cut, self.tokens),
+            *_varied(config, variant),
+        ]
+
+    @contextmanager
+    def open(self, variant: Variant) -> Generator[Subject]:
+        """Build a variant, which is closed at the end of the `with`."""
+        with open_run(self._path, self.settings(variant)) as opened:
+            mesh = build_mesh(opened.config, self._group)
+            shares = dict[str, float]()
+            parts = build_parts(_of_few_samples(opened, shares), mesh)
+            parts = replace(parts, config=_as_long(parts.config, min(shares.values(), default=1.0)))
+            with closing(parts):
+                yield _subject(opened, parts, build_strategy(opened.config, mesh.data))
+
+    def layered(self) -> str:
+        with open_run(self._path, self.settings(Variant())) as opened:
+            made = make_model(opened)
+            if isinstance(made, Layers):
+                return ""
+            try:
+                Layers.of(made)
+            except EvenstepError as error:
+                return f"its layers are not known: {error}"
+        return ""
+
+    def fit_tokens(self) -> str:
+        """Choose the budgets of batches that are cut by tokens; why they can't be cut, or ""."""
+        with open_run(self._path, self._given) as opened:
+            tables = {key: table for key, table in data_tables(opened.config).items() if _by_tokens(table)}
+        said = ""
+        for share in (16, 8, 4, 2, 1):
+            self.tokens = {
+                key: max(4, (largest(table.global_batch_tokens) or 0) // share) for key, table in tables.items()
+            }
+            try:
+                with self.open(Variant(cut="4")):
+                    return ""
+            except DataError as error:
+                said = str(error)
+        return f"its global batches can't be cut in four: {said}" if tables else ""
+
+
+def _of_few_samples(opened: OpenRun, shares: dict[str, float]) -> OpenRun:
+    """The run with so few samples that an epoch is two updates, the second a short one: more than one is seen.
+
+    Args:
+        shares: gets how many of a dataset's samples are left, by its key.
+    """
+
+    def few(key: str, call: Call, count: int) -> Call:
+        def made(*given: object, **more: object) -> object:
+            dataset: Any = call.function(*given, **more)
+            if is_stream(dataset) or len(dataset) <= count:
+                return dataset
+            shares[key] = count / len(dataset)
+            places = [place * len(dataset) // count for place in range(count)]  # also of one that is sorted
+            some: Any = Subset(dataset, places)
+            if hasattr(dataset, "lengths"):
+                held: Any = dataset.lengths
+                of_sample: Callable[[int], Any] = held if callable(held) else held.__getitem__
+                some.lengths = [int(of_sample(one)) for one in places]
+            return some
+
+        return replace(call, function=made)
+
+    calls = dict(opened.calls)
+    for key, table in data_tables(opened.config).items():
+        whole = SAMPLES if _by_tokens(table) else largest(table.global_batch_size) or SAMPLES
+        calls[f"{key}.train"] = few(key, calls[f"{key}.train"], whole + -(-whole * 2 // 3))
+    return replace(opened, calls=calls)
+
+
+def _as_long(config: Config, share: float) -> Config:
+    if config.train.epochs is None:
+        return config
+    train = config.train.model_copy(update={"epochs": math.ceil(config.train.epochs / share)})
+    return config.model_copy(update={"train": train})
+
+
+def _by_tokens(table: DataTable) -> bool:
+    return table.global_batch_tokens is not None
+
+
+def _shrunk(config: Config, workers: int) -> list[Setting]:
+    changed: dict[str, object] = {
+        "device": "cpu",
+        "threads": 1,
+        "resume": "never",
+        "reset": "none",
+        "launch": "none",
+        "early_stop": "none",
+        "evaluate": "none",
+        "checkpoint": "none",
+        "checkpoint.asynchronous": "false",
+        "log.writers": "[]",
+        "train.compile": "off",
+        "train.max_minutes": "none",
+        "train.max_total_minutes": "none",
+        "train.stop_below_lr": "none",
+        "failures.lost_rank": "stop",
+        "failures.max_rewinds": "none",
+    }
+    if config.failures.non_finite.startswith("rewind"):
+        changed["failures.non_finite"] = "stop"
+    if config.failures.loss_spike.startswith("rewind"):
+        changed["failures.loss_spike"] = "report"
+    for key in data_tables(config):
+        changed[f"{key}.num_workers"] = workers
+    for key, table in schedules_of(config).items():
+        if table.kind == "plateau":  # as it is as long as it has heard of no evaluation
+            changed[key] = f'{{kind = "constant", warmup_updates = {table.model_dump()["warmup_updates"]}}}'
+    return settings_in(changed, _ORIGIN)
+
+
+def _cut(config: Config, cut: Cut, tokens: Mapping[str, int]) -> list[Setting]:
+    made: dict[str, object] = {}
+    up, down = _SHARES[cut]
+    for key, table in data_tables(config).items():
+        unit, whole = "size", min(largest(table.global_batch_size) or SAMPLES, SAMPLES)
+        if _by_tokens(table):
+            unit, whole = "tokens", tokens.get(key) or largest(table.global_batch_tokens) or SAMPLES
+        part = max(1, -(-whole * up // down))
+        if cut == "ragged" and unit == "size":
+            part = _ragged(whole, part)
+        made |= {
+            f"{key}.batch_size_unit": "none",
+            f"{key}.micro_batch_size": "none",
+            f"{key}.micro_batch_tokens": "none",
+            f"{key}.global_batch_{unit}": whole,
+            f"{key}.micro_batch_{unit}": part,
+        }
+    return settings_in(made, _ORIGIN)
+
+
+def _ragged(whole: int, near: int) -> int:
+    """A number of samples that leaves another number over, and is odd: places of samples in a batch change as well.
+
+    >>> [_ragged(whole, -(-whole * 5 // 12)) for whole in (12, 10, 8, 6, 4, 2)]
+    [5, 3, 3, 5, 3, 1]
+    """
+    odd = [one for one in range(3, whole, 2) if whole % one]
+    return min(odd, key=lambda one: abs(one - near), default=near)
+
+
+def _varied(config: Config, variant: Variant) -> list[Setting]:
+    before = config.parallel
+    changed: dict[str, object] = {
+        "parallel": "none",
+        "parallel.strategy": variant.strategy,
+        "parallel.reduction": "ordered" if variant.ordered else "fast",
+        "parallel.timeout_s": before.timeout_s,
+        "launch.ranks": variant.ranks,
+        "train.check_loss": str(variant.checks_loss).lower(),
+    }
+    if variant.pipeline > 1:
+        changed["parallel.pipeline"] = variant.pipeline
+        if before.pipeline == variant.pipeline:
+            changed["parallel.pipeline_schedule"] = before.pipeline_schedule
+            changed["parallel.split_at"] = str(list(before.split_at)).replace("'", '"')
+            if before.stages_per_rank is not None:
+                changed["parallel.stages_per_rank"] = before.stages_per_rank
+    if not variant.own_format:
+        changed |= {"train.precision": "32-true", "loss_scale": "none", "float8": "none"}
+    return settings_in(changed, _ORIGIN)
+
+
+def _subject(opened: OpenRun, parts: RunParts, strategy: Any) -> Subject:
+    config = parts.config
+    for data in parts.evaluations.values():
+        data.limit_batches = 1
+
+    def trainer(data: Data, hooks: Sequence[Hook], folder: Path | None) -> Trainer:
+        return replace(parts, data=data).trainer(
+            hooks=hooks, evaluations=parts.evaluations, strategy=strategy, folder=folder, kept=opened.plain()
+        )
+
+    own: Task | Mapping[str, Task] = parts.task
+    combined = config.combine is not None or (config.coefficients is not None and config.coefficients.kind != "fixed")
+    scheduled = any(task.coefficient_schedule is not None for task in config.tasks.values())
+    return Subject(
+        model=parts.model,
+        tasks={"": own} if isinstance(own, Task) else own,
+        optimizer=parts.optimizer,
+        data=parts.data,
+        hooks=list(parts.hooks),
+        trainer=trainer,
+        updates=_updates(config, parts.data),
+        coefficients=None if combined or scheduled else {name: task.coefficient for name, task in config.tasks.items()},
+        lr_schedule=build_lr_schedule(config),
+        clip_norm=config.train.clip_norm,
+        others={
+            f"global {name}.{held}": value
+            for name in loaded_from(opened.recipe)
+            if name in sys.modules
+            for held, value in _held_by(sys.modules[name]).items()
+        },
+    )
+
+
+def _updates(config: Config, data: Data) -> int | None:
+    epochs = config.train.epochs
+    return config.train.updates if epochs is None else updates_of(data, epochs, config.seed)
+
+
+def _held_by(module: ModuleType) -> dict[str, object]:
+    skipped = (ModuleType, type(_held_by), type, torch.dtype, torch.device)
+    return {
+        name: one for name, one in vars(module).items() if not name.startswith("__") and not isinstance(one, skipped)
+    }

@@ -1,0 +1,109 @@
+"""The same run as a plain loop of PyTorch: what a person would write by hand, and nothing of the engine.
+
+for each micro-batch: (λ · S_m / Σw).backward()
+clip_grad_norm_; lr · factor(u) in each group; optimizer.step()
+"""
+
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.data import Microbatch, Position
+from evenstep.optim.modes import Modes
+from evenstep.tools.prove.formats import Mode, wide_defaults
+from evenstep.tools.prove.runs import wide_data, widen
+from evenstep.tools.prove.subject import Ended, Subject
+from evenstep.train import Loss, Task
+from evenstep.train.progress import Progress
+from evenstep.train.tasks.listening import let_ask, listeners
+from evenstep.train.tasks.task import weight_of
+from evenstep.training_mode import train
+
+
+@final
+@dataclass(kw_only=True)
+class _Loop:
+    model: nn.Module
+    progress: Progress = field(default_factory=Progress)
+
+    def taught(self, inputs: Any) -> Any:
+        raise AssertionError("tasks that ask the average have no plain loop")
+
+
+def why_not_plain(subject: Subject) -> str:
+    if subject.coefficients is None:
+        return "its tasks' gradients are weighed or combined by a method of their own"
+    if any(task.late_weight or task.reduction != "weight" or task.uses_average for task in subject.tasks.values()):
+        return "its loss is divided by what only its forwards know, or by nothing"
+    if listeners(subject.tasks):
+        return "its task is told of moments of the training, such as `before_update`, by the engine"
+    if subject.lr_schedule is not None and set(subject.lr_schedule.needs) - {"groups"}:
+        return "its LR schedule depends on epochs or evaluations"
+    return ""
+
+
+def plain_loop(subject: Subject, *, updates: int, seed: int = 0) -> Ended:
+    """Train a subject by hand, in float64 and without chance."""
+    widen(subject)
+    train(subject.model)
+    Modes(subject.optimizer, (), lambda: None).train()
+    begin = {name: one.detach().clone() for name, one in subject.model.state_dict().items()}
+    rates = [float(group["lr"]) for group in subject.optimizer.param_groups]
+    gradient: dict[str, Tensor] = {}
+    let_ask(asked := _Loop(model=subject.model), subject.tasks)
+    source = wide_data(subject.data)
+    batches = source.batches(Position(), seed=seed)
+    with closing(source), closing(cast("Any", batches)), wide_defaults(wide=True):
+        for update in range(1, updates + 1):
+            batch = next(batches)
+            asked.progress = Progress(update=update - 1)
+            with Mode(wide=True, still=True):
+                _update(subject, batch.microbatches, update, rates, gradient)
+    end = {name: one.detach().clone() for name, one in subject.model.state_dict().items()}
+    return Ended(sha256="", begin=begin, end=end, gradient=gradient)
+
+
+def _update(
+    subject: Subject,
+    microbatches: tuple[Microbatch, ...],
+    update: int,
+    rates: list[float],
+    gradient: dict[str, Tensor],
+) -> None:
+    model, optimizer = subject.model, subject.optimizer
+    optimizer.zero_grad()
+    weights = [weight_of(subject.tasks[one.task], one.data, one.index, one.known_samples) for one in microbatches]
+    totals: dict[str, float] = {}
+    for one, weight in zip(microbatches, weights, strict=True):
+        totals[one.task] = totals.get(one.task, 0.0) + weight
+    for one, weight in zip(microbatches, weights, strict=True):
+        if weight > 0:
+            loss = _loss(subject.tasks[one.task], model, one.data)
+            if loss is not None:
+                factor = (subject.coefficients or {}).get(one.task, 1.0)
+                (loss * (factor / totals[one.task])).backward()
+    parameters = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+    if update == 1:
+        gradient.update({name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None})
+    if subject.clip_norm is not None:
+        nn.utils.clip_grad_norm_(parameters, subject.clip_norm)
+    schedule = subject.lr_schedule
+    for number, (group, rate) in enumerate(zip(optimizer.param_groups, rates, strict=True)):
+        own = None if schedule is None else schedule.of_group(str(group.get("name", number)))
+        group["lr"] = rate if own is None else rate * own(update, subject.updates)
+    optimizer.step()
+
+
+def _loss(task: Task, model: nn.Module, data: Any) -> Tensor | None:
+    batch: Any = task.transform(data)
+    given = task.inputs(batch)
+    if isinstance(given, tuple):
+        output: Any = model(*cast("tuple[Any, ...]", given))
+    else:
+        output = model(**given) if hasattr(given, "keys") else model(given)
+    made: Any = task.loss(task.postprocess(output, batch), batch)
+    loss = made.sum if isinstance(made, Loss) else made
+    return None if loss is None or not torch.is_tensor(loss) or loss.numel() == 0 else loss

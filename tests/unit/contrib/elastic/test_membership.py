@@ -1,0 +1,185 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenstep.contrib.elastic import Elastic, ElasticRank, elastic_rank_of
+from evenstep.contrib.elastic.lighthouse import Peer
+from evenstep.contrib.elastic.membership import Alone, _attempt, _enough
+from evenstep.errors import ArgumentError, LostRankError, ReplicaError
+from evenstep.parallel import Group, Processes
+
+ENVIRON = {"TORCHFT_LIGHTHOUSE": "http://a:1", "REPLICA_GROUP_ID": "0", "NUM_REPLICA_GROUPS": "2"}
+
+
+def member(number: int, *, tries: int = 0, patient: bool = False, name: str = "") -> Peer:
+    return Peer(number=number, name=name or f"{number}", tries=tries, patient=patient, store="localhost:1")
+
+
+class Answers:
+    """A lighthouse that gives these answers, one after the other, then the last one for ever."""
+
+    def __init__(self, *answers: list[Peer], number: int = 0, count: int = 2) -> None:
+        self.place = ElasticRank(number=number, count=count, lighthouse="http://localhost:1")
+        self.name = f"{number}"
+        self.answers = list(answers)
+        self.asked: list[dict[str, Any]] = []
+
+    def ask(self, **said: Any) -> list[Peer]:
+        self.asked.append(said)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        return [
+            replace(one, store=said["store"], tries=said["tries"]) if one.name == self.name else one for one in answer
+        ]
+
+    def close(self) -> None: ...
+
+
+def test_an_environment_without_a_lighthouse_or_a_number_gives_no_place() -> None:
+    assert elastic_rank_of({}) is None
+    assert elastic_rank_of({"TORCHFT_LIGHTHOUSE": "http://a:1"}) is None
+
+
+@pytest.mark.parametrize("wrong", [{"REPLICA_GROUP_ID": "2"}, {"REPLICA_GROUP_ID": "x"}, {"NUM_REPLICA_GROUPS": ""}])
+def test_a_place_that_cannot_be_is_refused(wrong: dict[str, str]) -> None:
+    with pytest.raises(ArgumentError):
+        elastic_rank_of(ENVIRON | wrong)
+
+
+@pytest.mark.parametrize(
+    ("members", "enough"),
+    [
+        ([member(0, patient=True), member(1, patient=True)], True),
+        ([member(0, patient=True)], False),  # the other may still come
+        ([member(0)], True),  # it has been waited for, or has been there before
+        ([member(1)], False),  # who keeps the folder is not there
+        ([member(0), member(1, name="old"), member(1, name="new")], False),
+    ],
+)
+def test_a_group_is_formed_of_all_or_of_those_that_do_not_wait_but_never_without_the_first(
+    members: list[Peer], enough: bool
+) -> None:
+    assert _enough(members, 2) is enough
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=4, unique=True), st.integers(0, 3))
+def test_a_member_that_has_tried_again_makes_another_group(numbers: list[int], again: int) -> None:
+    before = [member(number) for number in numbers]
+    after = [member(number, tries=int(place == again)) for place, number in enumerate(numbers)]
+    assert (_attempt(before) == _attempt(after)) is (again >= len(numbers))
+
+
+def test_before_it_has_joined_a_process_gets_what_it_says_itself_from_all() -> None:
+    alone = Alone(1, 3)
+    assert alone.gather(5) == [5, 5, 5]
+    assert alone.first_rank_does(lambda: pytest.fail("that is for the first")) is None
+
+
+def test_a_process_joins_and_sees_when_others_have_come() -> None:
+    both = [member(0), member(1)]
+    lighthouse: Any = Answers([member(0)], [member(0)], both)
+    group = Elastic(lighthouse, timeout_s=5)
+    try:
+        group.join(0)
+        assert (group.rank, group.ranks, group.members) == (0, 1, {"0": 0})
+        total = torch.ones(2)
+        group.sum(total)()
+        assert group.gather("a") == ["a"] and total.tolist() == [1.0, 1.0]
+        group.at(1)
+        with pytest.raises(LostRankError):
+            group.at(2)
+        assert [asked["tries"] for asked in lighthouse.asked] == [0, 0, 0]
+        assert [asked["update"] for asked in lighthouse.asked] == [0, 0, 1]
+    finally:
+        group.close()
+
+
+def test_a_process_that_was_interrupted_asks_as_one_that_tries_again() -> None:
+    lighthouse: Any = Answers([member(0)])
+    group = Elastic(lighthouse, timeout_s=5)
+    try:
+        group.join(0)
+        group.join(3)
+        assert [(asked["tries"], asked["update"]) for asked in lighthouse.asked] == [(0, 0), (1, 3)]
+    finally:
+        group.close()
+
+
+def test_what_is_broken_off_while_all_are_there_is_met_without_asking_who_is() -> None:
+    lighthouse: Any = Answers([member(0)])
+    group = Elastic(lighthouse, timeout_s=5)
+    try:
+        group.join(0)
+        group.begin_work()
+        group.interrupt("no memory")
+        assert group.interrupted() == "no memory"
+        assert group.meet("here") == ["here"]
+        assert (group.interrupted(), group.sum_floats([1.0])) == ("", [1.0])
+        assert len(lighthouse.asked) == 1
+    finally:
+        group.close()
+
+
+def test_a_group_whose_first_process_is_lost_as_it_is_formed_is_formed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    lighthouse: Any = Answers([member(0)])
+    group = Elastic(lighthouse, timeout_s=5)
+
+    def gone(*_: Any, **__: Any) -> None:
+        monkeypatch.undo()
+        raise RuntimeError("the store is gone")
+
+    monkeypatch.setattr("evenstep.parallel.processes.Notices", gone)
+    try:
+        group.join(0)
+        assert (group.ranks, [asked["tries"] for asked in lighthouse.asked]) == (1, [0, 1])
+    finally:
+        group.close()
+
+
+def test_a_process_of_another_version_ends_and_the_others_go_on_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    lighthouse: Any = Answers([member(0)])
+    group = Elastic(lighthouse, timeout_s=5)
+    join, failures = Processes.of_rank, [ReplicaError("other versions"), ReplicaError("other versions")]
+
+    def of_rank(*args: Any, **kwargs: Any) -> Processes:
+        if len(lighthouse.asked) != 2:
+            raise failures.pop()
+        return join(*args, **kwargs)
+
+    monkeypatch.setattr(Processes, "of_rank", of_rank)
+    try:
+        with pytest.raises(ReplicaError):
+            group.join(0)  # it was in no group before
+        group.join(0)
+        monkeypatch.setattr(lighthouse, "asked", [])
+        group.join(0)  # it was
+        assert not failures
+        assert [asked["tries"] for asked in lighthouse.asked] == [1, 2]
+    finally:
+        group.close()
+
+
+def test_without_the_first_process_the_others_give_up_after_the_timeout() -> None:
+    lighthouse: Any = Answers([member(1)], number=1)
+    group = Elastic(lighthouse, timeout_s=0.2)
+    with pytest.raises(LostRankError):
+        group.join(4)
+
+
+def test_every_verb_of_a_group_is_that_of_the_group_of_now_or_its_own() -> None:
+    said_with_others = {"first_rank_does", "receive", "send", "sum_of_same"}
+    needless = {"go_on"}
+    verbs = {name for name, value in vars(Group).items() if callable(value) and not name.startswith("_")}
+    assert verbs - vars(Elastic).keys() == said_with_others | needless
+
+
+def test_ranks_that_may_be_lost_share_no_model() -> None:
+    lighthouse: Any = Answers([member(1)], number=1)
+    group = Elastic(lighthouse, timeout_s=0.2)
+    with pytest.raises(ArgumentError):
+        group.mesh(2)
+    with pytest.raises(ArgumentError):
+        group.split([[0], [1]])

@@ -1,0 +1,76 @@
+import pytest
+
+from evenstep.errors import ArgumentError
+from evenstep.pipeline import SCHEDULES, Layout
+from evenstep.tools.planning.simulate import Costs, simulate
+
+
+def test_messages_delay_and_are_counted() -> None:
+    layout = Layout(rank_of=(0, 1, 1), edges=((0, 1), (1, 2), (0, 2)))
+    costs = Costs(
+        forward_s=(1, 2, 3),
+        input_backward_s=(1, 1, 1),
+        weight_backward_s=(1, 1, 1),
+        edge_bytes={(0, 1): 10, (1, 2): 1000, (0, 2): 20},
+        latency_s=5,
+        seconds_per_byte=1,
+    )
+    done = simulate(SCHEDULES["sequential"].plans(layout, [0]), layout, costs)
+    # 0F0 ends at 1, reaches stage 1 at 16; stage 2 waits for 1F0 at 18, though stage 0's came at 26: it starts at 26
+    assert [(str(span.action), span.start, span.end) for span in done.spans] == [
+        ("0F0", 0, 1),
+        ("1F0", 16, 18),
+        ("2F0", 26, 29),
+        ("2B0", 29, 31),
+        ("1B0", 31, 33),
+        ("0B0", 56, 58),
+    ]
+    assert done.link_bytes == {(0, 1): 30, (1, 0): 30}
+    assert done.bytes_sent == (30, 30)
+    assert done.busy_s == (3, 9)
+    assert done.bubble_s == (55, 49)
+    assert done.bubble_share == (55 + 49) / (2 * 58)
+
+
+def test_memory_falls_to_what_weights_need_after_the_backward_of_inputs() -> None:
+    layout = Layout.chain(ranks=1)
+    costs = Costs.even(
+        layout,
+        forward_s=1,
+        input_backward_s=1,
+        weight_backward_s=1,
+        activation_bytes=10,
+        deferred_bytes=4,
+        state_bytes=100,
+    )
+    order = SCHEDULES["zb_h1"].order(layout, range(3))[0]
+    assert " ".join(map(str, order)) == "0F0 0I0 0W0 0F1 0I1 0W1 0F2 0I2 0W2"
+    assert simulate([order], layout, costs).peak_bytes == (110,)
+    put_off = [order[0], order[1], order[3], order[4], order[2], order[6], *order[7:], order[5]]
+    assert simulate([tuple(put_off)], layout, costs).peak_bytes == (114,)
+
+
+def test_complete_plans_cost_what_their_computations_cost() -> None:
+    schedule = SCHEDULES["interleaved"]
+    layout = schedule.layout(3)
+    costs = Costs.even(
+        layout, forward_s=2, input_backward_s=4, weight_backward_s=2, activation_bytes=6, edge_bytes=8, latency_s=1
+    )
+    assert simulate(schedule.plans(layout, range(7)), layout, costs) == simulate(
+        schedule.order(layout, range(7)), layout, costs
+    )
+
+
+def test_nothing_to_do_takes_no_time() -> None:
+    layout = Layout.chain(ranks=2)
+    costs = Costs.even(layout, forward_s=1, input_backward_s=1, weight_backward_s=1)
+    done = simulate(SCHEDULES["1f1b"].plans(layout, []), layout, costs)
+    assert (done.makespan_s, done.bubble_share, done.peak_bytes) == (0, 0, (0, 0))
+
+
+def test_costs_of_another_number_of_stages_are_refused() -> None:
+    with pytest.raises(ArgumentError):
+        Costs(forward_s=(1, 1), input_backward_s=(1,), weight_backward_s=(1, 1))
+    costs = Costs(forward_s=(1,), input_backward_s=(1,), weight_backward_s=(1,))
+    with pytest.raises(ArgumentError):
+        simulate([(), ()], Layout.chain(ranks=2), costs)
