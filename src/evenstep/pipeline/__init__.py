@@ -10,12 +10,10 @@ if TYPE_CHECKING:
     from evenstep.pipeline.action import Action, Op, Plan
     from evenstep.pipeline.layers import Layer, Layers
     from evenstep.pipeline.layout import Layout
-    from evenstep.pipeline.pipeline_model import PipelineModel, pipeline_of
-    from evenstep.pipeline.runner import Runner
+    from evenstep.pipeline.pipeline_model import PipelineModel, StageModule, pipeline_of
+    from evenstep.pipeline.runner import Runner, build_runner
     from evenstep.pipeline.schedules import SCHEDULES, Schedule
     from evenstep.pipeline.stage import PlanStep, Stage
-    from evenstep.pipeline.stage_module import StageModule
-    from evenstep.pipeline.stages import build_runner
 
 __all__ = [
     "SCHEDULES",
@@ -45,11 +43,9 @@ __getattr__, __dir__ = lazy_names(
         ".action": "Action Op Plan",
         ".layers": "Layer Layers",
         ".layout": "Layout",
-        ".runner": "Runner",
+        ".runner": "Runner build_runner",
         ".schedules": "SCHEDULES Schedule",
         ".stage": "Stage PlanStep",
-        ".stage_module": "StageModule",
-        ".pipeline_model": "PipelineModel pipeline_of",
-        ".stages": "build_runner",
+        ".pipeline_model": "PipelineModel StageModule pipeline_of",
     },
 )

@@ -77,3 +77,13 @@ class Action:
 
 
 Plan = tuple[Action, ...]
+
+
+def described(action: Action) -> str:
+    """An action in words.
+
+    >>> described(Action(Op.FORWARD, 1, 3))
+    'action 1F3 (forward, stage 1, micro-batch 3)'
+    """
+    microbatch = f", micro-batch {action.microbatch}" if action.microbatch >= 0 else ""
+    return f"action {action} ({WORDS[action.op]}, stage {action.stage}{microbatch})"

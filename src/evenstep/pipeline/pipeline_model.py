@@ -3,27 +3,113 @@
 Layers are built, seeded and named one by one, so training does not depend on how stages are spread over ranks.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from operator import itemgetter
-from typing import Any, final
+from typing import Any, cast, final
 
 from torch import nn
 
 from evenstep import training_mode
 from evenstep.arguments import choose
 from evenstep.errors import ArgumentError, TaskError
-from evenstep.internals import children_of, has_gradient_hooks, unwrapped
+from evenstep.internals import children_of, has_gradient_hooks, times_written, unwrapped
 from evenstep.names import named_parameters
 from evenstep.parallel.group import Group
 from evenstep.parallel.mesh import Mesh
-from evenstep.pipeline.layers import Build, Layer, Layers, built, check_covered
+from evenstep.pipeline.boundary import tensors
+from evenstep.pipeline.layers import Build, Layer, Layers, arguments, built, check_covered
 from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.schedules import SCHEDULES, Schedule
 from evenstep.pipeline.split import cut, flows, stages_per_rank_for
-from evenstep.pipeline.stage_module import StageModule, register
 from evenstep.pipeline.ties import Tie, equalise
+
+
+@final
+class StageModule(nn.Module):
+    """The layers of one stage of a model, under their names in the whole model.
+
+    Args:
+        places: places of this stage's layers.
+        leaving: places of the layers whose output leaves the stage, also of earlier stages' outputs that are sent on.
+        modules: modules of this stage's layers; a compiled one keeps the names of its original.
+    """
+
+    def __init__(self, layers: Layers, places: range, leaving: Sequence[int], modules: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.places = places
+        self._leaving = tuple(leaving)
+        self._sources = [layers.sources(place) for place in places]
+        self._wanted = [layers.inputs(place) for place in places]
+        self._calls: list[Callable[..., Any]] = [*modules]
+        self._names = [layers.layers[place].name for place in places]
+        self._layer_names = [layer.name for layer in layers.layers]
+        last_use = {source: place for place in places for source in layers.sources(place)}
+        self._done = [
+            [source for source, last in last_use.items() if last == place and source not in self._leaving]
+            for place in places
+        ]
+        later = {source for place in range(places.stop, len(layers.layers)) for source in layers.sources(place)}
+        self._taken_later = [source for source in last_use if source not in places and source in later - {*leaving}]
+        for place, module in zip(places, modules, strict=True):
+            register(self, layers.layers[place].name, module)
+
+    @property
+    def takes_inputs(self) -> bool:
+        return any(self._wanted)
+
+    def forward(
+        self, received: Mapping[int, Any], inputs: Any, begin: Callable[[int], None] | None = None
+    ) -> dict[int, Any]:
+        """Run the layers; gives the outputs that leave the stage, by place.
+
+        Args:
+            received: outputs of earlier stages' layers, by place.
+            inputs: the task's inputs.
+            begin: called with a layer's place before it runs.
+        """
+        values = dict(received)
+        kept = [(source, received[source], _times(received[source])) for source in self._taken_later]
+        for number, place in enumerate(self.places):
+            if begin is not None:
+                begin(place)
+            outputs = [values[source] for source in self._sources[number]]
+            for source in self._done[number]:
+                del values[source]
+            positional, named = arguments(outputs, inputs, self._wanted[number])
+            values[place] = self._calls[number](*positional, **named)
+            del outputs, positional
+        for source, tree, times in kept:
+            if _times(tree) != times:
+                raise TaskError(
+                    f"the output of layer '{self._layer_names[source]}' was changed in place in another stage, but a "
+                    f"later stage takes it as well; write into a copy, or cut the model elsewhere (`split_at`)."
+                )
+        return {place: values[place] for place in self._leaving}
+
+    @property
+    def called(self) -> dict[str, nn.Module]:
+        """The layers by name; of a compiled one the compiled module."""
+        return dict(zip(self._names, cast("list[nn.Module]", self._calls), strict=True))
+
+    def compile_layers(self, *args: Any, **kwargs: Any) -> None:
+        for called in self._calls:
+            cast("nn.Module", called).compile(*args, **kwargs)
+
+
+def _times(tree: Any) -> list[int]:
+    return [0 if tensor.is_inference() else times_written(tensor) for tensor in tensors(tree)]
+
+
+def register(root: nn.Module, name: str, module: nn.Module) -> None:
+    *above, last = name.split(".")
+    parts = children_of(root)
+    for part in above:
+        parts = children_of(parts.setdefault(part, nn.Module()))
+    if last in parts:
+        raise ArgumentError(f"a layer can't be called '{name}', since a module has '{last}' already; rename it.")
+    parts[last] = unwrapped(module)
 
 
 @final

@@ -1,18 +1,22 @@
-"""Executes any plan.
-
-Hands each action of a plan to its stage; `peers` prepares and ends the plan between ranks.
-"""
+"""Execution of any plan: each action goes to its stage; `Peers` prepares and ends the plan between ranks."""
 
 from collections.abc import Sequence
 from typing import final
 
+import torch
 from torch.profiler import record_function
 
-from evenstep.errors import PlanError
+from evenstep.errors import PlanError, clause
 from evenstep.internals import profiler_runs
-from evenstep.pipeline.action import Op, Plan
+from evenstep.memory import is_out_of_memory
+from evenstep.names import named_parameters
+from evenstep.parallel.reducers import Reducers
+from evenstep.pipeline.action import Op, Plan, described
+from evenstep.pipeline.deferred import Deferral, prepare
+from evenstep.pipeline.pipeline_model import PipelineModel
 from evenstep.pipeline.stage import PlanStep, Stage
-from evenstep.pipeline.wire import Wire
+from evenstep.pipeline.ties import sum_over_owners
+from evenstep.pipeline.wire import Edges, Wire
 
 
 class Peers:
@@ -77,3 +81,79 @@ class Runner:
             self.peers.stopped(error, plan, walked)
             raise
         self.peers.finish(plan)
+
+
+@final
+class PipelinePeers(Peers):
+    """The other ranks of this rank's pipeline."""
+
+    def __init__(self, model: PipelineModel, edges: Edges, deferral: Deferral) -> None:
+        self.wire = edges.wire
+        self._edges, self._deferral = edges, deferral
+        self._mesh, self._ties = model.mesh, model.ties
+        self._parameters = named_parameters(model)
+
+    def begin(self, plan: Plan) -> None:
+        try:
+            self._edges.begin(plan)
+        except BaseException as error:
+            self._tell(error, "before its first action")
+            raise
+
+    def stopped(self, error: BaseException, plan: Plan, walked: int) -> None:
+        self._deferral.end()
+        self._edges.forget()
+        self._tell(error, f"at {described(plan[walked])}")
+
+    def finish(self, plan: Plan) -> None:
+        try:
+            if any(action.op is Op.REDUCE for action in plan):
+                sum_over_owners(self._ties, self._parameters, self._mesh.pipeline)
+            self._edges.wire.flush()
+        except BaseException as error:
+            self._tell(error, f"at {described(plan[-1])}" if plan else "after its plan")
+            raise
+
+    def reset(self) -> None:
+        self._deferral.end()
+        self._edges.forget()
+        self._edges.wire.reset()
+
+    def _tell(self, error: BaseException, place: str) -> None:
+        mesh = self._mesh
+        where = f"pipeline rank {mesh.pipeline.rank} of {mesh.pipeline.ranks} stopped {place}"
+        error.add_note(f"({where})")
+        if not is_out_of_memory(error) and not mesh.world.interrupted():
+            mesh.world.abort(f"{where}: {clause(error)}")
+
+
+def build_runner(
+    model: PipelineModel, reducers: Reducers, device: torch.device, *, deferral: Deferral | None = None
+) -> Runner:
+    """The runner of this rank's stages.
+
+    Args:
+        deferral: of weight gradients, to be shared with layers that have a backward of their own.
+    """
+    layout, deferral = model.layout, deferral or Deferral()
+    edges = Edges(layout, model.mesh.pipeline, device)
+    for module in model.stage_modules.values():
+        if model.schedule.splits_backward:
+            prepare(module, deferral)
+    wrapped = {index: reducers.wrap(module) for index, module in model.stage_modules.items()}
+    stages = [
+        Stage(
+            module,
+            reducer,
+            index=index,
+            edges=edges,
+            sources=layout.sources(index),
+            carried={destination: model.carried[index, destination] for destination in layout.destinations(index)},
+            gives_loss=index == model.last,
+            is_first_here=index == model.own[0],
+            is_last_here=index == model.own[-1],
+            deferral=deferral,
+        )
+        for index, (module, reducer) in wrapped.items()
+    ]
+    return Runner(stages, PipelinePeers(model, edges, deferral))

@@ -17,10 +17,9 @@ from evenstep.parallel.reducer.reducer import Reducer
 from evenstep.pipeline.action import Action, Op
 from evenstep.pipeline.boundary import Crossing, Gradients, detached
 from evenstep.pipeline.deferred import Deferral, Work, accumulate
-from evenstep.pipeline.edges import Edges
 from evenstep.pipeline.layers import arguments
-from evenstep.pipeline.stage_module import StageModule
-from evenstep.pipeline.wire import Address
+from evenstep.pipeline.pipeline_model import StageModule
+from evenstep.pipeline.wire import Address, Edges
 
 
 class PlanStep(Protocol):

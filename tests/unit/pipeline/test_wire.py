@@ -6,8 +6,7 @@ import torch
 
 from evenstep.errors import LostRankError
 from evenstep.pipeline import Action, Layout, Op
-from evenstep.pipeline.edges import AHEAD, Edges
-from evenstep.pipeline.wire import SENDING, Address, Wire
+from evenstep.pipeline.wire import AHEAD, SENDING, Address, Edges, Wire
 
 CPU = torch.device("cpu")
 HERE = Address("output", 0, 1, 0)
