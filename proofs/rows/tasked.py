@@ -27,7 +27,7 @@ REDUCTIONS: dict[str, dict[str, Reduction]] = {
     "sum": {"a": "sum", "b": "sum", "c": "sum"},
     "mean of batches": {"a": "mean", "b": "mean", "c": "mean"},
     "one each": {"a": "weight", "b": "sum", "c": "mean"},
-    "per token, late": {"a": "late", "b": "weight", "c": "late"},  # known after the forward
+    "per token, late": {"a": "weight", "b": "weight", "c": "late"},  # known after the forward
 }
 SIZES, REPEATS = {"a": 6, "b": 4, "c": 3}, {"a": 1, "b": 2, "c": 3}
 COEFFICIENTS = {"a": 1.0, "b": 0.25, "c": 3.0}

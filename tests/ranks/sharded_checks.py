@@ -327,9 +327,9 @@ class Late(OfHead):
         return Loss(super().loss(output, batch).sum, weight=len(batch[0]))
 
 
-def late_weights_beside_others_are_divided(group: Group) -> object:
+def a_late_weight_beside_others_is_divided(group: Group) -> object:
     def run(strategy: Strategy, late: bool) -> dict[str, Tensor]:
-        kinds = (Late, OfHead, Late) if late else (OfHead,) * 3
+        kinds = (OfHead, OfHead, Late) if late else (OfHead,) * 3
         one = _mixed(
             strategy, task={name: kind(head) for head, (name, kind) in enumerate(zip("abc", kinds, strict=True))}
         )

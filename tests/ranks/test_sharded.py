@@ -17,7 +17,7 @@ WANTED: dict[str, Any] = {
     "state_of_an_optimizer_that_has_stepped_is_cut": [True, True],
     "several_tasks_whose_heads_are_gathered_one_by_one": [True, True, True],
     "methods_and_learned_coefficients_are_those_of_one_process": [],
-    "late_weights_beside_others_are_divided": [True, True],
+    "a_late_weight_beside_others_is_divided": [True, True],
     "memory_that_runs_out_in_one_of_several_tasks_changes_no_gradient": [3, []],
     "an_update_of_three_tasks_reduces_each_unit_once": 4,
     "what_a_task_trains_is_that_of_one_process": [],

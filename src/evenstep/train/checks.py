@@ -388,15 +388,9 @@ def check_whole_model(tasks: Mapping[str, Task], ema: Ema | None, model: nn.Modu
 
 
 def _check_stages(tasks: Tasks, policy: FailurePolicy) -> None:
-    late = next((name for name, task in tasks.by_name.items() if task.late_weight), None)
-    if late is not None and len(tasks.by_name) > 1:
-        raise ArgumentError(
-            f"in stages task `{late}` can't have `late_weight` beside other tasks: let `weight` count it.",
-            field="late_weight",
-        )
     asked = {
         "learned coefficients": tasks.coefficients.are_learned,
-        "`combine`": tasks.combine,
+        "`combine` (and a task with `late_weight` beside others)": tasks.combine,
     }
     for what, wanted in asked.items():
         if wanted:

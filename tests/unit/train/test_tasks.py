@@ -34,6 +34,7 @@ from evenstep.data import AllTasks, Mixing
 from evenstep.errors import ArgumentError, NonFiniteError, TaskError
 from evenstep.events.hooks import Timer
 from evenstep.optim.schedules import Linear
+from refused import refused
 
 BATCHES = {"a": 6, "b": 4}
 
@@ -325,7 +326,7 @@ def test_uncertainty_is_optimised_with_the_model_saved_and_idle_with_its_task(se
         assert float(learned.detach()) == pytest.approx(float(value.detach()), rel=1e-5)
 
 
-@pytest.mark.parametrize("late", ["a", "b", "ab"])
+@pytest.mark.parametrize("late", ["a", "b"])
 @pytest.mark.parametrize("method", [None, PcGrad])
 def test_weights_that_come_late_beside_other_tasks_are_divided_by(several: Any, late: str, method: Any) -> None:
     results = []
@@ -354,7 +355,7 @@ def test_metrics_are_routed_by_task_and_the_loss_of_all_is_their_weighted_sum(se
     assert trainer.storage.latest("perf/b/data_s") is not None
 
 
-@pytest.mark.parametrize("late", ["", "a", "b", "ab"])
+@pytest.mark.parametrize("late", ["", "a", "b"])
 @pytest.mark.parametrize("silent", ["", "a", "b"])
 def test_the_loss_of_all_is_their_weighted_sum_where_weights_come_late_and_batches_have_no_loss(
     several: Any, late: str, silent: str
@@ -398,7 +399,7 @@ def test_where_all_weights_come_late_and_are_0_nothing_moves_and_it_is_said(seve
     nothing = {name: [x, y, v * 0] for name, (x, y, v) in batches.items()}
     model = several.model_of("a", "b")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    tasks = {name: several.Regress(name, late=True) for name in BATCHES}
+    tasks = {name: several.Regress(name, late=name == "b") for name in BATCHES}
     engine = Engine(model=model, task=tasks, optimizer=optimizer, device="cpu")
     engine.update(*[(batch, name) for name, batch in batches.items()])
     before = several.flat(model)
@@ -533,3 +534,9 @@ def test_a_task_looks_at_the_model_once_before_anything_is_trained_and_may_refus
     assert seen == [linear]
     with pytest.raises(ArgumentError):
         built(nn.Sequential(nn.Linear(1, 1)))
+
+
+def test_two_tasks_with_late_weights_in_one_update_are_refused(several: Any) -> None:
+    tasks = {name: several.Regress(name, late=True) for name in BATCHES}
+    with refused(TaskError, "b"):
+        trainer_of(several, several.model_of("a", "b"), task=tasks).train()

@@ -62,8 +62,7 @@ class Combine(ABC):
 class Separate(Combine):
     """The sum of the separate gradients: the same update as without a method.
 
-    It is what tasks with late weights get beside other tasks, since each gradient is then divided by itself: one more
-    reduction for each of them, and one more set of gradients for all.
+    Used where a task with a late weight stands beside others, since its gradient is divided before it is added.
 
     >>> import torch
     >>> Separate()(torch.eye(2).double(), [1.0, 1.0], tasks=["a", "b"], seed=1, update=1).shared

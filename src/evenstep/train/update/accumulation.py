@@ -48,9 +48,8 @@ class Accumulation:
         for parameter in self._trained.outside:
             parameter.grad = None
         if self._may_be_late and all(context.tasks[name].late_weight for name in weights.totals):
-            gathered.late_total = total = self._late_total(step.late_weights, weights)
-            gathered.late_totals = dict.fromkeys(weights.totals, total)
-            step.settle_late(total)
+            gathered.late_total = self._late_total(step.late_weights, weights)
+            step.settle_late(gathered.late_total)
         return gathered
 
     def _run_in_turn(self, weights: Weights, step: MicrobatchStep) -> None:

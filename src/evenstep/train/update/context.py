@@ -61,14 +61,10 @@ class MicrobatchResults:
 
     Args:
         late_total: Σw_m over all ranks where the weights are late, to divide by; else None.
-        late_totals: Σw_m of each task whose weights are late, by its name.
+        total: Σw_m of all tasks, where the late part is already divided; else None.
         losses: the summed losses with the names of their tasks, by the micro-batches' numbers.
     """
 
     late_total: Tensor | None = None
-    late_totals: dict[str, Tensor] = field(default_factory=dict)
+    total: Tensor | None = None
     losses: dict[int, tuple[str, Tensor]] = field(default_factory=dict)
-
-    def add(self, other: "MicrobatchResults") -> None:
-        self.late_totals.update(other.late_totals)
-        self.losses.update(other.losses)

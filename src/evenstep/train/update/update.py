@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from math import fsum
 from typing import final
 
 from torch import Tensor, nn
@@ -21,12 +20,12 @@ from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.progress import Progress
+from evenstep.plugins import PER_TASK_GRADIENTS, load
 from evenstep.train.tasks.combine import Combine
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.update.accumulation import Accumulation
 from evenstep.train.update.context import MicrobatchResults, TrainContext
 from evenstep.train.update.execution import Execution
-from evenstep.train.update.late_weights import build_gather
 from evenstep.train.update.outcome import PendingUpdate
 from evenstep.train.update.pipeline_batches import check_batches, check_weights
 from evenstep.train.update.recovery import Attempt, Recovery
@@ -82,7 +81,9 @@ class Update:
         if combine is not None:
             held = {id(one) for one in parameters}
             by_name = {name: one for name, one in named_parameters(model).items() if id(one) in held}
-            self._gather = build_gather(self._accumulate, combine, by_name, context, execution)
+            self._gather = load(PER_TASK_GRADIENTS)(
+                accumulate=self._accumulate, combine=combine, parameters=by_name, context=context, execution=execution
+            )
         self.is_whole, self.is_computing = True, False
         self._first = 0  # the update that is made first
 
@@ -193,11 +194,9 @@ class Update:
         late, scale = gathered.late_total, self._context.precision.scale
         if late is not None:
             return late, scale * late
-        if not (several := gathered.late_totals):
-            return weights.total, scale
-        total = fsum(one for name, one in weights.totals.items() if name not in several) + sum(several.values())
-        of_nothing_else = several.keys() == weights.totals.keys()  # of nothing but weights of 0 there is no gradient
-        return total, scale * (total > 0) if of_nothing_else else scale
+        if gathered.total is not None:
+            return gathered.total, scale * (gathered.total > 0)
+        return weights.total, scale
 
     def _refuse_sparse(self) -> None:
         for name, parameter in () if self._sparse else named_parameters(self._model).items():

@@ -96,6 +96,13 @@ def weigh(tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, stamp:
             f"same update; a hook that is `first_rank_only` runs on one."
         )
     totals, divisors = _summed(tasks, batch, everybody)
+    late = [name for name in totals if tasks[name].late_weight]
+    if len(late) > 1:
+        raise TaskError(
+            f"tasks `{late[0]}` and `{late[1]}` both have a late weight, but only one task of an update may have one: "
+            f"count the units of the other in `weight`.",
+            field=late[1],
+        )
     return Weights(
         totals=totals,
         num_microbatches=batch.num_microbatches,
