@@ -18,9 +18,9 @@ from evenstep.nothing import NOTHING
 from evenstep.optim.apply import Apply, gradients
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
+from evenstep.plugins import PER_TASK_GRADIENTS, load
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.progress import Progress
-from evenstep.plugins import PER_TASK_GRADIENTS, load
 from evenstep.train.tasks.combine import Combine
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.update.accumulation import Accumulation
