@@ -1,35 +1,17 @@
-"""Names of a package that are imported when they are first used, so that importing it loads no more than a run needs.
+"""Imports on first use: names of packages, objects named "module:name", libraries of extras.
 
-A package says in `TYPE_CHECKING` where its names come from, for editors and type checkers, and gives the same table
-here for Python. A test compares the two.
+A package lists the homes of its names under `TYPE_CHECKING` for editors, and in the same table here for Python. A test
+compares the two.
 """
 
 import gc
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any, TypeVar, final
+from typing import Any
 
-from evenstep.plugins import load
+from evenstep.errors import MissingExtraError
 from evenstep.usual_words import name_for
-
-T = TypeVar("T")
-
-
-@contextmanager
-def _uncollected() -> Generator[None]:
-    """Inside, no garbage is collected, if it is otherwise: what an import makes stays.
-
-    Looking through all that torch has made, in the midst of it, takes a third as long as importing all of this package.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -48,9 +30,14 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
     def named(name: str) -> Any:
         if name not in home_of:
             raise AttributeError(f"module '{package}' has no attribute '{name}'{name_for(name)}")
-        with _uncollected():
+        was_enabled = gc.isenabled()
+        gc.disable()  # a collection amid the import of torch takes longer than importing this package
+        try:
             found = getattr(import_module(home_of[name], package), name)
-        setattr(sys.modules[package], name, found)  # so that it is asked for once
+        finally:
+            if was_enabled:
+                gc.enable()
+        setattr(sys.modules[package], name, found)  # the next look-up does not come here
         return found
 
     def listed() -> list[str]:
@@ -59,29 +46,35 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
     return named, listed
 
 
-@final
-class LazyTable(Mapping[str, T]):
-    """A table of names whose values are imported when they are looked up; its names are known before.
+def load(target: str) -> Any:
+    """Object named by `target`, "module:name".
+
+    >>> load("math:floor")(1.5)
+    1
+    """
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name)
+
+
+def load_optional(module: str, extra: str, library: str = "") -> Any:
+    """Module of a library that one of evenstep's extras installs.
 
     Args:
-        targets: what each name stands for, as "module:name".
+        module: its full name.
+        extra: the extra of evenstep that installs it.
+        library: the library that it needs; by default the one that it is in.
 
-    >>> roots = LazyTable[Any]({"square": "math:sqrt", "cube": "math:cbrt"})
-    >>> list(roots), roots["square"](9.0)
-    (['square', 'cube'], 3.0)
+    Raises:
+        MissingExtraError: the library is not installed, or is too old for it.
+
+    >>> load_optional("nowhere", "hf")
+    Traceback (most recent call last):
+    evenstep.errors.MissingExtraError: `nowhere` is needed for this but is not installed; install it with `pip ...
     """
-
-    def __init__(self, targets: Mapping[str, str]) -> None:
-        self._targets = targets
-
-    def __getitem__(self, name: str) -> T:
-        return load(self._targets[name])
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._targets
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._targets)
-
-    def __len__(self) -> int:
-        return len(self._targets)
+    library = library or module.partition(".")[0]
+    try:
+        return import_module(module)
+    except ImportError as error:
+        if str(error.name).partition(".")[0] != library:
+            raise
+        raise MissingExtraError(library, extra) from error

@@ -15,7 +15,7 @@ import evenstep
 from evenstep.events import Incident
 from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Ordered, OrderedFsdp, Single, Strategy, Zero1
 from evenstep.pipeline import PipelineModel
-from evenstep.signals import stopping
+from evenstep.process import stopping
 
 STRATEGIES: dict[str, Callable[[Group], Strategy]] = {
     "single": Single,

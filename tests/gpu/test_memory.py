@@ -32,7 +32,7 @@ from evenstep.checkpoint.staging import Staging
 from evenstep.checkpoint.tensorfile import TensorFile
 from evenstep.data import Position
 from evenstep.events.hooks import MemoryUse
-from evenstep.memory import give_back
+from evenstep.oom import give_back
 from evenstep.options import Checkpointing
 from evenstep.precision import PRECISIONS
 from evenstep.train.update.transfer import build_cast

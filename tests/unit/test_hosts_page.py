@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import yaml
 
-from evenstep import exits
+from evenstep import process
 from evenstep.config.sources import from_arguments
 from evenstep.parallel.rank_info import rank_info_of
 
 PAGE = Path(__file__).parents[2] / "docs/hosts.md"
-CODES = {name: code for name, code in vars(exits).items() if name.startswith("EXIT_")}
+CODES = {name: code for name, code in vars(process).items() if name.startswith("EXIT_")}
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_each_exit_code_but_success_has_its_rule(job: Any, container: Any) -> No
         CODES["EXIT_REQUEUE"]: "Ignore",
         CODES["EXIT_INTERRUPTED"]: "FailJob",
     }
-    assert {*meant, exits.EXIT_DONE} == set(CODES.values())
+    assert {*meant, process.EXIT_DONE} == set(CODES.values())
     assert job["template"]["spec"]["restartPolicy"] == "Never", "which these rules ask for"
 
 

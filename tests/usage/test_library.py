@@ -44,9 +44,9 @@ from evenstep.checkpoint import complete_checkpoints, read_checkpoint
 from evenstep.cli.training import _train
 from evenstep.errors import ArgumentError
 from evenstep.events import ConsoleWriter, CsvWriter, JsonlWriter, Save
-from evenstep.exits import EXIT_DONE
 from evenstep.optim.schedules import Cosine, Linear
 from evenstep.parallel import Group, Single
+from evenstep.process import EXIT_DONE
 from refused import refused
 
 PAIRS = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]

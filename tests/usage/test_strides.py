@@ -7,7 +7,7 @@ import strides_programs as programs
 import torch
 from launched import Failed, on_ranks
 
-from evenstep.strides import laid_out
+from evenstep.tensors import laid_out
 
 each_model = pytest.mark.parametrize("model", ["images", "transposed"])
 by_steps = pytest.param(False, id="by steps", marks=pytest.mark.slow)

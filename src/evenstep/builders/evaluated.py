@@ -13,8 +13,8 @@ from evenstep.builders.pipeline import build_model
 from evenstep.checkpoint import read_checkpoint
 from evenstep.checkpoint.weights import StoredWeights, own_weights
 from evenstep.config.named import OpenRun
-from evenstep.names import load_state
 from evenstep.optim.modes import Modes
+from evenstep.tensors import load_state
 from evenstep.train.state.optimizer_state import check_optimizer, load_optimizer, options_of
 from evenstep.train.state.train_state import parameter_names
 

@@ -14,9 +14,9 @@ from evenstep.config.arguments import Call
 from evenstep.config.faults import refused_at
 from evenstep.config.schema import OptimizerTable, ParameterGroupTable
 from evenstep.errors import ConfigError, EvenstepError, TaskError, clause
-from evenstep.names import TASK_PARAMETERS, named_parameters
 from evenstep.optim.groups import ParameterGroup
 from evenstep.optim.sharing import NO_FUSED_SHARDS
+from evenstep.tensors import TASK_PARAMETERS, named_parameters
 from evenstep.train.checks import check_model
 from evenstep.train.grouped import grouped_optimizer
 

@@ -24,7 +24,6 @@ from evenstep.parallel import (
 from evenstep.parallel.mesh import check_pipelines
 from evenstep.parallel.named import check_single
 from evenstep.parallel.rank_info import ElasticRank, elastic_rank_of, is_launched
-from evenstep.plugins import ELASTIC
 
 
 @contextmanager
@@ -75,7 +74,7 @@ def _elastic(config: Config, place: ElasticRank | None) -> Group:
         )
     if place is None or faults:
         raise ConfigError(faults)
-    elastic = import_module(ELASTIC)
+    elastic = import_module("evenstep.contrib.elastic")
     return elastic.Elastic(elastic.Lighthouse(place), timeout_s=config.parallel.timeout_s)
 
 

@@ -7,6 +7,7 @@ from evenstep.builders.schedule import build_schedule
 from evenstep.config.schema import Config, MixtureTable
 from evenstep.contrib.multitask import COMBINES, Scheduled, Uncertainty
 from evenstep.data import AllTasks, Data, Mixing, Mixture, RoundRobin, Sampled
+from evenstep.lazy import load
 from evenstep.train import Coefficients, Combine, Fixed
 
 
@@ -44,4 +45,4 @@ def build_combine(config: Config) -> Combine | None:
     if config.combine is None:
         return None
     more = {"alpha", "coefficient_lr", "parameters"} if config.combine.kind == "grad_norm" else set[str]()
-    return COMBINES[config.combine.kind](**config.combine.model_dump(include=more))
+    return load(COMBINES[config.combine.kind])(**config.combine.model_dump(include=more))

@@ -24,7 +24,7 @@ from evenstep.checkpoint.retention import retain
 from evenstep.checkpoint.staging import Staging
 from evenstep.checkpoint.writer import CheckpointWrite, Written
 from evenstep.errors import CheckpointError, clause
-from evenstep.memory import is_out_of_memory
+from evenstep.oom import is_out_of_memory
 
 T = TypeVar("T")
 

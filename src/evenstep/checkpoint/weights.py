@@ -31,7 +31,7 @@ from evenstep.checkpoint.reader import CheckpointReader
 from evenstep.checkpoint.table import Table, TensorEntry
 from evenstep.checkpoint.tensorfile import bytes_of, read_header
 from evenstep.errors import ArgumentError, CheckpointError, clause
-from evenstep.names import LEARNED, TASK_PARAMETERS, by_plain_name
+from evenstep.tensors import LEARNED, TASK_PARAMETERS, by_plain_name
 
 SUFFIX, INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
 _OLDER = "pytorch_model.bin"

@@ -3,8 +3,6 @@
 import sys
 from collections.abc import Sequence
 
-from evenstep.exits import EXIT_INTERRUPTED
-
 __all__ = ["main"]
 
 
@@ -22,5 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return run(arguments)
     except KeyboardInterrupt:
+        from evenstep.process import EXIT_INTERRUPTED
+
         print("evenstep: interrupted.", file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -5,7 +5,7 @@ from pathlib import Path
 from evenstep.checkpoint.averaging import average_checkpoints, averages_of, last_checkpoints
 from evenstep.cli.arguments import whole_number
 from evenstep.errors import ConfigError
-from evenstep.exits import EXIT_DONE
+from evenstep.process import EXIT_DONE
 
 
 def run(path: str, settings: list[str], *, last: str | None, until: str | None, to: str | None) -> int:

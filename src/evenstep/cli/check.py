@@ -34,10 +34,10 @@ from evenstep.config.named import OpenRun
 from evenstep.config.schema import Config
 from evenstep.config.sources import settings_of
 from evenstep.events import Bus, Evaluate
-from evenstep.exits import EXIT_DONE
 from evenstep.optim.low_bit import as_plain
 from evenstep.parallel import Group, device_of_rank
 from evenstep.parallel.rank_info import is_launched
+from evenstep.process import EXIT_DONE
 from evenstep.train import Trainer
 from evenstep.train.memory.footprint import per_parameter
 from evenstep.train.standard_hooks import writers_of

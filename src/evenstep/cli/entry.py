@@ -22,8 +22,19 @@ from evenstep.cli.arguments import in_home, split
 from evenstep.cli.messages import paragraphs
 from evenstep.cli.screen import write_to_nowhere
 from evenstep.errors import ConfigError
-from evenstep.exits import CODE_FILE, EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
-from evenstep.signals import Terminated, ending, ignore_at_the_end, leave_with, not_swallowed
+from evenstep.process import (
+    CODE_FILE,
+    EXIT_CONFIG,
+    EXIT_DONE,
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    EXIT_REQUEUE,
+    Terminated,
+    ending,
+    ignore_at_the_end,
+    leave_with,
+    not_swallowed,
+)
 from evenstep.version import __version__
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from evenstep.cli.inspect import spell_bytes
 from evenstep.config.faults import refused_at
 from evenstep.config.sources import settings_in
 from evenstep.errors import ConfigError
-from evenstep.exits import EXIT_DONE
+from evenstep.process import EXIT_DONE
 
 
 def run(

@@ -15,7 +15,7 @@ from evenstep.config.check import given_for
 from evenstep.config.faults import refused_at
 from evenstep.config.sources import settings_of
 from evenstep.errors import ConfigError
-from evenstep.exits import EXIT_DONE
+from evenstep.process import EXIT_DONE
 from evenstep.train import FoundLr, find_lr
 from evenstep.train.tryouts.lr_finder import check_range
 

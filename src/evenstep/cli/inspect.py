@@ -10,7 +10,7 @@ from typing import Any
 from evenstep.arguments import format_name, shortened
 from evenstep.checkpoint import CheckpointReader
 from evenstep.cli.difference import differences
-from evenstep.exits import EXIT_DONE, EXIT_ERROR
+from evenstep.process import EXIT_DONE, EXIT_ERROR
 
 
 def run(path: str, settings: list[str], *, verify: bool, diff: str | None) -> int:

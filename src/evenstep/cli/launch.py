@@ -17,10 +17,19 @@ from signal import SIGINT, SIGQUIT, getsignal, signal
 from time import sleep
 from typing import Any
 
-from evenstep.exits import CODE_FILE, EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE, FINAL
-from evenstep.itself import command
 from evenstep.parallel.rank_info import ATTEMPT, LAUNCHER
-from evenstep.signals import REQUEUE, heeded
+from evenstep.process import (
+    CODE_FILE,
+    EXIT_CONFIG,
+    EXIT_DONE,
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    EXIT_REQUEUE,
+    FINAL,
+    REQUEUE,
+    command,
+    heeded,
+)
 
 _LONGEST_PAUSE_S = 30.0
 _FORWARDED = (*REQUEUE, SIGINT, SIGQUIT)

@@ -6,7 +6,7 @@ It prints nothing and hides nothing: `--traceback` shows the rest.
 import errno
 
 from evenstep.errors import ConfigError, EvenstepError
-from evenstep.frames import user_line
+from evenstep.process import user_line
 
 
 def paragraphs(error: BaseException, *, hint: bool) -> str:

@@ -17,10 +17,10 @@ from evenstep.builders import build_parts, open_run
 from evenstep.cli.summary import parameters_of
 from evenstep.config.sources import settings_of
 from evenstep.errors import ConfigError
-from evenstep.exits import EXIT_DONE
 from evenstep.parallel import device_of_rank
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.layers import arguments
+from evenstep.process import EXIT_DONE
 
 _GAP = "  "
 

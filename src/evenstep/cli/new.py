@@ -12,7 +12,7 @@ from shutil import copyfile, copytree, ignore_patterns, rmtree
 
 from evenstep.arguments import advice
 from evenstep.errors import ConfigError, EvenstepError, clause
-from evenstep.exits import EXIT_DONE
+from evenstep.process import EXIT_DONE
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from evenstep.cli.launch import launch
 from evenstep.config.schema import Config
 from evenstep.config.schema_ranks import SlurmTable
-from evenstep.exits import EXIT_DONE
 from evenstep.extras.slurm import Job, submit
+from evenstep.lazy import load
 from evenstep.parallel.rank_info import LAUNCHER, is_launched
-from evenstep.plugins import ELASTIC, load
+from evenstep.process import EXIT_DONE
 
 _PR_SET_PDEATHSIG = 1
 
@@ -36,7 +36,7 @@ def start_ranks(config: Config, arguments: list[str], *, ranks: int = 0, restart
         return None
     start = launch
     if config.failures.lost_rank == "continue":
-        start = partial(load(f"{ELASTIC}:launch_elastic"), timeout_s=config.parallel.timeout_s)
+        start = partial(load("evenstep.contrib.elastic:launch_elastic"), timeout_s=config.parallel.timeout_s)
     return start(ranks, arguments, max_restarts=config.launch.max_restarts if restarts else 0)
 
 

@@ -21,11 +21,9 @@ from evenstep.config.named import OpenRun
 from evenstep.errors import EvenstepError
 from evenstep.events import Hook, Watchdog
 from evenstep.events.files import replace_text
-from evenstep.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.options import Reset
 from evenstep.parallel import Group
-from evenstep.plugins import REPORT_FILE
-from evenstep.signals import REQUEUE, stopping
+from evenstep.process import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE, REQUEUE, stopping
 from evenstep.train import Trainer
 
 
@@ -68,7 +66,7 @@ def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
             with _published(run, folder, trainer, group), _told_how_to_go_on(folder, trainer):
                 code = _train(trainer, group, shows_end=shows_end)
     if trainer.is_first_rank:
-        print(f"run folder  {folder}\nreport      {folder / REPORT_FILE}", flush=True)
+        print(f"run folder  {folder}\nreport      {folder / 'report.html'}", flush=True)
         if code in (EXIT_REQUEUE, EXIT_INTERRUPTED) and complete_checkpoints(folder / "checkpoints"):
             print(f"go on       evenstep resume {quote(str(folder))}", flush=True)
     return code

@@ -17,7 +17,7 @@ from typing import Any, cast
 from evenstep.arguments import advice
 from evenstep.config.faults import quoted
 from evenstep.errors import ArgumentError, MissingExtraError, clause
-from evenstep.frames import user_line
+from evenstep.process import user_line
 
 _DETOUR = re.compile(r"/\.{0,2}/")  # in a path that may begin otherwise than it says
 

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError, NonFiniteError, ReplicaError
 from evenstep.events import Hook, TrainBegin, UpdateEnd
-from evenstep.names import named_buffers, named_parameters
 from evenstep.parallel import Group
 from evenstep.parallel.replicas import bits
 from evenstep.parallel.tree import TreeSum
+from evenstep.tensors import named_buffers, named_parameters
 
 if TYPE_CHECKING:
     from evenstep.train.trainer import Trainer

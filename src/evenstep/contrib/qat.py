@@ -17,8 +17,8 @@ from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError
 from evenstep.events import Hook, TrainBegin, UpdateEnd
 from evenstep.events.hook import HookTrainer
+from evenstep.lazy import load_optional
 from evenstep.pipeline.pipeline_model import pipeline_of
-from evenstep.plugins import load_optional
 
 _NOT_FOR = {
     "changing ranks": "which ranks that join later would not round; let a lost rank end the run",

@@ -24,7 +24,7 @@ from evenstep.data.fetch import Fetcher, Reading, Reply, Request, Seeding
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import DataError, clause
 from evenstep.internals import end_workers, workers_of
-from evenstep.signals import REQUEUE
+from evenstep.process import REQUEUE
 
 _LONGEST_WAIT_S = 2e6  # 23 days: a queue takes its milliseconds in 31 bits
 _OUTLIVED = (*REQUEUE, signal.SIGINT)

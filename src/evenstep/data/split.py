@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from evenstep.arguments import first_of, format_name
-from evenstep.strides import is_dense
+from evenstep.tensors import is_dense
 
 _PLAIN = (str, bytes, bool, int, float, complex, Enum, PurePath, torch.Size, torch.dtype, torch.device, slice)
 

@@ -4,6 +4,7 @@ One item ahead, because only that tells whether an epoch has ended. An error of 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any, Protocol, cast, final, runtime_checkable
 
@@ -15,7 +16,6 @@ from evenstep.data.dataset import Told, epoch_setters
 from evenstep.data.seeding import global_states, seed_generators, undisturbed
 from evenstep.errors import ArgumentError, DataError
 from evenstep.keys import key, mix
-from evenstep.nothing import NOTHING
 
 END = object()
 _UNCHANGING = frozenset({int, float, str, bool, bytes, type(None)})
@@ -159,7 +159,7 @@ class Reader:
             with undisturbed():
                 self._tell()
         items = [self.ahead]
-        with NOTHING if self._draws_nothing else undisturbed():
+        with nullcontext() if self._draws_nothing else undisturbed():
             item: object = None
             # Not with islice: it calls iter() again, at which some iterators begin anew.
             while len(items) < count and (item := self._next()) is not END:

@@ -8,7 +8,7 @@ never refers to the trainer; it only introduces the hooks to it.
 
 import traceback
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeAlias, final
 
@@ -16,7 +16,6 @@ from evenstep.arguments import advice
 from evenstep.errors import HookError, LostRankError, clause
 from evenstep.events.event import Event, Incident
 from evenstep.events.hook import Hook, HookTrainer
-from evenstep.nothing import NOTHING
 from evenstep.single_use import check_unused
 
 SpanName = Literal["train", "epoch", "update", "microbatch", "forward", "backward", "step", "evaluate", "save"]
@@ -149,7 +148,7 @@ class Bus:
         nobody listens, so no event is built
         """
         hooks = self._spans[name]
-        return _HookSpan(hooks, begin, end) if hooks.pairs else NOTHING
+        return _HookSpan(hooks, begin, end) if hooks.pairs else nullcontext()
 
     @contextmanager
     def silent(self, *, but: type[Hook] | None = None) -> Generator[None]:
@@ -243,7 +242,7 @@ class _Guarded:
 
     def __call__(self, event: Event) -> None:
         try:
-            drawing = self._bus.drawing(self._place, event) if self._place else NOTHING
+            drawing = self._bus.drawing(self._place, event) if self._place else nullcontext()
             with drawing:
                 self._receive(event)
         except (HookError, LostRankError):
@@ -344,7 +343,7 @@ def _raise(error: BaseException | None) -> None:
 
 
 def _as_it_is(*_: object) -> AbstractContextManager[None]:
-    return NOTHING
+    return nullcontext()
 
 
 def _check_methods(hook: Hook) -> None:

@@ -15,7 +15,6 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from evenstep.devices import scalar_on
 from evenstep.errors import ArgumentError, LostRankError
 from evenstep.events.derived import DerivedMetrics
 from evenstep.events.meters import Meters
@@ -23,6 +22,7 @@ from evenstep.events.pairs import COUNT, Entry, Number, Pairs, joined, means, pa
 from evenstep.events.series import Record, Series
 from evenstep.events.shown import Shown, Value
 from evenstep.events.throughput import Throughput
+from evenstep.tensors import scalar_on
 
 _NORM, _CLIPPED = "train/grad_norm", "train/clipped"
 _TOTAL = "progress/weight"  # of all updates, in a saved state

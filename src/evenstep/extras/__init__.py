@@ -1,1 +1,1 @@
-"""What not every run needs, one package per purpose. The core never imports it; see `evenstep.plugins`."""
+"""What not every run needs, one package per purpose. The core never imports it; see `evenstep.lazy`."""

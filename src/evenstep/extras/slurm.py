@@ -13,10 +13,9 @@ from signal import SIGTERM
 from typing import Any, final
 
 from evenstep.errors import ArgumentError, EvenstepError
-from evenstep.exits import EXIT_DONE, EXIT_REQUEUE
-from evenstep.itself import command
+from evenstep.lazy import load_optional
 from evenstep.parallel.rank_info import FIRST_PORT, NUM_PORTS
-from evenstep.plugins import load_optional
+from evenstep.process import EXIT_DONE, EXIT_REQUEUE, command
 
 
 @final

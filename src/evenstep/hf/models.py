@@ -11,7 +11,7 @@ import torch
 
 from evenstep.arguments import require_word
 from evenstep.errors import ArgumentError
-from evenstep.plugins import load_optional
+from evenstep.lazy import load_optional
 
 if TYPE_CHECKING:
     from torch import nn

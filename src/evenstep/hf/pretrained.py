@@ -23,9 +23,9 @@ from evenstep.hf.models import library
 from evenstep.hf.saving import check_options, is_of_transformers, save_pretrained
 from evenstep.internals import unwrapped
 from evenstep.internals.fsdp import class_before_sharding
-from evenstep.names import state_of
 from evenstep.optim.modes import has_modes
 from evenstep.optim.multi import inner
+from evenstep.tensors import state_of
 
 _NAME = "pretrained"
 _KINDS = ("last", "best")

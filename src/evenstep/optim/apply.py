@@ -20,10 +20,10 @@ from evenstep.internals import (
     looks_at_gradients,
     takes_scale,
 )
-from evenstep.names import parameters_in
 from evenstep.optim.fused import may_draw
 from evenstep.optim.multi import inner
 from evenstep.optim.stepping import Steps
+from evenstep.tensors import parameters_in
 
 CLIP_EPSILON = 1e-6
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max  # kernels take their scale as one; it grows while gradients are 0

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
 from evenstep.internals import foreach_move, local_tensor
-from evenstep.names import named_buffers, named_parameters
-from evenstep.strides import shares_memory
+from evenstep.tensors import named_buffers, named_parameters, shares_memory
 
 Evaluated = Literal["average", "parameters", "both"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evenstep.errors import CheckpointError, clause
-from evenstep.plugins import load_optional
+from evenstep.lazy import load_optional
 
 _KIND, _TENSORS, _VALUES = "low_bit", "tensors", "values"
 

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
 from evenstep.internals import TAKES_SCALE, takes_scale
-from evenstep.names import parameters_in
 from evenstep.optim.fused import take_step
+from evenstep.tensors import parameters_in
 
 ParameterGroup = dict[str, Any]
 

@@ -12,10 +12,10 @@ from torch.optim import SGD, Optimizer
 
 from evenstep.errors import ArgumentError, OutOfMemoryError
 from evenstep.internals import takes_scale, times_written
-from evenstep.memory import give_back, is_out_of_memory
-from evenstep.names import parameters_in
+from evenstep.oom import give_back, is_out_of_memory
 from evenstep.optim.fused import take_step
 from evenstep.optim.multi import inner
+from evenstep.tensors import parameters_in
 
 
 def step(optimizer: Any) -> None:

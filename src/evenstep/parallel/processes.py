@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from evenstep.arguments import require_number
-from evenstep.devices import device_here, make_current
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError, clause
 from evenstep.internals import PrefixStore, Store
 from evenstep.parallel.group import Group, Interrupted
@@ -30,6 +29,7 @@ from evenstep.parallel.rank_info import RankInfo, rank_info_of
 from evenstep.parallel.rendezvous import meet
 from evenstep.parallel.renewable import GLOO, NCCL, Connections, register
 from evenstep.parallel.through_host import directly, place_of, through_host
+from evenstep.tensors import device_here, make_current
 
 T = TypeVar("T")
 _A_WHILE = timedelta(seconds=1)

@@ -10,7 +10,6 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from evenstep.names import parameters_in
 from evenstep.parallel.buffers import Before, SharedBuffers
 from evenstep.parallel.layout import mapped
 from evenstep.parallel.reducer.padded import PaddedReducer
@@ -18,6 +17,7 @@ from evenstep.parallel.reducer.per_plan import PlanReducer
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer
 from evenstep.parallel.reducer.strategy import Strategy
 from evenstep.parallel.reducer.zero1 import Owners
+from evenstep.tensors import parameters_in
 
 
 @final

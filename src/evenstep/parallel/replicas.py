@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError, ReplicaError
 from evenstep.internals import is_saved, local_tensor
-from evenstep.names import named_parameters
 from evenstep.parallel.group import Group
+from evenstep.tensors import named_parameters
 
 
 def synchronise(module: nn.Module, group: Group) -> None:

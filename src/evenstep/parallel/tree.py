@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from evenstep.parallel.group import Group
-from evenstep.strides import gradient_format, laid_out
+from evenstep.tensors import gradient_format, laid_out
 
 Gradients: TypeAlias = "list[Tensor | None]"
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from evenstep.internals import adds_to_gradients, base_of, compiled_in_place, has_gradient_hooks, unwrapped
 from evenstep.pipeline.compiled import is_compiled
-from evenstep.strides import gradient_format
+from evenstep.tensors import gradient_format
 
 Work = Callable[[], None]
 

@@ -20,7 +20,7 @@ from evenstep.internals import (
     has_hooks,
 )
 from evenstep.keys import key
-from evenstep.names import named_parameters
+from evenstep.tensors import named_parameters
 
 Build: TypeAlias = nn.Module | Callable[[], nn.Module]
 

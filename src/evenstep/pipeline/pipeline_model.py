@@ -15,7 +15,6 @@ from evenstep import training_mode
 from evenstep.arguments import choose
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import children_of, has_gradient_hooks, times_written, unwrapped
-from evenstep.names import named_parameters
 from evenstep.parallel.group import Group
 from evenstep.parallel.mesh import Mesh
 from evenstep.pipeline.boundary import tensors
@@ -24,6 +23,7 @@ from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.schedules import SCHEDULES, Schedule
 from evenstep.pipeline.split import cut, flows, stages_per_rank_for
 from evenstep.pipeline.ties import Tie, equalise
+from evenstep.tensors import named_parameters
 
 
 @final

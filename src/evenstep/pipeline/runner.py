@@ -8,8 +8,7 @@ from torch.profiler import record_function
 
 from evenstep.errors import PlanError, clause
 from evenstep.internals import profiler_runs
-from evenstep.memory import is_out_of_memory
-from evenstep.names import named_parameters
+from evenstep.oom import is_out_of_memory
 from evenstep.parallel.reducers import Reducers
 from evenstep.pipeline.action import Op, Plan, described
 from evenstep.pipeline.deferred import Deferral, prepare
@@ -17,6 +16,7 @@ from evenstep.pipeline.pipeline_model import PipelineModel
 from evenstep.pipeline.stage import PlanStep, Stage
 from evenstep.pipeline.ties import sum_over_owners
 from evenstep.pipeline.wire import Edges, Wire
+from evenstep.tensors import named_parameters
 
 
 class Peers:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from evenstep.errors import ArgumentError
 from evenstep.internals import local_tensor
 from evenstep.parallel.group import Group
-from evenstep.strides import gradient_format
+from evenstep.tensors import gradient_format
 
 
 class Tie(NamedTuple):

@@ -14,7 +14,7 @@ from torch import nn
 
 from evenstep.arguments import format_name
 from evenstep.errors import ArgumentError
-from evenstep.plugins import load_optional
+from evenstep.lazy import load_optional
 from evenstep.precision.precision import Precision
 
 Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]

@@ -16,7 +16,7 @@ Gradients are not unscaled here: the loss scale is one factor of the update's de
 
 from abc import ABC
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Literal, final
 
 import torch
@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from evenstep.arguments import format_name
 from evenstep.errors import ArgumentError, NonFiniteError
 from evenstep.internals import buffers_of, parameters_of
-from evenstep.nothing import NOTHING
 
 Where = Literal["after-transfer", "before-transfer"]
 
@@ -93,7 +92,7 @@ class Precision(ABC):
 
     def forward(self, device: torch.device) -> AbstractContextManager[Any]:
         """The context in which forward and loss run."""
-        return NOTHING
+        return nullcontext()
 
     def committed(self) -> None:
         """Count a committed update, and perhaps raise the scale."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from evenstep.internals import unwrapped
-from evenstep.names import named_parameters
 from evenstep.options import Training
+from evenstep.tensors import named_parameters
 from evenstep.train.checkpointing.run_state import updates_of
 from evenstep.train.checks import check_same_on_all_ranks, check_ties
 from evenstep.version import __version__

@@ -17,7 +17,6 @@ from evenstep.arguments import advice
 from evenstep.data import Data
 from evenstep.errors import ArgumentError, ReplicaError, TaskError
 from evenstep.internals import unwrapped
-from evenstep.names import named_parameters, parameters_in
 from evenstep.optim.ema import Ema
 from evenstep.optim.multi import inner
 from evenstep.optim.schedules import LrSchedule
@@ -29,6 +28,7 @@ from evenstep.pipeline import PipelineModel, pipeline_of
 from evenstep.pipeline.pipeline_model import in_stages
 from evenstep.pipeline.ties import check_frozen
 from evenstep.precision import Precision, SixteenBits
+from evenstep.tensors import named_parameters, parameters_in
 from evenstep.train.failures import FailurePolicy, Rewind, Stop
 from evenstep.train.failures.policies import Policies
 from evenstep.train.state.train_state import is_shared, parameter_names

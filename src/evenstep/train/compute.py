@@ -1,6 +1,6 @@
 """The seam through which a package computes an engine's updates in the place of `Update`.
 
-`Training.compile` names the package; `evenstep.plugins.COMPUTES` says which module a word means.
+`Training.compile` names the package; `evenstep.train.setup.COMPUTES` says which module a word means.
 """
 
 from collections.abc import Callable, Sequence

@@ -11,7 +11,7 @@ that importing all public names takes little longer than importing torch.
 
 import logging
 from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast, final
@@ -27,7 +27,6 @@ from evenstep.data.seeding import drawing_alone
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError, clause
 from evenstep.events import Bus, Incident, Record
 from evenstep.internals import unwrapped
-from evenstep.nothing import NOTHING
 from evenstep.optim.schedules import LrSchedule
 from evenstep.optim.step import let_begin_late
 from evenstep.options import Training, check_length
@@ -209,7 +208,7 @@ class Engine:
                 raise
 
     def _alone(self, method: str) -> AbstractContextManager[None]:
-        return drawing_alone(method) if self.group.ranks == 1 else NOTHING
+        return drawing_alone(method) if self.group.ranks == 1 else nullcontext()
 
     def _update(self, microbatches: tuple[Any, ...]) -> Committed | Aborted:
         training_mode.require_gradients("`update` was called")
@@ -435,7 +434,7 @@ class Engine:
         """Inside, the parameters are the average's, where that is to be evaluated (first), or else the optimizer's."""
         self.require_whole()
         ema = self._ema if (self._evaluated[0][1] if average is None else average) else None
-        with self.parts.modes.evaluating(), NOTHING if ema is None else ema.swapped():
+        with self.parts.modes.evaluating(), nullcontext() if ema is None else ema.swapped():
             yield
 
     def evaluated(self, name: str, data: Data, *, context: TrainContext | None = None) -> list[Record]:

@@ -11,11 +11,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from evenstep.devices import make_current
 from evenstep.events import Bus, Event, Incident, MicrobatchBegin, MicrobatchEnd
 from evenstep.internals import unwrapped
 from evenstep.keys import branch, key_below
-from evenstep.names import named_parameters
 from evenstep.optim.apply import Apply, build_apply
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.modes import Modes
@@ -23,6 +21,7 @@ from evenstep.optim.stepping import Steps
 from evenstep.parallel import Strategy
 from evenstep.pipeline.compiled import release
 from evenstep.precision import Precision
+from evenstep.tensors import make_current, named_parameters
 from evenstep.train.checks import check_shared
 from evenstep.train.compiled import compile_model
 from evenstep.train.compute import Compute, ComputeParts

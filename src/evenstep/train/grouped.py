@@ -14,10 +14,10 @@ from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
 from evenstep.internals import unwrapped
-from evenstep.names import named_parameters, plain
 from evenstep.optim.groups import OTHERS, DecayOn, Described, Grouping, ParameterGroup
 from evenstep.optim.multi import MultiOptimizer, inner
 from evenstep.pipeline import PipelineModel
+from evenstep.tensors import named_parameters, plain
 
 _NONE = ParameterGroup(patterns=("*",))
 

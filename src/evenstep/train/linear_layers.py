@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from torch import nn
 
 from evenstep.errors import ArgumentError
-from evenstep.names import plain
 from evenstep.pipeline import pipeline_of
 from evenstep.pipeline.deferred import DeferredLinear
 from evenstep.precision import Precision
 from evenstep.precision.float8_mixed import why_not
+from evenstep.tensors import plain
 from evenstep.train.memory.blocks import Chosen, chosen, modules_meant
 
 _KEY = "float8.layers"

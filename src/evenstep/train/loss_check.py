@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.data.split import copied, tensors_in
 from evenstep.errors import LostRankError, TaskError
-from evenstep.memory import give_back, is_out_of_memory
+from evenstep.oom import give_back, is_out_of_memory
 from evenstep.parallel.buffers import is_batch_norm
 from evenstep.pipeline.compiled import as_written
 from evenstep.train.evaluating import evaluating

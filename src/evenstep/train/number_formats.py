@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
 from evenstep.internals import local_tensor
-from evenstep.names import named_parameters, parameters_in
 from evenstep.optim.modes import has_modes
 from evenstep.optim.multi import inner
 from evenstep.optim.stepping import MasterSteps, RoundedSteps, Steps
@@ -19,6 +18,7 @@ from evenstep.optim.stepping.stepping import is_narrow
 from evenstep.parallel import ParameterLayout, Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
+from evenstep.tensors import named_parameters, parameters_in
 
 
 def check_formats(precision: Precision, *, optimizer: Optimizer, strategy: Strategy) -> None:

@@ -9,7 +9,7 @@ generators cost more to seed than a small update may; they are seeded as well wh
 
 import random
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, final
 from zlib import crc32
 
@@ -18,7 +18,6 @@ import torch
 
 from evenstep.data.seeding import numpy_words
 from evenstep.keys import branch_below, key_below
-from evenstep.nothing import NOTHING
 
 LOSS = crc32(b"loss") | 1 << 40  # as `keys` takes the name "loss", without encoding it each time
 _seed_cpu = torch.default_generator.manual_seed
@@ -163,7 +162,7 @@ class Randomness:
         cpu, others = _get_cpu(), (random.getstate(), np.random.get_state()) if self._seeds_all else None
         try:
             # on a CPU alone it would cost several times as much as what is done here
-            with torch.random.fork_rng([device]) if device.type == "cuda" else NOTHING:
+            with torch.random.fork_rng([device]) if device.type == "cuda" else nullcontext():
                 self._seed(number)
                 yield
                 self._look()

@@ -3,7 +3,7 @@
 Each function takes one argument, and says what was given, what must be, and what to write.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -13,14 +13,14 @@ from torch.utils.data import DataLoader
 
 from evenstep.arguments import choose, require_object, said
 from evenstep.data import Data, data_of
-from evenstep.devices import device_here
 from evenstep.errors import ArgumentError
+from evenstep.lazy import load
 from evenstep.optim.schedules import LR_SCHEDULES, LrSchedule
 from evenstep.options import Failures, check_evaluation_names
 from evenstep.parallel import Single, Strategy, device_of_rank, launched_group, strategy_named
 from evenstep.pipeline import PipelineModel
-from evenstep.plugins import COMBINES, load
 from evenstep.precision import PRECISIONS, FullPrecision, Precision
+from evenstep.tensors import device_here
 from evenstep.train.failures import FAILURE_POLICIES, FailurePolicy, Retry
 from evenstep.train.failures.policies import Policies
 from evenstep.train.failures.spikes import LossSpikes
@@ -172,9 +172,9 @@ def _policy(argument: str, failures: Failures) -> FailurePolicy:
 def combine_named(given: object) -> Combine | None:
     if given is None:
         return None
-    methods: Mapping[str, Callable[..., Combine]] = load(COMBINES)
+    methods: Mapping[str, str] = load("evenstep.contrib.multitask:COMBINES")
     if isinstance(given, str):
-        return choose("combine", given, methods)()
+        return load(choose("combine", given, methods))()
     require_object("combine", given, Combine, f"one of {_quoted(methods)}")
     return cast("Combine", given)
 

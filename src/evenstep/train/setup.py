@@ -17,12 +17,11 @@ from torch.optim import Optimizer
 
 from evenstep.data import Data
 from evenstep.events import Storage
-from evenstep.memory import build_emptying
+from evenstep.oom import build_emptying
 from evenstep.optim.schedules import LrSchedule, plateaus_of
 from evenstep.options import Training
 from evenstep.parallel import Group, Strategy
 from evenstep.pipeline import PipelineModel
-from evenstep.plugins import COMPUTES
 from evenstep.precision import Precision
 from evenstep.single_use import check_unused
 from evenstep.train.checks import (
@@ -48,6 +47,9 @@ from evenstep.train.tasks.parameters import parameters_attached
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import Tasks, named
 from evenstep.training_mode import require_gradients
+
+COMPUTES = {"update": "evenstep.contrib.compiled_update"}
+"""Packages that compute updates, by the words of `Training.compile`."""
 
 
 @final

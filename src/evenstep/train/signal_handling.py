@@ -2,7 +2,7 @@
 
 Ctrl-C and SIGTERM are meant for the program, so training does not end as if all were done: it ends the update, saves,
 and then raises. However it ends, the run's folder gets its page, and an error shows the user's lines instead of
-evenstep's. The signals themselves are told in `evenstep.signals`, and what is trained here is not known.
+evenstep's. The signals themselves are told in `evenstep.process`, and what is trained here is not known.
 """
 
 import signal
@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evenstep.exits import EXIT_REQUEUE
 from evenstep.parallel import Group
-from evenstep.signals import REQUEUE, interrupted, stopping
+from evenstep.process import EXIT_REQUEUE, REQUEUE, interrupted, stopping
 from evenstep.train.standard_hooks import write_page
 
 if TYPE_CHECKING:

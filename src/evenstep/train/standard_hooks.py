@@ -36,10 +36,10 @@ from evenstep.events import (
 )
 from evenstep.events.hooks.evaluate import may_be_asked_for
 from evenstep.events.hooks.target import MetricTarget
+from evenstep.lazy import load
 from evenstep.optim.schedules import Plateau
 from evenstep.options import STANDARD_WRITERS, Checkpointing, Logging
 from evenstep.parallel import Group
-from evenstep.plugins import REPORT, load
 from evenstep.train.reporter import Reporter
 
 
@@ -141,7 +141,7 @@ def write_page(folder: Path, update: int, report: Callable[[Incident], None]) ->
     if not (folder / "status.json").exists():
         return  # it never began
     try:
-        load(REPORT)(folder)
+        load("evenstep.tools.report:write_report")(folder)
     except Exception as error:  # noqa: BLE001 - not lost: it is an incident
         report(Incident(kind="report", update=update, message=str(error), traceback=traceback.format_exc()))
 

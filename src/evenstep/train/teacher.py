@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from evenstep.internals import buffers_of, parameters_of, places_of, unwrapped
-from evenstep.names import plain
 from evenstep.optim.ema import Ema
 from evenstep.pipeline.compiled import as_written
 from evenstep.pipeline.layers import arguments
+from evenstep.tensors import plain
 from evenstep.train.evaluating import evaluating
 from evenstep.train.tasks.task import Task
 from evenstep.train.update.context import TrainContext

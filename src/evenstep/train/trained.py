@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 from evenstep.arguments import first_of
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import children_of, parameters_of
-from evenstep.names import named_parameters
 from evenstep.pipeline.pipeline_model import in_stages
+from evenstep.tensors import named_parameters
 
 _requires_grad = attrgetter("requires_grad")
 _params = itemgetter("params")

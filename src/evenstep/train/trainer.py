@@ -6,7 +6,7 @@ first trainer is built, so that importing all public names takes little longer t
 """
 
 from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -22,7 +22,6 @@ from evenstep.data import Data, data_of
 from evenstep.data.seeding import drawing_alone, undisturbed
 from evenstep.errors import ArgumentError
 from evenstep.events import Hook, TrainBegin, TrainEnd
-from evenstep.nothing import NOTHING
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Checkpointing, Failures, Logging, Reset, Training, check_length
 from evenstep.parallel import Strategy
@@ -227,7 +226,7 @@ class Trainer(TrainerAttributes):
         self._is_training, self._thread = True, get_ident()
         try:
             # ranks may be threads, as in tests, which have agreed on what each does
-            alone = drawing_alone("train") if self._group.ranks == 1 else NOTHING
+            alone = drawing_alone("train") if self._group.ranks == 1 else nullcontext()
             with alone, handling_signals(self._loop):
                 return self._train()
         except BaseException as error:
@@ -364,7 +363,7 @@ class Trainer(TrainerAttributes):
 
     @contextmanager
     def _together(self) -> Generator[None]:
-        with NOTHING if self._is_training else self._loop.engine.together():
+        with nullcontext() if self._is_training else self._loop.engine.together():
             yield
 
     def save(self) -> Path:

@@ -10,11 +10,11 @@ import pytest
 from scripts import Script
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from evenstep import itself
-from evenstep.cli import entry, prove_part, starting
+from evenstep import process
+from evenstep.cli import entry, starting
 from evenstep.cli import launch as launcher
-from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
-from evenstep.signals import Terminated
+from evenstep.process import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE, Terminated
+from evenstep.tools.prove import part as prove_part
 from evenstep.tools.prove.subject import Variant
 
 
@@ -118,7 +118,7 @@ def test_ranks_find_the_standard_library_where_the_command_does(
 ) -> None:
     """By `evenstep` also where the working directory has a `queue.py`; by `python -m evenstep` as that does."""
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", started)
-    assert itself.command() == [sys.executable, *left_out, "-m", "evenstep"]
+    assert process.command() == [sys.executable, *left_out, "-m", "evenstep"]
 
 
 def test_a_process_of_a_certificate_starts_where_a_file_is_called_as_one_of_pythons(

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from scripts import Script
 
-from evenstep import signals
 from evenstep.checkpoint import read_checkpoint
-from evenstep.signals import REQUEUE, Terminated, ending, not_swallowed, stopping
+from evenstep.process import REQUEUE, Terminated, ending, not_swallowed, stopping
 
 
 def noting(reasons: list[str]) -> Callable[..., None]:
@@ -55,7 +54,7 @@ def test_a_second_ctrl_c_leaves_at_once() -> None:
 
 
 def test_the_sigterm_after_a_schedulers_warning_is_not_a_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals, "COPIES_S", -1.0)  # as if they came far apart
+    monkeypatch.setattr("evenstep.process.COPIES_S", -1.0)  # as if they came far apart
     reasons: list[str] = []
     with stopping(noting(reasons)) as caught:
         signal.raise_signal(signal.SIGUSR1)

@@ -12,7 +12,7 @@ import pytest
 from scripts import Script
 
 from evenstep.checkpoint import Mirror, read_checkpoint
-from evenstep.signals import Terminated
+from evenstep.process import Terminated
 
 Run = Callable[..., Any]
 

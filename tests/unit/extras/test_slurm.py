@@ -13,8 +13,8 @@ import pytest
 
 from evenstep.errors import ArgumentError, EvenstepError, MissingExtraError
 from evenstep.extras.slurm import Job, Rank, rank_variables, submit, submit_to
-from evenstep.itself import command
 from evenstep.parallel import rank_info_of
+from evenstep.process import command
 from refused import refused
 
 JOB = SimpleNamespace(

@@ -11,10 +11,10 @@ from evenstep.contrib.compiled_update.formulas import FORMULAS
 from evenstep.errors import ArgumentError
 from evenstep.events import Hook
 from evenstep.internals import any_gradient_hooks, has_foreign_hooks, has_step_hooks
-from evenstep.names import named_parameters, parameters_in
 from evenstep.parallel import Ddp, Single
 from evenstep.parallel.buffers import running_statistics
 from evenstep.pipeline import PipelineModel
+from evenstep.tensors import named_parameters, parameters_in
 from evenstep.train.setup import Setup
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")

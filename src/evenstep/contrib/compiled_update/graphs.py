@@ -20,9 +20,9 @@ from evenstep.contrib.compiled_update.formula_state import FormulaState
 from evenstep.contrib.compiled_update.function import HEAD, Gradients, Held, OptimizerStep, Told
 from evenstep.errors import TaskError
 from evenstep.internals import buffers_of, parameters_of, places_of, pytree
-from evenstep.names import named_parameters
 from evenstep.optim.ema import Ema
 from evenstep.parallel import Group
+from evenstep.tensors import named_parameters
 from evenstep.train.tasks.task import Task
 from evenstep.train.update.context import TrainContext
 

@@ -20,7 +20,7 @@ from evenstep.data import GlobalBatch, Microbatch
 from evenstep.data.seeding import undisturbed
 from evenstep.internals import NoGrad, buffers_of, pytree, times_written
 from evenstep.keys import branch, branch_below
-from evenstep.memory import is_out_of_memory
+from evenstep.oom import is_out_of_memory
 from evenstep.parallel.buffers import running_statistics
 from evenstep.train.compute import ComputeParts
 from evenstep.train.memory.sub_batch import SubBatch

@@ -16,10 +16,8 @@ from types import FrameType
 from typing import Any, final
 
 from evenstep.contrib.elastic.lighthouse import SILENT_S, coordination
-from evenstep.exits import EXIT_ERROR, FINAL
-from evenstep.itself import command
 from evenstep.parallel.rank_info import ADDRESS, ATTEMPT, COUNT, NUMBER
-from evenstep.signals import REQUEUE, heeded
+from evenstep.process import EXIT_ERROR, FINAL, REQUEUE, command, heeded
 
 _LOOK_EVERY_S = 0.1
 _LEAVE_S = 5.0  # for the others, when rank 0 has ended

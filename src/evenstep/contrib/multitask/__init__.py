@@ -1,8 +1,8 @@
 """Training several tasks by more than a sum: methods for their gradients, scheduled and learned coefficients."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from evenstep.lazy import LazyTable, lazy_names
+from evenstep.lazy import lazy_names
 
 if TYPE_CHECKING:
     from evenstep.contrib.multitask.aligned_mtl import AlignedMtl
@@ -11,14 +11,13 @@ if TYPE_CHECKING:
     from evenstep.contrib.multitask.scheduled import Scheduled
     from evenstep.contrib.multitask.uncertainty import Uncertainty
 
-COMBINES = LazyTable[Any](
-    {
-        "separate": "evenstep.train.tasks.combine:Separate",
-        "pc_grad": "evenstep.contrib.multitask.pc_grad:PcGrad",
-        "aligned_mtl": "evenstep.contrib.multitask.aligned_mtl:AlignedMtl",
-        "grad_norm": "evenstep.contrib.multitask.grad_norm:GradNorm",
-    }
-)
+COMBINES = {
+    "separate": "evenstep.train.tasks.combine:Separate",
+    "pc_grad": "evenstep.contrib.multitask.pc_grad:PcGrad",
+    "aligned_mtl": "evenstep.contrib.multitask.aligned_mtl:AlignedMtl",
+    "grad_norm": "evenstep.contrib.multitask.grad_norm:GradNorm",
+}
+"""Classes by the words of `combine`, as "module:name"."""
 
 __all__ = ["COMBINES", "AlignedMtl", "GradNorm", "PcGrad", "Scheduled", "Uncertainty"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from evenstep.events.event import StepBegin, UpdateBegin, UpdateEnd
 from evenstep.events.hook import Hook
-from evenstep.names import named_parameters
+from evenstep.tensors import named_parameters
 
 
 @final

@@ -15,7 +15,7 @@ from evenstep.events.event import Event, TrainBegin, TrainEnd
 from evenstep.events.series import Record
 from evenstep.events.shown import Image, Shown, Text
 from evenstep.events.writers.writer import Writer, flat, run_file
-from evenstep.plugins import load_optional
+from evenstep.lazy import load_optional
 
 
 @final

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evenstep.internals import foreach_copy, times_written
-from evenstep.names import parameters_in
 from evenstep.optim.multi import inner
 from evenstep.optim.step import step
 from evenstep.optim.stepping.stepping import Steps, standing_in, widen_state
+from evenstep.tensors import parameters_in
 
 
 @final

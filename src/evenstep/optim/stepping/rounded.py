@@ -17,11 +17,11 @@ from torch.optim import Optimizer
 from evenstep.errors import OutOfMemoryError
 from evenstep.internals import local_tensor
 from evenstep.keys import branch, branch_below, key_below
-from evenstep.names import parameters_in
 from evenstep.optim.multi import inner
 from evenstep.optim.sharing import TORCH
 from evenstep.optim.step import step
 from evenstep.optim.stepping.stepping import Steps, is_narrow, standing_in, widen_state
+from evenstep.tensors import parameters_in
 
 PIECE_BYTES = 64 * 2**20  # of stand-ins at a time; a larger parameter is a piece by itself
 

@@ -15,7 +15,7 @@ from evenstep.parallel.group import Group
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer
 from evenstep.parallel.reducer.strategy import Strategy
 from evenstep.parallel.replicas import compare_replicas, synchronise
-from evenstep.strides import gradient_format, laid_out
+from evenstep.tensors import gradient_format, laid_out
 
 BUCKET_BYTES = 25 * 2**20  # as torch's DDP has it
 

@@ -17,7 +17,7 @@ from evenstep.parallel.reducer.per_plan import PlanReducer
 from evenstep.parallel.reducer.reducer import Reducer
 from evenstep.parallel.reducer.sharded import Sharded
 from evenstep.parallel.tree import TreeSum
-from evenstep.strides import gradient_format
+from evenstep.tensors import gradient_format
 
 
 @final

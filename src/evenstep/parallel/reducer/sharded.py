@@ -29,7 +29,7 @@ from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer
 from evenstep.parallel.reducer.strategy import Strategy
 from evenstep.parallel.replicas import compare_replicas, synchronise
 from evenstep.parallel.shardable import check_shardable, cuttable
-from evenstep.strides import gradient_format
+from evenstep.tensors import gradient_format
 
 
 class Sharded(Strategy):

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from evenstep.arguments import said
 from evenstep.errors import ArgumentError
-from evenstep.names import parameters_in
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import OwnStates, ParameterLayout, States
 from evenstep.parallel.reducer.reducer import Reducer
 from evenstep.parallel.reducer.strategy import Strategy
+from evenstep.tensors import parameters_in
 
 
 @final

@@ -15,8 +15,8 @@ from evenstep.arguments import advice
 from evenstep.cli.arguments import in_home
 from evenstep.config.sources import Setting, from_arguments, from_environment
 from evenstep.errors import ArgumentError, ConfigError, PlanError, clause
-from evenstep.exits import EXIT_DONE
 from evenstep.pipeline import SCHEDULES, Layout, Plan, Schedule
+from evenstep.process import EXIT_DONE
 from evenstep.tools.planning.costs import GIB, MIB, Layered, costs_of, read_costs
 from evenstep.tools.planning.draw import draw_text, draw_trace
 from evenstep.tools.planning.options import FIELDS, SHARE_KEYS, Options, checked

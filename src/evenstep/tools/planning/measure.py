@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from evenstep.internals import pytree
 from evenstep.pipeline.boundary import tensors
 from evenstep.pipeline.layers import Layers, arguments
-from evenstep.strides import gradient_format
+from evenstep.tensors import gradient_format
 from evenstep.tools.planning.balance import LayerCost
 
 

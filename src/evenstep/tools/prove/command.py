@@ -22,7 +22,7 @@ from evenstep.cli.arguments import whole_number
 from evenstep.config.sources import settings_of
 from evenstep.config.tasks import data_tables
 from evenstep.errors import ConfigError, EvenstepError
-from evenstep.exits import EXIT_DONE, EXIT_ERROR
+from evenstep.process import EXIT_DONE, EXIT_ERROR
 from evenstep.tools.prove.bench import RunFileBench
 from evenstep.tools.prove.part import Elsewhere, run_part
 from evenstep.tools.prove.rows import Prover, Verdict

@@ -24,10 +24,8 @@ from evenstep.cli.starting import end_with_parent
 from evenstep.config.sources import settings_of
 from evenstep.errors import ConfigError, EvenstepError, LostRankError, MissingExtraError
 from evenstep.events import Hook, UpdateBegin
-from evenstep.exits import CODE_FILE, EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE
-from evenstep.itself import command
 from evenstep.parallel import Group
-from evenstep.signals import Terminated
+from evenstep.process import CODE_FILE, EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE, Terminated, command
 from evenstep.tools.prove.bench import RunFileBench
 from evenstep.tools.prove.first_difference import traced
 from evenstep.tools.prove.runs import KillAt, RefusedError, run_once

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from evenstep.errors import ConfigError
-from evenstep.exits import EXIT_DONE
-from evenstep.plugins import REPORT_FILE
+from evenstep.process import EXIT_DONE
 from evenstep.tools.report.follow import follow_runs
 from evenstep.tools.report.page import write_page
 from evenstep.tools.report.run import is_run
@@ -42,4 +41,4 @@ def _runs(paths: list[str]) -> list[Path]:
 
 
 def _where(folders: list[Path]) -> Path:
-    return (folders[0] if len(folders) == 1 else folders[0].parent) / REPORT_FILE
+    return (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html"

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from evenstep.errors import EvenstepError
-from evenstep.plugins import REPORT_FILE
 from evenstep.tools.report.charts import NUM_COLORS, Chart, charts
 from evenstep.tools.report.figures import (
     MetricFigures,
@@ -72,7 +71,7 @@ def write_report(folder: Path | str) -> Path:
     ...     write_report(run).name
     'report.html'
     """
-    return write_page([Path(folder)], Path(folder) / REPORT_FILE)
+    return write_page([Path(folder)], Path(folder) / "report.html")
 
 
 def write_page(folders: Sequence[Path], path: Path) -> Path:

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from evenstep.arguments import first_of
 from evenstep.internals import local_tensor
-from evenstep.names import named_parameters
 from evenstep.optim.apply import norms
 from evenstep.parallel import Group
 from evenstep.pipeline.compiled import as_written
+from evenstep.tensors import named_parameters
 
 
 def diagnose(model: nn.Module, rerun: Callable[[], object], *, if_finite: str = "") -> str:

@@ -9,7 +9,7 @@ import os
 from types import TracebackType
 
 from evenstep.errors import EvenstepError
-from evenstep.frames import is_ours, is_users, user_line
+from evenstep.process import is_ours, is_users, user_line
 
 FULL = "EVENSTEP_FULL_TRACEBACK"
 _NOISE = ("torch/nn/modules/module.py", "/contextlib.py")  # a call of a module is two frames, a `with` one

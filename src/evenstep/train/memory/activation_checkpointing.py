@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from evenstep.errors import TaskError
 from evenstep.internals import buffers_of, compiled_in_place, pytree, times_written
-from evenstep.memory import is_out_of_memory
+from evenstep.oom import is_out_of_memory
 from evenstep.parallel.buffers import is_norm
 from evenstep.train.randomness import Randomness, RandomnessSnapshot
 

@@ -16,9 +16,9 @@ from torch import nn
 
 from evenstep.errors import ArgumentError
 from evenstep.internals import children_of, compiled_in_place, unwrapped
-from evenstep.names import plain
 from evenstep.parallel import Group
 from evenstep.pipeline import PipelineModel, pipeline_of
+from evenstep.tensors import plain
 
 
 class Chosen(NamedTuple):

@@ -8,11 +8,10 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from evenstep.internals import local_tensor
-from evenstep.names import named_parameters
 from evenstep.optim.low_bit import inner_tensors
 from evenstep.optim.multi import inner
 from evenstep.parallel import mapped
-from evenstep.strides import gradient_format
+from evenstep.tensors import gradient_format, named_parameters
 from evenstep.train.state.train_state import TrainState
 
 

@@ -16,8 +16,8 @@ from evenstep.checkpoint import on_all_ranks
 from evenstep.checkpoint.weights import StoredWeights, open_weights
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.internals import unwrapped
-from evenstep.names import named_parameters, plain
 from evenstep.pipeline import PipelineModel, pipeline_of
+from evenstep.tensors import named_parameters, plain
 
 _DOT = re.compile(r"\.")
 

@@ -11,10 +11,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from evenstep.errors import CheckpointError
-from evenstep.names import parameters_in
 from evenstep.optim.low_bit import as_plain, from_plain, is_low_bit
 from evenstep.optim.multi import MultiOptimizer
-from evenstep.strides import laid_out
+from evenstep.tensors import laid_out, parameters_in
 from evenstep.train.state import Tree
 from evenstep.train.state.afresh import how_to_reset
 

@@ -14,12 +14,12 @@ from evenstep.arguments import first_of, format_name
 from evenstep.checkpoint import ALONE, RankGroup, Shard, on_all_ranks
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.internals import unwrapped
-from evenstep.names import load_state, named_parameters, plain, state_of
 from evenstep.optim.ema import Ema
 from evenstep.optim.stepping import Steps
 from evenstep.parallel import ParameterLayout, ShardedTensorRef, States, mapped
 from evenstep.pipeline.pipeline_model import in_stages
 from evenstep.precision import Precision
+from evenstep.tensors import load_state, named_parameters, plain, state_of
 from evenstep.train.state import Tree
 from evenstep.train.state.optimizer_state import (
     changed_options,

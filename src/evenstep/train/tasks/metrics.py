@@ -19,7 +19,7 @@ from evenstep.events.derived import DerivedMetrics
 from evenstep.events.meters import Meters
 from evenstep.events.throughput import Throughput
 from evenstep.internals import pytree
-from evenstep.plugins import load_optional
+from evenstep.lazy import load_optional
 from evenstep.train.tasks.task import Loss, Task, evaluates_itself
 
 # what stands beside a task's metrics of training, and would be averaged with theirs

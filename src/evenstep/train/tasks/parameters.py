@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
 from evenstep.internals import children_of, parameters_of, share_contents, unwrapped
-from evenstep.names import TASK_PARAMETERS, parameters_in
 from evenstep.pipeline import PipelineModel
+from evenstep.tensors import TASK_PARAMETERS, parameters_in
 from evenstep.train.tasks.task import IN_MODEL, Task
 
 

@@ -17,11 +17,11 @@ from torch.nn.utils.rnn import PackedSequence
 
 from evenstep.arguments import format_name
 from evenstep.data.split import contents, halves, num_samples, tensors_in
-from evenstep.devices import scalar_on
 from evenstep.errors import EvenstepError, TaskError
 from evenstep.events.shown import Value
-from evenstep.memory import is_out_of_memory
+from evenstep.oom import is_out_of_memory
 from evenstep.pipeline.layers import arguments
+from evenstep.tensors import scalar_on
 from evenstep.train.tasks.now import NOW, Now, asked_too_early
 
 # what torch says of tensors that do not fit, and of the formats of whole numbers

@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from evenstep.arguments import said
 from evenstep.errors import ArgumentError, CheckpointError, TaskError
 from evenstep.internals import unwrapped
-from evenstep.names import LEARNED
 from evenstep.options import NormStatistics, check_task_names
+from evenstep.tensors import LEARNED
 from evenstep.train.tasks.coefficients import Coefficients, Fixed
 from evenstep.train.tasks.combine import Combine, Separate
 from evenstep.train.tasks.norm_statistics import frozen_norms

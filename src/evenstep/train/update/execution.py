@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from evenstep.names import named_parameters, parameters_in
 from evenstep.parallel import Group, Reducers, Single, Strategy
 from evenstep.pipeline import (
     SCHEDULES,
@@ -24,6 +23,7 @@ from evenstep.pipeline import (
     executed,
     forwards,
 )
+from evenstep.tensors import named_parameters, parameters_in
 from evenstep.train.update.gradient_norms import GradientNorms, NormsOfStages, NormsOfWhole
 from evenstep.train.update.microbatch import MicrobatchStep
 

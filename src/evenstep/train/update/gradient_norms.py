@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from evenstep.arguments import advice, require_table, said
 from evenstep.errors import ArgumentError
 from evenstep.internals import local_tensor, unwrapped
-from evenstep.names import named_parameters
 from evenstep.optim.apply import norms
 from evenstep.parallel import ParameterLayout, each_norm, squared_norm
 from evenstep.pipeline import PipelineModel
+from evenstep.tensors import named_parameters
 
 
 @final

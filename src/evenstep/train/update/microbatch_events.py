@@ -1,7 +1,7 @@
 """Events of micro-batches for hooks, profilers and layers with statistics of each task."""
 
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, final
 
@@ -18,7 +18,6 @@ from evenstep.events import (
     MicrobatchEnd,
 )
 from evenstep.internals import profiler_runs
-from evenstep.nothing import NOTHING
 from evenstep.pipeline import Stage
 from evenstep.train.update.context import TrainContext
 
@@ -69,11 +68,11 @@ class MicrobatchEvents:
 
     def forward(self, stage: Stage, one: Microbatch, batch: Any) -> AbstractContextManager[list[Any] | None]:
         """Around a forward; gives where to put its output, if somebody wants it."""
-        return self._around_forward(stage, one, batch) if self._observed else NOTHING
+        return self._around_forward(stage, one, batch) if self._observed else nullcontext()
 
     def backward(self, one: Microbatch) -> AbstractContextManager[None]:
         """Around a backward."""
-        return self._around_backward(one) if self._observed else NOTHING
+        return self._around_backward(one) if self._observed else nullcontext()
 
     @contextmanager
     def _around_forward(self, stage: Stage, one: Microbatch, batch: Any) -> Generator[list[Any]]:
@@ -83,7 +82,7 @@ class MicrobatchEvents:
             output = seen[0] if seen else None
             return ForwardEnd(update=update, microbatch=one.index, output=output, task=one.task)
 
-        told: AbstractContextManager[None] = NOTHING
+        told: AbstractContextManager[None] = nullcontext()
         if stage.is_whole:  # that of one of several stages is no model's
             begin = partial(ForwardBegin, update=update, microbatch=one.index, batch=batch, task=one.task)
             told = self._context.bus.span("forward", begin, end)
@@ -101,4 +100,4 @@ class MicrobatchEvents:
             yield
 
     def _range(self, phase: str, task: str) -> AbstractContextManager[Any]:
-        return record_function(f"{phase}/{task}" if task else phase) if self._profiled else NOTHING
+        return record_function(f"{phase}/{task}" if task else phase) if self._profiled else nullcontext()

@@ -7,7 +7,7 @@ from typing import TypeVar, final
 
 from evenstep.errors import LostRankError, OutOfMemoryError
 from evenstep.events import Incident, Json
-from evenstep.memory import give_back, is_out_of_memory
+from evenstep.oom import give_back, is_out_of_memory
 from evenstep.parallel.group import Interrupted
 from evenstep.train.failures import Answer, FailurePolicy
 from evenstep.train.memory.sub_batch import described

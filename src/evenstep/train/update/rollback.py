@@ -11,7 +11,7 @@ from evenstep.data import GlobalBatch
 from evenstep.data.split import copied, tensors_in
 from evenstep.errors import TaskError
 from evenstep.internals import times_written
-from evenstep.names import named_parameters
+from evenstep.tensors import named_parameters
 from evenstep.train.buffers import Buffers
 from evenstep.train.tasks.task import Task
 from evenstep.train.trained import TrainedParameters

@@ -1,7 +1,7 @@
 """One update: weigh → plan → run → judge → apply."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import final
 
@@ -13,12 +13,11 @@ from evenstep.errors import TaskError
 from evenstep.events import Incident, StepBegin, StepEnd
 from evenstep.internals import profiler_runs
 from evenstep.keys import branch, key_below
-from evenstep.names import named_parameters
-from evenstep.nothing import NOTHING
+from evenstep.lazy import load
 from evenstep.optim.apply import Apply, gradients
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
-from evenstep.plugins import PER_TASK_GRADIENTS, load
+from evenstep.tensors import named_parameters
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.progress import Progress
 from evenstep.train.tasks.combine import Combine
@@ -81,7 +80,7 @@ class Update:
         if combine is not None:
             held = {id(one) for one in parameters}
             by_name = {name: one for name, one in named_parameters(model).items() if id(one) in held}
-            self._gather = load(PER_TASK_GRADIENTS)(
+            self._gather = load("evenstep.contrib.multitask.per_task:PerTaskGradients")(
                 accumulate=self._accumulate, combine=combine, parameters=by_name, context=context, execution=execution
             )
         self.is_whole, self.is_computing = True, False
@@ -163,11 +162,11 @@ class Update:
         pending.total, divisor = self._total_and_divisor(weights, pending.gathered)
         self.is_whole = False  # until all that follows has been applied
         begin, bus = partial(StepBegin, update=update, divisor=divisor), self._context.bus
-        named = record_function("apply") if profiler_runs() else NOTHING
+        named = record_function("apply") if profiler_runs() else nullcontext()
         with named, bus.span("step", begin, lambda error: StepEnd(update=update)):
             if "before_step" in bus.heard:  # which may have put other tensors there
                 grads = gradients(self._parameters, sparse=self._sparse)
-            with self._keyed(update) if self._apply.may_draw else NOTHING:
+            with self._keyed(update) if self._apply.may_draw else nullcontext():
                 applied = self._apply(grads, squared, divisor, update)
             reducers.after_step()
         pending.aborted, pending.norm = applied.aborted, applied.norm

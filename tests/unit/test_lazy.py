@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from evenstep.errors import MissingExtraError
-from evenstep.plugins import load_optional
+from evenstep.lazy import load_optional
 
 OURS = "from library import found\n"
 

@@ -1,17 +1,21 @@
-"""Names of tensors: whether a model, or parts of it, are compiled or checkpointed does not show in a checkpoint."""
+"""Names, layouts and devices of tensors. A compiled or checkpointed part does not show in the names."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from evenstep import Ema, MapData, Task, Trainer, Training
-from evenstep.names import load_state, plain, state_of
+from evenstep.errors import ArgumentError
+from evenstep.parallel import Processes
 from evenstep.pipeline import PipelineModel
+from evenstep.tensors import load_state, make_current, plain, scalar_on, state_of
+from refused import refused
 
 # torch's own, while it compiles a part that is called with the output of another
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -117,3 +121,29 @@ def test_layers_may_be_called_as_the_attributes_of_what_holds_them(name: str) ->
     staged = PipelineModel([Layer(name, nn.Linear(4, 4)), Layer("end", nn.Linear(4, 1))], stages_per_rank=2)
     assert list(staged.state_dict()) == [f"{name}.weight", f"{name}.bias", "end.weight", "end.bias"]
     trainer(staged, None, 1).train()
+
+
+@pytest.mark.parametrize("value", [3, 2.5, True, np.float64(0.1), torch.tensor(7), torch.tensor(0.1).double()])
+def test_a_number_becomes_the_tensor_that_as_tensor_gives(value: Any) -> None:
+    for dtype in (None, torch.float32, torch.float64):
+        given, expected = scalar_on(value, torch.device("cpu"), dtype), torch.as_tensor(value, dtype=dtype)
+        if not (dtype is None and isinstance(value, np.float64)):  # a NumPy number counts as Python's
+            assert given.dtype == expected.dtype
+        assert given.shape == () and given == expected.to(given.dtype)
+
+
+def test_a_numbered_cuda_device_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    for name in ("cpu", "meta", "cuda", "cuda:1"):  # torch takes no "cuda" without a number here
+        make_current(torch.device(name))
+    assert chosen == [torch.device("cuda:1")]
+
+
+def test_a_rank_on_a_device_that_is_not_there_says_so_before_it_waits_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with refused(ArgumentError, "device"):
+        Processes("cuda:77")

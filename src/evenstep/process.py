@@ -1,22 +1,36 @@
-"""What signals do: before a run trains they end the command; then they stop the run where it can be saved.
+"""The process of a command or run: exit codes, signals, the command that starts another one, whose code a line is.
 
-SIGTERM, SIGUSR1 and SIGUSR2 (which schedulers send before they end a job) and SIGHUP (a terminal that closes, unless
-`nohup` has it ignored) ask for the end and for another run, Ctrl-C for the end alone. A second one leaves at once; not
-a second one are copies of the first, which reach a process by way of its launcher and of its process group, and a
-scheduler's SIGTERM after its warning. Handlers are the process's only inside the `with`, and are given back as they
-were. Trainer and command line use the same, so this imports nothing of theirs. How a run stops is not known here.
+Before a run trains, a signal ends the command; during training it stops the run where it can be saved. SIGTERM,
+SIGUSR1, SIGUSR2 (schedulers send them before they end a job) and SIGHUP (a terminal that closes) ask for the end and
+for another run; Ctrl-C asks for the end alone. A second signal leaves at once, except copies of the first, which a
+launcher and a process group pass on. Handlers hold inside the `with` and are restored afterwards. Importing this loads
+no torch.
 """
 
 import atexit
 import os
 import signal
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
 from time import monotonic
 from types import FrameType
 from typing import final
 
+EXIT_DONE = 0
+EXIT_ERROR = 1
+EXIT_CONFIG = 2
+EXIT_REQUEUE = 75  # sysexits' EX_TEMPFAIL: stopped by SIGTERM and saved, wants to be run again
+EXIT_INTERRUPTED = 130  # as a shell says of a command that Ctrl-C has ended
+FINAL = (EXIT_DONE, EXIT_CONFIG, EXIT_REQUEUE, EXIT_INTERRUPTED)  # after which no rank is started again
+
+CODE_FILE = "_EVENSTEP_CODE_FILE"  # where rank 0 leaves its exit code for evenstep's launcher
+
+_OURS = Path(__file__).resolve().parent
 REQUEUE = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 COPIES_S = 2.0
@@ -162,3 +176,54 @@ def stopping(
 
 def _is_handled(number: signal.Signals) -> bool:
     return signal.getsignal(number) not in (signal.SIG_DFL, signal.default_int_handler)
+
+
+def command() -> list[str]:
+    """Python and its arguments before those of `evenstep`.
+
+    `python -m` puts the working directory before the standard library, and the command `evenstep` does not: there a
+    file of a recipe such as `queue.py` is in nobody's way, so that it must not be in that of the ranks either.
+    """
+    as_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
+    return [sys.executable, *([] if as_module else ["-P"]), "-m", "evenstep"]
+
+
+def user_line(error: BaseException, *, below: int = 0) -> str:
+    """The innermost line of the user's own code in the traceback of `error`: `FILE:LINE in FUNCTION`, or nothing.
+
+    Args:
+        below: how many of the outermost frames are not looked at.
+    """
+    for frame in reversed(traceback.extract_tb(error.__traceback__)[below:]):
+        if is_users(frame.filename):
+            return f"{frame.filename}:{frame.lineno} in {frame.name}"
+    return ""
+
+
+def is_users(filename: str) -> bool:
+    """Whether a file is neither evenstep's nor Python's nor an installed library's.
+
+    A cell of a notebook is a user's; of files that are not there, nothing is known.
+    """
+    if "ipykernel" in filename or filename.startswith("<ipython-input"):
+        return not filename.endswith(".py") or "site-packages" not in filename
+    file = Path(filename).resolve()
+    is_librarys = "site-packages" in file.parts or any(file.is_relative_to(place) for place in _libraries())
+    return file.is_file() and not is_ours(filename) and not is_librarys
+
+
+def is_ours(filename: str) -> bool:
+    """Whether a file is evenstep's; the recipes that come with it are users'.
+
+    >>> is_ours(__file__)
+    True
+    """
+    file = Path(filename).resolve()
+    return file.is_relative_to(_OURS) and not file.is_relative_to(_OURS / "recipes")
+
+
+@cache
+def _libraries() -> tuple[Path, ...]:
+    import sysconfig  # slow, and only errors ask
+
+    return tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))

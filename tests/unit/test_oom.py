@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from evenstep.errors import ArgumentError, OutOfMemoryError
-from evenstep.memory import build_emptying, is_out_of_memory
+from evenstep.oom import build_emptying, is_out_of_memory
 from refused import refused
 
 _ACCELERATOR = (
