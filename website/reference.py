@@ -12,7 +12,6 @@ from typing import Any
 
 from evenstep.cli.entry import COMMANDS, Command
 from evenstep.config.schema import Config
-from evenstep.tools.planning.options import FIELDS
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 _MADE_BY = "<!-- Made by `python website/reference.py`; a test holds it to what it says. -->"
@@ -147,13 +146,11 @@ def _command(name: str, command: Command) -> str:
     path = "" if command.path is None else f" [{command.path[0]}]" if command.path_may_lack else f" {command.path[0]}"
     path += " …" if command.several_paths else ""
     settings = "" if command.settings is None else " [--table.key value …]"
-    options = " [--option value …]" if command.options or command.options_of else ""
+    options = " [--option value …]" if command.options else ""
     rows = [] if command.path is None else [f"| `{command.path[0]}` | {command.path[1]} |"]
     for option in command.options:
         given = f"--{option.name} {option.value or ''}".strip()
         rows += [f"| `{given}` | {option.help} |"]
-    if command.options_of is not None:
-        rows += [f"| `{option}` | {each.metadata['meaning']} |" for option, each in FIELDS.items()]
     if command.settings is not None:
         rows.append(f"| `--table.key value` | {command.settings} |")
     table = "\n| | |\n|---|---|\n" + "\n".join(rows) + "\n" if rows else ""

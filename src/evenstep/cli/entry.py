@@ -60,7 +60,6 @@ class Command(NamedTuple):
         path_may_lack: whether it can do without it.
         several_paths: whether it takes one or more, which its `run` is given as a list.
         settings: what is said of `--section.key value`, if it takes them.
-        options_of: the module that reads further options out of the settings, if one does.
         trains: whether a scheduler that stops it should run it again.
     """
 
@@ -70,7 +69,6 @@ class Command(NamedTuple):
     path_may_lack: bool = False
     several_paths: bool = False
     settings: str | None = None
-    options_of: str | None = None
     options: tuple[Option, ...] = ()
     trains: bool = False
 
@@ -135,10 +133,26 @@ COMMANDS = {
     "plan": Command(
         module="evenstep.tools.planning.command",
         summary="compare pipeline schedules for given costs, or for a run's measured model, and draw one",
-        path=("RUN.toml", "the run file whose model is measured; without one, costs are taken from the options"),
+        path=("RUN.toml", "the run file whose model is measured; without one, every computation takes 1 ms"),
         path_may_lack=True,
-        settings="sets an option below, or a key of the run file",
-        options_of="evenstep.tools.planning.options",
+        settings=_ANY,
+        options=(
+            Option(name="ranks", help="pipeline ranks; by default the run's `parallel.pipeline`", value="N"),
+            Option(name="microbatches", help="micro-batches of an update; by default the run's", value="N"),
+            Option(name="memory-gib", help="memory of a rank, in GiB; unlimited by default", value="GIB"),
+            Option(name="latency-us", help="latency of a message between ranks, in microseconds", value="US"),
+            Option(name="gib-per-s", help="bandwidth between ranks, in GiB/s; unlimited by default", value="GIB"),
+            Option(
+                name="schedule",
+                help="schedule to draw: a name from the table, or a file; the best by default",
+                value="NAME",
+            ),
+            Option(
+                name="out",
+                help="also write it: .json a trace for Perfetto, .csv for torch.distributed.pipelining, else a plan",
+                value="FILE",
+            ),
+        ),
     ),
     "find-lr": Command(
         module="find_lr",
@@ -285,7 +299,7 @@ def _dispatch(arguments: list[str], *, leaves: bool) -> int:
     if not arguments:
         parser.print_help()
         return EXIT_DONE
-    own, settings = split(arguments, [f"--{option.name}" for option in _options_beside(arguments[0])])
+    own, settings = split(arguments, [f"--{option.name}" for option in _every_option()])
     own = [in_home(argument) for argument in own]
     if arguments[0] not in (*COMMANDS, "-h", "--help", "--version"):
         raise ConfigError([_no_command(arguments[0])])
@@ -332,9 +346,7 @@ def _check_settings(name: str, settings: Sequence[str]) -> None:
             raise ConfigError([f"`evenstep {name}` takes no settings, but is given `--{given}`; leave it out."])
 
 
-def _options_beside(command: str) -> list[Option]:
-    if command in COMMANDS and COMMANDS[command].options_of is not None:
-        return list(COMMANDS[command].options)
+def _every_option() -> list[Option]:
     return [option for each in COMMANDS.values() for option in each.options]
 
 
@@ -378,10 +390,6 @@ def _parser() -> argparse.ArgumentParser:
             given = [f"[{path}]" if command.path_may_lack else path] if path else []
             sub.usage = " ".join(["evenstep", name, *given, "[--section.key value ...]"])
             sub.epilog = _filled(f"--section.key value: {command.settings}.")
-        if command.options_of is not None:
-            sub.usage = str(sub.usage).replace("[--section.key", "[--option value ...] [--section.key")
-            options = _filled(import_module(command.options_of).help_text(), " " * 24)
-            sub.epilog = f"{sub.epilog}\n\noptions of a plan:\n{options}"
         for option in command.options:
             if option.value is None:
                 sub.add_argument(f"--{option.name}", action="store_true", help=option.help)

@@ -550,7 +550,7 @@ def test_sparse_gradients_train_in_one_process(name: str) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_plan_is_measured_in_the_format_that_is_trained(name: str) -> None:
     from evenstep.pipeline import Layers
-    from evenstep.tools.planning.measure import measure
+    from evenstep.tools.planning.layers import measure
 
     layer = nn.Linear(8, 4, bias=False)
     inputs = torch.ones(2, 8, dtype=DTYPES[name])

@@ -1,75 +1,87 @@
-"""Timelines of simulated plans: in characters, and as a Chrome trace for Perfetto.
+"""Timelines of pipeline ranks: as text, and as Chrome traces for Perfetto.
 
-`F3` is the forward of micro-batch 3, `1F3` that of stage 1 where a rank owns several. Dots are idle time.
+In text, `F3` is the forward of micro-batch 3, `1F3` that of stage 1 where a rank owns several. Dots are idle time.
 """
 
 import json
+from collections.abc import Iterable
+from typing import Any
 
-from evenstep.pipeline.action import Op
+from rich.text import Text
+
+from evenstep.pipeline.action import Action
 from evenstep.pipeline.order import Span
 from evenstep.tools.planning.simulate import Simulation
 
-Piece = tuple[str, Op | None]
-"""Some characters of a line, and the kind of computation that they show, or None for idle time."""
+_COLORS = {"F": "on blue", "B": "on green", "I": "on dark_orange3", "W": "on purple"}
 
 
-def draw_text(simulation: Simulation, *, width: int = 100) -> list[list[Piece]]:
-    """The timeline of each rank.
+def draw_text(simulation: Simulation, *, width: int = 100) -> list[Text]:
+    """One line for each rank.
 
     >>> from evenstep.pipeline import Layout, SCHEDULES
-    >>> from evenstep.tools.planning.simulate import Costs, simulate
+    >>> from evenstep.tools.planning.simulate import Cost, Costs, simulate
     >>> layout = Layout.chain(ranks=2)
-    >>> costs = Costs.even(layout, forward_s=1, input_backward_s=1, weight_backward_s=1)
+    >>> costs = Costs.even(layout, Cost(forward_s=1, input_backward_s=1, weight_backward_s=1))
     >>> simulation = simulate(SCHEDULES["1f1b"].plans(layout, [0, 1]), layout, costs)
-    >>> for pieces in draw_text(simulation, width=36):
-    ...     print("".join(text for text, _ in pieces))
+    >>> for line in draw_text(simulation, width=36):
+    ...     print(line)
     F0--F1--........B0------....B1------
     ....F0--B0------F1--B1------........
     """
-    lines: list[list[Piece]] = []
+    lines: list[Text] = []
     scale = width / simulation.makespan_s if simulation.makespan_s else 0
     for rank in range(len(simulation.busy_s)):
         spans = [span for span in simulation.spans if span.rank == rank]
         several = len({span.action.stage for span in spans}) > 1
-        pieces: list[Piece] = []
-        at = 0
+        line = Text()
         for span in spans:
             start, end = round(span.start * scale), round(span.end * scale)
-            if start > at:
-                pieces.append(("." * (start - at), None))
-            if end > start:
-                pieces.append((_label(span, several, end - start), span.action.op))
-            at = end
-        if at < width:
-            pieces.append(("." * (width - at), None))
-        lines.append(pieces)
+            line.append("." * (start - len(line)), style="dim")
+            line.append(_label(span, several, end - start), style=_COLORS[span.action.op.value])
+        line.append("." * (width - len(line)), style="dim")
+        lines.append(line)
     return lines
 
 
 def _label(span: Span, several: bool, room: int) -> str:
     op = span.action.op.value
-    for label in (str(span.action) if several else op, f"{op}{span.action.microbatch}"):
-        if len(label) > 1 and len(label) < room:  # so that a dash tells it from the next
-            return label.ljust(room, "-")
-    return op.ljust(room, "-")
+    label = str(span.action) if several else f"{op}{span.action.microbatch}"
+    if len(label) >= room:  # a dash must separate it from the next one
+        label = op[:room]
+    return label.ljust(room, "-")
+
+
+def trace_event(
+    action: Action, *, start_s: float, duration_s: float, rank: int, pipeline: int = 0, **more: Any
+) -> dict[str, Any]:
+    """Event of a Chrome trace: one action on the line of its rank, in the group of its pipeline."""
+    return {
+        "name": str(action),
+        "cat": action.op.name,
+        "ph": "X",
+        "pid": pipeline,
+        "tid": rank,
+        "ts": 1e6 * start_s,
+        "dur": 1e6 * duration_s,
+        "args": more,
+    }
+
+
+def trace_text(events: Iterable[dict[str, Any]]) -> str:
+    """JSON of a Chrome trace, as Perfetto opens it; times in microseconds."""
+    listed = list(events)
+    lines = sorted({(event["pid"], event["tid"]) for event in listed})
+    names = [
+        {"name": "thread_name", "ph": "M", "pid": pipeline, "tid": rank, "args": {"name": f"rank {rank}"}}
+        for pipeline, rank in lines
+    ]
+    return json.dumps({"traceEvents": [*names, *listed], "displayTimeUnit": "ms"}) + "\n"
 
 
 def draw_trace(simulation: Simulation) -> str:
-    """The JSON text of a Chrome trace: one row per rank, times in microseconds."""
-    rows: list[dict[str, object]] = [
-        {"name": "thread_name", "ph": "M", "pid": 0, "tid": rank, "args": {"name": f"rank {rank}"}}
-        for rank in range(len(simulation.busy_s))
-    ]
-    boxes: list[dict[str, object]] = [
-        {
-            "name": str(span.action),
-            "cat": span.action.op.name,
-            "ph": "X",
-            "pid": 0,
-            "tid": span.rank,
-            "ts": float(span.start * 1e6),
-            "dur": float((span.end - span.start) * 1e6),
-        }
+    """Chrome trace of a simulated update."""
+    return trace_text(
+        trace_event(span.action, start_s=span.start, duration_s=span.end - span.start, rank=span.rank)
         for span in simulation.spans
-    ]
-    return json.dumps({"traceEvents": rows + boxes, "displayTimeUnit": "ms"})
+    )

@@ -48,31 +48,25 @@ def _action(word: str, line: int) -> Action:
 
 
 def written_schedule(name: str, text: str) -> Schedule:
-    """The pipeline schedule that a user has written as text.
+    """Pipeline schedule that a user has written as text.
 
     Args:
-        text: the computations of each rank for micro-batches 0, 1, …; it fits updates of as many micro-batches.
+        text: computations of each rank for micro-batches 0, 1, …; for updates of as many micro-batches only.
 
     >>> written_schedule("mine", "0F0 0F1 0B0 0B1\\n1F0 1B0 1F1 1B1").layout(2).rank_of
     (0, 1)
     """
     plans = read_plans(text)
-    others = [action for plan in plans for action in plan if action.op not in COMPUTES]
-    if others:
-        raise PlanError(f"{name}: write F, B, I and W only, but there is {others[0]}; the rest is added to them.")
     owner: dict[int, int] = {}
     for rank, plan in enumerate(plans):
         for action in plan:
+            if action.op not in COMPUTES:
+                raise PlanError(f"{name}: write F, B, I and W only; communication is added to them, also {action}.")
             if owner.setdefault(action.stage, rank) != rank:
-                raise PlanError(
-                    f"{name}: each stage must stand on one line, its rank's, but stage {action.stage} is on those of "
-                    f"the ranks {owner[action.stage]} and {rank}."
-                )
-    stages = range(max(owner, default=-1) + 1)
-    missing = [stage for stage in stages if stage not in owner]
-    if missing or not owner:
-        raise PlanError(f"{name}: there must be actions of stage {missing[0] if missing else 0}, but there are none.")
-    count = max(action.microbatch for plan in plans for action in plan) + 1
+                raise PlanError(f"{name}: a stage must be on one line, but stage {action.stage} is on several.")
+    if not owner or sorted(owner) != list(range(len(owner))):
+        raise PlanError(f"{name}: stages must be numbered from 0 without a gap, but are {sorted(owner)}.")
+    count = 1 + max(action.microbatch for plan in plans for action in plan)
 
     def order(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
         if len(microbatches) != count:
@@ -81,13 +75,13 @@ def written_schedule(name: str, text: str) -> Schedule:
             tuple(Action(action.op, action.stage, microbatches[action.microbatch]) for action in plan) for plan in plans
         )
 
-    per_rank = [len({action.stage for action in plan}) for plan in plans]
+    per_rank = max(len({action.stage for action in plan}) for plan in plans)
     return Schedule(
         name=name,
         order=order,
         summary="written by hand",
-        min_stages_per_rank=max(per_rank),
-        max_stages_per_rank=max(per_rank),
+        min_stages_per_rank=per_rank,
+        max_stages_per_rank=per_rank,
         splits_backward=any(action.op is Op.INPUT_BACKWARD for plan in plans for action in plan),
-        rank_of=tuple(owner[stage] for stage in stages),
+        rank_of=tuple(owner[stage] for stage in sorted(owner)),
     )

@@ -9,7 +9,7 @@ import pytest
 
 from evenstep.errors import PlanError
 from evenstep.pipeline import SCHEDULES, Layout, Op
-from evenstep.tools.planning.simulate import Costs, Simulation, simulate
+from evenstep.tools.planning.simulate import Cost, Costs, Simulation, simulate
 
 P = range(2, 9)
 TIMES = [(120, 120, 120), (120, 144, 84)]  # f, i, w of one rank's share
@@ -19,13 +19,8 @@ def run(name: str, ranks: int, count: int, times: tuple[int, int, int], stages: 
     layout = SCHEDULES[name].layout(ranks, stages)
     each = layout.stages // ranks
     forward, inputs, weights = (time // each for time in times)
-    costs = Costs(
-        forward_s=(forward,) * layout.stages,
-        input_backward_s=(inputs,) * layout.stages,
-        weight_backward_s=(weights,) * layout.stages,
-        activation_bytes=(1,) * layout.stages,
-    )
-    done = simulate(SCHEDULES[name].order(layout, range(count)), layout, costs)
+    cost = Cost(forward_s=forward, input_backward_s=inputs, weight_backward_s=weights, activation_bytes=1)
+    done = simulate(SCHEDULES[name].order(layout, range(count)), layout, Costs(stages=(cost,) * layout.stages))
     assert done.busy_s == (count * sum(times),) * ranks
     return done
 
@@ -57,12 +52,9 @@ def test_gpipe_and_1f1b_have_the_same_bubble_and_other_peaks(ranks: int, times: 
 @pytest.mark.parametrize("ranks", P)
 def test_interleaved_and_breadth_first_divide_the_bubble(ranks: int, stages: int, times: tuple[int, int, int]) -> None:
     layout = Layout.chain(ranks=ranks, stages_per_rank=stages)
-    costs = Costs(
-        forward_s=(times[0] // stages,) * layout.stages,
-        input_backward_s=(times[1] // stages,) * layout.stages,
-        weight_backward_s=(times[2] // stages,) * layout.stages,
-        activation_bytes=(1,) * layout.stages,
-    )
+    forward, inputs, weights = (time // stages for time in times)
+    cost = Cost(forward_s=forward, input_backward_s=inputs, weight_backward_s=weights, activation_bytes=1)
+    costs = Costs(stages=(cost,) * layout.stages)
     for count in sorted({ranks, 2 * ranks, 32 // ranks * ranks}):
         done = simulate(SCHEDULES["interleaved"].order(layout, range(count)), layout, costs)
         assert bubble(done) * stages == (ranks - 1) * sum(times)

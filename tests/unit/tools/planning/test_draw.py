@@ -2,17 +2,17 @@ import json
 
 from evenstep.pipeline import SCHEDULES
 from evenstep.tools.planning.draw import draw_text, draw_trace
-from evenstep.tools.planning.simulate import Costs, Simulation, simulate
+from evenstep.tools.planning.simulate import Cost, Costs, Simulation, simulate
 
 
 def simulated(name: str, ranks: int, count: int) -> Simulation:
     layout = SCHEDULES[name].layout(ranks)
-    costs = Costs.even(layout, forward_s=2, input_backward_s=2, weight_backward_s=2)
+    costs = Costs.even(layout, Cost(forward_s=2, input_backward_s=2, weight_backward_s=2))
     return simulate(SCHEDULES[name].plans(layout, range(count)), layout, costs)
 
 
 def lines(simulation: Simulation, width: int) -> list[str]:
-    return ["".join(text for text, _ in pieces) for pieces in draw_text(simulation, width=width)]
+    return [line.plain for line in draw_text(simulation, width=width)]
 
 
 def test_computations_stand_where_they_run() -> None:

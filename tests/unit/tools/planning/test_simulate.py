@@ -1,16 +1,15 @@
-import pytest
-
 from evenstep.errors import ArgumentError
 from evenstep.pipeline import SCHEDULES, Layout
-from evenstep.tools.planning.simulate import Costs, simulate
+from evenstep.tools.planning.simulate import Cost, Costs, simulate
+from refused import refused
+
+ONE = Cost(forward_s=1, input_backward_s=1, weight_backward_s=1)
 
 
 def test_messages_delay_and_are_counted() -> None:
     layout = Layout(rank_of=(0, 1, 1), edges=((0, 1), (1, 2), (0, 2)))
     costs = Costs(
-        forward_s=(1, 2, 3),
-        input_backward_s=(1, 1, 1),
-        weight_backward_s=(1, 1, 1),
+        stages=tuple(Cost(forward_s=forward, input_backward_s=1, weight_backward_s=1) for forward in (1, 2, 3)),
         edge_bytes={(0, 1): 10, (1, 2): 1000, (0, 2): 20},
         latency_s=5,
         seconds_per_byte=1,
@@ -26,51 +25,42 @@ def test_messages_delay_and_are_counted() -> None:
         ("0B0", 56, 58),
     ]
     assert done.link_bytes == {(0, 1): 30, (1, 0): 30}
-    assert done.bytes_sent == (30, 30)
     assert done.busy_s == (3, 9)
     assert done.bubble_s == (55, 49)
     assert done.bubble_share == (55 + 49) / (2 * 58)
 
 
-def test_memory_falls_to_what_weights_need_after_the_backward_of_inputs() -> None:
+def test_memory_is_state_and_activations_until_the_backward_of_weights() -> None:
     layout = Layout.chain(ranks=1)
-    costs = Costs.even(
-        layout,
-        forward_s=1,
-        input_backward_s=1,
-        weight_backward_s=1,
-        activation_bytes=10,
-        deferred_bytes=4,
-        state_bytes=100,
-    )
+    costs = Costs(stages=(Cost(activation_bytes=10, state_bytes=100),))
     order = SCHEDULES["zb_h1"].order(layout, range(3))[0]
     assert " ".join(map(str, order)) == "0F0 0I0 0W0 0F1 0I1 0W1 0F2 0I2 0W2"
     assert simulate([order], layout, costs).peak_bytes == (110,)
     put_off = [order[0], order[1], order[3], order[4], order[2], order[6], *order[7:], order[5]]
-    assert simulate([tuple(put_off)], layout, costs).peak_bytes == (114,)
+    assert simulate([tuple(put_off)], layout, costs).peak_bytes == (120,)
 
 
-def test_complete_plans_cost_what_their_computations_cost() -> None:
+def test_complete_plans_cost_the_same_as_their_computations() -> None:
     schedule = SCHEDULES["interleaved"]
     layout = schedule.layout(3)
-    costs = Costs.even(
-        layout, forward_s=2, input_backward_s=4, weight_backward_s=2, activation_bytes=6, edge_bytes=8, latency_s=1
-    )
-    assert simulate(schedule.plans(layout, range(7)), layout, costs) == simulate(
-        schedule.order(layout, range(7)), layout, costs
+    share = Cost(forward_s=2, input_backward_s=4, weight_backward_s=2, activation_bytes=6, output_bytes=8)
+    costs = Costs.even(layout, share, latency_s=1)
+    plans = schedule.plans(layout, range(7))
+    assert simulate(plans, layout, costs) == simulate(schedule.order(layout, range(7)), layout, costs)
+
+
+def test_costs_of_layers_add_up() -> None:
+    assert Cost.total([ONE, Cost(forward_s=2, state_bytes=3)]) == Cost(
+        forward_s=3, input_backward_s=1, weight_backward_s=1, state_bytes=3
     )
 
 
-def test_nothing_to_do_takes_no_time() -> None:
+def test_no_microbatches_take_no_time() -> None:
     layout = Layout.chain(ranks=2)
-    costs = Costs.even(layout, forward_s=1, input_backward_s=1, weight_backward_s=1)
-    done = simulate(SCHEDULES["1f1b"].plans(layout, []), layout, costs)
+    done = simulate(SCHEDULES["1f1b"].plans(layout, []), layout, Costs.even(layout, ONE))
     assert (done.makespan_s, done.bubble_share, done.peak_bytes) == (0, 0, (0, 0))
 
 
 def test_costs_of_another_number_of_stages_are_refused() -> None:
-    with pytest.raises(ArgumentError):
-        Costs(forward_s=(1, 1), input_backward_s=(1,), weight_backward_s=(1, 1))
-    costs = Costs(forward_s=(1,), input_backward_s=(1,), weight_backward_s=(1,))
-    with pytest.raises(ArgumentError):
-        simulate([(), ()], Layout.chain(ranks=2), costs)
+    with refused(ArgumentError, "costs"):
+        simulate([(), ()], Layout.chain(ranks=2), Costs(stages=(ONE,)))

@@ -1,10 +1,38 @@
 import time
+from itertools import combinations
 
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from evenstep.errors import ArgumentError
 from evenstep.pipeline import Layer, Layers
-from evenstep.tools.planning.measure import measure
+from evenstep.tools.planning.layers import balance, measure
+from refused import refused
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=8), st.data())
+def test_the_slowest_stage_is_as_fast_as_any_cut_makes_it(seconds: list[int], data: st.DataObject) -> None:
+    stages = data.draw(st.integers(1, len(seconds)))
+    cuts = balance(seconds, stages)
+    assert [place for places in cuts for place in places] == list(range(len(seconds)))
+    assert len(cuts) == stages and all(cuts)
+    every = [
+        [sum(seconds[a:b]) for a, b in zip((0, *inner), (*inner, len(seconds)), strict=True)]
+        for inner in combinations(range(1, len(seconds)), stages - 1)
+    ]
+    mine = [sum(seconds[place] for place in places) for places in cuts]
+    assert max(mine) == min(map(max, every))
+
+
+def test_of_equally_fast_cuts_the_most_even_is_taken() -> None:
+    assert balance([4, 1, 1, 1, 1], 3) == (range(1), range(1, 3), range(3, 5))
+
+
+def test_more_stages_than_layers_are_refused() -> None:
+    with refused(ArgumentError, "stages"):
+        balance([1, 1], 3)
 
 
 class Slow(nn.Module):

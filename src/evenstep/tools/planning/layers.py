@@ -1,10 +1,8 @@
-"""Measures time and memory of each layer of a model on this machine.
+"""Costs of a model's layers, measured on this machine, and their division into stages."""
 
-The backward is timed as a whole and for the inputs alone; the difference is the time of the weights.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate, pairwise
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -12,11 +10,41 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from evenstep.errors import ArgumentError
 from evenstep.internals import pytree
 from evenstep.pipeline.boundary import tensors
 from evenstep.pipeline.layers import Layers, arguments
 from evenstep.tensors import gradient_format
-from evenstep.tools.planning.balance import LayerCost
+from evenstep.tools.planning.simulate import Cost
+
+
+def balance(seconds: Sequence[float], stages: int) -> tuple[range, ...]:
+    """Places of each stage's layers, such that the slowest stage is as fast as possible.
+
+    Exact, by dynamic programming. Of several such cuts the one with the smallest sum of squares is taken.
+
+    >>> balance([3, 1, 1, 1, 2], 3)
+    (range(0, 1), range(1, 3), range(3, 5))
+    """
+    count = len(seconds)
+    if not 1 <= stages <= count:
+        raise ArgumentError(
+            f"{count} layers can't be cut into {stages} stages; give each stage one layer at least.", field="stages"
+        )
+    until = [0, *accumulate(seconds)]
+    # by the number of layers that are divided: slowest stage, sum of squares, where stages begin
+    best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, ())}
+    for stage in range(1, stages + 1):
+        longer: dict[int, tuple[float, float, tuple[int, ...]]] = {}
+        for end in range(stage, count + 1):
+            candidates: list[tuple[float, float, tuple[int, ...]]] = []
+            for begin in best.keys() & range(end):
+                slowest, squares, begins = best[begin]
+                size = until[end] - until[begin]
+                candidates.append((max(slowest, size), squares + size * size, (*begins, begin)))
+            longer[end] = min(candidates)
+        best = longer
+    return tuple(range(begin, end) for begin, end in pairwise((*best[count][2], count)))
 
 
 def measure(
@@ -27,16 +55,18 @@ def measure(
     context: Callable[[], AbstractContextManager[object]] = nullcontext,
     convert: Callable[[nn.Module], object] = lambda module: None,
     repeats: int = 5,
-) -> list[LayerCost]:
-    """The cost of each layer for one micro-batch.
+) -> list[Cost]:
+    """Measure the cost of each layer for one micro-batch.
+
+    The backward is timed as a whole and for the inputs alone; the difference is the time of the weights.
 
     Args:
-        context: in which forwards run, such as a precision's.
+        context: in which forwards run, such as that of a precision.
         convert: gives a layer the number format that it computes in.
     """
     where = device or torch.device("cpu")
     values: list[Any] = []
-    costs: list[LayerCost] = []
+    costs: list[Cost] = []
     for place, layer in enumerate(layers.layers):
         module = layer.build if isinstance(layer.build, nn.Module) else layer.build()
         module.to(where)
@@ -48,15 +78,15 @@ def measure(
                 positional, named = arguments(taken, inputs, layers.inputs(place))
                 return module(*positional, **named)
 
-        cost, output = _measured(layer.name, module, taken, forward, where, repeats)
+        cost, output = _measured(module, taken, forward, where, repeats)
         costs.append(cost)
         values.append(_fresh(output))
     return costs
 
 
 def _measured(
-    name: str, module: nn.Module, taken: list[Any], forward: Callable[[], Any], device: torch.device, repeats: int
-) -> tuple[LayerCost, Any]:
+    module: nn.Module, taken: list[Any], forward: Callable[[], Any], device: torch.device, repeats: int
+) -> tuple[Cost, Any]:
     own = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers())}
     saved: dict[int, int] = {}
 
@@ -68,7 +98,6 @@ def _measured(
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = forward()
-    forward_s = _timed(forward, device, repeats)
     outputs = [tensor for tensor in tensors(output) if tensor.requires_grad]
     sources = [tensor for tensor in tensors(taken) if tensor.requires_grad]
     weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -83,9 +112,8 @@ def _measured(
 
     whole = backward_s([*sources, *weights])
     inputs_alone = min(backward_s(sources), whole) if weights else whole
-    cost = LayerCost(
-        name=name,
-        forward_s=forward_s,
+    cost = Cost(
+        forward_s=_timed(forward, device, repeats),
         input_backward_s=inputs_alone,
         weight_backward_s=whole - inputs_alone,
         activation_bytes=sum(saved.values()),
