@@ -225,11 +225,11 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | list[str], li
     """What commands are told, in the place of what they do."""
     heard: list[tuple[str, str | list[str], list[str]]] = []
 
-    modules = {f"evenstep.cli.{command.module}" for command in entry.COMMANDS.values()}
+    modules = {entry.module_of(command): name for name, command in entry.COMMANDS.items()}
 
     def stand_in(module: str) -> Any:
         def listens(path: str | list[str], settings: list[str], **options: Any) -> int:
-            heard.append((module.rpartition(".")[2], path, settings))
+            heard.append((modules[module], path, settings))
             return 0
 
         return SimpleNamespace(run=listens) if module in modules else import_module(module)

@@ -317,13 +317,13 @@ def _dispatch(arguments: list[str], *, leaves: bool) -> int:
         raise ConfigError([f"`evenstep {options.command}` is given an empty text; give a value."])
     with ending(leaves=leaves) if command.trains else nullcontext():
         with not_swallowed():
-            run = cast("Callable[..., int]", import_module(_module_of(command)).run)
+            run = cast("Callable[..., int]", import_module(module_of(command)).run)
         names = [option.name.replace("-", "_") for option in command.options]
         own_options = {name: getattr(options, name) for name in names}
         return run(paths or "", settings, **own_options)
 
 
-def _module_of(command: Command) -> str:
+def module_of(command: Command) -> str:
     return command.module if "." in command.module else f"evenstep.cli.{command.module}"
 
 
