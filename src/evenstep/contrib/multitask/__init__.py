@@ -19,7 +19,9 @@ COMBINES = {
 }
 """Classes by the words of `combine`, as "module:name"."""
 
-__all__ = ["COMBINES", "AlignedMtl", "GradNorm", "PcGrad", "Scheduled", "Uncertainty"]
+COEFFICIENTS = LazyTable[Any]({"uncertainty": "evenstep.contrib.multitask.uncertainty:Uncertainty"})
+
+__all__ = ["COEFFICIENTS", "COMBINES", "AlignedMtl", "GradNorm", "PcGrad", "Scheduled", "Uncertainty"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,

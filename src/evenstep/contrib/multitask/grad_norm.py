@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.arguments import require_names, require_number
+from evenstep.schema import NonNegative, Positive
 from evenstep.train.tasks.combine import Combine, TaskWeights
 
 _SMALLEST = 1e-3
@@ -48,7 +49,7 @@ class GradNorm(Combine):
     """
 
     def __init__(
-        self, *, alpha: float = 1.5, coefficient_lr: float = 0.025, parameters: Sequence[str] = ("*",)
+        self, *, alpha: NonNegative = 1.5, coefficient_lr: Positive = 0.025, parameters: Sequence[str] = ("*",)
     ) -> None:
         require_number("alpha", alpha, "[0, inf)", "finite and at least 0", "0.5 to 1.5 is usual")
         require_number("coefficient_lr", coefficient_lr, "(0, inf)", "finite and above 0", "")

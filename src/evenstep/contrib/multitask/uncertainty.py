@@ -12,7 +12,7 @@ Reference: Kendall, Gal, Cipolla, "Multi-task learning using uncertainty to weig
 semantics", CVPR 2018, equations 7 to 10.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -37,9 +37,8 @@ class Uncertainty(Coefficients):
     2.0
     """
 
-    def __init__(self, *, regression: Collection[str] = ()) -> None:
-        names = sorted(regression) if isinstance(regression, set | frozenset) else regression
-        self._regression = frozenset(require_names("regression", names, "`regression=('box',)`"))
+    def __init__(self, *, regression: Sequence[str] = ()) -> None:
+        self._regression = frozenset(require_names("regression", regression, "`regression=('box',)`"))
         self._log_variances = nn.Identity()  # as a model that runs all of its parts runs this as well
 
     def build(self, tasks: Sequence[str]) -> nn.Module | None:
