@@ -9,8 +9,9 @@ Importing this loads no torch: the classes of objects are imported when one is c
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY
+from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, MinLen
@@ -234,9 +235,7 @@ class Logging:
         names = [one for one in self.writers if isinstance(one, str)] if isinstance(self.writers, list | tuple) else []
         twice = [name for name in sorted(names) if names.count(name) > 1]
         if twice:
-            raise ArgumentError(
-                f'`writers` has "{twice[0]}" more than once; name each writer once.', field="writers"
-            )
+            raise ArgumentError(f'`writers` has "{twice[0]}" more than once; name each writer once.', field="writers")
 
 
 def check_length(updates: object, epochs: object) -> None:
@@ -284,3 +283,7 @@ def check_evaluation_names(names: Iterable[str]) -> None:
                 f'`{name}` must have a name of letters, digits, `_` and `-` that isn\'t "train", '
                 f'"perf" or "progress", which other metrics begin with; call it "valid" or "test".'
             )
+
+
+def default_of(constructor: Callable[..., object], name: str) -> Any:
+    return signature(constructor).parameters[name].default

@@ -258,7 +258,9 @@ def arguments_of(kind: type) -> "TypeAdapter[Any]":
     }
     config = ConfigDict(**cast("Any", STRICT))
     texts = _written_as_args(kind.__doc__ or "")
-    described = {name: (hint, Field(default, description=texts.get(name))) for name, (hint, default) in arguments.items()}
+    described = {
+        name: (hint, Field(default, description=texts.get(name))) for name, (hint, default) in arguments.items()
+    }
     return TypeAdapter(create_model(kind.__name__, __config__=config, __doc__=kind.__doc__, **described))
 
 
