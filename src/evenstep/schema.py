@@ -13,8 +13,9 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, wraps
 from importlib import import_module
 from inspect import Parameter, cleandoc, getsource, signature
+from itertools import pairwise
 from textwrap import dedent
-from typing import TYPE_CHECKING, Annotated, Any, Never, TypeVar, cast, dataclass_transform, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Never, TypeVar, cast, dataclass_transform, get_type_hints
 
 from annotated_types import Ge, Gt, Interval
 
@@ -239,7 +240,7 @@ def from_table(kind: type[T], table: Mapping[str, object]) -> T:
     >>> from_table(ArgumentError, {"field": "lr"}).field
     'lr'
     """
-    made = arguments_of(kind).validate_json(json.dumps(table, default=str))
+    made: Any = arguments_of(kind).validate_json(json.dumps(table, default=str))
     return made if is_dataclass(kind) else kind(**{name: getattr(made, name) for name in made.model_fields_set})
 
 
@@ -256,12 +257,12 @@ def arguments_of(kind: type) -> "TypeAdapter[Any]":
         for name, one in signature(kind).parameters.items()
         if one.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     }
-    config = ConfigDict(**cast("Any", STRICT))
     texts = _written_as_args(kind.__doc__ or "")
-    described = {
+    described: dict[str, Any] = {
         name: (hint, Field(default, description=texts.get(name))) for name, (hint, default) in arguments.items()
     }
-    return TypeAdapter(create_model(kind.__name__, __config__=config, __doc__=kind.__doc__, **described))
+    config = ConfigDict(**cast("Any", STRICT))
+    return TypeAdapter(cast("Any", create_model)(kind.__name__, __config__=config, __doc__=kind.__doc__, **described))
 
 
 def _written_as_args(docstring: str) -> dict[str, str]:
@@ -285,17 +286,17 @@ def json_schema(kind: type) -> dict[str, Any]:
     from pydantic_core import core_schema
 
     class Described(GenerateJsonSchema):
-        ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}
+        ignored_warning_kinds: ClassVar[set[Any]] = {"skipped-choice", "non-serializable-default"}
 
         def dataclass_schema(self, schema: core_schema.DataclassSchema) -> dict[str, Any]:
             made = super().dataclass_schema(schema)
             made["properties"] = _described(schema["cls"], made.get("properties", {}))
-            made["description"] = _first_paragraph(made["description"])
+            made["description"] = _first_paragraph(made.get("description", ""))
             return made
 
         def model_schema(self, schema: core_schema.ModelSchema) -> dict[str, Any]:
             made = super().model_schema(schema)
-            made["description"] = _first_paragraph(made["description"])
+            made["description"] = _first_paragraph(made.get("description", ""))
             return made
 
     return arguments_of(kind).json_schema(schema_generator=Described)
@@ -331,7 +332,7 @@ def _written_in(kind: type) -> dict[str, str]:
     body = cast("ast.ClassDef", written).body
     return {
         one.target.id: cleandoc(text.value.value)
-        for one, text in zip(body, body[1:], strict=False)
+        for one, text in pairwise(body)
         if isinstance(one, ast.AnnAssign)
         and isinstance(one.target, ast.Name)
         and isinstance(text, ast.Expr)
