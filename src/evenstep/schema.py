@@ -15,7 +15,7 @@ from importlib import import_module
 from inspect import Parameter, cleandoc, getsource, signature
 from itertools import pairwise
 from textwrap import dedent
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Never, TypeVar, cast, dataclass_transform, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Never, TypeVar, cast, dataclass_transform, get_type_hints
 
 from annotated_types import Ge, Gt, Interval
 
@@ -193,7 +193,7 @@ class OneOf(Instance):
 
     Args:
         target: the base of the classes.
-        kinds: the classes by `kind`, as "module:name" of a mapping.
+        kinds: the classes by `kind`, or their "module:name", as "module:name" of a mapping.
         default: the `kind` of a table without one.
         named: True if a text is a `kind` too; it stays a text.
     """
@@ -205,25 +205,28 @@ class OneOf(Instance):
         self.named = named
 
     def __get_pydantic_json_schema__(self, schema: "CoreSchema", handler: "GetJsonSchemaHandler") -> dict[str, Any]:
-        kinds: Mapping[str, type] = load(self.kinds)
-        several: list[dict[str, Any]] = [{"enum": [*kinds]}] if self.named else []
-        for name, kind in kinds.items():
-            table = handler.resolve_ref_schema(handler(arguments_of(kind).core_schema))
+        several: list[dict[str, Any]] = [{"enum": [*load(self.kinds)]}] if self.named else []
+        for name in load(self.kinds):
+            table = handler.resolve_ref_schema(handler(arguments_of(self.kind(name)).core_schema))
             required = table.pop("required", [])
             table["properties"] = {"kind": {"const": name}, **table.get("properties", {})}
             table["required"] = required if name == self.default else ["kind", *required]
             several.append(table)
         return {"oneOf": several}
 
+    def kind(self, name: str) -> type:
+        kind = load(self.kinds)[name]
+        return load(kind) if isinstance(kind, str) else kind
+
     def checked(self, value: object) -> object:
-        kinds: Mapping[str, type] = load(self.kinds)
+        kinds: Mapping[str, object] = load(self.kinds)
         either = f"one of {', '.join(kinds)}"
         if isinstance(value, Mapping):
             table = dict(cast("Mapping[str, object]", value))
             kind = table.pop("kind", self.default)
             if not isinstance(kind, str) or kind not in kinds:
                 _refuse(f"`kind` should be {either}")
-            return from_table(kinds[kind], table)
+            return from_table(self.kind(kind), table)
         if self.named and isinstance(value, str):
             if value not in kinds:
                 _refuse(f"input should be {either}")
@@ -241,7 +244,9 @@ def from_table(kind: type[T], table: Mapping[str, object]) -> T:
     'lr'
     """
     made: Any = arguments_of(kind).validate_json(json.dumps(table, default=str))
-    return made if is_dataclass(kind) else kind(**{name: getattr(made, name) for name in made.model_fields_set})
+    if is_dataclass(kind):
+        return made
+    return kind(**{name: getattr(made, name) for name in made.model_fields_set})
 
 
 @cache
@@ -286,7 +291,8 @@ def json_schema(kind: type) -> dict[str, Any]:
     from pydantic_core import core_schema
 
     class Described(GenerateJsonSchema):
-        ignored_warning_kinds: ClassVar[set[Any]] = {"skipped-choice", "non-serializable-default"}
+        def emit_warning(self, kind: Any, detail: str) -> None:
+            pass  # choices that are objects have no place in files
 
         def dataclass_schema(self, schema: core_schema.DataclassSchema) -> dict[str, Any]:
             made = super().dataclass_schema(schema)

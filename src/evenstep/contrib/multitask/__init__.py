@@ -19,7 +19,8 @@ COMBINES = {
 }
 """Classes by the words of `combine`, as "module:name"."""
 
-COEFFICIENTS = LazyTable[Any]({"uncertainty": "evenstep.contrib.multitask.uncertainty:Uncertainty"})
+COEFFICIENTS = {"uncertainty": "evenstep.contrib.multitask.uncertainty:Uncertainty"}
+"""Classes by the words of `coefficients`, as "module:name"."""
 
 __all__ = ["COEFFICIENTS", "COMBINES", "AlignedMtl", "GradNorm", "PcGrad", "Scheduled", "Uncertainty"]
 
