@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from evenstep.data.map_data import MapData
     from evenstep.data.mixture import AllTasks, Mixing, Mixture, RoundRobin, Sampled
     from evenstep.data.resolve import data_of
-    from evenstep.data.stream import samples_in
+    from evenstep.data.split import samples_in
     from evenstep.data.stream_data import StreamData
     from evenstep.data.update_data import Batch, UpdateData, batches_in
 
@@ -46,7 +46,7 @@ __getattr__, __dir__ = lazy_names(
         ".mixture": "AllTasks Mixing Mixture RoundRobin Sampled",
         ".fetch": "Reading",
         ".resolve": "data_of",
-        ".stream": "samples_in",
+        ".split": "samples_in",
         ".stream_data": "StreamData",
         ".update_data": "Batch UpdateData batches_in",
     },

@@ -16,8 +16,9 @@ from torch.utils.data import (
 
 from evenstep.data.batch import DataFault
 from evenstep.data.dataset import MapDataset, Told, draws_nothing, epoch_setters, fetches_many, rows_of
-from evenstep.data.pin import pin
 from evenstep.data.seeding import seed_generators
+from evenstep.data.split import num_arrived
+from evenstep.data.tree import pin
 from evenstep.errors import DataError, clause
 from evenstep.keys import key, mix
 
@@ -97,18 +98,20 @@ class Reply(NamedTuple):
 
     data: object
     failure: Failure | None
+    num_samples: int = 0
     faults: tuple[DataFault, ...] = ()
 
     def pin_memory(self) -> "Reply":
-        """Called by torch's pinning thread; keeps the types that the collate function chose."""
-        return Reply(pin(self.data), self.failure, self.faults)
+        """Called by torch's pinning thread."""
+        return self._replace(data=pin(self.data))
 
 
 @final
 class Fetcher(Dataset[Reply]):
     """Answers requests. To a `DataLoader` it looks like a dataset whose samples are micro-batches."""
 
-    def __init__(self, dataset: MapDataset, collate: Collate, reading: Reading) -> None:
+    def __init__(self, dataset: MapDataset, collate: Collate, reading: Reading, *, packed: bool = False) -> None:
+        self._may_drop = collate is not DEFAULT_COLLATE and not packed  # rows of packed samples are no samples
         self._dataset = dataset
         self._collate = collate
         self.seeding = Seeding.of(dataset, collate, seed_samples=reading.seed_samples)
@@ -143,7 +146,7 @@ class Fetcher(Dataset[Reply]):
                 self._enter(request)
             doing = "samples"
             if self._rows is not None:
-                return Reply(self._rows(request.samples), None)
+                return Reply(self._rows(request.samples), None, len(request.samples))
             if self.seeding is Seeding.MICROBATCH:
                 seed_generators(mix(key(request.epoch_key, "microbatch", request.batch, request.microbatch)))
             if self._many is not None:
@@ -155,7 +158,8 @@ class Fetcher(Dataset[Reply]):
                         seed_generators(mix(request.epoch_key ^ doing))
                     samples.append(self._dataset[doing])
             doing = "collate"
-            return Reply(self._collate(samples), None)
+            batch = self._collate(samples)
+            return Reply(batch, None, num_arrived(batch, samples) if self._may_drop else len(samples))
         except Exception as error:  # noqa: BLE001 - carried as a value, out of the worker; the receiver raises it
             return Reply(None, _failure(request, doing, error))
 

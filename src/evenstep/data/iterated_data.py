@@ -9,9 +9,9 @@ from copy import deepcopy
 from typing import Any, NamedTuple, cast
 
 from evenstep.data.batch import Data, DataFault, GlobalBatch, Microbatch, Part, Position
-from evenstep.data.pin import can_pin, pin
 from evenstep.data.stream import END, Reader, Stateful, stream_epoch_setters
 from evenstep.data.stream_ranks import StreamRanks, Total
+from evenstep.data.tree import can_pin, pin
 from evenstep.errors import DataError, clause
 
 _STATE = {"epoch", "batch", "stream_epoch", "stream", "waiting"}

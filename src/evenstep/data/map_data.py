@@ -11,8 +11,8 @@ from evenstep.data.batching import Lengths, Oversized, share
 from evenstep.data.dataset import MapDataset, count_samples, fingerprint_of
 from evenstep.data.fetch import DEFAULT_COLLATE, Collate, Fetcher, Reading, Reply, Request
 from evenstep.data.loader import Pool
-from evenstep.data.pin import can_pin
 from evenstep.data.sampling import EpochBatches, Sampling
+from evenstep.data.tree import can_pin
 from evenstep.errors import DataError
 
 _EPOCHS_KEPT = 2  # the one being trained on, and the one that prefetching has reached
@@ -119,7 +119,9 @@ class MapData(Data):
         self._in_columns = collate is DEFAULT_COLLATE
         self._fingerprint: dict[str, JSON] | None = None
         self._epochs: dict[tuple[int, int, int | None], EpochBatches] = {}
-        self._pool = Pool(lambda: Fetcher(dataset, collate, reading), num_workers=num_workers, reading=reading)
+        self._pool = Pool(
+            lambda: Fetcher(dataset, collate, reading, packed=packed), num_workers=num_workers, reading=reading
+        )
 
     @property
     def num_samples(self) -> int:
@@ -260,5 +262,9 @@ def _microbatch(request: Request, reply: Reply, *, in_columns: bool) -> Microbat
     left_out = {sample for fault in reply.faults if fault.num_skipped for sample in fault.samples}
     samples = [sample for sample in request.samples if sample not in left_out] if left_out else request.samples
     return Microbatch(
-        index=request.microbatch, data=reply.data, num_samples=len(samples), samples=samples, in_columns=in_columns
+        index=request.microbatch,
+        data=reply.data,
+        num_samples=reply.num_samples,
+        samples=samples if reply.num_samples == len(samples) else (),
+        in_columns=in_columns,
     )

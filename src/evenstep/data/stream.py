@@ -3,18 +3,16 @@
 One item ahead, because only that tells whether an epoch has ended. An error of the stream leaves as it is.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any, Protocol, cast, final, runtime_checkable
 
-from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader
 
 from evenstep.data.dataset import Told, epoch_setters
 from evenstep.data.seeding import global_states, seed_generators, undisturbed
-from evenstep.errors import ArgumentError, DataError
+from evenstep.errors import ArgumentError
 from evenstep.keys import key, mix
 
 END = object()
@@ -65,49 +63,6 @@ def stream_epoch_setters(stream: object) -> list[Callable[[int], object]]:
             "`set_epoch`; turn `persistent_workers` off, or give the dataset to `MapData`."
         )
     return of_dataset + epoch_setters(loader.sampler) + epoch_setters(loader.batch_sampler)
-
-
-def samples_in(batch: object) -> int:
-    """How many samples a ready-made batch holds: the first dimension of its first part.
-
-    Raises:
-        DataError: the batch does not tell.
-
-    >>> import torch
-    >>> samples_in([torch.zeros(8, 3), torch.zeros(8)]), samples_in({"text": ["a", "b"]})
-    (8, 2)
-    """
-    if isinstance(batch, PackedSequence):
-        return int(batch.batch_sizes[0])
-    pair: Any = batch
-    # asked first: it is the commonest, and this runs once per micro-batch
-    part = pair[0] if isinstance(batch, (tuple, list)) and pair else None
-    if not isinstance(part, Tensor):
-        part = _first_part(batch)
-    if isinstance(part, Tensor):
-        return part.size(0) if part.ndim else 1
-    shape = cast("tuple[int, ...]", getattr(part, "shape", ()))
-    if shape:
-        return int(shape[0])
-    if isinstance(part, Mapping) and part:
-        return samples_in(cast(object, part))
-    if isinstance(part, Sized):
-        return len(cast(Sized, part))
-    raise DataError(
-        f"a ready-made batch, a {type(batch).__name__}, does not tell how many samples it holds; pass a function that "
-        "does as `samples_in`."
-    )
-
-
-def _first_part(batch: object) -> object:
-    if isinstance(batch, (tuple, list)) and batch:
-        first: Any = batch[0]
-        if isinstance(first, Tensor) or hasattr(first, "shape") or isinstance(first, (tuple, list, Mapping)):
-            return first
-    elif not isinstance(batch, Tensor) and isinstance(batch, Mapping):
-        mapping = cast(Mapping[object, object], batch)
-        return next(iter(mapping.values()), mapping)
-    return cast(object, batch)
 
 
 @final

@@ -9,7 +9,8 @@ from evenstep.data.batching import cut_by_count, share
 from evenstep.data.dataset import fingerprint_of
 from evenstep.data.fetch import DEFAULT_COLLATE, Collate
 from evenstep.data.iterated_data import Cut, IteratedData, RankReading
-from evenstep.data.stream import check_stream, samples_in
+from evenstep.data.split import num_arrived, samples_in
+from evenstep.data.stream import check_stream
 from evenstep.data.stream_ranks import StreamRanks, Total
 from evenstep.errors import ArgumentError, DataError, clause
 
@@ -107,8 +108,10 @@ class StreamData(IteratedData):
             some = items[edges[number] : edges[number + 1]]
             data = self._collated(some, position)
             in_columns = self._collate is DEFAULT_COLLATE
-            one = Microbatch(index=reading.first + number, data=data, num_samples=len(some), in_columns=in_columns)
-            microbatches.append(one)
+            count = len(some) if in_columns else num_arrived(data, some)
+            if count:
+                one = Microbatch(index=reading.first + number, data=data, num_samples=count, in_columns=in_columns)
+                microbatches.append(one)
         num_microbatches = len(edges) - 1 if reading.num_microbatches is None else reading.num_microbatches
         return Cut(tuple(microbatches), len(items), num_microbatches)
 

@@ -14,7 +14,8 @@ from evenstep.data.batch import JSON, Microbatch, Part, Position
 from evenstep.data.batching import share
 from evenstep.data.dataset import fingerprint_of
 from evenstep.data.iterated_data import Cut, IteratedData, RankReading
-from evenstep.data.stream import check_stream, samples_in
+from evenstep.data.split import samples_in
+from evenstep.data.stream import check_stream
 from evenstep.data.stream_ranks import StreamRanks, Total
 from evenstep.errors import DataError
 

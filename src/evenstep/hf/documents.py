@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from evenstep.data.split import rebuilt
+from evenstep.data.tree import rebuilt
 from evenstep.errors import ArgumentError
 from evenstep.train.evaluating import evaluating
 

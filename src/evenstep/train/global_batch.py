@@ -8,7 +8,7 @@ from typing import Any, final
 
 from evenstep.data import Batch, Data, GlobalBatch, Microbatch, Part, Position
 from evenstep.data.batch import JSON
-from evenstep.data.stream import samples_in
+from evenstep.data.split import samples_in
 from evenstep.data.update_data import named_batch
 from evenstep.errors import DataError
 from evenstep.parallel import Group

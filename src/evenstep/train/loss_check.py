@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.data import GlobalBatch, Microbatch
-from evenstep.data.split import copied, tensors_in
+from evenstep.data.tree import copied, tensors_in
 from evenstep.errors import LostRankError, TaskError
 from evenstep.oom import give_back, is_out_of_memory
 from evenstep.parallel.buffers import is_batch_norm

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, cast, final
 from torch import Tensor, nn
 
 from evenstep.data import Data, GlobalBatch, Microbatch, Position
-from evenstep.data.split import rebuilt
+from evenstep.data.tree import rebuilt
 from evenstep.errors import LostRankError, OutOfMemoryError, clause
 from evenstep.internals import pytree
 from evenstep.parallel import Group

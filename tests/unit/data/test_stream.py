@@ -1,10 +1,8 @@
-import numpy as np
 import pytest
-import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
-from evenstep.data.stream import Stateful, samples_in, stream_epoch_setters
-from evenstep.errors import ArgumentError, DataError
+from evenstep.data.stream import Stateful, stream_epoch_setters
+from evenstep.errors import ArgumentError
 
 
 class Told(Dataset[int]):
@@ -26,36 +24,6 @@ class ToldSampler(RandomSampler):
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
-
-
-class Opaque:
-    pass
-
-
-@pytest.mark.parametrize(
-    ("batch", "expected"),
-    [
-        (torch.zeros(8, 3), 8),
-        (np.zeros((8, 3)), 8),
-        (torch.tensor(5.0), 1),
-        ((torch.zeros(8, 3), torch.zeros(8)), 8),
-        ([np.zeros(8), np.zeros(8)], 8),
-        ({"inputs": torch.zeros(8, 3), "mask": torch.zeros(8, 1)}, 8),
-        ({"text": ["a", "b"]}, 2),
-        (({"inputs": torch.zeros(8, 3)}, torch.zeros(8)), 8),
-        (((torch.zeros(3, 5, 5), torch.zeros(3, 9, 4)), ({"boxes": 1}, {"boxes": 2})), 2),
-        (["a", "b", "c"], 3),
-        ([], 0),
-        ({}, 0),
-    ],
-)
-def test_samples_are_counted_by_the_first_dimension_of_the_first_part(batch: object, expected: int) -> None:
-    assert samples_in(batch) == expected
-
-
-def test_a_batch_that_does_not_tell_asks_for_a_function() -> None:
-    with pytest.raises(DataError):
-        samples_in(Opaque())
 
 
 def test_an_epoch_reaches_the_dataset_and_the_sampler_inside_a_data_loader() -> None:

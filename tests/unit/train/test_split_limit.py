@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep import MapData, StreamData, Task, Trainer
-from evenstep.data.split import halves, num_elements
+from evenstep.data.split import halves
+from evenstep.data.tree import num_elements
 from evenstep.errors import TaskError
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.memory.sub_batch import SubBatch
@@ -40,7 +41,9 @@ def test_a_failed_piece_is_never_tried_at_its_size_again(samples: int, width: in
 
 def test_named_tuples_lists_and_shared_values_are_cut_as_their_kind() -> None:
     shared = torch.zeros(3, 3)
-    first, second = halves(Pair([torch.arange(4), torch.tensor(7.0)], {"mask": torch.ones(4), "table": shared}))
+    first, second = halves(
+        Pair([torch.arange(4), torch.tensor(7.0)], {"mask": torch.ones(4), "y": torch.ones(4), "table": shared})
+    )
     assert isinstance(first, Pair)
     assert first.x[0].tolist() == [0, 1]
     assert second.x[0].tolist() == [2, 3]

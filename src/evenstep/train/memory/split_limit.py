@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import final
 
 from evenstep.data import Microbatch
-from evenstep.data.split import num_elements
+from evenstep.data.tree import num_elements
 from evenstep.errors import TaskError
 from evenstep.train.memory.sub_batch import SubBatch, part_of, parts_of, reason_not_cut, whole_of
 from evenstep.train.tasks.task import Task, weight_of

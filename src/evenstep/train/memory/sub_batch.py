@@ -10,14 +10,7 @@ from typing import Any, cast, final
 
 from evenstep.arguments import said
 from evenstep.data import Microbatch
-from evenstep.data.split import (
-    cuttable_samples,
-    half_of_samples,
-    num_samples,
-    samples_in,
-    samples_of,
-    why_whole,
-)
+from evenstep.data.split import cuttable_samples, half_of_samples, num_samples, samples_of, samples_of_parts, why_whole
 from evenstep.errors import TaskError
 from evenstep.train.tasks.task import Task
 
@@ -53,7 +46,7 @@ def parts_of(task: Task, piece: SubBatch) -> list[SubBatch]:
                 f"{said(parts)}; return `[first, second]`."
             )
         parts = list(cast("Sequence[Any]", parts))
-        told = [None] * len(parts) if whole is None else samples_in(parts, piece.data, whole)
+        told = [None] * len(parts) if whole is None else samples_of_parts(parts, piece.data, whole)
         return [SubBatch(part, (*piece.path, number), told[number]) for number, part in enumerate(parts)]
     of = piece.of
     if of is None:

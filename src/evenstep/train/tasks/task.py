@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from evenstep.arguments import format_name
-from evenstep.data.split import contents, halves, num_samples, tensors_in
+from evenstep.data.split import halves, num_samples
+from evenstep.data.tree import contents, tensors_in
 from evenstep.errors import EvenstepError, TaskError
 from evenstep.events.shown import Value
 from evenstep.oom import is_out_of_memory

@@ -13,7 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from evenstep.data import GlobalBatch
-from evenstep.data.split import copied
+from evenstep.data.tree import copied
 from evenstep.events import Incident
 from evenstep.pipeline.compiled import as_written
 from evenstep.train.engine import Engine

@@ -3,7 +3,7 @@
 from zlib import crc32
 
 from evenstep.data import GlobalBatch
-from evenstep.data.split import checksums
+from evenstep.data.tree import checksums
 from evenstep.errors import ReplicaError
 from evenstep.parallel import Group
 from evenstep.train.update.weigh import Weights

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, final
 from torch import Tensor, nn
 
 from evenstep.data import GlobalBatch
-from evenstep.data.split import copied, tensors_in
+from evenstep.data.tree import copied, tensors_in
 from evenstep.errors import TaskError
 from evenstep.internals import times_written
 from evenstep.tensors import named_parameters

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from evenstep.data.split import rebuilt
+from evenstep.data.tree import rebuilt
 from evenstep.internals import pytree
 
 Change: TypeAlias = Callable[[Any], Any]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from evenstep.data.pin import can_pin, pin
+from evenstep.data.tree import can_pin, pin
 
 
 class Part:

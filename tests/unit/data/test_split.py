@@ -1,0 +1,114 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+import evenstep
+from evenstep.data import MapData, Position, StreamData
+from evenstep.data.split import num_arrived, num_samples, samples_in
+from evenstep.errors import DataError
+from refused import refused
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (torch.zeros(8, 3), 8),
+        (np.zeros((8, 3)), 8),
+        (torch.tensor(5.0), 1),
+        ((torch.zeros(8, 3), torch.zeros(8)), 8),
+        ([np.zeros(8), np.zeros(8)], 8),
+        ({"inputs": torch.zeros(8, 3), "mask": torch.zeros(8, 1)}, 8),
+        ({"text": ["a", "b"]}, 2),
+        (({"inputs": torch.zeros(8, 3)}, torch.zeros(8)), 8),
+        (((torch.zeros(3, 5, 5), torch.zeros(3, 9, 4)), ({"boxes": 1}, {"boxes": 2})), 2),
+        (["a", "b", "c"], 3),
+        ([], 0),
+        ({}, 0),
+    ],
+)
+def test_samples_of_a_ready_made_batch(batch: object, expected: int) -> None:
+    assert samples_in(batch) == expected
+
+
+def test_a_ready_made_batch_that_does_not_tell_its_samples_is_refused() -> None:
+    with refused(DataError, "samples_in"):
+        samples_in(object())
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [((8, 3, 8, 8), (8, 3, 16, 16)), ((8, 3, 8, 8), (8, 1, 8, 8)), ((8, 5, 4), (8, 5, 2)), ((8, 9), (8, 1, 1))],
+)
+def test_tensors_that_share_dim_0_tell_the_number_of_samples(shapes: Any) -> None:
+    batch = tuple(map(torch.zeros, shapes))
+    assert num_samples(batch) == num_samples(dict(enumerate(batch))) == num_samples(batch, 8) == 8
+
+
+def test_images_in_lists_do_not_tell_the_number_of_samples() -> None:
+    images = [torch.zeros(3, 4, size) for size in (4, 5, 6, 7)]
+    assert num_samples((images, [1, 2, 3, 4])) is None
+    assert num_samples((images, torch.zeros(4))) == 4
+    assert num_samples((images, [1, 2, 3, 4]), known=4) == 4
+
+
+@pytest.mark.parametrize("put_in", [2, 3, 8])
+def test_samples_that_collate_left_out_have_not_arrived(put_in: int) -> None:
+    samples = [(torch.zeros(4), torch.zeros(1))] * put_in
+    assert num_arrived(default_collate(samples[1:]), samples) == put_in - 1
+    assert num_arrived(default_collate(samples), samples) == num_arrived(list(samples), samples) == put_in
+    assert num_arrived(samples[1:], samples) == put_in - 1
+    assert num_arrived((torch.zeros(0, 4), torch.zeros(0, 1)), samples) == 0
+    assert num_arrived(torch.zeros(4, put_in), samples) == put_in  # features first
+
+
+class Line(evenstep.Task):
+    def loss(self, output: Tensor, batch: Any) -> Tensor:
+        return ((output - batch[1]) ** 2).sum()
+
+
+def sample(number: int) -> tuple[Tensor, Tensor] | None:
+    is_lost = number % 3 == 1 or 8 <= number < 12
+    return None if is_lost else (torch.full((4,), number / 32), torch.tensor([number / 16]))
+
+
+def without_lost(samples: list[Any]) -> Any:
+    good = [one for one in samples if one is not None]
+    return default_collate(good) if good else (torch.zeros(0, 4), torch.zeros(0, 1))
+
+
+def model() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(4, 1)
+
+
+def plain_loop() -> nn.Linear:
+    trained = model()
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    for begin in range(0, 32, 8):
+        x, y = without_lost([sample(number) for number in range(begin, begin + 8)])
+        optimizer.zero_grad()
+        (((trained(x) - y) ** 2).sum() / len(x)).backward()
+        optimizer.step()
+    return trained
+
+
+@pytest.mark.parametrize("micro_batch_size", [8, 4, 2])
+@pytest.mark.parametrize("kind", ["map", "stream"])
+def test_a_collate_function_that_drops_samples_trains_as_the_good_samples(kind: str, micro_batch_size: int) -> None:
+    sizes: Any = {"global_batch_size": 8, "micro_batch_size": micro_batch_size, "collate": without_lost}
+    samples = [sample(number) for number in range(32)]
+    data = MapData(samples, shuffle=False, **sizes) if kind == "map" else StreamData(samples, **sizes)
+    trained = model()
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    evenstep.Trainer(model=trained, task=Line(), optimizer=optimizer, data=data, updates=4, device="cpu").train()
+    assert torch.allclose(trained.weight, plain_loop().weight, rtol=1e-5)
+
+
+def test_an_empty_batch_is_no_micro_batch() -> None:
+    data = MapData([None] * 4, global_batch_size=4, micro_batch_size=2, collate=without_lost)
+    batch = next(data.batches(Position(), seed=1))
+    assert (batch.microbatches, batch.num_microbatches) == ((), 2)
