@@ -1,4 +1,4 @@
-"""One rank of a run of three tasks: `python tasked.py FOLDER STRATEGY UPDATES REDUCTION`; RANK, WORLD_SIZE as torchrun.
+"""One rank of a run of three tasks: `python tasked.py FOLDER STRATEGY UPDATES WEIGHTS`; RANK, WORLD_SIZE as torchrun.
 
 K batches per task and update, of unequal sizes and weights, cut into micro-batches of 2, so that of four ranks some
 have no work for a task. Task c takes part in the first updates only. It goes on from the newest checkpoint in FOLDER.
@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +21,7 @@ from evenstep.data import Mixing
 from evenstep.parallel import Ddp, Fsdp, Group, Ordered, Processes, Single, Strategy
 from rows.killed import digest
 
-Reduction = Literal["weight", "sum", "mean", "late"]
-REDUCTIONS: dict[str, dict[str, Reduction]] = {
-    "per token": {"a": "weight", "b": "weight", "c": "weight"},
-    "sum": {"a": "sum", "b": "sum", "c": "sum"},
-    "mean of batches": {"a": "mean", "b": "mean", "c": "mean"},
-    "one each": {"a": "weight", "b": "sum", "c": "mean"},
-    "per token, late": {"a": "weight", "b": "weight", "c": "late"},  # known after the forward
-}
+LATE: dict[str, str] = {"per token": "", "per token, late": "c"}  # the task whose weight is known after the forward
 SIZES, REPEATS = {"a": 6, "b": 4, "c": 3}, {"a": 1, "b": 2, "c": 3}
 COEFFICIENTS = {"a": 1.0, "b": 0.25, "c": 3.0}
 SAMPLES, UPDATES, LAST_OF_C = 60, 20, 12
@@ -70,10 +63,8 @@ def model() -> Heads:
 class Regress(evenstep.Task):
     """Weighted squared errors of one head."""
 
-    def __init__(self, head: str, reduction: Reduction) -> None:
-        self.head = head
-        self.late_weight = reduction == "late"
-        self.reduction = "weight" if reduction == "late" else reduction
+    def __init__(self, head: str, *, late: bool) -> None:
+        self.head, self.late_weight = head, late
 
     def inputs(self, batch: Any) -> Any:
         return {"x": batch[0], "head": self.head}
@@ -100,14 +91,14 @@ def adamw(trained: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(trained.parameters(), lr=3e-3)
 
 
-def trainer_of(trained: nn.Module, strategy: Strategy, updates: int, reduction: str, **more: Any) -> evenstep.Trainer:
+def trainer_of(trained: nn.Module, strategy: Strategy, updates: int, weights: str, **more: Any) -> evenstep.Trainer:
     data = {
         name: evenstep.MapData(samples(place), global_batch_size=size, micro_batch_size=2, shuffle=False)
         for place, (name, size) in enumerate(SIZES.items())
     }
     return evenstep.Trainer(
         model=trained,
-        task={name: Regress(name, kind) for name, kind in REDUCTIONS[reduction].items()},
+        task={name: Regress(name, late=name == LATE[weights]) for name in SIZES},
         optimizer=adamw(trained),
         data=evenstep.Mixture(data, mixing=Ends()),
         updates=updates,
@@ -118,14 +109,12 @@ def trainer_of(trained: nn.Module, strategy: Strategy, updates: int, reduction: 
     )
 
 
-def main(folder: Path, strategy: str, updates: int, reduction: str) -> None:
+def main(folder: Path, strategy: str, updates: int, weights: str) -> None:
     torch.set_num_threads(1)
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     group = Processes(torch.device("cpu"), timeout_s=60) if several else Group()
     trained = model()
-    trainer = trainer_of(
-        trained, STRATEGIES[strategy](group), updates, reduction, folder=folder, log=Logging(writers=())
-    )
+    trainer = trainer_of(trained, STRATEGIES[strategy](group), updates, weights, folder=folder, log=Logging(writers=()))
     trainer.resume("auto")
     trainer.train()
     state = trainer.state_dict()

@@ -1,7 +1,7 @@
 """Several tasks in one update: K batches of each, on 1, 2 and 4 ranks, against one plain float64 batch per task.
 
-The reference shares no code with the engine: it walks each task's samples in order, stacks each batch whole, writes the
-reduction down as it is defined, and steps torch's own optimizer once per update.
+The reference shares no code with the engine: it walks each task's samples in order, stacks each batch whole, divides
+the sum by the weights, and steps torch's own optimizer once per update.
 """
 
 import tempfile
@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from rows.cutting import flat
 from rows.ranks import started
 from rows.row import Row
-from rows.tasked import COEFFICIENTS, LAST_OF_C, REDUCTIONS, REPEATS, SAMPLES, SIZES, UPDATES, adamw, model, samples
+from rows.tasked import COEFFICIENTS, LAST_OF_C, LATE, REPEATS, SAMPLES, SIZES, UPDATES, adamw, model, samples
 
 SCRIPT = Path(__file__).with_name("tasked.py")
 
 
 @cache
-def reference(reduction: str) -> Tensor:
+def reference() -> Tensor:
     """The parameters after UPDATES updates of a loop as one would write it."""
     trained = model()
     optimizer = adamw(trained)
@@ -39,35 +39,30 @@ def reference(reduction: str) -> Tensor:
                 x, y, w = (torch.stack([sample[part] for sample in batch]) for part in range(3))
                 sums.append((w * (trained(x, name) - y) ** 2).sum())
                 weights.append(w.sum())
-            kind = REDUCTIONS[reduction][name]
-            if kind == "mean":
-                loss = sum(s / w for s, w in zip(sums, weights, strict=True)) / len(sums)
-            else:
-                loss = sum(sums) / (1.0 if kind == "sum" else sum(weights))
-            (COEFFICIENTS[name] * torch.as_tensor(loss)).backward()
+            (COEFFICIENTS[name] * sum(sums) / sum(weights)).backward()
         nn.utils.clip_grad_norm_(trained.parameters(), 0.5)
         optimizer.step()
     return flat(trained)
 
 
-def run(folder: Path, strategy: str, ranks: int, updates: int, reduction: str) -> list[str]:
+def run(folder: Path, strategy: str, ranks: int, updates: int, weights: str) -> list[str]:
     """Run all ranks to the end; the lines that rank 0 printed."""
-    return started([str(SCRIPT), str(folder), strategy, str(updates), reduction], ranks).split()
+    return started([str(SCRIPT), str(folder), strategy, str(updates), weights], ranks).split()
 
 
-def difference(strategy: str, ranks: int, reduction: str) -> tuple[float, float]:
+def difference(strategy: str, ranks: int, weights: str) -> tuple[float, float]:
     """‖θ - θ_reference‖₂ / ‖θ_reference‖₂ after the last update, and its bound."""
     with tempfile.TemporaryDirectory() as folder:
-        run(Path(folder), strategy, ranks, UPDATES, reduction)
+        run(Path(folder), strategy, ranks, UPDATES, weights)
         found = torch.load(Path(folder) / "parameters.pt", weights_only=True)
-    wanted = reference(reduction)
+    wanted = reference()
     return float((found - wanted).norm() / wanted.norm()), 1e-12
 
 
 @cache
 def straight() -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
-        return run(Path(folder), "ordered", 1, UPDATES, "one each")
+        return run(Path(folder), "ordered", 1, UPDATES, "per token")
 
 
 def moved(*layouts: int) -> tuple[str, str]:
@@ -75,7 +70,7 @@ def moved(*layouts: int) -> tuple[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         ends = [UPDATES * (place + 1) // len(layouts) for place in range(len(layouts))]
         printed = [
-            run(Path(folder), "ordered", ranks, end, "one each") for ranks, end in zip(layouts, ends, strict=True)
+            run(Path(folder), "ordered", ranks, end, "per token") for ranks, end in zip(layouts, ends, strict=True)
         ]
     return printed[-1][1], straight()[1]
 
@@ -83,28 +78,28 @@ def moved(*layouts: int) -> tuple[str, str]:
 def idle(ranks: int) -> tuple[str, str]:
     """sha256 of the idle head's parameters and optimizer state at the end, and at its last update with work."""
     with tempfile.TemporaryDirectory() as folder:
-        before = run(Path(folder), "ddp", ranks, LAST_OF_C, "one each")[0]
-        return run(Path(folder), "ddp", ranks, UPDATES, "one each")[0], before
+        before = run(Path(folder), "ddp", ranks, LAST_OF_C, "per token")[0]
+        return run(Path(folder), "ddp", ranks, UPDATES, "per token")[0], before
 
 
 LAYOUTS = {1: "single", 2: "ddp", 4: "ddp"}
 ROWS = [
     *(
         Row(
-            name=f"tasks {reduction}, {ranks} rank{'s' if ranks > 1 else ''}",
+            name=f"tasks {weights}, {ranks} rank{'s' if ranks > 1 else ''}",
             measure="relative difference to one float64 batch",
-            run=partial(difference, strategy, ranks, reduction),
+            run=partial(difference, strategy, ranks, weights),
         )
-        for reduction in REDUCTIONS
+        for weights in LATE
         for ranks, strategy in LAYOUTS.items()
     ),
     *(
         Row(
-            name=f"tasks {reduction}, fsdp, 2 ranks",
+            name=f"tasks {weights}, fsdp, 2 ranks",
             measure="relative difference to one float64 batch",
-            run=partial(difference, "fsdp", 2, reduction),
+            run=partial(difference, "fsdp", 2, weights),
         )
-        for reduction in ("one each", "per token, late")
+        for weights in LATE
     ),
     Row(
         name="tasks, resumed mid-epoch on 2, 4, 1 ranks",

@@ -145,9 +145,8 @@ class Heads(nn.Module):
 class Regress(Task):
     """Σ v·(output - y)² over samples x, y, v; weighs Σ v."""
 
-    def __init__(self, head: str, reduction: Any = "weight", late: bool = False) -> None:
+    def __init__(self, head: str, late: bool = False) -> None:
         self.head = head
-        self.reduction = reduction
         self.late_weight = late
 
     def inputs(self, batch: Any) -> Any:

@@ -167,7 +167,6 @@ class Unsaveable(Hook):
 
 class Early(Task):
     late_weight = True
-    reduction = "mean"
 
     def loss(self, output, batch):
         return output.sum()

@@ -351,17 +351,6 @@ def check_tasks(
                 f"evaluation '{name}' reads the stream that `data` reads, but must not move it: give it its own.",
                 field="evaluations",
             )
-    for name, task in by_name.items():
-        if task.reduction not in ("weight", "sum", "mean"):
-            raise ArgumentError(
-                f'`reduction` of `{type(task).__name__}` must be "weight", "sum" or "mean", but is {task.reduction!r}.',
-                field="reduction",
-            )
-        if task.late_weight and task.reduction != "weight":
-            raise ArgumentError(
-                f'task `{name}` has `late_weight`, but `reduction` is "{task.reduction}": leave one of them out.',
-                field="reduction",
-            )
     if "" in by_name and (tasks.distinguished or combine is not None):
         raise ArgumentError(
             "coefficients and `combine` need tasks by name: `task={'class': …}`.",

@@ -191,7 +191,7 @@ class LossCheck:
         if is_random and task.late_weight:
             return ""
         weight = math.fsum(half.weight for half in halves)
-        if task.reduction != "sum" and not math.isclose(weight, whole.weight, rel_tol=1e-6):
+        if not math.isclose(weight, whole.weight, rel_tol=1e-6):
             return (
                 f"the weight of micro-batch {number} is {whole.weight:g}, but its parts weigh {weight:g} together. "
                 f"`{kind}.weight` must count the units of the summed loss, such as `(labels != -100).sum()`. If it is "

@@ -23,7 +23,6 @@ from evenstep.parallel import Ddp, Group, Ordered, Single
 
 OnRanks = Callable[..., list[Any]]
 SIZES = {"a": 6, "b": 4, "c": 2}
-REDUCTIONS = {"a": "weight", "b": "mean", "c": "sum"}
 
 
 def mixture(several: Any, micro: int = 2, **more: Any) -> Mixture:
@@ -37,7 +36,7 @@ def mixture(several: Any, micro: int = 2, **more: Any) -> Mixture:
 def trained(several: Any, strategy: Any, group: Any, *, updates: int = 4, **more: Any) -> tuple[Any, Trainer]:
     model = several.model_of(*SIZES)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    more.setdefault("task", {name: several.Regress(name, REDUCTIONS[name]) for name in SIZES})
+    more.setdefault("task", {name: several.Regress(name) for name in SIZES})
     more.setdefault("data", mixture(several))
     more.setdefault("train", Training(clip_norm=1.0))
     trainer = Trainer(

@@ -161,9 +161,7 @@ def test_an_engine_tells_of_updates_and_evaluations_and_refuses_what_it_does_not
 
 def test_gradients_of_several_batches_accumulate_and_the_last_one_does_not_win() -> None:
     class Scaled(Task):
-        """The gradient of a batch is the sum of its labels."""
-
-        reduction = "sum"
+        """The gradient of a batch of one sample is its label."""
 
         def loss(self, output: Any, batch: Any) -> Tensor:
             return (output * batch[1]).sum()
@@ -176,8 +174,8 @@ def test_gradients_of_several_batches_accumulate_and_the_last_one_does_not_win()
         engine.update(*((ones, label * ones) for label in labels))
         return before - model.weight.item()
 
-    assert gradient_of(1.0, 10.0, 100.0) == pytest.approx(111.0, rel=1e-12)  # not 100, the last one's
-    assert gradient_of(100.0, 1.0, 10.0) == pytest.approx(111.0, rel=1e-12)
+    assert gradient_of(1.0, 10.0, 100.0) == pytest.approx(37.0, rel=1e-12)  # not 100, the last one's
+    assert gradient_of(100.0, 1.0, 10.0) == pytest.approx(37.0, rel=1e-12)
     assert gradient_of(5.0) == pytest.approx(5.0, rel=1e-12)  # nothing is left over for the next
 
 

@@ -58,37 +58,31 @@ def trainer_of(several: Any, model: nn.Module, *, data: Any = None, **more: Any)
     return Trainer(model=model, data=data or mixture(several), device="cpu", **more)
 
 
-def divided(several: Any, model: nn.Module, name: str, batches: Sequence[Sequence[Any]], reduction: str) -> Tensor:
-    """One task's loss, written down as the reduction is defined, of whole batches."""
+def divided(several: Any, model: nn.Module, name: str, batches: Sequence[Sequence[Any]]) -> Tensor:
+    """One task's loss over whole batches."""
     sums, weights = [], []
     for batch in batches:
         x, y, v = several.stacked(list(batch))
         sums.append((v * (model(x, name) - y) ** 2).sum())
         weights.append(v.sum())
-    if reduction == "sum":
-        return torch.stack(sums).sum()
-    if reduction == "mean":
-        return torch.stack([s / w for s, w in zip(sums, weights, strict=True)]).mean()
     return torch.stack(sums).sum() / torch.stack(weights).sum()
 
 
 @given(
-    reductions=st.tuples(*[st.sampled_from(["weight", "sum", "mean"])] * 2),
     micro=st.integers(1, 7),
     repeats=st.tuples(st.integers(1, 3), st.integers(1, 2)),
     coefficients=st.tuples(st.sampled_from([1.0, 0.25]), st.sampled_from([1.0, 3.0])),
 )
 @settings(max_examples=25)
-def test_the_update_is_that_of_whole_batches_for_every_reduction_and_cut(
-    several: Any, reductions: tuple[str, str], micro: int, repeats: tuple[int, int], coefficients: tuple[float, float]
+def test_the_update_is_that_of_whole_batches_for_every_cut(
+    several: Any, micro: int, repeats: tuple[int, int], coefficients: tuple[float, float]
 ) -> None:
     counts, lambdas = dict(zip(BATCHES, repeats, strict=True)), dict(zip(BATCHES, coefficients, strict=True))
-    kinds = dict(zip(BATCHES, reductions, strict=True))
     model = several.model_of("a", "b")
     trainer_of(
         several,
         model,
-        task={name: several.Regress(name, kinds[name]) for name in BATCHES},
+        task={name: several.Regress(name) for name in BATCHES},
         data=mixture(several, micro=micro, repeats=counts, count=72),
         train=Training(coefficients=lambdas, clip_norm=0.5),
     ).train()
@@ -102,7 +96,7 @@ def test_the_update_is_that_of_whole_batches_for_every_reduction_and_cut(
             begins = [places[name] + size * number for number in range(counts[name])]
             places[name] = begins[-1] + size
             batches = [some[begin : begin + size] for begin in begins]
-            (lambdas[name] * divided(several, wanted, name, batches, kinds[name])).backward()
+            (lambdas[name] * divided(several, wanted, name, batches)).backward()
         nn.utils.clip_grad_norm_(wanted.parameters(), 0.5)
         optimizer.step()
     torch.testing.assert_close(several.flat(model), several.flat(wanted), rtol=1e-12, atol=1e-14)
@@ -129,7 +123,7 @@ def test_every_form_of_batch_gives_the_accumulated_gradient_of_all(several: Any)
     wanted = several.model_of("a", "b")
     optimizer = torch.optim.SGD(wanted.parameters(), lr=0.1, momentum=0.5)
     for name, some in (("a", a), ("b", b)):
-        divided(several, wanted, name, [some], "weight").backward()
+        divided(several, wanted, name, [some]).backward()
     optimizer.step()
     torch.testing.assert_close(several.flat(model), several.flat(wanted), rtol=1e-12, atol=1e-14)
 
@@ -267,7 +261,7 @@ def test_coefficients_follow_their_schedule(several: Any) -> None:
         for seed, (name, size) in enumerate(BATCHES.items()):
             some = several.samples(24, seed)[size * update : size * (update + 1)]
             factor = 1.0 if name == "a" else 2.0 * (1.0, 0.5, 0.0)[update]
-            (factor * divided(several, wanted, name, [some], "weight")).backward()
+            (factor * divided(several, wanted, name, [some])).backward()
         optimizer.step()
     torch.testing.assert_close(several.flat(model), several.flat(wanted), rtol=1e-12, atol=1e-14)
 
@@ -315,7 +309,7 @@ def test_uncertainty_is_optimised_with_the_model_saved_and_idle_with_its_task(se
         for seed, (name, size) in enumerate(BATCHES.items()):
             if name == "a" or update < 2:
                 some = several.samples(24, seed)[size * update : size * (update + 1)]
-                loss = divided(several, wanted, name, [some], "weight")
+                loss = divided(several, wanted, name, [some])
                 ((0.5 if name == "b" else 1.0) * torch.exp(-s[name]) * loss + s[name] / 2).backward()
         optimizer.step()
     torch.testing.assert_close(
@@ -436,7 +430,7 @@ def test_evaluations_are_by_task_too(several: Any) -> None:
     metrics = trainer.evaluate("valid")["valid"]
     for name, count in (("a", 5), ("b", 3)):
         with torch.no_grad():
-            wanted = divided(several, model, name, [several.samples(count, 9)], "weight")
+            wanted = divided(several, model, name, [several.samples(count, 9)])
         assert metrics[f"{name}/loss"] == pytest.approx(float(wanted), rel=1e-12)
 
 
@@ -487,16 +481,13 @@ def test_the_model_must_be_in_the_mode_that_the_call_needs(several: Any) -> None
         ({"task": {"loss": "a"}}, "`loss` must have a name of letters"),
         ({"task": {"a": "a", "c": "c"}}, "`data` has batches of task `b`, which the run has not"),
         ({"train": Training(coefficients={"c": 1.0})}, "`coefficients` names task `c`, but the run has a, b"),
-        ({"late": True, "reduction": "mean"}, "leave one of them out"),
-        ({"reduction": "median"}, "`reduction` of `Regress` must be"),
         ({"single": True}, r"`data` has batches of task `a`, but the run's task has no name"),
         ({"plain": True}, "does not say which task a batch is for"),
     ],
 )
 def test_what_cannot_be_is_refused_when_the_trainer_is_built(several: Any, change: dict[str, Any], text: str) -> None:
     more = dict(change)
-    task = {name: several.Regress(name, more.get("reduction", "weight"), more.pop("late", False)) for name in BATCHES}
-    more.pop("reduction", None)
+    task = {name: several.Regress(name) for name in BATCHES}
     if isinstance(more.get("task"), dict):
         task = {name: several.Regress(head) for name, head in more.pop("task").items()}
     if more.pop("single", False):

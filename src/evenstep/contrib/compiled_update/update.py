@@ -170,7 +170,7 @@ class CompiledUpdate:
             key += one.task, form_of(batch)
             tasks.append(context.tasks[one.task])
             batches.append(batch)
-            factors.append(scale * value(one.task, update) / divisors[one.index])
+            factors.append(scale * value(one.task, update) / divisors[one.task])
         share = 0.0 if self._ema is None else self._ema.share(update)
         return Work(tuple(key), tuple(tasks), batches, factors, scale, share, self._halted)
 

@@ -92,7 +92,7 @@ class PerTaskGradients:
     ) -> Tensor:
         each = torch.zeros(len(tasks), weights.num_microbatches, dtype=torch.float64)
         for microbatch, (name, loss) in whole.losses.items():
-            each[tasks.index(name), microbatch] = loss.double().cpu() / weights.divisors[microbatch]
+            each[tasks.index(name), microbatch] = loss.double().cpu() / weights.divisors[name]
         summed = self.execution.group.sum_floats(each.flatten().tolist())
         divisors = torch.tensor([float(late.get(name, 1.0)) for name in tasks], dtype=torch.float64)
         of_tasks = torch.tensor(summed, dtype=torch.float64).view_as(each).sum(1)

@@ -36,8 +36,8 @@ class _Loop:
 def why_not_plain(subject: Subject) -> str:
     if subject.coefficients is None:
         return "its tasks' gradients are weighed or combined by a method of their own"
-    if any(task.late_weight or task.reduction != "weight" or task.uses_average for task in subject.tasks.values()):
-        return "its loss is divided by what only its forwards know, or by nothing"
+    if any(task.late_weight or task.uses_average for task in subject.tasks.values()):
+        return "its loss is divided by what only its forwards know"
     if listeners(subject.tasks):
         return "its task is told of moments of the training, such as `before_update`, by the engine"
     if subject.lr_schedule is not None and set(subject.lr_schedule.needs) - {"groups"}:

@@ -46,7 +46,7 @@ class Coefficients(ABC):
 
         Args:
             loss: summed over the micro-batch.
-            share: of the task's units in the update, times what the summed loss is divided by later.
+            share: the micro-batch's weight.
         """
         return loss
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, Self, cast, final
+from typing import Any, Self, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -103,17 +103,11 @@ class Loss:
 class Task(ABC):
     """What a batch means. Subclass it and write `loss`; override the rest where the defaults don't fit.
 
-    The gradient of an update over micro-batches m with summed losses S_m and weights w_m is
-
-        Σ∇S_m / Σw_m                       reduction "weight": per sample, per token, per whatever `weight` counts
-        Σ∇S_m                              reduction "sum"
-        1/K · Σ_k (Σ_{m∈k} ∇S_m / Σ_{m∈k} w_m)   reduction "mean": of the K batches of the task in the update
-
-    whichever way the batches are cut into micro-batches; with several tasks, the sum of that over tasks, each times its
-    coefficient.
+    The gradient of an update over micro-batches m with summed losses S_m and weights w_m is Σ∇S_m / Σw_m: per sample,
+    per token, per whatever `weight` counts, whichever way the batches are cut into micro-batches. With several tasks it
+    is the sum of that over tasks, each times its coefficient.
 
     Attributes:
-        reduction: what the summed loss is divided by.
         late_weight: True when the weight is known only after the forward (masked positions chosen inside the
             model); `loss` must then give it, and `weight` is not called.
         metrics: objects of torchmetrics by name, for metrics that are no pair (sum, weight), such as F1 or AUROC. They
@@ -134,7 +128,6 @@ class Task(ABC):
     8
     """
 
-    reduction: Literal["weight", "sum", "mean"] = "weight"
     late_weight: bool = False
     metrics: Mapping[str, Any] = MappingProxyType({})
     derived: Mapping[str, Callable[[Mapping[str, float]], float]] = MappingProxyType({})

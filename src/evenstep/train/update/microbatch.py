@@ -201,9 +201,8 @@ class MicrobatchStep:
         return microbatch if self._completes is None else self._completes.get(microbatch)
 
     def _seed_of(self, loss: Tensor, one: Microbatch) -> Tensor:
-        factor = (
-            self._factor * self._context.coefficients.value(one.task, self._update) / self._weights.divisors[one.index]
-        )
+        coefficient = self._context.coefficients.value(one.task, self._update)
+        factor = self._factor * coefficient / self._weights.divisors[one.task]
         kept = self._context.seeds.get(loss.dtype)
         if kept is None or kept[0] != factor:
             kept = self._context.seeds[loss.dtype] = factor, loss.new_full((), factor)

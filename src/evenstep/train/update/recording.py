@@ -146,10 +146,7 @@ class Recording:
         return self._weights.each[one.index]
 
     def _trained(self, one: Microbatch, total: Tensor, weight: float | Tensor) -> Tensor:
-        context, weights = self._context, self._weights
-        divisor = weights.divisors[one.index]
-        share = weight if isinstance(weight, Tensor) else divisor * weight / weights.totals[one.task]
-        trained = context.coefficients.weighted(one.task, total, share)
+        trained = self._context.coefficients.weighted(one.task, total, weight)
         self.add_to_all(one, trained.detach(), weight)
         return trained
 
@@ -159,7 +156,7 @@ class Recording:
             _, earlier = self._late.get(one.index, (name, 0.0))  # of another piece
             self._late[one.index] = name, earlier + trained
             return
-        scaled = trained * (context.coefficients.value(name, self._update) / weights.divisors[one.index])
+        scaled = trained * (context.coefficients.value(name, self._update) / weights.divisors[name])
         part = weight / weights.totals[name] / weights.num_tasks
         context.storage.put(f"{self._prefix}loss", scaled, part, update=self._update)
 

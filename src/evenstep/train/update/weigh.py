@@ -5,9 +5,8 @@ g = Σ_t λ_t · Σ_{m∈t} ∇S_m / Σ_{m∈t} w_m. It does not look at outputs
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Self, final
 
 from evenstep.arguments import advice
@@ -27,7 +26,7 @@ class Weights:
             are late.
         num_microbatches: of the update, over all ranks.
         each: w_m of this rank's micro-batches, by their global number; none of those that are late.
-        divisors: what the summed loss of a micro-batch of this rank is divided by; see `Task.reduction`.
+        divisors: what the summed losses of each task are divided by before the backward: the total, or 1 if it is late.
         work: this rank's micro-batches that have a weight above 0, or a late one.
         num_tasks: how many tasks have work in the update.
         skipped_samples: how many samples all ranks had to leave out because they could not be read.
@@ -36,7 +35,7 @@ class Weights:
     totals: Mapping[str, float]
     num_microbatches: int
     each: dict[int, float]
-    divisors: Mapping[int, float]
+    divisors: Mapping[str, float]
     work: tuple[Microbatch, ...]
     num_tasks: int
     skipped_samples: int = 0
@@ -49,8 +48,8 @@ class Weights:
     @classmethod
     def of_one(cls, microbatch: Microbatch, *, weight: float) -> Self:
         totals, number = {microbatch.task: 1.0}, microbatch.index
-        each, divisors = {number: weight}, {number: 1.0}
-        return cls(totals=totals, num_microbatches=1, each=each, divisors=divisors, work=(microbatch,), num_tasks=1)
+        each = {number: weight}
+        return cls(totals=totals, num_microbatches=1, each=each, divisors=totals, work=(microbatch,), num_tasks=1)
 
     @classmethod
     def of_forwards(cls, task: str, work: tuple[Microbatch, ...], *, num_microbatches: int) -> Self:
@@ -95,7 +94,7 @@ def weigh(tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, stamp:
             f"`requires_grad` or the optimizer's `lr` was changed on some ranks only. Change it on all of them at the "
             f"same update; a hook that is `first_rank_only` runs on one."
         )
-    totals, divisors = _summed(tasks, batch, everybody)
+    totals = _totals(batch, everybody)
     late = [name for name in totals if tasks[name].late_weight]
     if len(late) > 1:
         raise TaskError(
@@ -107,49 +106,25 @@ def weigh(tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, stamp:
         totals=totals,
         num_microbatches=batch.num_microbatches,
         each=each,
-        divisors=divisors,
+        divisors={name: 1.0 if name in late else total for name, total in totals.items()},
         work=tuple(work),
         num_tasks=len(totals),
         skipped_samples=int(everybody[-2]),
     )
 
 
-def _summed(
-    tasks: Mapping[str, Task], batch: GlobalBatch, everybody: Sequence[float]
-) -> tuple[dict[str, float], dict[int, float]]:
-    totals: dict[str, float] = {}
-    divisors: dict[int, float] = {}
-    spans = _spans(batch) if batch.parts else {"": [range(batch.num_microbatches)]}
-    for name, theirs in spans.items():
-        numbers = theirs[0] if len(theirs) == 1 else list(chain.from_iterable(theirs))
-        each = [everybody[number] for number in numbers]
-        total = math.fsum(each)
-        if total <= 0:
-            continue
-        task = tasks[name]
-        totals[name] = total
-        if task.late_weight or task.reduction == "sum":
-            divisors.update(dict.fromkeys(numbers, 1.0))
-        elif task.reduction == "weight":
-            divisors.update(dict.fromkeys(numbers, total))
-        else:
-            divisors.update(_of_batches(theirs, everybody))
-    return totals, divisors
-
-
-def _of_batches(spans: Sequence[range], everybody: Sequence[float]) -> Iterator[tuple[int, float]]:
-    sums = [math.fsum(everybody[span.start : span.stop]) for span in spans]
-    num_batches = sum([one > 0 for one in sums])
-    return ((number, num_batches * one) for span, one in zip(spans, sums, strict=True) for number in span)
-
-
-def _spans(batch: GlobalBatch) -> dict[str, list[range]]:
-    spans: dict[str, list[range]] = {}
-    first = 0
-    for part in batch.parts:
-        spans.setdefault(part.task, []).append(range(first, first + part.num_microbatches))
-        first += part.num_microbatches
-    return spans
+def _totals(batch: GlobalBatch, everybody: Sequence[float]) -> dict[str, float]:
+    if not batch.parts:
+        each = {"": everybody[: batch.num_microbatches]}
+    else:
+        each: dict[str, list[float]] = {}
+        first = 0
+        for part in batch.parts:
+            last = first + part.num_microbatches
+            each.setdefault(part.task, []).extend(everybody[first:last])
+            first = last
+    totals = {name: math.fsum(weights) for name, weights in each.items()}
+    return {name: total for name, total in totals.items() if total > 0}
 
 
 def task_of(tasks: Mapping[str, Task], microbatch: Microbatch) -> Task:
