@@ -1,87 +1,33 @@
 """Learning-rate schedules: functions from the number of an update to a multiplier of each group's base rate.
 
-u is the update's number from 1, U the length of the run. Updates are numbered as they commit, so a retried update has
-the same rate, and a resumed run needs no state of its schedule; only `Plateau` has one.
+u is the update's number from 1, U the length of the run, W = `warmup_updates`, s = max(W, 1). Updates are numbered as
+they commit, so a retried update has the same rate, and a resumed run needs no state; only `Plateau` has some.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from math import cos, inf, isfinite, pi, prod, sqrt
-from typing import Any, Literal, Self, final
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import KW_ONLY
+from math import cos, pi, prod, sqrt
+from typing import Annotated, Literal, Self
+
+from annotated_types import Ge, Interval, MinLen
 
 from evenstep.errors import ArgumentError
-
-Need = Literal["epochs", "evaluations", "groups"]
-
-
-class LrSchedule(ABC):
-    """A multiplier of the base LR for every update."""
-
-    __slots__ = ()
-
-    @property
-    def needs(self) -> Collection[Need]:
-        """Further inputs of the multiplier, beside the update's number and the length of the run."""
-        return ()
-
-    @abstractmethod
-    def __call__(self, update: int, updates: int | None) -> float:
-        """The multiplier: finite, at least 0, and above 0 at the first update; mostly at most 1.
-
-        Args:
-            update: the update's number, from 1.
-            updates: the length of the run; None if that is not known.
-        """
-
-    @abstractmethod
-    def check(self, updates: int | None) -> None:
-        """Raise ArgumentError unless a run of so many updates can follow this schedule."""
-
-    def in_epoch(self, update: int, epoch: int, updates: int | None) -> float:
-        """The multiplier of an update whose batch is of `epoch`, which counts from 0 as in events."""
-        return self(update, updates)
-
-    def of_group(self, name: str) -> "LrSchedule":
-        """The schedule of the optimizer's group of this name, or of this number where it has none."""
-        return self
-
-
-def warmup_factor(update: int, warmup_updates: int) -> float:
-    """k / W for update k of a warm-up of W updates, then 1.
-
-    >>> [warmup_factor(update, 4) for update in range(1, 6)]
-    [0.25, 0.5, 0.75, 1.0, 1.0]
-    """
-    return update / warmup_updates if update < warmup_updates else 1.0
-
-
-def check_warmup(warmup_updates: int, updates: int | None) -> None:
-    """Raise ArgumentError if the warm-up is longer than the run, where its length is known."""
-    if updates is not None and warmup_updates > updates:
-        raise ArgumentError(
-            f"`warmup_updates` must be at most the {updates} updates of the run, but is {warmup_updates}; lower it or "
-            f"train longer.",
-            field="warmup_updates",
-        )
-
+from evenstep.optim.lr_schedule import Curve, LrSchedule, Need, Warmup, check_room, warmup_factor
+from evenstep.optim.plateau import Plateau
+from evenstep.schema import Count, Natural, Positive, Share, option
 
 Unit = Literal["updates", "epochs"]
 DecayShape = Literal["linear", "cosine", "sqrt"]
+Shrink = Annotated[float, Interval(gt=0, le=1)]
+Pairs = Annotated[Sequence[tuple[Count, Positive]], MinLen(1)]
 
 
-def decay_progress(update: int, begin_update: int, end_update: int) -> float:
-    """Progress of a decay: 0 up to update `begin_update`, 1 from `end_update` on, a straight line between.
-
-    >>> [decay_progress(update, 2, 4) for update in range(1, 6)]
-    [0.0, 0.0, 0.5, 1.0, 1.0]
-    """
-    if update <= begin_update:
+def _progress(update: int, begin: int, end: int) -> float:
+    if update <= begin:
         return 0.0
-    if update >= end_update:
-        return 1.0
-    return (update - begin_update) / (end_update - begin_update)
+    return 1.0 if update >= end else (update - begin) / (end - begin)
 
 
 def _known(updates: int | None, schedule: LrSchedule) -> int:
@@ -94,33 +40,21 @@ def _known(updates: int | None, schedule: LrSchedule) -> int:
     return updates
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Warmup(LrSchedule):
-    """A schedule that begins with a warm-up, u / W for u < W; 0 and 1 both mean none."""
-
-    warmup_updates: int = 0
-
-    def check(self, updates: int | None) -> None:
-        check_warmup(self.warmup_updates, updates)
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Constant(Warmup):
+@option
+class Constant(Curve):
     """Warm-up, then 1.
 
     >>> [Constant(warmup_updates=2)(update, None) for update in (1, 2, 3)]
     [0.5, 1.0, 1.0]
     """
 
-    def __call__(self, update: int, updates: int | None) -> float:
-        return warmup_factor(update, self.warmup_updates)
+    def after_warmup(self, update: int, updates: int | None) -> float:
+        return 1.0
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InverseSqrt(Warmup):
-    """Warm-up to 1, then √(s / u), s = max(W, 1): a slow fall without an end.
+@option
+class InverseSqrt(Curve):
+    """Warm-up to 1, then √(s / u): a slow fall without an end.
 
     Reference: Vaswani et al., "Attention is all you need", NeurIPS 2017, eq. 3, with a peak of 1.
 
@@ -128,53 +62,54 @@ class InverseSqrt(Warmup):
     [0.5, 1.0, 0.5]
     """
 
-    def __call__(self, update: int, updates: int | None) -> float:
-        if update < self.warmup_updates:
-            return warmup_factor(update, self.warmup_updates)
+    def after_warmup(self, update: int, updates: int | None) -> float:
         return sqrt(max(self.warmup_updates, 1) / update)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decay(Warmup):
-    """Warm-up to 1, then a fall that reaches its end e at the last update U; with e = 0 that update changes nothing.
+@option
+class Decay(Curve):
+    """Base of schedules that fall to e = `end_factor` at the last update.
 
     u / W                      for u < W
-    e + (1 - e) · r(p)         from then on, p = (u - s) / (U - s), s = max(W, 1)
+    e + (1 - e) · r(p)         from then on, p = (u - s) / (U - s)
     """
 
-    end_factor: float = 0.1
+    _: KW_ONLY
+    end_factor: Share = 0.1
+    """Multiplier of the learning rate at the last update; with 0 that update changes nothing."""
+
+    def after_warmup(self, update: int, updates: int | None) -> float:
+        end = _known(updates, self)
+        progress = _progress(update, self.decay_begin(end), end)
+        return self.end_factor + (1 - self.end_factor) * self.remaining(progress)
+
+    def decay_begin(self, updates: int) -> int:
+        """Last update with the multiplier 1."""
+        return max(self.warmup_updates, 1)
 
     @abstractmethod
-    def _remaining(self, progress: float) -> float:
+    def remaining(self, progress: float) -> float:
         """r(p): 1 at the beginning of the fall (p = 0), 0 at its end (p = 1)."""
 
-    def __call__(self, update: int, updates: int | None) -> float:
-        if update < self.warmup_updates:
-            return warmup_factor(update, self.warmup_updates)
-        progress = decay_progress(update, max(self.warmup_updates, 1), _known(updates, self))
-        return self.end_factor + (1 - self.end_factor) * self._remaining(progress)
-
     def check(self, updates: int | None) -> None:
-        check_warmup(self.warmup_updates, _known(updates, self))
+        super().check(_known(updates, self))
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option
 class Linear(Decay):
-    """A `Decay` with r(p) = 1 - p.
+    """A `Decay` along a straight line, r(p) = 1 - p.
 
     >>> [Linear(warmup_updates=2, end_factor=0.0)(update, 4) for update in (1, 2, 3, 4)]
     [0.5, 1.0, 0.5, 0.0]
     """
 
-    def _remaining(self, progress: float) -> float:
+    def remaining(self, progress: float) -> float:
         return 1 - progress
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option
 class Cosine(Decay):
-    """A `Decay` with r(p) = (1 + cos(π p)) / 2; no restarts.
+    """A `Decay` along half a cosine, r(p) = (1 + cos(π p)) / 2.
 
     Reference: Loshchilov, Hutter, "SGDR: stochastic gradient descent with warm restarts", ICLR 2017, eq. 5.
 
@@ -182,36 +117,33 @@ class Cosine(Decay):
     [0.5, 1.0, 0.5, 0.0]
     """
 
-    def _remaining(self, progress: float) -> float:
+    def remaining(self, progress: float) -> float:
         return (1 + cos(pi * progress)) / 2
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option
 class Polynomial(Decay):
-    """A `Decay` with r(p) = (1 - p)ⁿ, n = `power`: 1 is a straight line, more falls sooner.
+    """A `Decay` with a power of the rest of the run, r(p) = (1 - p)ⁿ, n = `power`.
 
     >>> [Polynomial(power=2.0, end_factor=0.0)(update, 3) for update in (1, 2, 3)]
     [1.0, 0.25, 0.0]
     """
 
-    power: float = 1.0
+    _: KW_ONLY
+    power: Positive = 1.0
+    """The power; 1 is a straight line, more falls sooner."""
 
-    def _remaining(self, progress: float) -> float:
+    def remaining(self, progress: float) -> float:
         return (1 - progress) ** self.power
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wsd(Warmup):
-    """Warm-up to 1, stable at 1, then a decay over the last D updates, which reaches its end e at the last one.
+@option
+class Wsd(Decay):
+    """Warm-up, stable, decay: a `Decay` over the last D = `decay_updates` updates, p = max(u - (U - D), 0) / D.
 
-        u / W                  for u < W
-        e + (1 - e) · r(p)     from then on, p = (u - (U - D)) / D, or 0 before that
-
-        r(p) = 1 - p           linear
+        r(p) = 1 - p                 linear
                (1 + cos(π p)) / 2    cosine
-               1 - √p          sqrt
+               1 - √p                sqrt
 
     With D = 0 there is no decay, and the run's length need not be known.
 
@@ -223,116 +155,105 @@ class Wsd(Warmup):
     [0.5, 1.0, 1.0, 1.0, 0.5, 0.0]
     """
 
-    decay_updates: int
+    _: KW_ONLY
+    decay_updates: Natural
+    """Length of the decay at the end of the run, in updates."""
     shape: DecayShape = "sqrt"
-    end_factor: float = 0.1
+    """Shape of the decay."""
 
-    def __call__(self, update: int, updates: int | None) -> float:
-        if update < self.warmup_updates or self.decay_updates == 0:
-            return warmup_factor(update, self.warmup_updates)
-        end_update = _known(updates, self)
-        progress = decay_progress(update, end_update - self.decay_updates, end_update)
-        return self.end_factor + (1 - self.end_factor) * _SHAPES[self.shape](progress)
+    def after_warmup(self, update: int, updates: int | None) -> float:
+        return super().after_warmup(update, updates) if self.decay_updates else 1.0
+
+    def decay_begin(self, updates: int) -> int:
+        return updates - self.decay_updates
+
+    def remaining(self, progress: float) -> float:
+        if self.shape == "linear":
+            return 1 - progress
+        return 1 - sqrt(progress) if self.shape == "sqrt" else (1 + cos(pi * progress)) / 2
 
     def check(self, updates: int | None) -> None:
-        if self.decay_updates == 0 and updates is None:
-            return
-        total = _known(updates, self)
-        check_warmup(self.warmup_updates, total)
-        if self.decay_updates and max(self.warmup_updates, 1) + self.decay_updates > total:
-            raise ArgumentError(
-                f"`warmup_updates` plus `decay_updates` must be at most the {total} updates of the run, one of them at "
-                f"the full learning rate, but are {self.warmup_updates} and {self.decay_updates}; lower them or train "
-                f"longer.",
-                field="decay_updates",
-            )
+        Warmup.check(self, updates)
+        if self.decay_updates:
+            check_room(super().decay_begin(0) + self.decay_updates, _known(updates, self), "decay_updates")
 
 
-_SHAPES: Mapping[DecayShape, Callable[[float], float]] = {
-    "linear": lambda progress: 1 - progress,
-    "cosine": lambda progress: (1 + cos(pi * progress)) / 2,
-    "sqrt": lambda progress: 1 - sqrt(progress),
-}
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TriStage(Warmup):
-    """From a share i of the base LR up to it, stable for H updates, then exponentially down to another share e.
+@option
+class TriStage(Curve):
+    """Up from i = `start_factor`, stable for H = `hold_updates`, exponentially down to e = `end_factor`.
 
         i + (1 - i) · u / W    for u < W
         1                      for the H updates after that (and for u = W)
-        e^p                    from then on, p = (u - s - H) / D up to 1, s = max(W, 1)
+        e^p                    from then on, p = min((u - s - H) / D, 1)
 
-    D is `decay_updates`; None takes all that are left of the run.
+    D is `decay_updates`; by default the rest of the run.
 
     Reference: Park et al., "SpecAugment: a simple data augmentation method for automatic speech recognition",
-    Interspeech 2019, §3.2 (ramp up, hold, exponential decay; there with i = 0 and e = 0.01).
+    Interspeech 2019, §3.2, with i = 0 and e = 0.01.
 
     >>> schedule = TriStage(warmup_updates=2, hold_updates=1, decay_updates=2, end_factor=0.25)
     >>> [schedule(update, None) for update in range(1, 8)]
     [0.5, 1.0, 1.0, 0.5, 0.25, 0.25, 0.25]
     """
 
-    hold_updates: int = 0
-    decay_updates: int | None = None
-    start_factor: float = 0.0
-    end_factor: float = 0.01
+    _: KW_ONLY
+    hold_updates: Natural = 0
+    """Updates at the full learning rate after the warm-up."""
+    decay_updates: Count | None = None
+    """Length of the decay, in updates; the rest of the run by default."""
+    start_factor: Share = 0.0
+    """Multiplier that the warm-up rises from."""
+    end_factor: Shrink = 0.01
+    """Multiplier after the decay; above 0, which an exponential never reaches."""
 
     def __call__(self, update: int, updates: int | None) -> float:
         if update < self.warmup_updates:
             return self.start_factor + (1 - self.start_factor) * update / self.warmup_updates
-        begin = self._decay_begins
+        return self.after_warmup(update, updates)
+
+    def after_warmup(self, update: int, updates: int | None) -> float:
+        begin = max(self.warmup_updates, 1) + self.hold_updates
         if update <= begin:
             return 1.0
         end = _known(updates, self) if self.decay_updates is None else begin + self.decay_updates
-        return self.end_factor ** decay_progress(update, begin, end)
-
-    @property
-    def _decay_begins(self) -> int:
-        return max(self.warmup_updates, 1) + self.hold_updates
+        return self.end_factor ** _progress(update, begin, end)
 
     def check(self, updates: int | None) -> None:
-        if updates is None and self.decay_updates is not None:
-            return
-        total = _known(updates, self)
-        check_warmup(self.warmup_updates, total)
-        decay = self.decay_updates or 0
-        if (self.hold_updates or decay) and self._decay_begins + decay > total:
-            raise ArgumentError(
-                f"`warmup_updates`, `hold_updates` and `decay_updates` must together be at most the {total} updates of "
-                f"the run, but are {self.warmup_updates}, {self.hold_updates} and {decay}; lower them or train longer.",
-                field="hold_updates",
-            )
+        if self.decay_updates is None:
+            _known(updates, self)
+        super().check(updates)
+        needed = max(self.warmup_updates, 1) + self.hold_updates + (self.decay_updates or 0)
+        check_room(needed, updates, "hold_updates")
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CosineRestarts(Warmup):
-    """Warm-up to 1, then periods of cosine decay; each begins at the full LR, or at a smaller one than the last.
+@option
+class CosineRestarts(Curve):
+    """Half a cosine again and again, each period from the top, or from a lower one than the last.
 
         u / W                                    for u < W
-        kⁱ · (e + (1 - e) · (1 + cos(π p)) / 2)  from then on, p = (u - s - b_i) / T_i in [0, 1), s = max(W, 1)
+        kⁱ · (e + (1 - e) · (1 + cos(π p)) / 2)  from then on, p = (u - s - b_i) / T_i in [0, 1)
 
-    T_i = T · mⁱ is the length of period i = 0, 1, … and b_i = T_0 + … + T_{i-1} its begin, so the first update of a
-    period has its full LR. T is `period_updates`, m `period_factor`, k `shrink`, e `end_factor`.
+    T_i = T · mⁱ is the length of period i = 0, 1, … and b_i = T_0 + … + T_{i-1} its begin. T is `period_updates`, m
+    `period_factor`, k `shrink`, e `end_factor`.
 
-    Reference: Loshchilov, Hutter, "SGDR: stochastic gradient descent with warm restarts", ICLR 2017, eq. 5, and §4.1
-    for the period factor T_mult.
+    Reference: Loshchilov, Hutter, "SGDR: stochastic gradient descent with warm restarts", ICLR 2017, eq. 5, §4.1.
 
     >>> schedule = CosineRestarts(period_updates=2, period_factor=2, shrink=0.5, end_factor=0.0)
     >>> [round(schedule(update, None), 3) for update in range(1, 8)]
     [1.0, 0.5, 0.5, 0.427, 0.25, 0.073, 0.25]
     """
 
-    period_updates: int
-    period_factor: float = 1.0
-    shrink: float = 1.0
-    end_factor: float = 0.0
+    _: KW_ONLY
+    period_updates: Count
+    """Length of the first period, in updates."""
+    period_factor: Annotated[float, Ge(1)] = 1.0
+    """Length of each period as a multiple of that of the period before."""
+    shrink: Shrink = 1.0
+    """Highest learning rate of each period as a multiple of that of the period before."""
+    end_factor: Share = 0.0
+    """Multiplier that each period falls to, as a share of the multiplier at its begin."""
 
-    def __call__(self, update: int, updates: int | None) -> float:
-        if update < self.warmup_updates:
-            return warmup_factor(update, self.warmup_updates)
+    def after_warmup(self, update: int, updates: int | None) -> float:
         number, done = self._period(update - max(self.warmup_updates, 1))
         return self.shrink**number * (self.end_factor + (1 - self.end_factor) * (1 + cos(pi * done)) / 2)
 
@@ -340,22 +261,23 @@ class CosineRestarts(Warmup):
         if self.period_factor == 1:
             number, within = divmod(since, self.period_updates)
             return number, within / self.period_updates
-        number, begin, length = 0, 0.0, float(self.period_updates)
-        while since >= begin + length:  # whole numbers are exact here, and there are few: each is longer
+        number = 0
+        begin = 0.0
+        length = float(self.period_updates)
+        while since >= begin + length:
             number += 1
             begin += length
             length *= self.period_factor
         return number, (since - begin) / length
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option
 class Triangular(LrSchedule):
-    """Cycles from a share of the base LR up to it and down again; it begins at the bottom, which is its warm-up.
+    """Cycles: a straight line up from `low_factor` l to the full learning rate, and one down again.
 
         l + (1 - l) · kᶜ · (1 - |2 p - 1|)    c = ⌊u / P⌋, p = u / P - c
 
-    P is `period_updates`, l `low_factor`, k `shrink`; the full LR is in the middle of a cycle.
+    P is `period_updates`, k `shrink`.
 
     Reference: Smith, "Cyclical learning rates for training neural networks", WACV 2017, §3.2: `triangular` with k = 1,
     `triangular2` with k = 1/2; P is two of its step sizes.
@@ -365,9 +287,13 @@ class Triangular(LrSchedule):
     [0.75, 1.0, 0.75, 0.5, 0.625, 0.75, 0.625, 0.5]
     """
 
-    period_updates: int
-    low_factor: float = 0.1
-    shrink: float = 1.0
+    _: KW_ONLY
+    period_updates: Count
+    """Length of a cycle, in updates; the full learning rate is in its middle."""
+    low_factor: Annotated[float, Interval(gt=0, lt=1)] = 0.1
+    """Multiplier between cycles."""
+    shrink: Shrink = 1.0
+    """Height of each cycle as a multiple of that of the cycle before."""
 
     def __call__(self, update: int, updates: int | None) -> float:
         cycle, within = divmod(update, self.period_updates)
@@ -375,91 +301,87 @@ class Triangular(LrSchedule):
         return self.low_factor + (1 - self.low_factor) * self.shrink**cycle * height
 
     def check(self, updates: int | None) -> None:
-        if updates is not None and self.period_updates > 2 * updates:
-            raise ArgumentError(
-                f"`period_updates` must be at most twice the {updates} updates of the run, so that the full LR is "
-                f"reached, but is {self.period_updates}; lower it or train longer.",
-                field="period_updates",
-            )
+        check_room((self.period_updates + 1) // 2, updates, "period_updates")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option
 class CountedSchedule(Warmup):
-    """Warm-up times a multiplier of how many updates, or epochs, are done: min(u / W, 1) · f(n).
+    """Base of min(u / W, 1) · f(n), n being the updates, or epochs, that are done; a warm-up is always in updates."""
 
-    In epochs, all updates of an epoch have the same multiplier. An epoch is that of the update's batch, so a resumed
-    run has the same. A warm-up is always in updates.
-    """
-
+    _: KW_ONLY
     unit: Unit = "updates"
+    """Unit of the counts: updates, or epochs; an update is of the epoch of its batch."""
 
     @abstractmethod
     def after(self, done: int) -> float:
-        """f(n): the multiplier when n updates or epochs are done."""
-
-    def __call__(self, update: int, updates: int | None) -> float:
-        return self.in_epoch(update, 0, updates)
+        """f(n)."""
 
     @property
     def needs(self) -> Collection[Need]:
         return ("epochs",) if self.unit == "epochs" else ()
 
+    def __call__(self, update: int, updates: int | None) -> float:
+        return self.in_epoch(update, 0, updates)
+
     def in_epoch(self, update: int, epoch: int, updates: int | None) -> float:
-        done = epoch if self.unit == "epochs" else self._updates_done(update)
+        done = epoch if self.unit == "epochs" else self.updates_done(update)
         return warmup_factor(update, self.warmup_updates) * self.after(done)
 
-    def _updates_done(self, update: int) -> int:
+    def updates_done(self, update: int) -> int:
+        """Updates since the warm-up."""
         return max(update - max(self.warmup_updates, 1), 0)
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option
 class Step(CountedSchedule):
-    """Warm-up to 1, then max(γ^⌊n / K⌋, m): multiplied by γ = `factor` after every K = `every` updates, or epochs.
+    """Warm-up to 1, then max(γ^⌊n / K⌋, m), with γ = `factor`, K = `every` and m = `min_factor`.
 
-    Reference: He et al., "Deep residual learning for image recognition", CVPR 2016, §3.4: divided by 10 at plateaus
-    that are known; `torch.optim.lr_scheduler.StepLR` is the case W = 0, m = 0.
+    Reference: He et al., "Deep residual learning for image recognition", CVPR 2016, §3.4;
+    `torch.optim.lr_scheduler.StepLR` is the case W = 0, m = 0.
 
     >>> [Step(every=2, factor=0.5)(update, None) for update in range(1, 6)]
     [1.0, 1.0, 0.5, 0.5, 0.25]
     """
 
-    every: int
-    factor: float = 0.1
-    min_factor: float = 0.0
+    _: KW_ONLY
+    every: Count
+    """Updates since the warm-up, or epochs, between two steps."""
+    factor: Shrink = 0.1
+    """Multiplies the learning rate at each step."""
+    min_factor: Share = 0.0
+    """Lower limit of the multiplier."""
 
     def after(self, done: int) -> float:
         return max(self.factor ** (done // self.every), self.min_factor)
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option
 class Multiplicative(CountedSchedule):
-    """Warm-up to 1, then max(γ_1 · γ_2 · … · γ_n, m) after n epochs, or updates; the last factor goes on.
+    """Warm-up to 1, then max(γ_1 · γ_2 · … · γ_n, m) after n epochs, or updates; the last factor is repeated.
 
     Reference: `torch.optim.lr_scheduler.MultiplicativeLR`, and with one factor `ExponentialLR`.
 
-    >>> schedule = Multiplicative(factors=(1.0, 0.5))  # two epochs at the full LR, then half of it, a quarter, …
+    >>> schedule = Multiplicative(factors=(1.0, 0.5))
     >>> [schedule.in_epoch(1, epoch, None) for epoch in range(4)]
     [1.0, 1.0, 0.5, 0.25]
     """
 
-    factors: tuple[float, ...]
-    min_factor: float = 0.0
+    _: KW_ONLY
+    factors: Annotated[Sequence[Positive], MinLen(1)]
+    """One factor for each epoch that has ended, such as [1.0, 1.0, 0.5]."""
+    min_factor: Share = 0.0
+    """Lower limit of the multiplier."""
     unit: Unit = "epochs"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "factors", tuple(self.factors))
+    """Times of multiplications: after every epoch, or after every update since the warm-up."""
 
     def after(self, done: int) -> float:
         more = max(done - len(self.factors), 0)
         return max(prod(self.factors[:done]) * self.factors[-1] ** more, self.min_factor)
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option
 class Listed(CountedSchedule):
-    """Warm-up times f_i of the last pair (n_i, f_i) that has begun, n_i being numbers of updates, or epochs, from 1.
+    """Warm-up times f_i of the last pair (n_i, f_i) that has begun; n_i are updates, or epochs, numbered from 1.
 
     Reference: `torch.optim.lr_scheduler.MultiStepLR` is the case of powers of one factor.
 
@@ -468,74 +390,55 @@ class Listed(CountedSchedule):
     [1.0, 1.0, 0.1, 0.1]
     """
 
-    factors: tuple[tuple[int, float], ...]
+    _: KW_ONLY
+    factors: Pairs
+    """Pairs of a begin, from 1, and a multiplier, such as [[1, 1.0], [1000, 0.1]]."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "factors", tuple(tuple(pair) for pair in self.factors))
-        _require_pairs("factors", self.factors)
+        begins = [begin for begin, _ in self.factors]
+        if begins[0] != 1 or begins != sorted(set(begins)):
+            raise ArgumentError(f"`factors` must begin with 1 and increase, but begin with {begins}.", field="factors")
 
     @classmethod
-    def of_rates(
-        cls, rates: Sequence[tuple[int, float]], *, lr: float, unit: Unit = "updates", warmup_updates: int = 0
-    ) -> Self:
-        """The same from learning rates instead of multipliers.
+    def of_rates(cls, rates: Pairs, *, lr: float, unit: Unit = "updates", warmup_updates: int = 0) -> Self:
+        """Schedule from learning rates instead of multipliers.
 
         Args:
             rates: pairs (begin, learning rate).
-            lr: the optimizer's rate, which multipliers are of. Groups with another keep their proportion.
+            lr: learning rate of the optimizer. Groups with another one keep their proportion.
 
         >>> Listed.of_rates([(1, 0.2), (10, 0.1)], lr=0.2).factors
         ((1, 1.0), (10, 0.5))
         """
-        _require_pairs("rates", rates)
-        pairs = tuple((begin, rate / lr) for begin, rate in rates)
-        return cls(factors=pairs, unit=unit, warmup_updates=warmup_updates)
+        factors = tuple((begin, rate / lr) for begin, rate in rates)
+        return cls(factors=factors, unit=unit, warmup_updates=warmup_updates)
 
     def check(self, updates: int | None) -> None:
-        check_warmup(self.warmup_updates, updates)
-        last = self.factors[-1][0]
-        if updates is not None and self.unit == "updates" and last > updates:
-            raise ArgumentError(
-                f"`factors` must begin within the {updates} updates of the run, but one begins at {last}, which would "
-                f"have no effect; leave it out or train longer.",
-                field="factors",
-            )
+        super().check(updates)
+        if self.unit == "updates":
+            check_room(self.factors[-1][0], updates, "factors")
 
     def after(self, done: int) -> float:
         return self.factors[bisect_right([begin for begin, _ in self.factors], done + 1) - 1][1]
 
-    def _updates_done(self, update: int) -> int:
-        return update - 1  # they are numbered by the run, warm-up included
+    def updates_done(self, update: int) -> int:
+        return update - 1
 
 
-def _require_pairs(name: str, pairs: Sequence[Any]) -> None:
-    begins = [begin for begin, _ in pairs]
-    is_ordered = bool(begins) and begins[0] == 1 and begins == sorted(set(begins))
-    fits = is_ordered and all(type(begin) is int and 0 < value < inf for begin, value in pairs)
-    if not fits:
-        raise ArgumentError(
-            f"`{name}` must be pairs (begin, value above 0) in order, the first with begin 1, but is {pairs!r}.",
-            field=name,
-        )
-
-
-@final
+@option
 class PerGroup(LrSchedule):
     """A schedule for each named group, and one for all others.
-
-    Args:
-        groups: schedules by the `name` of an optimizer's group, or its number. The schedule of `head` is also that of
-            `head/no_decay`.
-        others: schedule of all other groups.
 
     >>> schedule = PerGroup({"head": Cosine()})
     >>> schedule.of_group("head"), schedule.of_group("1")
     (Cosine(warmup_updates=0, end_factor=0.1), Constant(warmup_updates=0))
     """
 
-    def __init__(self, groups: Mapping[str | int, LrSchedule], others: LrSchedule | None = None) -> None:
-        self.groups = {str(name): one for name, one in groups.items()}
-        self.others = Constant() if others is None else others
+    groups: Mapping[str | int, LrSchedule]
+    """Schedules by the `name` of an optimizer's group, or its number. A schedule of `head` is also one of
+    `head/no_decay`."""
+    others: LrSchedule = Constant()
+    """Schedule of all other groups."""
 
     @property
     def needs(self) -> Collection[Need]:
@@ -549,127 +452,8 @@ class PerGroup(LrSchedule):
             schedule.check(updates)
 
     def of_group(self, name: str) -> LrSchedule:
-        whole = name.partition("/")[0]  # of a group that layer-wise decay, say, has divided
-        return self.groups.get(name) or self.groups.get(whole) or self.others
-
-
-_STATE = ("multiplier", "best_value", "evaluations_since_best", "cooldown_left")
-
-
-@final
-class Plateau(LrSchedule):
-    """Warm-up to 1, then multiplied by a factor after every so many evaluations in a row without an improvement.
-
-    A `Trainer` calls `evaluated` after each evaluation and saves the state. Other loops call it themselves.
-
-    Args:
-        metric: evaluation and metric, such as "valid/loss".
-        mode: "min" if lower values are better, "max" if higher ones are.
-        factor: multiplies the multiplier at each fall.
-        patience_evaluations: evaluations in a row without an improvement before a fall. The patience of
-            `torch.optim.lr_scheduler.ReduceLROnPlateau` is smaller by 1.
-        min_delta: smallest improvement that counts.
-        relative: True if `min_delta` is a fraction of the best value.
-        cooldown_evaluations: number of evaluations after a fall that do not count.
-        min_factor: lower limit of the multiplier.
-        warmup_updates: W, length of the warm-up; 0 and 1 both mean none. Evaluations during it do not count.
-
-    Attributes:
-        multiplier: the product of all falls.
-        best_value: best finite value of the metric; None at first.
-        evaluations_since_best: evaluations without an improvement since the best one, or since the last fall.
-        cooldown_left: number of following evaluations that do not count.
-
-    Reference: `torch.optim.lr_scheduler.ReduceLROnPlateau`, except that relative improvements of a negative best value
-    are fractions of |best|.
-
-    >>> schedule = Plateau(factor=0.5, patience_evaluations=2)
-    >>> for update, loss in enumerate((1.0, 0.9, 0.95, 0.93), start=1):
-    ...     schedule.evaluated(loss, update=update)
-    >>> schedule(5, None)
-    0.5
-    """
-
-    def __init__(
-        self,
-        *,
-        metric: str = "valid/loss",
-        mode: Literal["min", "max"] = "min",
-        factor: float = 0.1,
-        patience_evaluations: int = 3,
-        min_delta: float = 0.0,
-        relative: bool = False,
-        cooldown_evaluations: int = 0,
-        min_factor: float = 0.0,
-        warmup_updates: int = 0,
-    ) -> None:
-        self.metric = metric
-        self.factor = factor
-        self.mode: Literal["min", "max"] = mode
-        self.patience_evaluations = patience_evaluations
-        self.cooldown_evaluations = cooldown_evaluations
-        self.min_delta = min_delta
-        self.relative = relative
-        self.min_factor = min_factor
-        self.warmup_updates = warmup_updates
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget all evaluations."""
-        self.multiplier = 1.0
-        self.best_value: float | None = None
-        self.evaluations_since_best = 0
-        self.cooldown_left = 0
-
-    @property
-    def needs(self) -> Collection[Need]:
-        return ("evaluations",)
-
-    def __call__(self, update: int, updates: int | None) -> float:
-        return warmup_factor(update, self.warmup_updates) * self.multiplier
-
-    def check(self, updates: int | None) -> None:
-        check_warmup(self.warmup_updates, updates)
-
-    def evaluated(self, value: float, *, update: int) -> None:
-        """Take an evaluation's value of the metric, made after `update`; inf and NaN are no improvement."""
-        if update < self.warmup_updates:
-            return
-        if self._is_better(value):
-            self.best_value = value
-            self.evaluations_since_best = 0
-        else:
-            self.evaluations_since_best += 1
-        if self.cooldown_left:
-            self.cooldown_left -= 1
-            self.evaluations_since_best = 0
-        if self.evaluations_since_best >= self.patience_evaluations:
-            self.multiplier = max(self.multiplier * self.factor, self.min_factor)
-            self.cooldown_left = self.cooldown_evaluations
-            self.evaluations_since_best = 0
-
-    def _is_better(self, value: float) -> bool:
-        if not isfinite(value):
-            return False
-        if self.best_value is None:
-            return True
-        gain = self.best_value - value if self.mode == "min" else value - self.best_value
-        return gain > self.min_delta * (abs(self.best_value) if self.relative else 1.0)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"metric": self.metric, "mode": self.mode, **{name: getattr(self, name) for name in _STATE}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> str:
-        """Load a state; gives half a sentence if it is of another metric and is not used, else ""."""
-        self.reset()
-        if (state["metric"], state["mode"]) != (self.metric, self.mode):
-            return (
-                f"the LR schedule follows `{self.metric}` ({self.mode}) instead of `{state['metric']}` "
-                f"({state['mode']}), and begins at the full rate"
-            )
-        for name in _STATE:
-            setattr(self, name, state[name])
-        return ""
+        by_name = {str(key): schedule for key, schedule in self.groups.items()}
+        return by_name.get(name) or by_name.get(name.partition("/")[0]) or self.others
 
 
 def plateaus_of(schedule: LrSchedule | None) -> list[Plateau]:
@@ -678,7 +462,7 @@ def plateaus_of(schedule: LrSchedule | None) -> list[Plateau]:
     return list({id(one): one for one in inner if isinstance(one, Plateau)}.values())
 
 
-LR_SCHEDULES: Mapping[str, Callable[..., LrSchedule]] = {
+LR_SCHEDULES: Mapping[str, type[LrSchedule]] = {
     "constant": Constant,
     "linear": Linear,
     "cosine": Cosine,
@@ -693,24 +477,4 @@ LR_SCHEDULES: Mapping[str, Callable[..., LrSchedule]] = {
     "listed": Listed,
     "plateau": Plateau,
 }
-
-__all__ = [
-    "LR_SCHEDULES",
-    "Constant",
-    "Cosine",
-    "CosineRestarts",
-    "CountedSchedule",
-    "InverseSqrt",
-    "Linear",
-    "Listed",
-    "LrSchedule",
-    "Multiplicative",
-    "PerGroup",
-    "Plateau",
-    "Polynomial",
-    "Step",
-    "TriStage",
-    "Triangular",
-    "Wsd",
-    "plateaus_of",
-]
+"""LR schedules by their `kind` in run files."""
