@@ -33,7 +33,7 @@ from evenstep.parallel import Mesh, device_of_rank
 from evenstep.pipeline import Layers
 from evenstep.train import LoadedWeights, Task, Trainer, described_groups
 from evenstep.train.state.loading import put_weights
-from evenstep.train.tasks.parameters import attach_parameters
+from evenstep.train.tasks.modules import attach_modules
 from evenstep.train.update.transfer import build_transfer
 
 _Made = TypeVar("_Made")
@@ -182,7 +182,7 @@ def prepared(run: OpenRun, model: nn.Module) -> tuple[list[Hook], dict[str, Task
         hook.prepare(model)
     task = {name: _make_task(run, f"tasks.{name}", one) for name, one in config.tasks.items()}
     task = task or {"": _make_task(run, "task", cast("OneTaskTable", config.task))}
-    attach_parameters(model, task)
+    attach_modules(model, task)
     return hooks, task
 
 

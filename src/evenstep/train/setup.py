@@ -43,7 +43,7 @@ from evenstep.train.number_formats import check_formats
 from evenstep.train.resolve import combine_named, device_of, lr_schedule_of, precision_of, strategy_of
 from evenstep.train.tasks.coefficients import Fixed
 from evenstep.train.tasks.metrics import build_storage
-from evenstep.train.tasks.parameters import parameters_attached
+from evenstep.train.tasks.modules import attached
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import Tasks, named
 from evenstep.training_mode import require_gradients
@@ -136,7 +136,7 @@ def set_up(
     require_gradients("an engine or a trainer was built")
     check_launched(strategy, model, os.environ)
     check_model(model)
-    with parameters_attached(model, named(task), optimizer):
+    with attached(model, named(task), optimizer):
         formats, schedule = precision_of(precision), lr_schedule_of(lr_schedule)
         sharing = strategy_of(strategy, device, model)
         check_covers(sharing, model)

@@ -333,3 +333,37 @@ def test_a_part_of_the_model_that_a_task_uses_is_not_its_own() -> None:
     model = network()
     trainer_of(model, Tied(model), optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train=Training()).train()
     assert not any(name.startswith("task_parameters") for name, _ in model.named_parameters())
+
+
+class Center(nn.Module):
+    """A mean of outputs that moves, as that of DINO."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("value", torch.zeros(2, dtype=torch.float64))
+
+
+class Centered(Task):
+    def __init__(self) -> None:
+        self.center = Center()
+
+    def after_update(self, event: Any) -> None:
+        self.center.value += event.update
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return ((output - self.center.value) ** 2).sum()
+
+
+def test_a_module_with_buffers_alone_is_saved_and_restored_with_the_model(tmp_path: Path) -> None:
+    def run(folder: Path, *ends: int) -> tuple[Tensor, Tensor]:
+        for end in ends:
+            model, task = network(), Centered()
+            sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+            trainer = trainer_of(model, task, folder=folder, updates=end, optimizer=sgd)
+            trainer.resume()
+            trainer.train()
+        assert "task_parameters.center.value" in trainer.state_dict()["model"]
+        return task.center.value, next(model.parameters())
+
+    straight, stopped = run(tmp_path / "straight", 4), run(tmp_path / "stopped", 1, 3, 4)
+    assert all(torch.equal(one, other) for one, other in zip(straight, stopped, strict=True))

@@ -1,0 +1,120 @@
+"""Modules and parameters of tasks as a part of the model: below `task_parameters`, by their names in the task."""
+
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from evenstep.errors import ArgumentError
+from evenstep.internals import children_of, parameters_of, share_contents, unwrapped
+from evenstep.pipeline import PipelineModel
+from evenstep.tensors import TASK_PARAMETERS, parameters_in
+from evenstep.train.tasks.task import IN_MODEL, Task
+
+
+class TaskModules(nn.Identity):
+    """Holds what tasks hold; harmless in an `nn.Sequential`, which runs all of its parts."""
+
+
+@contextmanager
+def attached(model: nn.Module, tasks: Mapping[str, Task], optimizer: Optimizer) -> Generator[None]:
+    """Attach the modules of tasks; where something raises inside, the model is as it was before."""
+    attach_modules(model, tasks, {id(one) for one in parameters_in(optimizer)})
+    try:
+        yield
+    except BaseException:
+        _detach(unwrapped(model))
+        raise
+
+
+def attach_modules(model: nn.Module, tasks: Mapping[str, Task], held: Collection[int] | None = None) -> None:
+    """Make modules and parameters of tasks a part of the model, which trains, averages, moves and saves them.
+
+    A module without parameters is attached for its buffers, except beside a model in stages. Not attached are modules
+    of whose parameters the optimizer holds none, such as a frozen network or the other half of a GAN.
+
+    Args:
+        held: `id` of each parameter of the optimizer; None if it is built later, of all that are not frozen.
+
+    Raises:
+        ArgumentError: a module that the optimizer holds in part, or a parameter of a task beside a model in stages.
+    """
+    whole = unwrapped(model)
+    _detach(whole)
+    own = {id(one) for one in (*whole.parameters(), *whole.buffers())}
+    parts: dict[str, nn.Module] = {}
+    for name, task in tasks.items():
+        part = _part_of(task, own, held)
+        if any(True for _ in (*part.parameters(), *part.buffers())):
+            parts[name] = part
+    if isinstance(whole, PipelineModel):
+        _refuse_in_stages(parts)
+        for task in tasks.values():
+            vars(task).pop(IN_MODEL, None)
+        return
+    if not parts:
+        return
+    everything = parts.get("")
+    if everything is None:
+        everything = TaskModules()
+        children_of(everything).update(parts)
+    for part in everything.modules():
+        part.__dict__["stays_float32"] = True  # also in a model of 16 bits: a loss is computed in float32
+    for parameter in everything.parameters():
+        cast("Any", parameter).stays_whole = True  # also on shards: no forward gathers it
+    whole.add_module(TASK_PARAMETERS, everything)
+
+
+def _part_of(task: Task, own: Collection[int], held: Collection[int] | None) -> TaskModules:
+    attributes, part = vars(task), TaskModules()
+    attributes.pop(IN_MODEL, None)
+    if isinstance(task, nn.Module):
+        if _is_taken(task, type(task).__name__, own, held):
+            share_contents(part, task)
+            attributes[IN_MODEL] = True
+        return part
+    for name, value in attributes.items():
+        if not isinstance(value, nn.Module | nn.Parameter):
+            continue
+        if _is_taken(value, f"{type(task).__name__}.{name}", own, held):
+            registry = children_of(part) if isinstance(value, nn.Module) else parameters_of(part)
+            cast("dict[str, nn.Module | Tensor]", registry)[name] = value
+    return part
+
+
+def _is_taken(value: nn.Module | nn.Parameter, name: str, own: Collection[int], held: Collection[int] | None) -> bool:
+    parameters = [*value.parameters()] if isinstance(value, nn.Module) else [value]
+    buffers = [*value.buffers()] if isinstance(value, nn.Module) else []
+    if any(id(one) in own for one in (*parameters, *buffers)):
+        return False  # a part of the model that the task uses
+    if not parameters:
+        return bool(buffers)
+    trained = [one for one in parameters if one.requires_grad]
+    if held is None:
+        return bool(trained)
+    is_held = [id(one) in held for one in parameters]
+    is_missing = any(id(one) not in held for one in trained)
+    if is_missing and (any(is_held) or isinstance(value, nn.Parameter)):
+        raise ArgumentError(
+            f"the task trains `{name}`, but the optimizer does not hold all of it: build it of "
+            f"`[*model.parameters(), *task.NAME.parameters()]`, or freeze it by `requires_grad_(False)`.",
+            field=name,
+        )
+    return any(is_held)
+
+
+def _refuse_in_stages(parts: Mapping[str, nn.Module]) -> None:
+    for part in parts.values():
+        for name, _ in part.named_parameters():
+            raise ArgumentError(
+                f"a task has a parameter of its own (`{name}`), but only the last of several stages computes losses: "
+                f"make it a part of that stage's layers, freeze it, or train without stages.",
+                field=name,
+            )
+
+
+def _detach(model: nn.Module) -> None:
+    if isinstance(getattr(model, TASK_PARAMETERS, None), TaskModules):
+        delattr(model, TASK_PARAMETERS)
