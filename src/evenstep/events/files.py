@@ -11,6 +11,7 @@ from io import FileIO
 from pathlib import Path
 
 from evenstep.errors import EvenstepError
+from evenstep.files import replacing
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -93,14 +94,5 @@ def append(file: FileIO, text: str) -> None:
 
 
 def _replace(path: Path, lines: Iterable[bytes]) -> None:
-    beside = path.with_name(f".{path.name}.new")
-    try:
-        with beside.open("wb") as file:
-            file.writelines(lines)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            beside.unlink()
-        raise
+    with replacing(path) as new, new.open("wb") as file:
+        file.writelines(lines)

@@ -6,7 +6,6 @@ The weights are read from the checkpoint, so any strategy will do, and nothing o
 half written: what a run that went on writes takes the place of what was there.
 """
 
-import shutil
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from evenstep.arguments import require_word
 from evenstep.checkpoint.export import ExportFormat
 from evenstep.errors import ArgumentError, HookError
 from evenstep.events import Best, Hook, TrainBegin, TrainEnd
+from evenstep.files import replacing
 from evenstep.hf.models import library
 from evenstep.hf.saving import check_options, is_of_transformers, save_pretrained
 from evenstep.internals import unwrapped
@@ -102,18 +102,11 @@ class SavePretrained(Hook):
             if not (folder / "best").is_file():
                 raise HookError(f"hook `{self.name}` finds no best checkpoint in `{folder}`.")
             weights = folder / "checkpoints" / (folder / "best").read_text().strip()
-        new, old = folder / f".new-{_NAME}", folder / f".old-{_NAME}"
-        for one in (new, old):
-            shutil.rmtree(one, ignore_errors=True)  # of a run that was killed meanwhile
-        with torch.random.fork_rng(devices=[]):
+        with replacing(folder / _NAME) as new, torch.random.fork_rng(devices=[]):
             model = _like(unwrapped(self.trainer.model))
             save_pretrained(
                 model, new, weights=weights, average=self._average, dtype=self._dtype, tokenizer=self._tokenizer
             )
-        if (folder / _NAME).exists():
-            (folder / _NAME).rename(old)
-        new.rename(folder / _NAME)
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def _like(model: nn.Module) -> nn.Module:

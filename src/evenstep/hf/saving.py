@@ -4,7 +4,6 @@ The libraries write their own layouts: `transformers` that of a model (tied weig
 of adapters alone. What is written appears whole under its name, or not at all.
 """
 
-import shutil
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,10 +13,9 @@ from evenstep.arguments import require_word
 from evenstep.checkpoint.export import FORMATS, ExportFormat, converted
 from evenstep.checkpoint.weights import StoredWeights, open_weights
 from evenstep.errors import ArgumentError, CheckpointError, clause
+from evenstep.files import replacing
 from evenstep.hf.models import library
 from evenstep.train import load_weights
-
-_STAGED = ".saving-"
 
 
 def is_of_transformers(model: nn.Module) -> bool:
@@ -61,19 +59,14 @@ def save_pretrained(
     if dtype is not None:
         _convert(model, dtype)
     options = {} if max_file_bytes is None else {"max_shard_size": max_file_bytes}
-    staged = to.with_name(f"{_STAGED}{to.name}")
-    shutil.rmtree(staged, ignore_errors=True)  # of an export that was cut off
     try:
-        cast("Any", model).save_pretrained(str(staged), **options)
-        if tokenizer is not None:
-            read = library("transformers").AutoTokenizer.from_pretrained(str(tokenizer), local_files_only=True)
-            read.save_pretrained(str(staged))
-        staged.rename(to)
-    except BaseException as error:
-        shutil.rmtree(staged, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise CheckpointError(f"`{to}` could not be written: {clause(error)}; nothing is left of it.") from error
-        raise
+        with replacing(to) as new:
+            cast("Any", model).save_pretrained(str(new), **options)
+            if tokenizer is not None:
+                read = library("transformers").AutoTokenizer.from_pretrained(str(tokenizer), local_files_only=True)
+                read.save_pretrained(str(new))
+    except OSError as error:
+        raise CheckpointError(f"`{to}` could not be written: {clause(error)}; nothing is left of it.") from error
     return sorted(to.iterdir())
 
 

@@ -16,15 +16,6 @@ def test_a_file_is_replaced_as_a_whole_and_nothing_else_is_left(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_failed_replacement_leaves_the_old_content(tmp_path: Path) -> None:
-    path = tmp_path / "status.json"
-    replace_text(path, "old")
-    (tmp_path / ".status.json.new").mkdir()
-    with pytest.raises(EvenstepError):
-        replace_text(path, "new")
-    assert path.read_text() == "old"
-
-
 def test_a_replacement_that_fails_at_its_end_leaves_nothing_beside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from evenstep.cli.starting import end_with_parent
 from evenstep.config.sources import settings_of
 from evenstep.errors import ConfigError, EvenstepError, LostRankError, MissingExtraError
 from evenstep.events import Hook, UpdateBegin
+from evenstep.files import replacing
 from evenstep.parallel import Group
 from evenstep.process import CODE_FILE, EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE, Terminated, command
 from evenstep.tools.prove.bench import RunFileBench
@@ -158,9 +159,8 @@ def _run(path: Path, settings: list[str], answer: Path, variant: Variant, what: 
                 _refuse(answer, error)
             raise  # so that the others do not wait for this one, if only it is refused
         if group.rank == 0:
-            half = answer.with_suffix(".half")
-            torch.save(found, half)
-            half.replace(answer)
+            with replacing(answer, sync=False) as new:
+                torch.save(found, new)
         group.gather(EXIT_DONE)
     return EXIT_DONE
 
