@@ -17,6 +17,7 @@ ROOT = {
     "arguments",
     "oom",
     "errors",
+    "files",
     "internals",
     "process",
     "keys",
