@@ -8,9 +8,13 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from evenstep.cli.entry import COMMANDS, Command
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from evenstep.cli.app import app
+from evenstep.cli.arguments import WithSettings
 from evenstep.config.schema import Config
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -20,7 +24,7 @@ _CONFIGURATION = f"""# Configuration
 {_MADE_BY}
 
 Every key of a run file, its type, what it is if left out, and what it does. A key that is not here is refused, with the
-closest one that is; nothing is converted. On the command line each is `--table.key value`:
+closest one that is; nothing is converted. On the command line each is `--section.key value`:
 `evenstep train run.toml --train.updates 500`, where `none` takes a key away. `evenstep check run.toml` finds all faults
 of a run file at once, and `evenstep config-schema` prints this page as a JSON schema, for editors.
 
@@ -30,10 +34,10 @@ _CLI = f"""# Command line
 
 {_MADE_BY}
 
-    evenstep COMMAND [argument] [--option value] [--table.key value]
+    evenstep COMMAND [argument] [--option value] [--section.key value]
 
 `evenstep COMMAND --help` says the same. Every command takes `--traceback`, which shows where an error was raised; what
-`--table.key` may be is in [Configuration](configuration.md).
+`--section.key` may be is in [Configuration](configuration.md).
 
 | exit code | meaning |
 |---|---|
@@ -139,23 +143,34 @@ def _default(value: Mapping[str, Any], within: list[tuple[str, str]]) -> str:
 
 def cli() -> str:
     """The page of commands, arguments and options."""
-    return _CLI + "".join(_command(name, command) for name, command in COMMANDS.items())
+    group = cast(TyperGroup, get_command(app))
+    return _CLI + "".join(_command(name, command) for name, command in group.commands.items())
 
 
-def _command(name: str, command: Command) -> str:
-    path = "" if command.path is None else f" [{command.path[0]}]" if command.path_may_lack else f" {command.path[0]}"
-    path += " …" if command.several_paths else ""
-    settings = "" if command.settings is None else " [--table.key value …]"
-    options = " [--option value …]" if command.options else ""
-    rows = [] if command.path is None else [f"| `{command.path[0]}` | {command.path[1]} |"]
-    for option in command.options:
-        given = f"--{option.name} {option.value or ''}".strip()
-        rows += [f"| `{given}` | {option.help} |"]
-    if command.settings is not None:
-        rows.append(f"| `--table.key value` | {command.settings} |")
+def _command(name: str, command: Any) -> str:
+    """The section of one command, from its Typer parameters."""
+    usage = f"    evenstep {name}"
+    rows: list[str] = []
+    for parameter in command.params:
+        if getattr(parameter, "hidden", False):
+            continue
+        if parameter.param_type_name == "argument":
+            shown = parameter.metavar
+            usage += f" {shown}" if parameter.required else f" [{shown}]"
+        else:
+            shown = f"{parameter.opts[0]} {'' if parameter.is_flag else parameter.metavar}".strip()
+        has_default = not parameter.required and parameter.default not in (None, False, "")
+        default = f" Default: {parameter.default}." if has_default else ""
+        rows.append(f"| `{shown}` | {parameter.help}{default} |")
+    if any(parameter.param_type_name == "option" for parameter in command.params):
+        usage += " [--option value …]"
+    if isinstance(command, WithSettings):
+        usage += " [--section.key value …]"
+        key, _, meaning = (command.epilog or "").partition(": ")
+        rows.append(f"| `{key}` | {meaning[0].upper()}{meaning[1:]} |")
     table = "\n| | |\n|---|---|\n" + "\n".join(rows) + "\n" if rows else ""
-    summary = command.summary[0].upper() + command.summary[1:]
-    return f"\n## `evenstep {name}`\n\n{summary}.\n\n    evenstep {name}{path}{options}{settings}\n{table}"
+    text = " ".join((command.help or "").split())
+    return f"\n## `evenstep {name}`\n\n{text}\n\n{usage}\n{table}"
 
 
 PAGES = {FOLDER / "configuration.md": configuration, FOLDER / "cli.md": cli}

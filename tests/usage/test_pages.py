@@ -11,18 +11,20 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pages import GIVEN, LANGUAGES, PAGES, ROOT, Block, all_blocks, blocks, names_for, outside_of_blocks, run, run_file
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from evenstep.builders import open_run
-from evenstep.cli import entry, main
+from evenstep.cli import main
+from evenstep.cli.app import app
 from evenstep.config.sources import from_arguments
 
+COMMAND: dict[str, Any] = cast(TyperGroup, get_command(app)).commands
 # Pages whose Python another test runs, and looks at what comes of it.
 ELSEWHERE = {
     "README": "tests/unit/test_public.py",
@@ -177,8 +179,9 @@ def commands() -> Iterator[tuple[str, str]]:
 def completed(line: str) -> str:
     """A command of the prose, with what it leaves to the reader: the path, the value of its last option, numbers."""
     words = line.split()
-    own = entry.COMMANDS.get(words[1]) if words[0] == "evenstep" else None
-    if own is not None and own.path is not None and not own.path_may_lack and words[2:3] in ([], *_options(words)):
+    own = COMMAND.get(words[1]) if words[0] == "evenstep" else None
+    needs_path = own is not None and any(one.param_type_name == "argument" and one.required for one in own.params)
+    if needs_path and words[2:3] in ([], *_options(words)):
         words.insert(2, "run.toml")
     if words[-1].startswith("--") and words[0] == "evenstep" and not _is_flag(words[1], words[-1]):
         words.append("2")
@@ -190,8 +193,8 @@ def _options(words: list[str]) -> list[list[str]]:
 
 
 def _is_flag(command: str, option: str) -> bool:
-    own = entry.COMMANDS.get(command)
-    return own is not None and any(f"--{one.name}" == option and one.value is None for one in own.options)
+    own = COMMAND.get(command)
+    return own is not None and any(option in one.opts and one.is_flag for one in own.params)
 
 
 COMMANDS = [
@@ -225,16 +228,14 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | list[str], li
     """What commands are told, in the place of what they do."""
     heard: list[tuple[str, str | list[str], list[str]]] = []
 
-    modules = {entry.module_of(command): name for name, command in entry.COMMANDS.items()}
-
-    def stand_in(module: str) -> Any:
-        def listens(path: str | list[str], settings: list[str], **options: Any) -> int:
-            heard.append((modules[module], path, settings))
+    def stand_in(target: str) -> Any:
+        def listens(path: Any = "", settings: Any = (), **options: Any) -> int:
+            heard.append((target, path, settings))
             return 0
 
-        return SimpleNamespace(run=listens) if module in modules else import_module(module)
+        return listens
 
-    monkeypatch.setattr(entry, "import_module", stand_in)
+    monkeypatch.setattr("evenstep.cli.arguments.load", stand_in)
     return heard
 
 
@@ -277,7 +278,8 @@ def understood(arguments: list[str], told: list[Any], capsys: pytest.CaptureFixt
     if arguments[:1] == ["--version"] or "--help" in arguments:
         return
     assert main(arguments) == 0, capsys.readouterr().err
-    ((command, path, settings),) = told
+    ((_, path, settings),) = told
+    command = arguments[0]
     first = path[0] if isinstance(path, list) and path else path
     if isinstance(first, str) and first.endswith("run.toml"):
         assert first in ("run.toml", "mine/run.toml") or (ROOT / first).is_file(), first

@@ -1,32 +1,65 @@
-"""Tells the settings of a run from the command's own arguments, before argparse sees either.
+"""Arguments that several commands take, and the settings of a run among them.
 
-A setting is any `--key value` or `--key=value` whose key is not an option of the command itself, so that settings may
-stand anywhere and have values that begin with a single `-`. Which keys there are is for the configuration to say.
+A setting is `--key value` or `--key=value` with a key of the run file. Settings may stand anywhere on the line, and
+their values may begin with a single `-`, so they are taken out before Typer reads the rest.
 """
 
 from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 from pathlib import Path
+from typing import Annotated, Any
 
-from evenstep.errors import ConfigError
+from typer import Argument
+from typer.core import TyperCommand
 
-OPTIONS = ("--help", "--version", "--traceback")
+from evenstep.lazy import load
+from evenstep.process import not_swallowed
+
+RunFile = Annotated[Path, Argument(metavar="RUN.toml", help="The run file.")]
+RunFolder = Annotated[Path, Argument(metavar="RUN_FOLDER", help="The folder of the run.")]
 
 
-def split(arguments: Sequence[str], options: Collection[str] = ()) -> tuple[list[str], list[str]]:
-    """The command's own arguments, and those that make settings.
+class WithSettings(TyperCommand):
+    """A command that takes settings of a run beside its own arguments."""
+
+
+def with_settings(text: str = "sets any key of the run file, such as --train.updates 100; `none` removes it") -> Any:
+    """Arguments of `Typer.command` for a command that takes settings; it gets them as `ctx.obj`.
 
     Args:
-        options: further ones of commands.
+        text: the help on settings.
+    """
+    return {
+        "cls": WithSettings,
+        "options_metavar": "[OPTIONS] [--section.key value]...",
+        "epilog": f"--section.key value: {text}.",
+    }
 
-    >>> split(["train", "--train.updates", "10", "run.toml", "--seed=1", "--traceback"])
-    (['train', 'run.toml', '--traceback'], ['--train.updates', '10', '--seed=1'])
+
+def call(target: str, *arguments: object, **options: object) -> int:
+    """Import the function `target`, "module:name", and call it; gives the exit code."""
+    with not_swallowed():
+        run = load(target)
+    return run(*arguments, **options)
+
+
+def split(arguments: Sequence[str], options: Collection[str]) -> tuple[list[str], list[str]]:
+    """The arguments of a command, and the settings among them.
+
+    Args:
+        arguments: those after the name of the command.
+        options: the options of the command. A word that resembles one of them is no setting.
+
+    >>> split(["--train.updates", "10", "run.toml", "--seed=1", "--depth", "2"], ["--depth"])
+    (['run.toml', '--depth', '2'], ['--train.updates', '10', '--seed=1'])
     """
     own: list[str] = []
     settings: list[str] = []
     rest = list(arguments)
     while rest:
         argument = rest.pop(0)
-        if not argument.startswith("--") or argument.partition("=")[0] in (*OPTIONS, *options):
+        name = argument.partition("=")[0]
+        if not name.startswith("--") or name in options or _resembles(name, options):
             own.append(argument)
             continue
         settings.append(argument)
@@ -35,42 +68,15 @@ def split(arguments: Sequence[str], options: Collection[str] = ()) -> tuple[list
     return own, settings
 
 
-def without(settings: Sequence[str], keys: Collection[str]) -> list[str]:
-    """`settings`, as `split` gives them, but for those of `keys` and of what is below them.
-
-    >>> without(["--launch.slurm.nodes", "2", "--seed=1", "--resume", "never"], ["launch.slurm", "resume"])
-    ['--seed=1']
-    """
-    left: list[str] = []
-    taken = False
-    for argument in settings:
-        if argument.startswith("--"):
-            name = argument.partition("=")[0].removeprefix("--")
-            taken = any(name == key or name.startswith(f"{key}.") for key in keys)
-        if not taken:
-            left.append(argument)
-    return left
-
-
-def whole_number(option: str, text: str, *, at_least: int) -> int:
-    """The number that is given for an option.
-
-    Raises:
-        ConfigError: it is none, or too small.
-
-    >>> whole_number("--last", "3", at_least=2)
-    3
-    """
-    if not text.isdecimal() or int(text) < at_least:
-        raise ConfigError([f"`{option}` must be a whole number of at least {at_least}, but is `{text}`."])
-    return int(text)
+def _resembles(name: str, options: Collection[str]) -> bool:
+    return "." not in name and bool(get_close_matches(name[2:], [one[2:] for one in options], n=1, cutoff=0.75))
 
 
 def in_home(argument: str) -> str:
-    """The argument with the home folder for a leading `~/` of its value, which shells leave alone in `--to=~/a`.
+    """The argument with the home folder for a leading `~/` of its value; shells keep it in `--to=~/a`.
 
-    >>> in_home("--to=~/a") == f"--to={Path.home()}/a", in_home("~/a") == f"{Path.home()}/a", in_home("run~.toml")
-    (True, True, 'run~.toml')
+    >>> in_home("--to=~/a") == f"--to={Path.home()}/a", in_home("run~.toml")
+    (True, 'run~.toml')
     """
     key, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
     return f"{key}{equals}{Path(value).expanduser()}" if value.startswith("~/") else argument

@@ -1,27 +1,23 @@
-"""The entry point: picks the command, and turns whatever happens into an exit code and one paragraph.
+"""Runs a command and turns its end into an exit code and one paragraph on standard error."""
 
-Exit codes: 0 done; 1 an error; 2 a configuration or command line that cannot be; 75 stopped by SIGTERM and saved, to
-be run again; 130 stopped by Ctrl-C. What a command does is in its own module, imported only then.
-"""
-
-import argparse
 import errno
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from difflib import get_close_matches
-from importlib import import_module
 from pathlib import Path
-from shutil import get_terminal_size
-from textwrap import fill
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
+from typing import cast
 
-from evenstep.cli.arguments import in_home, split
-from evenstep.cli.messages import paragraphs
+from typer import Exit
+from typer.core import TyperGroup
+from typer.exceptions import TyperException
+from typer.main import get_command
+
+from evenstep.cli.app import app
+from evenstep.cli.arguments import WithSettings, in_home, split
 from evenstep.cli.screen import write_to_nowhere
-from evenstep.errors import ConfigError
+from evenstep.errors import ConfigError, EvenstepError
 from evenstep.process import (
     CODE_FILE,
     EXIT_CONFIG,
@@ -33,196 +29,16 @@ from evenstep.process import (
     ending,
     ignore_at_the_end,
     leave_with,
-    not_swallowed,
+    user_line,
 )
-from evenstep.version import __version__
 
-if TYPE_CHECKING:
-    from _typeshed import SupportsWrite
-
-
-class Option(NamedTuple):
-    """An option of a subcommand: its name without the dashes, a line of help, and what its value is, if it has one."""
-
-    name: str
-    help: str
-    value: str | None = None
-
-
-class Command(NamedTuple):
-    """A subcommand.
-
-    Args:
-        module: in `evenstep.cli`, or a full name; its `run(path, settings)` gives the exit code, and takes options by
-            their names.
-        summary: one line of help.
-        path: name and help of its argument, if it takes one.
-        path_may_lack: whether it can do without it.
-        several_paths: whether it takes one or more, which its `run` is given as a list.
-        settings: what is said of `--section.key value`, if it takes them.
-        trains: whether a scheduler that stops it should run it again.
-    """
-
-    module: str
-    summary: str
-    path: tuple[str, str] | None = None
-    path_may_lack: bool = False
-    several_paths: bool = False
-    settings: str | None = None
-    options: tuple[Option, ...] = ()
-    trains: bool = False
-
-
-_NARROWEST = 30
-_ANY = "sets any key of the run file, such as --train.updates 100; the value `none` removes the key"
-_SAFE = "changes a key that does not affect the updates already made, such as --train.updates 100"
-
-COMMANDS = {
-    "train": Command(
-        module="train", summary="train a run", path=("RUN.toml", "the run file"), settings=_ANY, trains=True
-    ),
-    "demo": Command(
-        module="demo",
-        summary="train a small language model on your Python's own source, in about 3 minutes",
-        settings=_ANY,
-        trains=True,
-    ),
-    "new": Command(
-        module="new",
-        summary="copy a recipe into a new folder, as a start for your own run",
-        path=("FOLDER", "the folder to create; its name becomes the run's name"),
-        options=(Option(name="from", help="the recipe to copy, such as digits", value="RECIPE"),),
-    ),
-    "resume": Command(
-        module="resume",
-        summary="continue a run from its newest checkpoint",
-        path=("RUN_FOLDER", "the folder of the run"),
-        settings=_SAFE,
-        trains=True,
-    ),
-    "check": Command(
-        module="check",
-        summary="check a run file, build the run and try one update; writes nothing",
-        path=("RUN.toml", "the run file"),
-        settings=_ANY,
-    ),
-    "summary": Command(
-        module="model_table",
-        summary="show the modules of a run's model, their parameters and output shapes; writes nothing",
-        path=("RUN.toml", "the run file"),
-        settings=_ANY,
-        options=(Option(name="depth", help="levels of modules to show; 3 by default", value="N"),),
-    ),
-    "prove": Command(
-        module="evenstep.tools.prove.command",
-        summary="test on a small copy of a run that micro-batches, ranks, kills and resumes do not change its result",
-        path=("RUN.toml", "the run file"),
-        settings=_ANY,
-        options=(
-            Option(
-                name="rows",
-                help="run only tests whose name contains TEXT; several separated by commas, such as cuts,resume",
-                value="TEXT",
-            ),
-            Option(name="updates", help="number of updates to compare; 4 by default", value="N"),
-            Option(name="ranks", help="number of ranks in tests with several; 2 by default", value="N"),
-            Option(name="json", help="also write all results to this file, as JSON", value="FILE"),
-            Option(name="part", help="internal: the part that a process started by this command runs", value="FILE"),
-        ),
-    ),
-    "plan": Command(
-        module="evenstep.tools.planning.command",
-        summary="compare pipeline schedules for given costs, or for a run's measured model, and draw one",
-        path=("RUN.toml", "the run file whose model is measured; without one, every computation takes 1 ms"),
-        path_may_lack=True,
-        settings=_ANY,
-        options=(
-            Option(name="ranks", help="pipeline ranks; by default the run's `parallel.pipeline`", value="N"),
-            Option(name="microbatches", help="micro-batches of an update; by default the run's", value="N"),
-            Option(name="memory-gib", help="memory of a rank, in GiB; unlimited by default", value="GIB"),
-            Option(name="latency-us", help="latency of a message between ranks, in microseconds", value="US"),
-            Option(name="gib-per-s", help="bandwidth between ranks, in GiB/s; unlimited by default", value="GIB"),
-            Option(
-                name="schedule",
-                help="schedule to draw: a name from the table, or a file; the best by default",
-                value="NAME",
-            ),
-            Option(
-                name="out",
-                help="also write it: .json a trace for Perfetto, .csv for torch.distributed.pipelining, else a plan",
-                value="FILE",
-            ),
-        ),
-    ),
-    "find-lr": Command(
-        module="find_lr",
-        summary="try learning rates from small to large and suggest one; writes nothing",
-        path=("RUN.toml", "the run file"),
-        settings=_ANY,
-        options=(
-            Option(name="lowest", help="the first learning rate; 1e-7 by default", value="LR"),
-            Option(name="highest", help="the last learning rate; 1 by default", value="LR"),
-            Option(name="tries", help="number of updates; 100 by default", value="N"),
-        ),
-    ),
-    "report": Command(
-        module="evenstep.tools.report.command",
-        summary="write an HTML report of a run or of several, or serve it while they train",
-        path=("RUN_FOLDER", "the run folder; several, such as runs/*, are compared on one page"),
-        several_paths=True,
-        options=(
-            Option(
-                name="to",
-                help="the file to write; by default report.html in the run folder, or in the folder around several",
-                value="FILE",
-            ),
-            Option(name="follow", help="serve the page to browsers on this machine, always up to date, until Ctrl-C"),
-        ),
-    ),
-    "inspect": Command(
-        module="inspect",
-        summary="show what is in a checkpoint",
-        path=("CHECKPOINT", "a checkpoint, or a run folder, of which the newest checkpoint is shown"),
-        options=(
-            Option(name="verify", help="read every byte and verify all checksums"),
-            Option(name="diff", help="compare with another checkpoint; exit code 1 if they differ", value="OTHER"),
-        ),
-    ),
-    "average": Command(
-        module="average",
-        summary="average the weights of several checkpoints of a run and write them",
-        path=("RUN_FOLDER", "the folder of the run"),
-        options=(
-            Option(name="last", help="average the N newest checkpoints", value="N"),
-            Option(name="until", help="with --last: ignore checkpoints after this update", value="UPDATE"),
-            Option(name="to", help="the folder to write; by default one in the run's `averages`", value="FOLDER"),
-        ),
-    ),
-    "export": Command(
-        module="export",
-        summary="write a run's weights as a safetensors file",
-        path=("RUN_FOLDER", "a run folder, of which the newest checkpoint is taken, or a checkpoint"),
-        options=(
-            Option(name="to", help="the file to write, such as model.safetensors", value="FILE"),
-            Option(name="average", help="write the moving average (EMA) of the parameters instead of the parameters"),
-            Option(
-                name="dtype",
-                help="number format of floating-point weights: fp32, bf16 or fp16; by default as saved",
-                value="FORMAT",
-            ),
-            Option(name="max-file-gb", help="split into files of at most this many GB, with an index", value="GB"),
-            Option(name="layout", help="hf: write a folder that `from_pretrained` of transformers reads", value="NAME"),
-            Option(name="tokenizer", help="with --layout hf: also copy the tokenizer in this folder", value="FOLDER"),
-        ),
-    ),
-    "config-schema": Command(module="config_schema", summary="print the JSON schema of run files"),
-}
+_TRAINS = ("train", "demo", "resume")  # commands that a scheduler runs again after it stopped them
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; see `evenstep.cli.main`."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
     leaves = arguments is None
+    given = list(sys.argv[1:] if arguments is None else arguments)
     if leaves:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
@@ -232,6 +48,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _leave_code(code)
         leave_with(code)
     return code
+
+
+def _dispatch(given: list[str], *, leaves: bool) -> int:
+    if "_EVENSTEP_COMPLETE" in os.environ:  # the shell asks for completions
+        app(prog_name="evenstep")
+    group = cast(TyperGroup, get_command(app))
+    own = [in_home(argument) for argument in given if argument != "--traceback"] or ["--help"]
+    settings: list[str] = []
+    name = own[0]
+    command = group.commands.get(name)
+    if isinstance(command, WithSettings):
+        options = ["--help", *(text for param in command.params for text in param.opts if text.startswith("--"))]
+        rest, settings = split(own[1:], options)
+        own = [name, *rest]
+    try:
+        with (
+            ending(leaves=leaves) if name in _TRAINS else nullcontext(),
+            group.make_context("evenstep", own, obj=settings) as ctx,
+        ):
+            return group.invoke(ctx)
+    except Exit as done:
+        return done.exit_code
+    except TyperException as error:
+        shown = f"evenstep {name}" if command is not None else "evenstep"
+        raise ConfigError([f"{error.format_message().rstrip('.')}; see `{shown} --help`."]) from None
 
 
 def _run(given: list[str], *, leaves: bool) -> int:
@@ -294,106 +135,34 @@ def _leave_code(code: int) -> None:
             Path(os.environ[CODE_FILE]).write_text(str(code), encoding="utf-8")
 
 
-def _dispatch(arguments: list[str], *, leaves: bool) -> int:
-    parser = _parser()
-    if not arguments:
-        parser.print_help()
-        return EXIT_DONE
-    own, settings = split(arguments, [f"--{option.name}" for option in _every_option()])
-    own = [in_home(argument) for argument in own]
-    if arguments[0] not in (*COMMANDS, "-h", "--help", "--version"):
-        raise ConfigError([_no_command(arguments[0])])
-    try:
-        options, unknown = parser.parse_known_args(own)
-    except SystemExit as stop:  # argparse has printed help or the version
-        return cast("int", stop.code)
-    if unknown:
-        raise ConfigError([f"`evenstep {options.command}` does not take `{unknown[0]}`; leave it out."])
-    command = COMMANDS[options.command]
-    _check_settings(options.command, settings)
-    paths: str | list[str] | None = getattr(options, "path", None)
-    given = [paths] if isinstance(paths, str) else paths or []
-    if "" in [*given, *(getattr(options, option.name.replace("-", "_")) for option in command.options)]:
-        raise ConfigError([f"`evenstep {options.command}` is given an empty text; give a value."])
-    with ending(leaves=leaves) if command.trains else nullcontext():
-        with not_swallowed():
-            run = cast("Callable[..., int]", import_module(module_of(command)).run)
-        names = [option.name.replace("-", "_") for option in command.options]
-        own_options = {name: getattr(options, name) for name in names}
-        return run(paths or "", settings, **own_options)
+def paragraphs(error: BaseException, *, hint: bool) -> str:
+    """What to print about `error`.
+
+    Args:
+        hint: whether to say that `--traceback` shows more.
+    """
+    all_notes: list[str] = list(getattr(error, "__notes__", []))
+    notes = [note for note in all_notes if "\n" not in note]  # a worker's traceback comes as a note
+    shows_more = len(notes) < len(all_notes)
+    if isinstance(error, ConfigError) and len(error.faults) > 1:
+        faults = [f"  {fault}" for fault in error.faults]
+        return "\n".join([f"evenstep: {len(faults)} faults in the configuration:", *faults, *notes])
+    if isinstance(error, EvenstepError):
+        place = user_line(error.__cause__) if error.__cause__ is not None else ""
+        text = f"{error}{f' (raised at {place})' if place and place not in str(error) else ''}"
+    else:
+        place = user_line(error)
+        text = _foreign(error, place)
+        shows_more = True
+    if hint and shows_more:
+        notes.append("--traceback shows the whole way there.")
+    return " ".join(["evenstep:", text, *notes])
 
 
-def module_of(command: Command) -> str:
-    return command.module if "." in command.module else f"evenstep.cli.{command.module}"
-
-
-def _no_command(given: str) -> str:
-    close = [f"train {given}"] if given.endswith(".toml") else get_close_matches(given, COMMANDS, n=1)
-    advice = f"did you mean `evenstep {close[0]}`?" if close else f"there are {', '.join(COMMANDS)}."
-    return f"`{given}` is not a command; {advice}"
-
-
-def _check_settings(name: str, settings: Sequence[str]) -> None:
-    command = COMMANDS[name]
-    names = [option.name for option in command.options]
-    for given in (setting.partition("=")[0].removeprefix("--") for setting in settings if setting.startswith("--")):
-        close = get_close_matches(given, names, n=1, cutoff=0.7)
-        is_key = command.settings is not None and ("." in given or not close)
-        if not is_key and given not in import_module("evenstep.config.schema").Config.model_fields:
-            meant = f"did you mean `--{close[0]}`?" if close else f"see `evenstep {name} --help`."
-            raise ConfigError([f"`--{given}` is not an option of `evenstep {name}`; {meant}"])
-        if command.settings is None:
-            raise ConfigError([f"`evenstep {name}` takes no settings, but is given `--{given}`; leave it out."])
-
-
-def _every_option() -> list[Option]:
-    return [option for each in COMMANDS.values() for option in each.options]
-
-
-def _filled(text: str, indent: str = "") -> str:
-    width = max(get_terminal_size().columns - 2, _NARROWEST)
-    lines = (fill(line, width, subsequent_indent=indent, break_on_hyphens=False) for line in text.splitlines())
-    return "\n".join(lines)
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError([f"`{self.prog}`: {message}; see `{self.prog} --help`."])
-
-    def _print_message(self, message: str, file: "SupportsWrite[str] | None" = None) -> None:
-        print(message, end="", file=file)  # argparse says nothing of help that can't be written
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="evenstep",
-        description="Train PyTorch models: one update is one update, however the hardware cuts it.",
-        epilog="exit codes: 0 done, 1 error, 2 wrong run file or command line, 75 stopped by a signal or a time limit "
-        "and saved (continue with `evenstep resume`), 130 Ctrl-C",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"evenstep {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, command in COMMANDS.items():
-        sub = commands.add_parser(
-            name,
-            help=command.summary,
-            description=_filled(f"{command.summary[0].upper()}{command.summary[1:]}."),
-            allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        if command.path is not None:
-            nargs = "?" if command.path_may_lack else "+" if command.several_paths else None
-            sub.add_argument("path", metavar=command.path[0], help=command.path[1], nargs=nargs)
-        if command.settings is not None:
-            path = command.path[0] if command.path else ""
-            given = [f"[{path}]" if command.path_may_lack else path] if path else []
-            sub.usage = " ".join(["evenstep", name, *given, "[--section.key value ...]"])
-            sub.epilog = _filled(f"--section.key value: {command.settings}.")
-        for option in command.options:
-            if option.value is None:
-                sub.add_argument(f"--{option.name}", action="store_true", help=option.help)
-            else:
-                sub.add_argument(f"--{option.name}", metavar=option.value, help=option.help)
-        sub.add_argument("--traceback", action="store_true", help="show the full Python traceback of an error")
-    return parser
+def _foreign(error: BaseException, place: str) -> str:
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if place:
+        text += f" (raised at {place})"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        text += ". The disk is full"
+    return text if text.endswith((".", "?", "!")) else f"{text}."

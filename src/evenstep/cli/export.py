@@ -21,27 +21,20 @@ from evenstep.process import EXIT_DONE
 
 def run(
     path: str,
-    settings: list[str],
     *,
-    to: str | None,
+    to: str,
     average: bool,
     dtype: str | None,
-    max_file_gb: str | None,
+    max_file_gb: float | None,
     layout: str | None,
     tokenizer: str | None,
 ) -> int:
-    assert not settings, "the command line takes none"
-    if layout not in (None, "hf"):
-        raise ConfigError([f"`--layout` must be hf, the layout of the hub's models, but is `{layout}`."])
     if tokenizer is not None and layout is None:
         raise ConfigError(["`--tokenizer` goes beside a model in the hub's layout; give `--layout hf` as well."])
-    if to is None:
-        what = "file to write, `--to model.safetensors`" if layout is None else "folder to write, `--to model`"
-        raise ConfigError([f"give the {what}."])
     options: dict[str, Any] = {
         "average": average,
         "dtype": cast("Any", dtype),
-        "max_file_bytes": None if max_file_gb is None else _bytes(max_file_gb),
+        "max_file_bytes": None if max_file_gb is None else round(max_file_gb * 1e9),
     }
     with refused_at("evenstep export"):
         weights = path if average else _evaluated(path)
@@ -77,17 +70,3 @@ def _as_model(
         if not isinstance(model, nn.Module):
             raise ConfigError(["`--layout hf` is for models of transformers, but this run's is given in layers."])
         return save_pretrained(model, to, weights=weights, tokenizer=tokenizer, **options)
-
-
-def _bytes(text: str) -> int:
-    """
-    >>> _bytes("0.5")
-    500000000
-    """
-    try:
-        size = round(float(text) * 1e9)
-    except (ValueError, OverflowError):
-        size = 0
-    if size < 1:
-        raise ConfigError([f"`--max-file-gb` must be a number above 0, but is `{text}`."])
-    return size

@@ -23,13 +23,12 @@ _WIDTH = 40  # of the bars
 _ROWS = 25
 
 
-def run(
-    path: str, settings: list[str], lowest: str | None = None, highest: str | None = None, tries: str | None = None
-) -> int:
+def run(path: str, settings: list[str], *, lowest: float, highest: float, tries: int) -> int:
     """Try them."""
-    options = {"lowest": lowest, "highest": highest, "tries": tries}
-    given = _numbers(options)
-    again = [part for name, text in options.items() if text is not None for part in (f"--{name}", text)]
+    given: dict[str, Any] = {"lowest": lowest, "highest": highest, "updates": tries}
+    with refused_at("evenstep find-lr"):
+        check_range(**given)
+    again = ["--lowest", str(lowest), "--highest", str(highest), "--tries", str(tries)]
     with open_run(Path(path), settings_of(settings)) as opened:
         if opened.config.parallel.pipeline > 1:
             own = given_for(opened.config, "parallel.pipeline")
@@ -51,25 +50,6 @@ def run(
                 print("\n".join(described(found)), flush=True)
             group.gather(EXIT_DONE)
     return EXIT_DONE
-
-
-def _numbers(options: dict[str, str | None]) -> dict[str, Any]:
-    """The arguments of `find_lr`.
-
-    Raises:
-        ConfigError: an option that is no number, or out of its range.
-    """
-    given: dict[str, Any] = {"lowest": 1e-7, "highest": 1.0, "updates": 100}
-    for name, text in options.items():
-        if text is not None:
-            kind, what = (int, "a whole number") if name == "tries" else (float, "a number")
-            try:
-                given["updates" if name == "tries" else name] = kind(text)
-            except ValueError:
-                raise ConfigError([f"`--{name}` must be {what}, but is {text!r}; write it so."]) from None
-    with refused_at("evenstep find-lr"):
-        check_range(**given)
-    return given
 
 
 def described(found: FoundLr) -> list[str]:

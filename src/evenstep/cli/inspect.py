@@ -5,6 +5,7 @@ compared with its checksum.
 """
 
 import math
+from pathlib import Path
 from typing import Any
 
 from evenstep.arguments import format_name, shortened
@@ -13,7 +14,7 @@ from evenstep.cli.difference import differences
 from evenstep.process import EXIT_DONE, EXIT_ERROR
 
 
-def run(path: str, settings: list[str], *, verify: bool, diff: str | None) -> int:
+def run(path: str, settings: list[str], *, verify: bool, diff: Path | None) -> int:
     """Print what the checkpoint says of itself, its files and its parts, or what differs in another."""
     assert not settings, "the command line takes none"
     contents = CheckpointReader(path)

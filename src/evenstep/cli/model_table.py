@@ -25,13 +25,12 @@ from evenstep.process import EXIT_DONE
 _GAP = "  "
 
 
-def run(path: str, settings: list[str], *, depth: str | None) -> int:
+def run(path: str, settings: list[str], *, depth: int) -> int:
     """Show it.
 
     Args:
         depth: how many levels of modules.
     """
-    levels = _levels(depth)
     with open_run(Path(path), settings_of(settings)) as opened:
         parts = build_parts(opened)
         with closing(parts):
@@ -42,16 +41,9 @@ def run(path: str, settings: list[str], *, depth: str | None) -> int:
             model = parts.model.to(device)
             batch, inputs = parts.first_inputs(device)
             shapes = shapes_of(model, inputs)
-            print("\n".join(table(model, shapes, levels, shutil.get_terminal_size().columns)))
+            print("\n".join(table(model, shapes, depth, shutil.get_terminal_size().columns)))
             print(f"\nof a micro-batch of {batch.microbatches[0].num_samples} samples; nothing was written")
     return EXIT_DONE
-
-
-def _levels(depth: str | None) -> int:
-    levels = 3 if depth is None else int(depth) if depth.isdecimal() else 0
-    if levels < 1:
-        raise ConfigError([f'`--depth` must be a whole number of at least 1, but is "{depth}".'])
-    return levels
 
 
 def shapes_of(model: nn.Module, inputs: Any) -> dict[str, str]:

@@ -11,7 +11,6 @@ from shlex import quote
 from typing import Any, cast
 
 from evenstep.builders import joined, open_run
-from evenstep.cli.arguments import without
 from evenstep.cli.folder import BEGUN, OWN, RECIPE, find_config, origin_of_recipe, where_to_begin
 from evenstep.cli.starting import start_ranks, submit_run
 from evenstep.cli.training import train_in
@@ -51,7 +50,7 @@ def run(path: str, settings: list[str]) -> int:
             raise ConfigError([_refusal(unsafe, file)])
         slurm = opened.config.launch.slurm
         if slurm is not None and not is_launched():
-            alone = [*without(settings, ["launch.slurm"]), "--launch.slurm", "none"]
+            alone = [*settings, "--launch.slurm", "none"]
             return submit_run(
                 slurm, ["resume", path, *alone], name=opened.config.name, folder=folder.parent / f"{folder.name}-slurm"
             )

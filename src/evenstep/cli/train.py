@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from evenstep.builders import joined, open_run
-from evenstep.cli.arguments import without
 from evenstep.cli.folder import check_free, folder_of, where_to_begin
 from evenstep.cli.starting import start_ranks, submit_run
 from evenstep.cli.training import train_in
@@ -20,8 +19,9 @@ def run(path: str, settings: list[str]) -> int:
             if config.resume != "auto":
                 check_free(folder)
             # a job that was stopped is queued again, and then goes on
-            others = {"launch.slurm": "none"} | ({"resume": "auto"} if config.resume == "never" else {})
-            again = [*without(settings, others), *(part for key in others for part in (f"--{key}", others[key]))]
+            again = [*settings, "--launch.slurm", "none"]
+            if config.resume == "never":
+                again += ["--resume", "auto"]
             logs = folder.with_name(f"{folder.name}-slurm")
             return submit_run(config.launch.slurm, ["train", path, *again], name=config.name, folder=logs)
         source = None

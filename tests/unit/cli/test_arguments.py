@@ -6,16 +6,16 @@ from evenstep.cli.arguments import split
 @pytest.mark.parametrize(
     ("arguments", "own", "settings"),
     [
-        (["train", "a.toml", "--x.y", "1"], ["train", "a.toml"], ["--x.y", "1"]),
-        (["train", "--x.y", "1", "a.toml"], ["train", "a.toml"], ["--x.y", "1"]),
-        (["train", "--x.y=1", "a.toml"], ["train", "a.toml"], ["--x.y=1"]),
-        (["train", "a.toml", "--x.y", "-1"], ["train", "a.toml"], ["--x.y", "-1"]),
-        (["train", "a.toml", "--x.y", "--traceback"], ["train", "a.toml", "--traceback"], ["--x.y"]),
-        (["--version"], ["--version"], []),
-        (["train", "-h"], ["train", "-h"], []),
+        (["a.toml", "--x.y", "1"], ["a.toml"], ["--x.y", "1"]),
+        (["--x.y", "1", "a.toml"], ["a.toml"], ["--x.y", "1"]),
+        (["--x.y=1", "a.toml"], ["a.toml"], ["--x.y=1"]),
+        (["a.toml", "--x.y", "-1"], ["a.toml"], ["--x.y", "-1"]),
+        (["a.toml", "--x.y", "--depth", "2"], ["a.toml", "--depth", "2"], ["--x.y"]),
+        (["a.toml", "--depht", "2", "--seed", "1"], ["a.toml", "--depht", "2"], ["--seed", "1"]),
+        (["-h"], ["-h"], []),
     ],
 )
-def test_settings_are_told_from_the_commands_own_arguments(
+def test_settings_are_split_from_the_arguments_of_a_command(
     arguments: list[str], own: list[str], settings: list[str]
 ) -> None:
-    assert split(arguments) == (own, settings)
+    assert split(arguments, ["--depth"]) == (own, settings)

@@ -20,7 +20,7 @@ def test_train_submits_once_and_its_tasks_do_not_submit_again(tmp_path: Path, mo
     ((asked, arguments), more) = given[0]
     assert more["name"] == "digits"
     assert (asked.nodes, asked.ranks_per_node) == (2, 1)
-    assert arguments == ["train", file, *settings[:2], "--launch.slurm", "none", "--resume", "auto"]
+    assert arguments == ["train", file, *settings, "--launch.slurm", "none", "--resume", "auto"]
     assert not list(tmp_path.iterdir())
 
 

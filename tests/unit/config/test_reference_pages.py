@@ -1,11 +1,13 @@
 """The pages of the configuration and the command line say what the schema and the parser say."""
 
-import argparse
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from evenstep.cli import entry
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from evenstep.cli.app import app
 from evenstep.config.schema import Config
 
 _SCRIPT = Path(__file__).parents[3] / "website" / "reference.py"
@@ -43,10 +45,8 @@ def test_a_key_without_a_sentence_or_another_default_would_change_the_page() -> 
 
 def test_every_option_that_the_parser_takes_is_on_the_page() -> None:
     page = _reference().cli()
-    parser = entry._parser()
-    actions = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    for name, command in actions[0].choices.items():
+    for name, command in cast(TyperGroup, get_command(app)).commands.items():
         section = page.split(f"## `evenstep {name}`")[1].split("\n## ")[0]
-        for action in command._actions:
-            for option in action.option_strings:
-                assert option in ("-h", "--help", "--traceback") or f"`{option}" in section, (name, option)
+        for parameter in command.params:
+            shown = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar
+            assert getattr(parameter, "hidden", False) or f"`{shown}" in section, (name, shown)

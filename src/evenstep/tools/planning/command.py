@@ -7,14 +7,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
 from rich.console import Console
 from rich.text import Text
 
-from evenstep.cli.arguments import whole_number
 from evenstep.config.sources import from_arguments, from_environment
 from evenstep.errors import ArgumentError, ConfigError, PlanError, clause
 from evenstep.pipeline import SCHEDULES, Layers, Layout, Plan, Schedule
@@ -75,21 +73,20 @@ def run(
     path: str,
     settings: list[str],
     *,
-    ranks: str | None = None,
-    microbatches: str | None = None,
-    memory_gib: str | None = None,
-    latency_us: str | None = None,
-    gib_per_s: str | None = None,
-    schedule: str | None = None,
-    out: str | None = None,
+    ranks: int | None,
+    microbatches: int | None,
+    memory_gib: float | None,
+    latency_us: float,
+    gib_per_s: float | None,
+    schedule: str | None,
+    out: Path | None,
 ) -> int:
     """Print the table and a drawing; write `out`."""
-    count = None if ranks is None else whole_number("--ranks", ranks, at_least=1)
-    batches = None if microbatches is None else whole_number("--microbatches", microbatches, at_least=1)
-    cap = None if memory_gib is None else _positive("--memory-gib", memory_gib) * GIB
+    count, batches = ranks, microbatches
+    cap = None if memory_gib is None else memory_gib * GIB
     network = {
-        "latency_s": 0.0 if latency_us is None else _positive("--latency-us", latency_us) / 1e6,
-        "seconds_per_byte": 0.0 if gib_per_s is None else 1 / GIB / _positive("--gib-per-s", gib_per_s),
+        "latency_s": latency_us / 1e6,
+        "seconds_per_byte": 0.0 if gib_per_s is None else 1 / GIB / gib_per_s,
     }
     chosen = None if schedule is None else _chosen(schedule)
     measured = _measured(path, settings) if path else None
@@ -109,18 +106,8 @@ def run(
         raise PlanError(no_room if chosen is None else f"`--schedule` can't be used here: {left_out[-1]}")
     _print_row(row, measured)
     if out is not None:
-        _write(row, Path(out))
+        _write(row, out)
     return EXIT_DONE
-
-
-def _positive(option: str, text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < inf:
-        raise ConfigError([f"`{option}` must be a number above 0, but is {text}."])
-    return number
 
 
 def _measured(path: str, settings: Sequence[str]) -> Measured:

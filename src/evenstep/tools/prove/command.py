@@ -18,7 +18,6 @@ from rich.padding import Padding
 from rich.text import Text
 
 from evenstep.builders import open_run
-from evenstep.cli.arguments import whole_number
 from evenstep.config.sources import settings_of
 from evenstep.config.tasks import data_tables
 from evenstep.errors import ConfigError, EvenstepError
@@ -29,7 +28,6 @@ from evenstep.tools.prove.rows import Prover, Verdict
 from evenstep.tools.prove.subject import Bench, Variant
 from evenstep.version import __version__
 
-UPDATES, RANKS = 4, 2
 _IN_PROCESS = 20  # runs that the rows of one process make, about
 _START_S = 6.0  # that a process starts in
 
@@ -37,17 +35,16 @@ _START_S = 6.0  # that a process starts in
 def run(
     path: str,
     settings: list[str],
-    rows: str | None = None,
-    updates: str | None = None,
-    ranks: str | None = None,
-    json: str | None = None,
-    part: str | None = None,
+    *,
+    rows: str,
+    updates: int,
+    ranks: int,
+    json: Path | None,
+    part: Path | None,
 ) -> int:
     """Prove it."""
     if part is not None:
-        return run_part(Path(path), settings, Path(part))
-    count = UPDATES if updates is None else whole_number("--updates", updates, at_least=1)
-    several = RANKS if ranks is None else whole_number("--ranks", ranks, at_least=2)
+        return run_part(Path(path), settings, part)
     given = settings_of(settings)
     with open_run(Path(path), given) as opened:
         config = opened.config
@@ -58,8 +55,8 @@ def run(
     bench = Bench(
         open=source.open,
         elsewhere=Elsewhere(Path(path), settings, source.tokens),
-        updates=min(count, config.train.updates or count),
-        ranks=several,
+        updates=min(updates, config.train.updates or updates),
+        ranks=ranks,
         precision=config.train.precision,
         own_strategy=config.parallel.strategy,
         layered=source.layered(),
@@ -69,7 +66,7 @@ def run(
         seed=config.seed,
     )
     every = Prover(bench).rows()
-    wanted = [part.strip() for part in (rows or "").split(",")]
+    wanted = [part.strip() for part in rows.split(",")]
     chosen = {name: row for name, row in every.items() if any(part in name for part in wanted)}
     if not chosen:
         raise ConfigError([f"no row contains `{rows}`; there are {', '.join(every)}."])
@@ -80,7 +77,7 @@ def run(
         torch.set_num_threads(threads)
     holds = all(verdict.holds is not False for _, verdict, _ in found)
     if json is not None:
-        _write(Path(json), config.name, bench.updates, found, holds=holds)
+        _write(json, config.name, bench.updates, found, holds=holds)
     return EXIT_DONE if holds else EXIT_ERROR
 
 

@@ -9,21 +9,20 @@ from evenstep.tools.report.page import write_page
 from evenstep.tools.report.run import is_run
 
 
-def run(paths: list[str], settings: list[str], *, to: str | None, follow: bool) -> int:
+def run(paths: list[Path], *, to: Path | None, follow: bool) -> int:
     """Write the page and say where it is; or serve it until Ctrl-C."""
-    assert not settings, "the command line takes none"
     if follow and to is not None:
         raise ConfigError(["`--to` can't be given with `--follow`, which writes no file; leave one out."])
     folders = _runs(paths)
     if follow:
         follow_runs(folders, lambda address: print(f"{address}  (Ctrl-C ends it)", flush=True))
     else:
-        print(write_page(folders, Path(to) if to is not None else _where(folders)))
+        print(write_page(folders, to if to is not None else _where(folders)))
     return EXIT_DONE
 
 
-def _runs(paths: list[str]) -> list[Path]:
-    folders = list(dict.fromkeys(map(Path, paths)))
+def _runs(paths: list[Path]) -> list[Path]:
+    folders = list(dict.fromkeys(paths))
     if len(folders) == 1:
         return folders
     missing = [folder for folder in folders if not folder.exists()]
