@@ -95,4 +95,4 @@ def test_messages_take_time_on_a_slow_network(evenstep: Run) -> None:
 def test_what_cannot_be_is_refused_by_name(evenstep: Run, recipe: Path, arguments: list[str], named: str) -> None:
     (recipe / "bad.txt").write_text("0F0\n0F1 0Q0\n")
     done = evenstep("plan", *arguments)
-    assert done.code == 2 and f"`{named}`" in done.err
+    assert done.code == 2 and named in done.err
