@@ -402,7 +402,7 @@ class Engine:
 
     def _go_back_before(self, update: PendingUpdate) -> None:
         self.progress, self.precision.state = update.before, update.precision
-        self.core.learning_rates.put_back(update.rates)
+        self.core.learning_rates.restore(update.rates)
 
     # --- for whoever evaluates and saves
 

@@ -105,12 +105,12 @@ class CompiledUpdate:
         except Exception as error:
             core.is_whole = not is_out_of_memory(error)  # all else is raised before anything is changed
             self._state.forget()
-            core.learning_rates.put_back(rates_before)
+            core.learning_rates.restore(rates_before)
             raise
         core.is_whole = True
         if outcome is None:
             undo()
-            core.learning_rates.put_back(rates_before)
+            core.learning_rates.restore(rates_before)
             return core(batch, before)
         self._dispatched = update
         norm, aborted = self._verdict(outcome)

@@ -69,7 +69,7 @@ def search(loop: "Loop", *, lowest: float, highest: float, updates: int, diverge
     engine.prepare()
     try:
         with undisturbed(engine.parts.context.device), engine.bus.silent(but=TaskListener):
-            with engine.core.learning_rates.swept(rate_of):
+            with engine.core.learning_rates.override(rate_of):
                 losses = [*_losses(loop, updates, divergence)]
             loop.checkpointer.load(state)
     finally:

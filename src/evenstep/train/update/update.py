@@ -249,7 +249,7 @@ class Update:
         """Count the weights of an update; see `weigh`."""
         context = self._context
         group = self._execution.reducers.group
-        stamp = 1.0 if group.ranks == 1 else 1.0 + (self.trained.stamp ^ self.learning_rates.stamp)
+        stamp = 1.0 if group.ranks == 1 else 1.0 + (self.trained.stamp ^ self.learning_rates.checksum)
         weights = weigh(context.tasks, batch, group, stamp=stamp)
         if self._execution.pipeline.ranks > 1:
             check_weights(self._execution.pipeline, batch, weights)
