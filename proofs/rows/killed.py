@@ -83,7 +83,7 @@ def main(folder: str, workers: int, kill_at: tuple[int, int] | None) -> None:
         seed=3,
         device="cpu",
         lr_schedule=Linear(warmup_updates=8),
-        train=evenstep.Training(clip_norm=1.0, ema=evenstep.Ema(decay=0.9)),
+        train=evenstep.Training(clip_norm=1.0, ema=evenstep.Ema(decay=0.9, decay_warmup=False)),
         evaluations={"valid": evenstep.MapData(Points(), global_batch_size=32, shuffle=False)},
         hooks=[Evaluate(every_updates=3), Save(every_updates=4), None if kill_at is None else KillAt(*kill_at)],
         folder=folder,

@@ -117,7 +117,7 @@ def main(
         device="cpu",
         strategy=STRATEGIES[strategy](mesh.data),
         lr_schedule=Constant(warmup_updates=5),
-        train=evenstep.Training(clip_norm=0.5, ema=evenstep.Ema(decay=0.9)),
+        train=evenstep.Training(clip_norm=0.5, ema=evenstep.Ema(decay=0.9, decay_warmup=False)),
         evaluations={"valid": evenstep.MapData(sentences(13), global_batch_size=8, micro_batch_size=2, shuffle=False)},
         hooks=[Evaluate(every_updates=7)],
         folder=folder,

@@ -50,7 +50,6 @@ KEPT: dict[str, Callable[[], dict[str, Any]]] = {
     "`precision`": lambda: {"precision": evenstep.Fp16Mixed()},
     "`coefficients`": lambda: several(coefficients=evenstep.Uncertainty()),
     "`combine`": lambda: several(combine=evenstep.GradNorm()),
-    "`ema`": lambda: {"train": evenstep.Training(ema=evenstep.Ema())},
     "`non_finite`": lambda: {"failures": evenstep.Failures(non_finite=evenstep.Skip())},
     "`out_of_memory`": lambda: {"failures": evenstep.Failures(out_of_memory=evenstep.Retry())},
     "`loss_spike`": lambda: {"failures": evenstep.Failures(loss_spike=evenstep.LossSpikes())},
@@ -62,6 +61,7 @@ FREE: dict[str, Callable[[], dict[str, Any]]] = {
     "strategy": lambda: {"strategy": evenstep.Ordered()},
     "lr_schedule": lambda: {"lr_schedule": evenstep.Cosine()},
     "precision": lambda: {"precision": evenstep.FullPrecision()},
+    "train": lambda: {"train": evenstep.Training(ema=evenstep.Ema())},
     "coefficients": lambda: several(coefficients={"a": 2.0}),
     "failures": lambda: {"failures": evenstep.Failures(non_finite="skip", loss_spike="stop")},
 }

@@ -98,7 +98,7 @@ class TrainerAttributes:
 
     @property
     def keeps_average(self) -> bool:
-        return self._loop.engine.parts.saved.ema is not None
+        return self._loop.engine.parts.saved.average is not None
 
     @property
     def progress(self) -> Progress:

@@ -433,8 +433,9 @@ class Engine:
     def evaluating(self, *, average: bool | None = None) -> Generator[None]:
         """Inside, the parameters are the average's, where that is to be evaluated (first), or else the optimizer's."""
         self.require_whole()
-        ema = self._ema if (self._evaluated[0][1] if average is None else average) else None
-        with self.parts.modes.evaluating(), nullcontext() if ema is None else ema.swapped():
+        takes_average = self._evaluated[0][1] if average is None else average
+        values = self.parts.saved.average if takes_average else None
+        with self.parts.modes.evaluating(), nullcontext() if values is None else values.swapped():
             yield
 
     def evaluated(self, name: str, data: Data, *, context: TrainContext | None = None) -> list[Record]:

@@ -105,10 +105,10 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     setup.group.go_on()  # after an error of all ranks in what was built with this group before
     check_shared(model, strategy)
     execution = build_execution(model, strategy, optimizer, device)
-    teacher = build_teacher(tasks.by_name, model, train.ema)
     recompute(model, setup.recomputed.here, context.randomness)
     # After the strategy has made replicas equal: the average begins as a copy of the parameters.
     saved = _saved(setup, execution, names, rounded)
+    teacher = build_teacher(tasks.by_name, model, saved.average)
     apply = _apply(setup, execution, saved.steps)
     core = Update(
         model=model,
@@ -116,7 +116,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         context=context,
         execution=execution,
         apply=apply,
-        ema=train.ema,
+        average=saved.average,
         learning_rates=learning_rates,
         on_out_of_memory=setup.policies.out_of_memory,
         report=report,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from evenstep.internals import buffers_of, parameters_of, places_of, unwrapped
-from evenstep.optim.ema import Ema
+from evenstep.optim.ema import Average
 from evenstep.pipeline.compiled import as_written
 from evenstep.pipeline.layers import arguments
 from evenstep.tensors import plain
@@ -25,14 +25,14 @@ from evenstep.train.update.context import TrainContext
 class Teacher:
     """Runs a model with the values of its average; every rank holds both whole."""
 
-    def __init__(self, model: nn.Module, ema: Ema) -> None:
-        self._model, self._ema = unwrapped(model), ema
+    def __init__(self, model: nn.Module, average: Average) -> None:
+        self._model, self._average = unwrapped(model), average
 
     def __call__(self, inputs: Any, context: TrainContext) -> Any:
         """Output of the average for `inputs`, in evaluation mode, without gradients; see `Now.teacher`."""
         given = inputs if context.cast_inputs is None else context.cast_inputs(inputs)
         positional, named = arguments([], given, True)
-        average = self._ema.state_dict()
+        average = self._average.state_dict()
         # in the formats that the model computes in
         values = {name: average[plain(name)].to(one.dtype) for name, one in _tensors_of(self._model)}
         under_way, context.randomness.under_way = context.randomness.under_way, False
@@ -49,11 +49,11 @@ class Teacher:
             context.randomness.under_way = under_way
 
 
-def build_teacher(tasks: Mapping[str, Task], model: nn.Module, ema: Ema | None) -> Teacher | None:
+def build_teacher(tasks: Mapping[str, Task], model: nn.Module, average: Average | None) -> Teacher | None:
     """The teacher of the tasks that ask for the average; None where none does."""
-    if ema is None or not any(task.uses_average for task in tasks.values()):
+    if average is None or not any(task.uses_average for task in tasks.values()):
         return None
-    return Teacher(model, ema)
+    return Teacher(model, average)
 
 
 def _in_all_places(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from evenstep import Engine, Task, Training
 from evenstep.errors import ArgumentError
-from evenstep.optim.ema import Ema
+from evenstep.optim.ema import Average, Ema
 from refused import refused
 
 
@@ -15,9 +15,13 @@ def moved(model: nn.Linear, value: float) -> None:
         model.weight.fill_(value)
 
 
-def averaged(ema: Ema, model: nn.Linear) -> float:
+def averaged(ema: Average, model: nn.Linear) -> float:
     with ema.swapped():
         return model.weight.item()
+
+
+def following(model: nn.Module, **options: Any) -> Average:
+    return Average(Ema(**{"decay_warmup": False} | options), model)
 
 
 class Square(Task):
@@ -32,8 +36,8 @@ def line() -> nn.Linear:
 
 
 def test_the_average_follows_its_formula() -> None:
-    model, ema, wanted = line(), Ema(decay=0.8), 0.0
-    ema.attach(model)
+    model, wanted = line(), 0.0
+    ema = following(model, decay=0.8)
     for update, value in enumerate([1.0, -2.0, 5.0], start=1):
         moved(model, value)
         ema.after_update(update)
@@ -42,8 +46,8 @@ def test_the_average_follows_its_formula() -> None:
 
 
 def test_up_to_the_start_update_it_is_a_copy() -> None:
-    model, ema = line(), Ema(decay=0.5, start_update=2)
-    ema.attach(model)
+    model = line()
+    ema = following(model, decay=0.5, start_update=2)
     for update, value in enumerate([1.0, 4.0, 8.0], start=1):
         moved(model, value)
         ema.after_update(update)
@@ -52,8 +56,8 @@ def test_up_to_the_start_update_it_is_a_copy() -> None:
 
 @pytest.mark.parametrize("every", [1, 2, 3, 4, 10])
 def test_it_begins_with_the_parameters_of_its_start_update_however_seldom_it_moves(every: int) -> None:
-    model, ema, wanted = line().double(), Ema(decay=0.5, start_update=4, every_updates=every), 0.0
-    ema.attach(model)
+    model, wanted = line().double(), 0.0
+    ema = following(model, decay=0.5, start_update=4, every_updates=every)
     for update in range(1, 25):
         moved(model, value := float(update**2 % 7))
         ema.after_update(update)
@@ -66,8 +70,8 @@ def test_it_begins_with_the_parameters_of_its_start_update_however_seldom_it_mov
 
 
 def test_it_moves_at_every_so_many_updates_only() -> None:
-    model, ema = line(), Ema(decay=0.0, every_updates=2)
-    ema.attach(model)
+    model = line()
+    ema = following(model, decay=0.0, every_updates=2)
     moved(model, 1.0)
     ema.after_update(1)
     assert averaged(ema, model) == 0.0
@@ -76,16 +80,16 @@ def test_it_moves_at_every_so_many_updates_only() -> None:
 
 
 def test_a_float64_average_is_the_formulas_also_where_only_the_device_knows_of_the_verdict() -> None:
-    model, ema = line().double(), Ema(decay=0.9)
-    ema.attach(model)
+    model = line().double()
+    ema = following(model, decay=0.9)
     moved(model, 1.0)
     ema.after_update(1, torch.tensor(0.0))
     assert averaged(ema, model) == pytest.approx(1 - 0.9, rel=1e-15)
 
 
 def test_an_update_that_only_the_device_knows_as_aborted_moves_nothing() -> None:
-    model, ema = line(), Ema(decay=0.5)
-    ema.attach(model)
+    model = line()
+    ema = following(model, decay=0.5)
     moved(model, 4.0)
     ema.after_update(1, torch.tensor(1.0))
     assert averaged(ema, model) == 0.0
@@ -94,8 +98,8 @@ def test_an_update_that_only_the_device_knows_as_aborted_moves_nothing() -> None
 
 
 def test_swapping_gives_the_model_back_also_when_something_raises() -> None:
-    model, ema = line(), Ema(decay=0.5)
-    ema.attach(model)
+    model = line()
+    ema = following(model, decay=0.5)
     moved(model, 4.0)
     with pytest.raises(ValueError, match="stop"), ema.swapped():
         assert model.weight.item() == 0.0
@@ -104,8 +108,8 @@ def test_swapping_gives_the_model_back_also_when_something_raises() -> None:
 
 
 def test_integer_buffers_are_copied_and_statistics_averaged() -> None:
-    model, ema = nn.BatchNorm1d(1), Ema(decay=0.75)
-    ema.attach(model)
+    model = nn.BatchNorm1d(1)
+    ema = following(model, decay=0.75)
     model(torch.tensor([[1.0], [3.0]]))
     ema.after_update(1)
     state = ema.state_dict()
@@ -115,8 +119,7 @@ def test_integer_buffers_are_copied_and_statistics_averaged() -> None:
 
 def test_sixteen_bit_parameters_are_averaged_in_float32() -> None:
     model = line().bfloat16()
-    ema = Ema(decay=0.999)
-    ema.attach(model)
+    ema = following(model, decay=0.999)
     moved(model, 1.0)
     ema.after_update(1)
     assert ema.state_dict()["weight"].dtype == torch.float32
@@ -126,12 +129,14 @@ def test_sixteen_bit_parameters_are_averaged_in_float32() -> None:
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
+        ({"decay": 1.0}, "decay"),
+        ({"evaluated": "mean"}, "evaluated"),
         ({"start_update": 8}, "start_update"),
         ({"every_updates": 9}, "every_updates"),
         ({"start_update": 5, "every_updates": 5}, "every_updates"),
     ],
 )
-def test_an_average_that_would_not_move_in_a_run_is_refused_when_built(arguments: dict[str, Any], field: str) -> None:
+def test_an_impossible_average_is_refused(arguments: dict[str, Any], field: str) -> None:
     with refused(ArgumentError, field):
         Ema(**arguments).check(8)
     model = line()
@@ -149,9 +154,9 @@ def test_an_average_that_would_not_move_in_a_run_is_refused_when_built(arguments
 
 
 def test_float8_buffers_are_averaged_in_float32() -> None:
-    model, ema = line(), Ema(decay=0.5)
+    model = line()
     model.register_buffer("scale", torch.zeros(2).to(torch.float8_e4m3fn))
-    ema.attach(model)
+    ema = following(model, decay=0.5)
     model.get_buffer("scale").copy_(torch.ones(2))
     ema.after_update(1)
     assert ema.state_dict()["scale"].tolist() == [0.5, 0.5]
@@ -161,12 +166,21 @@ def test_a_buffer_that_nothing_can_be_written_into_is_refused_by_name() -> None:
     model = line()
     model.register_buffer("mask", torch.ones(1).expand(4), persistent=False)
     with refused(ArgumentError, "ema"):
-        Ema().attach(model)
+        following(model)
+
+
+def test_an_average_of_a_short_run_follows_its_parameters_by_default() -> None:
+    model = line().double()
+    average = Average(Ema(), model)
+    for update in range(1, 201):
+        moved(model, float(update))
+        average.after_update(update)
+    assert averaged(average, model) > 170
 
 
 def test_a_warmed_up_average_follows_its_formula_in_float64() -> None:
-    model, ema, wanted = line().double(), Ema(decay=0.5, start_update=3, every_updates=2, decay_warmup=True), 0.0
-    ema.attach(model)
+    model, wanted = line().double(), 0.0
+    ema = following(model, decay=0.5, start_update=3, every_updates=2, decay_warmup=True)
     moves = 0
     for update in range(1, 40):
         moved(model, value := float(update**2 % 7))
@@ -179,15 +193,15 @@ def test_a_warmed_up_average_follows_its_formula_in_float64() -> None:
 
 
 def test_the_warm_up_is_a_function_of_the_update_so_that_a_resumed_average_has_the_same_bits() -> None:
-    model, ema = line(), Ema(decay=0.99, decay_warmup=True)
-    ema.attach(model)
+    model = line()
+    ema = following(model, decay=0.99, decay_warmup=True)
     for update in range(1, 9):
         moved(model, update**0.5)
         ema.after_update(update)
         if update == 5:
             saved = {name: one.clone() for name, one in ema.state_dict().items()}
-    other, again = line(), Ema(decay=0.99, decay_warmup=True)
-    again.attach(other)
+    other = line()
+    again = following(other, decay=0.99, decay_warmup=True)
     again.load_state_dict(saved)
     for update in range(6, 9):
         moved(other, update**0.5)
@@ -197,10 +211,10 @@ def test_the_warm_up_is_a_function_of_the_update_so_that_a_resumed_average_has_t
 
 def test_what_a_tensor_is_called_does_not_matter() -> None:
     """As `version`, which other systems leave out wherever it is part of a name."""
-    model, ema = nn.Module(), Ema(decay=0.5)
+    model = nn.Module()
     model.conversion = nn.Linear(1, 1)
     model.register_buffer("version", torch.zeros(1))
-    ema.attach(model)
+    ema = following(model, decay=0.5)
     before = {name: tensor.clone() for name, tensor in ema.state_dict().items()}
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
@@ -211,10 +225,10 @@ def test_what_a_tensor_is_called_does_not_matter() -> None:
 
 
 def test_integers_and_flags_are_copied_also_once_the_decay_has_begun() -> None:
-    model, ema = line(), Ema(decay=0.5)
+    model = line()
     model.register_buffer("seen", torch.zeros(2, dtype=torch.int64))
     model.register_buffer("flag", torch.zeros(1, dtype=torch.bool))
-    ema.attach(model)
+    ema = following(model, decay=0.5)
     model.get_buffer("seen").fill_(7)
     model.get_buffer("flag").fill_(True)
     ema.after_update(1)
@@ -227,8 +241,7 @@ def test_a_buffer_that_grows_is_averaged_anew_from_then_on() -> None:
     model = nn.Linear(1, 1)
     model.register_buffer("table", torch.zeros(2), persistent=False)
     table = model.get_buffer("table")
-    ema = Ema(decay=0.5)
-    ema.attach(model)
+    ema = following(model, decay=0.5)
     table.resize_(3).fill_(4.0)
     ema.after_update(1)
     assert torch.equal(ema.state_dict()["table"], torch.full((3,), 4.0))
@@ -246,8 +259,7 @@ def test_a_buffer_that_grows_is_averaged_anew_from_then_on() -> None:
 def test_the_average_of_complex_numbers_in_16_bits_is_in_wider_ones() -> None:
     model = line()
     model.register_buffer("table", torch.zeros(2, dtype=torch.complex32))
-    ema = Ema(decay=0.5)
-    ema.attach(model)
+    ema = following(model, decay=0.5)
     model.get_buffer("table").copy_(torch.tensor([2 + 2j, 4]))
     ema.after_update(1)
     with ema.swapped():

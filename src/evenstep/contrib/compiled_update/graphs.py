@@ -20,7 +20,7 @@ from evenstep.contrib.compiled_update.formula_state import FormulaState
 from evenstep.contrib.compiled_update.function import HEAD, Gradients, Held, OptimizerStep, Told
 from evenstep.errors import TaskError
 from evenstep.internals import buffers_of, parameters_of, places_of, pytree
-from evenstep.optim.ema import Ema
+from evenstep.optim.ema import Average
 from evenstep.parallel import Group
 from evenstep.tensors import named_parameters
 from evenstep.train.tasks.task import Task
@@ -133,13 +133,13 @@ class Graphs(ABC):
         model: nn.Module,
         context: TrainContext,
         state: FormulaState,
-        ema: Ema | None,
+        average: Average | None,
         clip_norm: float | None,
         compilations: Compilations,
         probe: Callable[[], Probed],
     ) -> None:
         self._model, self._context, self._state = model, context, state
-        self._ema, self._clip_norm = ema, clip_norm
+        self._average, self._clip_norm = average, clip_norm
         self._compilations, self._probe = compilations, probe
         real = places_of(model, parameters_of)
         plain = {id(one): name for name, one in named_parameters(model).items()}
@@ -190,7 +190,7 @@ class Graphs(ABC):
     def _stepped(self, own: tuple[int, ...], moving: tuple[str, ...]) -> _Stepped:
         state, places = self._state, {self._plain[one]: number for number, one in enumerate(own)}
         places |= {name: len(own) + number for number, name in enumerate(moving)}
-        followed = [] if self._ema is None else self._ema.followed
+        followed = [] if self._average is None else self._average.followed
         formulas, (rows, firsts) = state.formulas(own), state.rows(own)
         starts, start = list[int](), HEAD
         for first in firsts:

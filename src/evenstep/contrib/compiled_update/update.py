@@ -61,7 +61,7 @@ class CompiledUpdate:
             "model": setup.model,
             "context": context,
             "state": self._state,
-            "ema": self._ema,
+            "average": parts.core.average,
             "clip_norm": setup.train.clip_norm,
             "compilations": self.compilations,
             "probe": self._probe,

@@ -27,7 +27,7 @@ def footprint(state: TrainState) -> dict[str, int]:
         "masters": _bytes([*state.steps.masters.values(), *(parameters[name] for name in formats)]),
         "gradients": sum(local_tensor(one).numel() * gradient_format(one).itemsize for one in trained),
         "optimizer": _bytes(moments),
-        "average": 0 if state.ema is None else _bytes(state.ema.state_dict()[name] for name in parameters),
+        "average": 0 if state.average is None else _bytes(state.average.state_dict()[name] for name in parameters),
     }
 
 

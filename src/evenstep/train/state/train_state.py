@@ -14,7 +14,7 @@ from evenstep.arguments import first_of, format_name
 from evenstep.checkpoint import ALONE, RankGroup, Shard, on_all_ranks
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.internals import unwrapped
-from evenstep.optim.ema import Ema
+from evenstep.optim.ema import Average, Ema
 from evenstep.optim.stepping import Steps
 from evenstep.parallel import ParameterLayout, ShardedTensorRef, States, mapped
 from evenstep.pipeline.pipeline_model import in_stages
@@ -74,6 +74,7 @@ class TrainState:
     steps: Steps = field(default_factory=Steps)
     averaged_as: Mapping[str, torch.dtype] = field(default_factory=dict)
     sharding: PipelineStateSharding = field(default_factory=PipelineStateSharding)
+    average: Average | None = field(init=False)
     _own: list[list[str]] = field(init=False)
     _built: list[Tree] = field(init=False)
     _outlines: dict[str, tuple[torch.Size, torch.dtype]] = field(init=False)
@@ -83,8 +84,7 @@ class TrainState:
         make_plain(self.optimizer)
         self._built = options_of(self.optimizer)
         self._outlines = _outlines_of(self.model)
-        if self.ema is not None:
-            self.ema.attach(self.model, self.averaged_as)
+        self.average = None if self.ema is None else Average(self.ema, self.model, self.averaged_as)
 
     def fault(self) -> str:
         now = _outlines_of(self.model)
@@ -131,7 +131,7 @@ class TrainState:
         return {
             "model": {**model, **_under_all_names(self.model, masters)},
             "optimizer": {**state, "state": {name: one for name, one in states.items() if one}},
-            "ema": {} if self.ema is None else taken(self.ema.state_dict()),
+            "ema": {} if self.average is None else taken(self.average.state_dict()),
             "precision": self.precision.state,
         }
 
@@ -141,8 +141,8 @@ class TrainState:
         _check_tied(state["model"], self.model)
         if state["optimizer"] is not None:
             check_optimizer(state["optimizer"], self.optimizer, self.names)
-        if self.ema is not None and state["ema"]:
-            check_fits(state["ema"], self.ema.state_dict(), "average")
+        if self.average is not None and state["ema"]:
+            check_fits(state["ema"], self.average.state_dict(), "average")
 
     def changed_options(self, state: Tree) -> list[str]:
         if state["optimizer"] is None:
@@ -178,11 +178,12 @@ class TrainState:
             for name, tensor in stepped.items()
             if name in saved
         }
+        average = {} if self.average is None else self.average.state_dict()
         return {
             **state,
             "model": _each_taken(live, state["model"], take),
             "optimizer": None if optimizer is None else {**optimizer, "state": states},
-            "ema": state["ema"] if self.ema is None else _each_taken(self.ema.state_dict(), state["ema"], take),
+            "ema": state["ema"] if not average else _each_taken(average, state["ema"], take),
         }
 
     def load_state_dict(self, state: Tree) -> list[str]:
@@ -196,12 +197,12 @@ class TrainState:
         return changed
 
     def _load_average(self, saved: Tree) -> list[str]:
-        if self.ema is None:
+        if self.average is None:
             return ["the average of the parameters is given up"] if saved else []
         if saved:
-            self.ema.load_state_dict(saved)
+            self.average.load_state_dict(saved)
             return []
-        self.ema.restart()
+        self.average.restart()
         return ["the average of the parameters is new and begins as a copy of them"]
 
 

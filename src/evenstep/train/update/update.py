@@ -15,7 +15,7 @@ from evenstep.internals import profiler_runs
 from evenstep.keys import branch, key_below
 from evenstep.lazy import load
 from evenstep.optim.apply import Apply, gradients
-from evenstep.optim.ema import Ema
+from evenstep.optim.ema import Average
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.tensors import named_parameters
 from evenstep.train.failures import FailurePolicy
@@ -56,7 +56,7 @@ class Update:
         context: TrainContext,
         execution: Execution,
         apply: Apply,
-        ema: Ema | None,
+        average: Average | None,
         learning_rates: LearningRates,
         on_out_of_memory: FailurePolicy,
         report: Callable[[Incident], None],
@@ -67,7 +67,7 @@ class Update:
         self._sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
         self._context, self._execution = context, execution
         self.reads_at_once = apply.reads_at_once
-        self._apply, self._ema, self.learning_rates = apply, ema, learning_rates
+        self._apply, self.average, self.learning_rates = apply, average, learning_rates
         self._branch_of_steps = branch(context.seed, "step")
         self._recovery = recovery = Recovery(
             execution=execution, context=context, report=report, on_out_of_memory=on_out_of_memory
@@ -172,8 +172,8 @@ class Update:
         pending.aborted, pending.norm = applied.aborted, applied.norm
         self.rollback.judge(pending.aborted)
         # a verdict that is still on the device is not read here: the average follows it there
-        if self._ema is not None and not pending.is_known_aborted:
-            self._ema.after_update(update, pending.aborted)
+        if self.average is not None and not pending.is_known_aborted:
+            self.average.after_update(update, pending.aborted)
         self.is_whole = True
         put = self._context.storage.put
         put("train/grad_norm", pending.norm, update=update)
