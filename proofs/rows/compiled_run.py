@@ -65,7 +65,9 @@ def main(folder: str, compile: Compile, precision: str, kill_at: tuple[int, int]
         seed=3,
         device="cpu",
         lr_schedule=Linear(warmup_updates=8),
-        train=evenstep.Training(clip_norm=1.0, ema=evenstep.Ema(decay=0.9, decay_warmup=False), compile=compile, check_loss=False),
+        train=evenstep.Training(
+            clip_norm=1.0, ema=evenstep.Ema(decay=0.9, decay_warmup=False), compile=compile, check_loss=False
+        ),
         evaluations={"valid": evenstep.MapData(Points(), global_batch_size=30, shuffle=False)},
         hooks=[Evaluate(every_updates=3), Save(every_updates=4)],
         folder=folder,
