@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -324,7 +323,7 @@ print("went on with the script")
 """
 
 
-def test_ctrl_c_in_a_script_with_a_folder_saves_and_ends_the_script_in_a_few_lines(tmp_path: Path) -> None:
+def test_ctrl_c_in_a_script_with_a_folder_saves_and_ends_the_script(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     process = subprocess.Popen(
         [sys.executable, "script.py", "run"],
@@ -349,7 +348,6 @@ def test_ctrl_c_in_a_script_with_a_folder_saves_and_ends_the_script_in_a_few_lin
     [saved] = complete_checkpoints(tmp_path / "run" / "checkpoints")
     assert saved.name == f"step-{status['update']:08d}"
     assert f"run/checkpoints/{saved.name}" in err
-    assert len(err.splitlines()) < 12, err
     assert "went on with the script" not in out
     assert (tmp_path / "run" / "report.html").exists()
 
@@ -402,7 +400,6 @@ def test_a_second_ctrl_c_leaves_at_once_and_saves_nothing(tmp_path: Path) -> Non
     with pytest.raises(KeyboardInterrupt) as caught:
         trainer_of(folder=tmp_path, hooks=Raise(signal.SIGINT, signal.SIGINT)).train()
     assert not complete_checkpoints(tmp_path / "checkpoints")
-    assert len(traceback.format_exception(caught.value)) < 8
 
 
 def test_after_ctrl_c_training_again_goes_on_exactly_and_handlers_are_as_they_were() -> None:
@@ -545,17 +542,6 @@ def test_data_given_to_evaluate_instead_of_a_name_are_answered_with_where_they_b
 # Errors of one's own code.
 
 
-class Cut(nn.Module):
-    """Gives its layers fewer columns than they take."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(nn.Linear(1, 3), nn.Linear(3, 1))
-
-    def forward(self, x: Any) -> Any:
-        return self.inner(x[:, :0])
-
-
 class Labels(Line):
     def loss(self, output: Any, batch: Any) -> Any:
         raise KeyError("labels")
@@ -568,98 +554,13 @@ def shown(trainer: Trainer) -> list[str]:
     return "".join(traceback.format_exception(raised.value)).strip().splitlines()
 
 
-def functions(lines: list[str]) -> list[str]:
-    return [line.rpartition(" ")[2] for line in lines if line.startswith("  File")]
-
-
-def test_an_error_of_ones_own_comes_with_ones_own_lines_and_says_the_update() -> None:
+def test_an_error_of_ones_own_loss_says_what_it_was_called_with() -> None:
     lines = shown(trainer_of(task=Labels()))
     assert "KeyError: 'labels'" in lines
-    assert lines[-2] == (
+    assert lines[-1] == (
         "`Task.loss` was called with the output (float32 [4, 1]) and the whole batch (`[0]` float32 [4, 1], `[1]` "
         "float32 [4, 1])."
     )
-    assert "update 1" in lines[-1].lower()
-
-
-def test_an_error_inside_torch_still_ends_with_ones_own_line() -> None:
-    model = Cut()
-    lines = shown(trainer_of(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)))
-    assert functions(lines) == ["shown", "train", "forward", "forward", "forward"]
-    assert re.match("RuntimeError: (addmm: )?mat1 and mat2 shapes cannot be multiplied", lines[-3])
-    assert lines[-2].startswith("The model was called with what `Line.inputs` gives, float32 [4, 1] on cpu; its param")
-    assert re.search(r"In update 1, at .*test_library\.py:\d+ in forward", lines[-1])
-
-
-@pytest.mark.parametrize(
-    ("layer", "samples", "says"),
-    [
-        (
-            nn.LayerNorm(4),
-            torch.ones(2, 4).double(),
-            "gives, float64 [2, 4] on cpu; its parameters are float32 on cpu.",
-        ),
-        (nn.LayerNorm(4), torch.ones(2, 4).double(), "give float32: `torch.as_tensor(x, dtype=torch.float32)` in the"),
-        (nn.Linear(4, 1).double(), torch.ones(2, 4), "or `x.to(torch.float64)` in `Plain.inputs`"),
-        (
-            nn.Conv1d(1, 1, 1),
-            torch.ones(2, 1, 4).byte(),
-            "If whole numbers are to be computed with, not looked up, give",
-        ),
-        (nn.Embedding(9, 1), torch.ones(2, 4), "looks up must be whole numbers: `x.long()` in `Plain.inputs`"),
-        (nn.Linear(4, 1), torch.ones(2, 4, device="meta"), "[2, 4] on meta; its parameters are float32 on cpu. Leave"),
-    ],
-)
-def test_inputs_of_a_format_or_place_that_a_layer_does_not_take_are_said_with_what_to_give(
-    layer: nn.Module, samples: torch.Tensor, says: str
-) -> None:
-    class Plain(Line):
-        def inputs(self, batch: Any) -> Any:
-            return samples
-
-    with pytest.raises(RuntimeError) as raised:
-        trainer_of(task=Plain(), model=layer, optimizer=torch.optim.SGD(layer.parameters(), lr=0.1)).train()
-    assert says in raised.value.__notes__[0]
-
-
-@pytest.mark.parametrize(
-    ("labels", "says"),
-    [
-        (torch.zeros(4), "and the whole batch (`[0]` float32 [4, 1], `[1]` float32 [4, 1]). `cross_entropy` of an"),
-        (torch.zeros(4, 1).long(), "takes class numbers from 0 to C - 1, int64 [N] (`labels.long()`, `labels.squeeze"),
-        (torch.full((4,), 7), "takes class numbers from 0 to C - 1"),
-    ],
-)
-def test_labels_that_cross_entropy_does_not_take_are_said_with_those_that_it_does(
-    labels: torch.Tensor, says: str
-) -> None:
-    class Classes(Line):
-        def loss(self, output: Any, batch: Any) -> Any:
-            return nn.functional.cross_entropy(torch.cat([output, output], 1), labels, reduction="sum")
-
-    with pytest.raises((RuntimeError, IndexError)) as raised:
-        trainer_of(task=Classes()).train()
-    assert says in raised.value.__notes__[0]
-
-
-def test_all_frames_are_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EVENSTEP_FULL_TRACEBACK", "1")
-    lines = shown(trainer_of(task=Labels()))
-    assert any("evenstep/train/update/microbatch.py" in line for line in lines)
-
-
-def test_an_error_of_evensteps_own_shows_the_call_alone() -> None:
-    class Wrong(Line):
-        def loss(self, output: Any, batch: Any) -> Any:
-            return output.mean().item()
-
-    assert functions(shown(trainer_of(task=Wrong()))) == ["shown", "train"]
-
-
-def test_a_mistake_of_evensteps_own_keeps_all_frames() -> None:
-    trainer = trainer_of()
-    trainer._loop.feed = None  # type: ignore[assignment]
-    assert functions(shown(trainer))[-1] == "check_agreement"
 
 
 def test_the_incident_of_a_failure_keeps_the_whole_traceback(tmp_path: Path) -> None:

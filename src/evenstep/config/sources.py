@@ -14,7 +14,6 @@ from shlex import quote
 from typing import Any, NamedTuple, cast
 
 from evenstep.errors import ConfigError, clause
-from evenstep.train.failures.tracebacks import FULL
 
 PREFIX = "EVENSTEP_"
 Tree = dict[str, Any]
@@ -79,7 +78,7 @@ def from_environment(environ: Mapping[str, str]) -> list[Setting]:
     settings = [
         Setting(path=tuple(name.removeprefix(PREFIX).lower().split("__")), text=text, origin=name)
         for name, text in environ.items()
-        if name.startswith(PREFIX) and name != FULL
+        if name.startswith(PREFIX)
     ]
     return sorted(settings, key=lambda setting: len(setting.path))
 

@@ -20,7 +20,7 @@ from evenstep.train.requests import Requests
 from evenstep.train.setup import Setup
 from evenstep.train.standard_hooks import Follow, build_reporter
 from evenstep.train.state.run_folder import RunFolder
-from evenstep.train.tasks.listening import listeners
+from evenstep.train.tasks.now import task_hooks
 from evenstep.train.tryouts.flops import count_flops
 
 
@@ -43,7 +43,7 @@ def build_loop(
         trainer: which its hooks see.
         sets: of data to evaluate on, by name.
     """
-    followers = [*listeners(setup.tasks.by_name), *(Follow(plateau) for plateau in plateaus_of(setup.lr_schedule))]
+    followers = [*task_hooks(setup.tasks.by_name), *(Follow(plateau) for plateau in plateaus_of(setup.lr_schedule))]
     reporter = build_reporter(
         trainer, setup.group, hooks, followers, log=log, checkpoint=checkpoint, on_hook_error=failures.hook
     )

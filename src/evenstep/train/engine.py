@@ -41,8 +41,8 @@ from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.progress import Progress
 from evenstep.train.state import Tree
 from evenstep.train.state.settings import changed_settings, check_parts, check_same_run
-from evenstep.train.tasks.listening import check_told_by_engine, let_ask, listeners
 from evenstep.train.tasks.metrics import build_storage
+from evenstep.train.tasks.now import connect, task_hooks
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import check_task_states, states_of
 from evenstep.train.update.context import TrainContext
@@ -129,8 +129,7 @@ class Engine:
             policies=Policies(non_finite=Stop()),
         )
         check_own_loop(setup.lr_schedule)
-        check_told_by_engine(setup.tasks.by_name)
-        bus = Bus(listeners(setup.tasks.by_name), cast("Any", self))
+        bus = Bus(task_hooks(setup.tasks.by_name), cast("Any", self))
         # on standard error, unless Python's `logging` is told otherwise
         warn = logging.getLogger("evenstep").warning
         self._build(setup, updates=updates, bus=bus, report=lambda incident: warn(incident.message))
@@ -176,7 +175,7 @@ class Engine:
         self._pending, self._cuts = list[PendingUpdate](), dict[str, SplitLimit]()
         self._last_loss: SummedLoss | None = None
         check_ties(unwrapped(self.model), parts.core.trained.names)
-        let_ask(self, setup.tasks.by_name)
+        connect(self, setup.tasks.by_name)
         let_begin_late(self.optimizer)
         self._causes = AbortCauses(parts.core, self.model, parts.execution, parts.context)
 
@@ -269,8 +268,8 @@ class Engine:
                 "`load_state_dict` or a trainer's `resume`, or build model, optimizer and engine anew."
             )
 
-    def taught(self, inputs: Any) -> Any:
-        """What the average gives for `inputs`, for tasks that may ask it; see `Now.teacher`."""
+    def average_output(self, inputs: Any) -> Any:
+        """Output of the average for `inputs`; see `Now.teacher`."""
         assert self.parts.teacher is not None, "an engine without an average refuses such tasks"
         return self.parts.teacher(inputs, self.parts.context)
 

@@ -46,7 +46,6 @@ class Loop:
         log_every_updates: how often metrics are written.
         settle_every_updates: how many updates may be dispatched before their verdicts are read.
         tryout: called once with the first global batch, before anything is trained on it.
-        in_progress: the batch and the number of the update in progress, or of the one that ended the run by an error.
     """
 
     engine: Engine
@@ -61,13 +60,12 @@ class Loop:
     log_every_updates: int
     settle_every_updates: int
     tryout: Callable[[GlobalBatch], None] | None = None
-    in_progress: tuple[GlobalBatch, int] | None = None
     _has_remarked: bool = False
 
     def run(self) -> End:
         """Make updates until the run is over or asked to stop, from where the engine is; then evaluate and save."""
         while True:
-            self.in_progress = self.engine.bus.of_run = None
+            self.engine.bus.of_run = None
             self.engine.begin()
             with self.feed.opened(self.engine.progress.position):
                 self._try_out()
@@ -216,7 +214,6 @@ class Loop:
     def _one(self, batch: GlobalBatch, *, began: float, data_s: float) -> GoBack | None:
         engine, leave, skipped = self.engine, None, 0
         number, lap = engine.progress.update + 1, engine.phases.lap
-        self.in_progress = batch, number
         if engine.parts.check_loss.pending:
             with engine.phases.only("check"):
                 engine.parts.check_loss(batch)
@@ -250,7 +247,6 @@ class Loop:
             if pending.is_known_aborted or engine.num_pending >= self.settle_every_updates:
                 leave = self.settle()
             lap("apply")  # or what is left of it, where the update is one graph
-        self.in_progress = None
         if engine.progress.update < number and not engine.num_pending:
             engine.storage.discard_from(number)  # what hooks have put after it: it is made again, or another is
         engine.after_update(number)
@@ -292,7 +288,6 @@ class Loop:
         return None
 
     def _stop_for(self, aborted: Aborted, incident: Incident) -> NoReturn:
-        self.in_progress = aborted.pending.batch, aborted.pending.number
         incident, error = self.engine.explain(aborted, incident)
         self.reporter.report(incident)
         raise error

@@ -24,8 +24,7 @@ from evenstep.pipeline.compiled import as_written
 from evenstep.train.evaluating import evaluating
 from evenstep.train.memory.sub_batch import SubBatch, part_of, parts_of, whole_of
 from evenstep.train.tasks.now import checking_losses
-from evenstep.train.tasks.observed import ObservedTask
-from evenstep.train.tasks.task import Loss, Task, weight_of
+from evenstep.train.tasks.task import Loss, ObservedTask, Task, weight_of
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
 from evenstep.train.update.microbatch import MicrobatchStep
@@ -152,9 +151,9 @@ class LossCheck:
             return False
 
     def _passes(self, name: str, one: Microbatch | None, pieces: list[SubBatch], recorder: "_LossRecorder") -> bool:
-        execution = self.execution
-        silent = replace(self.context.silently(), tasks={name: recorder})
-        unrecorded = replace(silent, tasks={name: _LossRecorder(self.context.tasks[name])})
+        execution, task = self.execution, self.context.tasks[name]
+        silent = replace(self.context.silently(), tasks={name: ObservedTask(task, recorder)})
+        unrecorded = replace(silent, tasks={name: ObservedTask(task, _LossRecorder(task))})
         work: tuple[Microbatch, ...] = ()
         if one is not None:
             numbered = enumerate(pieces)
@@ -232,13 +231,15 @@ def differs(whole: LossValue, parts: Sequence[LossValue], tolerance: Tolerance) 
 
 
 @final
-class _LossRecorder(ObservedTask):
+class _LossRecorder:
+    """Computes the losses of a task and keeps them."""
+
     def __init__(self, task: Task) -> None:
-        super().__init__(task)
+        self._task = task
         self.losses: list[Any] = []
         self.narrow = False
 
-    def observe(self, output: Any, batch: Any) -> None:
+    def __call__(self, output: Any, batch: Any) -> None:
         self.narrow = self.narrow or any(one.dtype in SIXTEEN_BITS for one in tensors_in(output))
         self.losses.append(self._task.loss(output, batch))
 

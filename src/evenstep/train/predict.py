@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import is_dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias, cast, final
+from typing import Any, TypeAlias, cast
 
 from torch import Tensor, nn
 
@@ -21,8 +21,7 @@ from evenstep.parallel import Group
 from evenstep.pipeline.wire import Address, Wire
 from evenstep.train.evaluating import evaluating
 from evenstep.train.result import Prediction
-from evenstep.train.tasks.observed import ObservedTask
-from evenstep.train.tasks.task import Task
+from evenstep.train.tasks.task import ObservedTask, Task
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
 from evenstep.train.update.microbatch import MicrobatchStep
@@ -91,14 +90,13 @@ def _kept(batch: GlobalBatch, context: TrainContext, execution: Execution) -> li
         task_of(context.tasks, one)
     for name in dict.fromkeys(part.task for part in batch.parts) or [""]:  # one task after the other, on all ranks
         work = tuple(one for one in batch.microbatches if one.task == name)
-        recorders, silent = _recording(context)
+        outputs: list[Any] = []
         weights = Weights.of_forwards(name, work, num_microbatches=batch.num_microbatches)
         path = ("predict", batch.position.batch)
         execution.pad_passes(work, partial(_dummy, context), backward=False, kind=f"predict {name}")
-        with MicrobatchStep(silent, weights, path=path) as step:
+        with MicrobatchStep(_recording(context, outputs), weights, path=path) as step:
             execution.evaluator.run(execution.forwards(step.lay_out(step.work)), step)
         if execution.holds_output:
-            outputs = recorders[name].kept if work else []
             kept += [
                 (one.index, one.task, [int(sample) for sample in one.samples], output)
                 for one, output in zip(work, outputs, strict=True)  # forwards run in the order of their numbers
@@ -127,24 +125,20 @@ def _kept_together(batch: GlobalBatch, context: TrainContext, execution: Executi
     return kept
 
 
-def _recording(context: TrainContext) -> "tuple[dict[str, _PredictionRecorder], TrainContext]":
-    tasks = {name: _PredictionRecorder(task) for name, task in context.tasks.items()}
-    return tasks, replace(context.silently(), tasks=tasks)
+def _recording(context: TrainContext, outputs: list[Any]) -> TrainContext:
+    """The context with tasks that append to `outputs` what they keep."""
+
+    def recorder(task: Task) -> ObservedTask:
+        # a copy, since a view would keep all that it is a part of
+        return ObservedTask(
+            task, lambda output, batch: outputs.append(pytree.tree_map(_copied, task.predict(output, batch)))
+        )
+
+    return replace(context.silently(), tasks={name: recorder(task) for name, task in context.tasks.items()})
 
 
 def _dummy(context: TrainContext, microbatch: Microbatch) -> MicrobatchStep:
-    return MicrobatchStep.dummy(_recording(context)[1], microbatch)
-
-
-@final
-class _PredictionRecorder(ObservedTask):
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self.kept: list[Any] = []
-
-    def observe(self, output: Any, batch: Any) -> None:
-        # a copy, since a view would keep all that it is a part of
-        self.kept.append(pytree.tree_map(_copied, self._task.predict(output, batch)))
+    return MicrobatchStep.dummy(_recording(context, []), microbatch)
 
 
 def _copied(leaf: Any) -> Any:

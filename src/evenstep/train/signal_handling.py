@@ -1,8 +1,6 @@
-"""How training behaves in the program that it is a part of: towards signals, and when it ends or fails.
+"""Signals around training: Ctrl-C and SIGTERM end the update, save, and then end the program.
 
-Ctrl-C and SIGTERM are meant for the program, so training does not end as if all were done: it ends the update, saves,
-and then raises. However it ends, the run's folder gets its page, and an error shows the user's lines instead of
-evenstep's. The signals themselves are told in `evenstep.process`, and what is trained here is not known.
+However training ends, the run's folder gets its page. Handlers of signals are in `evenstep.process`.
 """
 
 import signal
@@ -42,12 +40,6 @@ def handling_signals(loop: "Loop") -> Generator[None]:
     update = engine.progress.update
     saved = folder.checkpoint_of(update) if loop.checkpointer.enabled else None
     end_program(caught(), group=group, update=update, saved=saved, is_done=is_done)
-
-
-def where(loop: "Loop") -> str:
-    if loop.in_progress is not None:
-        return f"in update {loop.in_progress[1]}"
-    return f"after update {loop.engine.progress.update}"
 
 
 def end_program(

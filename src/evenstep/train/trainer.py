@@ -212,8 +212,7 @@ class Trainer(TrainerAttributes):
             EvenstepError: something went wrong; the message says what, and what to do.
             KeyboardInterrupt: after Ctrl-C, when everything is saved.
         """
-        from evenstep.train.failures.tracebacks import shorten
-        from evenstep.train.signal_handling import handling_signals, where
+        from evenstep.train.signal_handling import handling_signals
 
         if self._is_training:
             raise ArgumentError(
@@ -229,9 +228,6 @@ class Trainer(TrainerAttributes):
             alone = drawing_alone("train") if self._group.ranks == 1 else nullcontext()
             with alone, handling_signals(self._loop):
                 return self._train()
-        except BaseException as error:
-            shorten(error, where(self._loop))
-            raise error  # with this frame, which a bare `raise` would not show
         finally:
             self._is_training = self._is_over = False
 

@@ -18,7 +18,7 @@ from evenstep.tools.prove.runs import wide_data, widen
 from evenstep.tools.prove.subject import Ended, Subject
 from evenstep.train import Loss, Task
 from evenstep.train.progress import Progress
-from evenstep.train.tasks.listening import let_ask, listeners
+from evenstep.train.tasks.now import connect, task_hooks
 from evenstep.train.tasks.task import weight_of
 from evenstep.training_mode import train
 
@@ -29,7 +29,7 @@ class _Loop:
     model: nn.Module
     progress: Progress = field(default_factory=Progress)
 
-    def taught(self, inputs: Any) -> Any:
+    def average_output(self, inputs: Any) -> Any:
         raise AssertionError("tasks that ask the average have no plain loop")
 
 
@@ -38,7 +38,7 @@ def why_not_plain(subject: Subject) -> str:
         return "its tasks' gradients are weighed or combined by a method of their own"
     if any(task.late_weight or task.uses_average for task in subject.tasks.values()):
         return "its loss is divided by what only its forwards know"
-    if listeners(subject.tasks):
+    if task_hooks(subject.tasks):
         return "its task is told of moments of the training, such as `before_update`, by the engine"
     if subject.lr_schedule is not None and set(subject.lr_schedule.needs) - {"groups"}:
         return "its LR schedule depends on epochs or evaluations"
@@ -53,7 +53,7 @@ def plain_loop(subject: Subject, *, updates: int, seed: int = 0) -> Ended:
     begin = {name: one.detach().clone() for name, one in subject.model.state_dict().items()}
     rates = [float(group["lr"]) for group in subject.optimizer.param_groups]
     gradient: dict[str, Tensor] = {}
-    let_ask(asked := _Loop(model=subject.model), subject.tasks)
+    connect(asked := _Loop(model=subject.model), subject.tasks)
     source = wide_data(subject.data)
     batches = source.batches(Position(), seed=seed)
     with closing(source), closing(cast("Any", batches)), wide_defaults(wide=True):

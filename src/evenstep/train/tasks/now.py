@@ -1,107 +1,136 @@
-"""What a task may ask while its methods are called: the update's number, whether it trains, and the average's outputs.
+"""Connects a task to the run that calls it: `Task.now`, and the event methods that a task shares with hooks."""
 
-A task belongs to no update, so all this is read when it is asked: nothing is told to tasks that do not ask. What the
-average gives is for `teacher`.
-"""
-
-from collections.abc import Callable, Generator
+import weakref
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 from torch import nn
 
 from evenstep.errors import TaskError
+from evenstep.events import Event, Hook
 
 if TYPE_CHECKING:
     from evenstep.train.progress import Progress
+    from evenstep.train.tasks.task import Task
 
-NOW = "_now"  # where a task has what `Task.now` gives
-_CHECKED: ContextVar[bool] = ContextVar("whether losses are being checked", default=False)
-
-
-@contextmanager
-def checking_losses() -> Generator[None]:
-    token = _CHECKED.set(True)
-    try:
-        yield
-    finally:
-        _CHECKED.reset(token)
+NOW = "_now"
+_EVENTS = tuple(name for name in vars(Hook) if name.startswith(("before_", "after_", "on_")))
+_IN_LOSS_CHECK: ContextVar[bool] = ContextVar("in the loss check", default=False)
 
 
-def is_checking_losses() -> bool:
-    return _CHECKED.get()
-
-
-class Asked(Protocol):
-    """What an engine says to tasks that ask."""
+class Caller(Protocol):
+    """The engine that calls a task."""
 
     @property
     def model(self) -> nn.Module: ...
     @property
     def progress(self) -> "Progress": ...
-    def taught(self, inputs: Any) -> Any: ...
+    def average_output(self, inputs: Any) -> Any: ...
 
 
 @final
 class Now:
-    """What is so while a method of a task is called.
+    """State of the run while a method of a task is called.
 
     Args:
-        engine: gives that which the task was given to, or None; it lives no longer for this.
-        may_ask: whether the task may ask what the average of the model gives.
-
-    Attributes:
-        asks_evaluating: whether the task has asked whether it is evaluated.
+        caller: gives the engine that the task was given to last, which is referred to weakly.
+        may_ask: whether the task may ask for outputs of the average.
     """
 
-    def __init__(self, engine: Callable[[], Asked | None] = lambda: None, *, may_ask: bool = False) -> None:
-        self._of, self._may_ask = engine, may_ask
-        self.asks_evaluating = False
+    def __init__(self, caller: Callable[[], Caller | None] = lambda: None, *, may_ask: bool = False) -> None:
+        self._caller, self._may_ask = caller, may_ask
 
-    def __reduce_ex__(self, protocol: object) -> Any:  # a copy of a task belongs to nobody
+    def __reduce_ex__(self, protocol: object) -> Any:  # a copy of a task belongs to no engine
         return Now, ()
 
     @property
-    def _engine(self) -> Asked:
-        engine = self._of()
+    def _engine(self) -> Caller:
+        engine = self._caller()
         if engine is None:
-            raise asked_too_early()
+            raise TaskError(
+                "`now` of a task was asked outside of a trainer or engine; ask it in methods that these call, such as "
+                "`loss`.",
+                field="now",
+            )
         return engine
 
     @property
     def is_training(self) -> bool:
+        """Whether the model is in training mode."""
         return self._engine.model.training
 
     @property
     def is_evaluating(self) -> bool:
-        self.asks_evaluating = True  # so its loss may be another there, which is looked at as well
-        return not (self.is_training or is_checking_losses())
+        """Whether an evaluation or a prediction runs; the loss check is neither."""
+        return not (self.is_training or _IN_LOSS_CHECK.get())
 
     @property
     def update(self) -> int:
+        """Number of the update, counted from 1; in evaluations of the last committed one."""
         return self._engine.progress.update + self.is_training
 
     def teacher(self, inputs: Any) -> Any:
-        """What the model gives for `inputs` with the average's parameters and buffers, in evaluation mode.
+        """Output of the model for `inputs` with the average's parameters and buffers, in evaluation mode.
 
-        No gradient is taken of it, and it draws nothing that the rest of the micro-batch would draw otherwise.
+        No gradient is taken of it, and its random numbers do not change those of the micro-batch.
 
         Args:
             inputs: as `Task.inputs` gives them.
 
         Raises:
-            TaskError: the task has not said `uses_average = True`.
+            TaskError: the task does not have `uses_average = True`.
         """
-        engine = self._engine
         if not self._may_ask:
-            raise TaskError("`now.teacher` is for tasks that say `uses_average = True` in their class; write that.")
-        return engine.taught(inputs)
+            raise TaskError(
+                "`now.teacher` needs `uses_average = True` in the class of the task; add that.", field="uses_average"
+            )
+        return self._engine.average_output(inputs)
 
 
-def asked_too_early() -> TaskError:
-    """The error for a task that asks `now` where nothing has called it."""
-    return TaskError(
-        "`now` of a task was asked when there is no trainer or engine that it was given to; ask it in the methods that "
-        "these call, such as `loss`."
-    )
+@contextmanager
+def checking_losses() -> Generator[None]:
+    token = _IN_LOSS_CHECK.set(True)
+    try:
+        yield
+    finally:
+        _IN_LOSS_CHECK.reset(token)
+
+
+def connect(engine: Caller, tasks: "Mapping[str, Task]") -> None:
+    """Let `Task.now` of the tasks be that of `engine`."""
+    for task in tasks.values():
+        vars(task)[NOW] = Now(weakref.ref(engine), may_ask=task.uses_average)
+
+
+def task_hooks(tasks: "Mapping[str, Task]") -> "list[Hook]":
+    """A hook for each task with event methods, such as `before_epoch`."""
+    return [TaskHook(name, task) for name, task in tasks.items() if any(hasattr(task, event) for event in _EVENTS)]
+
+
+@final
+class TaskHook(Hook):
+    """Calls the event methods of a task; of micro-batches only for its own."""
+
+    failure_policy = "stop"
+
+    def __init__(self, name: str, task: "Task") -> None:
+        self._name = f"task {name or type(task).__name__}"
+        for event in _EVENTS:
+            if hasattr(task, event):
+                setattr(self, event, _for_own_microbatches(name, getattr(task, event)))
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+
+def _for_own_microbatches(task: str, method: Callable[[Event], object]) -> Callable[[Event], None]:
+    @wraps(method)  # so that its random numbers are keyed as the method's
+    def call(event: Any) -> None:
+        if getattr(event, "task", task) == task:
+            method(event)
+
+    return call

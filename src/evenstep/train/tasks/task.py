@@ -4,7 +4,6 @@ A task turns a batch into the model's inputs, says how many units the batch's lo
 them. It does not divide: the update divides by the weight of all its micro-batches, over all ranks, once.
 """
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,19 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from evenstep.arguments import format_name
 from evenstep.data.split import halves, num_samples
-from evenstep.data.tree import contents, tensors_in
-from evenstep.errors import EvenstepError, TaskError
+from evenstep.data.tree import contents
+from evenstep.errors import TaskError
 from evenstep.events.shown import Value
 from evenstep.oom import is_out_of_memory
 from evenstep.pipeline.layers import arguments
 from evenstep.tensors import scalar_on
-from evenstep.train.tasks.now import NOW, Now, asked_too_early
+from evenstep.train.tasks.now import NOW, Now
 
-# what torch says of tensors that do not fit, and of the formats of whole numbers
-_OF_INPUTS = re.compile(r"type|device|shape|size|dimension|index|expect|must", re.IGNORECASE)
-_WHOLE = re.compile(r"Long|Int\b|Short|Byte|Char|Bool|\blong\b|\bint\b|\bshort\b|\bchar\b|\bbool\b")
 _LARGEST = 1e300  # the sum over an update is finite too
 IN_MODEL = "_in_model"  # where a task that is a module says that the model holds its parameters and buffers
 
@@ -136,17 +131,12 @@ class Task(ABC):
 
     @property
     def now(self) -> Now:
-        """The number of the update, whether it trains, and what the average of the model gives; for `loss` and others.
+        """Number of the update, whether it trains, and outputs of the average, for `loss` and other methods.
 
-        It is that of the trainer or engine that the task was given to last.
-
-        Raises:
-            TaskError: it was given to none yet, or that is gone.
+        It is that of the trainer or engine that the task was given to last. Outside of one its properties raise
+        TaskError.
         """
-        now = vars(self).get(NOW)
-        if now is None:
-            raise asked_too_early()
-        return now
+        return vars(self).get(NOW) or Now()
 
     def prepare(self, model: nn.Module) -> None:
         """Look at the model that is about to be trained: called once for each trainer or engine, before any batch.
@@ -272,57 +262,9 @@ def loss_of(task: Task, output: Any, batch: Any) -> "Loss | Tensor | None":
         if not is_out_of_memory(error):
             error.add_note(
                 f"`Task.loss` was called with the output ({contents(output, formats=True)}) and the whole batch "
-                f"({contents(batch, formats=True)}).{_of_labels(str(error))}"
+                f"({contents(batch, formats=True)})."
             )
         raise
-
-
-def _of_labels(text: str) -> str:
-    if re.search(r"\btarget\b", text, re.IGNORECASE):
-        return (
-            " `cross_entropy` of an output [N, C] takes class numbers from 0 to C - 1, int64 [N] (`labels.long()`, "
-            "`labels.squeeze(-1)`), or probabilities, of the output's shape and format."
-        )
-    if "cast to the desired output type" in text:
-        return " A loss that is no `cross_entropy` takes numbers of the output's shape and format: `labels.float()`."
-    return ""
-
-
-def explain_inputs(error: Exception, task: Task, inputs: Any, module: nn.Module) -> None:
-    """Add to an error of a model's forward what it was called with, and what to give where that does not fit.
-
-    Most often the first layer gets what numpy has made, which is float64, or whole numbers.
-
-    >>> Line = type("Line", (Task,), {"loss": lambda self, output, batch: output.sum()})
-    >>> error = RuntimeError("mixed dtype (CPU): all inputs must share same datatype.")
-    >>> explain_inputs(error, Line(), torch.ones(4, 2).double(), nn.LayerNorm(2)); print(error.__notes__[0])
-    The model was called with what `Line.inputs` gives, float64 [4, 2] on cpu; its parameters are float32 on cpu. ...
-    """
-    text, kind = str(error), type(task).__name__
-    given = tensors_in(inputs)
-    if not given or isinstance(error, EvenstepError) or is_out_of_memory(error) or not _OF_INPUTS.search(text):
-        return
-    own = next((one for one in module.parameters() if one.is_floating_point()), None)
-    places = " and ".join(sorted({str(one.device) for one in given}))
-    note = f"The model was called with what `{kind}.inputs` gives, {contents(inputs, formats=True)} on {places}"
-    if own is None:
-        error.add_note(f"{note}.")
-        return
-    held = format_name(own.dtype)
-    note += f"; its parameters are {held} on {own.device}."
-    give = (
-        f"give {held}: `torch.as_tensor(x, dtype={own.dtype})` in the dataset or `collate`, or `x.to({own.dtype})` in"
-    )
-    if "device" in text and any(one.device != own.device for one in given):
-        note += f" Leave the batch on the device that `transform` and `inputs` get it on, or `x.to('{own.device}')`."
-    elif "type" in text and any(one.is_floating_point() and one.dtype != own.dtype for one in given):
-        note += f" If the formats are what does not fit, {give} `{kind}.inputs`."
-    elif "type" in text and _WHOLE.search(text):
-        if any(not one.is_floating_point() for one in given):
-            note += f" If whole numbers are to be computed with, not looked up, {give} `{kind}.inputs`."
-        else:
-            note += f" What an embedding looks up must be whole numbers: `x.long()` in `{kind}.inputs`."
-    error.add_note(note)
 
 
 def default_weight(task: Task, batch: Any, known: int | None = None) -> int:
@@ -378,3 +320,31 @@ def weight_of(task: Task, data: object, what: str | int, num_samples: int | None
 
 def _called(what: str | int) -> str:
     return what if isinstance(what, str) else f"micro-batch {what}"
+
+
+@final
+class ObservedTask(Task):
+    """A task in the place of another, whose outputs go to a function; it prepares batches as the other does.
+
+    Args:
+        observe: called with the model's output and the batch.
+    """
+
+    def __init__(self, task: Task, observe: Callable[[Any, Any], object]) -> None:
+        self._task, self._observe = task, observe
+
+    def transform(self, batch: Any) -> Any:
+        return self._task.transform(batch)
+
+    def inputs(self, batch: Any) -> Any:
+        return self._task.inputs(batch)
+
+    def postprocess(self, output: Any, batch: Any) -> Any:
+        return self._task.postprocess(output, batch)
+
+    def split(self, batch: Any) -> list[Any]:
+        return self._task.split(batch)
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        self._observe(output, batch)
+        return torch.zeros(())

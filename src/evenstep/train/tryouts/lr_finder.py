@@ -18,7 +18,7 @@ from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError
 from evenstep.parallel import mapped
 from evenstep.pipeline import PipelineModel
-from evenstep.train.tasks.listening import TaskListener
+from evenstep.train.tasks.now import TaskHook
 from evenstep.train.update.outcome import Committed
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def search(loop: "Loop", *, lowest: float, highest: float, updates: int, diverge
     engine.group.go_on()
     engine.prepare()
     try:
-        with undisturbed(engine.parts.context.device), engine.bus.silent(but=TaskListener):
+        with undisturbed(engine.parts.context.device), engine.bus.silent(but=TaskHook):
             with engine.core.learning_rates.override(rate_of):
                 losses = [*_losses(loop, updates, divergence)]
             loop.checkpointer.load(state)

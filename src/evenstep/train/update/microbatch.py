@@ -19,7 +19,7 @@ from evenstep.train.memory.activation_checkpointing import MAY_DEPEND
 from evenstep.train.memory.sub_batch import SubBatch, part_of, whole_of
 from evenstep.train.randomness import LOSS, branch_of
 from evenstep.train.tasks.norm_statistics import explain
-from evenstep.train.tasks.task import evaluates_itself, explain_inputs, loss_of
+from evenstep.train.tasks.task import evaluates_itself, loss_of
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.microbatch_events import MicrobatchEvents
 from evenstep.train.update.recording import Recording
@@ -154,12 +154,7 @@ class MicrobatchStep:
                 inputs = task.inputs(batch) if stage.takes_inputs else None
                 if context.cast_inputs is not None and stage.takes_inputs:
                     inputs = context.cast_inputs(inputs)
-                try:
-                    outputs = stage.apply(received, inputs, randomness.place)
-                except (LookupError, RuntimeError, TypeError, ValueError) as error:
-                    if stage.takes_inputs:
-                        explain_inputs(error, task, inputs, stage.module)
-                    raise
+                outputs = stage.apply(received, inputs, randomness.place)
                 if not stage.gives_loss:
                     return outputs, None
                 if randomness.by_layer:
@@ -182,10 +177,7 @@ class MicrobatchStep:
         one, piece = self._parts[microbatch]
         self.doing = "backward", one.index, piece
         with self._events.backward(one):
-            try:
-                backward_of(loss, self._seed_of(loss, one))
-            except RuntimeError:
-                raise
+            backward_of(loss, self._seed_of(loss, one))
 
     def going_back(self, microbatch: int) -> AbstractContextManager[None]:
         """Around the backward of a stage that gives no loss."""

@@ -115,7 +115,7 @@ def weigh(tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, stamp:
 
 def _totals(batch: GlobalBatch, everybody: Sequence[float]) -> dict[str, float]:
     if not batch.parts:
-        each = {"": everybody[: batch.num_microbatches]}
+        each = {"": list(everybody[: batch.num_microbatches])}
     else:
         each: dict[str, list[float]] = {}
         first = 0
