@@ -397,7 +397,7 @@ def test_a_run_that_a_hook_has_stopped_does_not_ask_to_be_run_again_when_sigterm
 
 
 def test_a_second_ctrl_c_leaves_at_once_and_saves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt) as caught:
+    with pytest.raises(KeyboardInterrupt):
         trainer_of(folder=tmp_path, hooks=Raise(signal.SIGINT, signal.SIGINT)).train()
     assert not complete_checkpoints(tmp_path / "checkpoints")
 
