@@ -85,7 +85,6 @@ class Training:
     """
 
     may_change: ClassVar[frozenset[str]] = frozenset({"check_loss", "settle_every_updates", "ema"})
-    not_in_files: ClassVar[frozenset[str]] = frozenset({"fit_memory"})
 
     _: KW_ONLY
     clip_norm: Positive | None = None
@@ -115,9 +114,6 @@ class Training:
     """Use `torch.compile`: `model` compiles the model (block by block, if it has repeated blocks), each shape
     separately; results differ in the last digits. `update` compiles forward, backward and optimizer step into one
     graph, for models so small that launching kernels takes most of the time."""
-    fit_memory: bool = False
-    """Micro-batches may be larger than fits into memory at first: the first updates cut them in two until they fit, as
-    at any later time (`Failures.out_of_memory`)."""
     memory: Memory = Memory()
     """Which activations are recomputed instead of kept."""
 

@@ -238,7 +238,7 @@ def in_evaluation() -> None:
 @case("micro-batch size auto: found by the first update, with the same updates")
 def auto() -> None:
     fault = Fault(act=out_of_memory, phase="backward", times=None, larger_than=5)
-    ended = good(train(None, [fault], micro=16, fit_memory=True))
+    ended = good(train(None, [fault], micro=16))
     same(ended, undisturbed(), ROUNDED)
     assert {*ended.kinds} == {"out_of_memory"}
 

@@ -65,7 +65,7 @@ def auto(ranks: int, strategy: str, schedule: str) -> None:
     """The first updates find what fits, which is one sample: the bits of a run with micro-batches of one sample."""
     fault = Fault(act=out_of_memory, phase="backward", rank=None, times=None, larger_than=1)
     what: dict[str, Any] = {"strategy": strategy, "pipeline": 2, "schedule": schedule}
-    ends = good(ended(ranks, [fault], micro=4, fit_memory=True, **what))
+    ends = good(ended(ranks, [fault], micro=4, **what))
     assert fault.struck > 1, "four samples and then two must be tried"
     for end, wanted in zip(ends, good(ended(ranks, [], micro=1, **what)), strict=True):
         assert torch.equal(end.parameters, wanted.parameters), "the bits are others"

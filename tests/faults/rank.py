@@ -94,7 +94,6 @@ def main(what: dict[str, Any]) -> None:
         strategy=what.get("strategy", "single"),
         updates=what.get("updates", 8),
         micro=what.get("micro", 4),
-        fit_memory=what.get("fit_memory", False),
         folder=Path(what["folder"]),
         hooks=hooks,
         resume=what.get("resume", False),

@@ -68,7 +68,7 @@ def memory(layout: str, phase: str, rank: int) -> None:
 
 def auto(layout: str) -> None:
     """No two samples ever fit: the bits of a run with micro-batches of one sample."""
-    ends = ended(layout, fault="out_of_memory", at=[None, None, "backward"], larger_than=1, fit_memory=True)
+    ends = ended(layout, fault="out_of_memory", at=[None, None, "backward"], larger_than=1)
     good(ends, tuple(end.said["sha256"] for end in ended(layout, micro=1)))
     assert "out_of_memory" in ends[0].said["kinds"], ends
 

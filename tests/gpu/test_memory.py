@@ -91,7 +91,7 @@ def test_the_first_cut_is_found_by_trying(device: torch.device) -> None:
             task=Mean(),
             data=MapData(data, global_batch_size=SIDE),
             updates=2,
-            train=Training(fit_memory=True, check_loss=False),
+            train=Training(check_loss=False),
         )
         trainer.train()
     assert trainer.progress.update == 2

@@ -19,7 +19,6 @@ def build_training(config: Config) -> Training:
         coefficients=build_coefficients(config),
         combine=build_combine(config),
         memory=Memory(**config.memory.model_dump()),
-        fit_memory=config.data is not None and config.data.micro_batch_size == "auto",
     )
 
 

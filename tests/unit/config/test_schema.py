@@ -235,8 +235,7 @@ def test_a_table_of_an_option_object_has_its_fields() -> None:
             "coefficients",
             "combine",
             "memory",
-            "fit_memory",
-        },  # tables of their own, and `micro_batch_size`
+        },  # tables of their own
         "Checkpoint": {"config"},
         "Failures": set(),
         "Log": set(),

@@ -38,7 +38,6 @@ def check(setup: Setup) -> None:
         "a task uses the average": any(task.uses_average for task in tasks.by_name.values()),
         "`coefficients` are learned": tasks.coefficients.are_learned,
         "`combine` keeps the tasks' gradients apart": tasks.combine is not None,
-        "`fit_memory` cuts micro-batches": setup.train.fit_memory,
     }
     for reason, applies in refused.items():
         if applies:

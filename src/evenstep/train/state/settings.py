@@ -15,7 +15,7 @@ from evenstep.precision import Precision
 from evenstep.train.state import Tree
 from evenstep.train.state.afresh import how_to_reset
 
-LEAVE_NO_TRACE = ("check_loss", "settle_every_updates", "fit_memory", "memory")
+LEAVE_NO_TRACE = ("check_loss", "settle_every_updates", "memory")
 """Fields of `Training` that the parameters do not depend on."""
 
 MAY_CHANGE = ("train.ema",)

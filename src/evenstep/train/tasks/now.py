@@ -14,7 +14,6 @@ from evenstep.events import Event, Hook
 
 if TYPE_CHECKING:
     from evenstep.train.progress import Progress
-    from evenstep.train.tasks.task import Task
 
 NOW = "_now"
 _EVENTS = tuple(name for name in vars(Hook) if name.startswith(("before_", "after_", "on_")))
@@ -99,13 +98,13 @@ def checking_losses() -> Generator[None]:
         _IN_LOSS_CHECK.reset(token)
 
 
-def connect(engine: Caller, tasks: "Mapping[str, Task]") -> None:
+def connect(engine: Caller, tasks: Mapping[str, Any]) -> None:
     """Let `Task.now` of the tasks be that of `engine`."""
     for task in tasks.values():
         vars(task)[NOW] = Now(weakref.ref(engine), may_ask=task.uses_average)
 
 
-def task_hooks(tasks: "Mapping[str, Task]") -> "list[Hook]":
+def task_hooks(tasks: Mapping[str, Any]) -> list[Hook]:
     """A hook for each task with event methods, such as `before_epoch`."""
     return [TaskHook(name, task) for name, task in tasks.items() if any(hasattr(task, event) for event in _EVENTS)]
 
@@ -116,7 +115,7 @@ class TaskHook(Hook):
 
     failure_policy = "stop"
 
-    def __init__(self, name: str, task: "Task") -> None:
+    def __init__(self, name: str, task: object) -> None:
         self._name = f"task {name or type(task).__name__}"
         for event in _EVENTS:
             if hasattr(task, event):
