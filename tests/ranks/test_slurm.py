@@ -42,11 +42,12 @@ def test_srun_alone_starts_ranks(file: Path, tmp_path: Path, alone: dict[str, to
 def test_tasks_of_a_submitit_job_are_ranks(file: Path, tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
     """With submitit's executor for one machine, which starts tasks as its one for SLURM does."""
     submitit = pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
-    from evenstep.extras.slurm import Job, submit_to
+    from evenstep.cli.launch import submit_to
+    from evenstep.config.schema_ranks import SlurmTable
 
     executor = submitit.AutoExecutor(folder=tmp_path / "logs", cluster="local")
     arguments = ["train", str(file), "--runs", str(tmp_path / "job"), "--launch.slurm", "none"]
-    job = submit_to(executor, Job(nodes=1, ranks_per_node=2, timeout_minutes=2), arguments, name="run")
+    job = submit_to(executor, SlurmTable(nodes=1, ranks_per_node=2, timeout_minutes=2), arguments, name="run")
     job.results()  # raises what a task has raised
     ends = parameters(tmp_path / "job")
     assert all(torch.equal(alone[name], ends[name]) for name in alone)

@@ -38,14 +38,13 @@ ALLOWED: dict[str, set[str]] = {
     "pipeline": {"parallel"},
     OPTIONS: CORE,
     "train": {"pipeline", "parallel", *LEAVES, OPTIONS},
-    "config": {*CORE, OPTIONS, "contrib", "extras"},  # whose constructors hold the defaults
+    "config": {*CORE, OPTIONS, "contrib"},  # whose constructors hold the defaults
     "contrib": CORE,
-    "extras": CORE,
     "tools": {*CORE, OPTIONS, "builders", "config", "cli"},  # commands that `cli` knows by name only
     "hf": CORE,  # models of transformers, which the core does not know
     "lightning": CORE,  # an adapter for who has one of its modules; it imports no Lightning
     "builders": {*CORE, OPTIONS, "config", "contrib"},
-    "cli": {*CORE, OPTIONS, "builders", "config", "extras", "hf"},
+    "cli": {*CORE, OPTIONS, "builders", "config", "hf"},
     "__init__": {*CORE, OPTIONS},
     "__main__": {"cli"},
 }

@@ -27,7 +27,7 @@ from evenstep.builders import (
 )
 from evenstep.checkpoint import complete_checkpoints, pack
 from evenstep.cli.folder import folder_of, where_to_begin
-from evenstep.cli.starting import start_ranks
+from evenstep.cli.launch import start_ranks
 from evenstep.cli.summary import describe, parameters_of
 from evenstep.cli.trial import OneUpdate, followers
 from evenstep.config.named import OpenRun

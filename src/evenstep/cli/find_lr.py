@@ -10,7 +10,7 @@ from typing import Any
 
 from evenstep.builders import build_mesh, build_parts, build_strategy, joined, open_run
 from evenstep.cli.check import staying
-from evenstep.cli.starting import start_ranks
+from evenstep.cli.launch import start_ranks
 from evenstep.config.check import given_for
 from evenstep.config.faults import refused_at
 from evenstep.config.sources import settings_of

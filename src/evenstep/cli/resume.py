@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from evenstep.builders import joined, open_run
 from evenstep.cli.folder import BEGUN, OWN, RECIPE, find_config, origin_of_recipe, where_to_begin
-from evenstep.cli.starting import start_ranks, submit_run
+from evenstep.cli.launch import start_ranks, submit_run
 from evenstep.cli.training import train_in
 from evenstep.config.schema import CoefficientsTable, Config, Float8Table, LossScaleTable, MixtureTable
 from evenstep.config.sources import Setting, from_arguments, read_file, settings_in, settings_of

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from evenstep.builders import joined, open_run
 from evenstep.cli.folder import check_free, folder_of, where_to_begin
-from evenstep.cli.starting import start_ranks, submit_run
+from evenstep.cli.launch import start_ranks, submit_run
 from evenstep.cli.training import train_in
 from evenstep.config.sources import settings_of
 from evenstep.parallel.rank_info import is_launched

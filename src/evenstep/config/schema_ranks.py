@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from evenstep.config.section import Args, Count, Names, Natural, Positive, Section
-from evenstep.extras.slurm import Job
 from evenstep.options import default_of
 from evenstep.parallel import Fsdp, Processes
 from evenstep.parallel.named import INSTEAD_OF_LOCAL
@@ -50,26 +49,26 @@ class ParallelTable(Section, of=(Fsdp, Processes, PipelineModel)):
     layers."""
 
 
-class SlurmTable(Section, of=Job):
+class SlurmTable(Section):
     """Submit the run as a SLURM job with one task per rank. Needs the extra `slurm`."""
 
-    nodes: Count
+    nodes: Count = 1
     """Number of machines."""
-    ranks_per_node: Count
+    ranks_per_node: Count = 1
     """Processes on each machine, with one accelerator each if there are any."""
-    timeout_minutes: Count
+    timeout_minutes: Count = 60
     """Time limit of the job, in minutes. 90 s before it, the run saves and the job is queued again."""
-    partition: str | None
+    partition: str | None = None
     """The partition. By default the cluster's."""
-    account: str | None
+    account: str | None = None
     """The account that is charged."""
-    qos: str | None
+    qos: str | None = None
     """The quality of service (`--qos`)."""
-    cpus_per_rank: Count | None
+    cpus_per_rank: Count | None = None
     """CPU cores of each rank."""
-    gpus_per_rank: Count | None
+    gpus_per_rank: Count | None = None
     """Accelerators of each rank; requested as `gpus_per_node`."""
-    memory_gb: Positive | None
+    memory_gb: Positive | None = None
     """Memory of each machine, in GB."""
     additional: Args = Field(default_factory=dict)
     """Additional options of `sbatch`, such as `constraint`."""

@@ -11,7 +11,7 @@ from scripts import Script
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from evenstep import process
-from evenstep.cli import entry, starting
+from evenstep.cli import entry
 from evenstep.cli import launch as launcher
 from evenstep.process import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE, Terminated
 from evenstep.tools.prove import part as prove_part
@@ -131,12 +131,12 @@ def test_a_process_of_a_certificate_starts_where_a_file_is_called_as_one_of_pyth
 
 def test_a_rank_whose_launcher_has_ended_before_it_could_ask_ends_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[int] = []
-    monkeypatch.setattr(starting.sys, "platform", "linux")
-    monkeypatch.setattr(starting.ctypes, "CDLL", lambda *_, **__: SimpleNamespace(prctl=lambda *_: 0))
-    monkeypatch.setattr(starting.signal, "raise_signal", raised.append)
+    monkeypatch.setattr(launcher.sys, "platform", "linux")
+    monkeypatch.setattr(launcher.ctypes, "CDLL", lambda *_, **__: SimpleNamespace(prctl=lambda *_: 0))
+    monkeypatch.setattr(launcher.signal, "raise_signal", raised.append)
     for launcher_was, told in ((os.getppid(), []), (os.getpid(), [signal.SIGTERM])):
         monkeypatch.setenv("_EVENSTEP_LAUNCHER", str(launcher_was))
-        starting.end_with_parent()
+        launcher.end_with_parent()
         assert raised == told
         assert "_EVENSTEP_LAUNCHER" not in os.environ  # nothing that this rank starts takes it for its own
 

@@ -19,8 +19,7 @@ from typing import Any, final
 import torch
 
 from evenstep.builders import joined, open_run
-from evenstep.cli.launch import launch
-from evenstep.cli.starting import end_with_parent
+from evenstep.cli.launch import end_with_parent, launch
 from evenstep.config.sources import settings_of
 from evenstep.errors import ConfigError, EvenstepError, LostRankError, MissingExtraError
 from evenstep.events import Hook, UpdateBegin

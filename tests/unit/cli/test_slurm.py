@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from evenstep.cli.launch import Rank, rank_variables, submit_run, submit_to
+from evenstep.config.schema_ranks import SlurmTable
 from evenstep.errors import ArgumentError, EvenstepError, MissingExtraError
-from evenstep.extras.slurm import Job, Rank, rank_variables, submit, submit_to
 from evenstep.parallel import rank_info_of
 from evenstep.process import command
 from refused import refused
@@ -20,7 +21,7 @@ from refused import refused
 JOB = SimpleNamespace(
     job_id="412_3", global_rank=0, num_tasks=8, local_rank=0, num_nodes=2, hostnames=["gpu07", "gpu08"]
 )
-JOB_OF_ONE = Job(nodes=1, ranks_per_node=1, timeout_minutes=60)
+JOB_OF_ONE = SlurmTable(nodes=1, ranks_per_node=1, timeout_minutes=60)
 
 
 class Executor:
@@ -52,7 +53,7 @@ def program(folder: Path, name: str, text: str) -> Path:
 
 def test_everything_that_is_set_is_asked_for_and_nothing_else() -> None:
     executor = Executor()
-    asked = Job(
+    asked = SlurmTable(
         nodes=2,
         ranks_per_node=4,
         timeout_minutes=60,
@@ -144,24 +145,43 @@ def test_a_machine_without_slurm_is_an_error_that_says_what_to_do(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with refused(ArgumentError, "launch.slurm"):
-        submit(JOB_OF_ONE, ["train"], name="run", folder=tmp_path)
+        submit_run(JOB_OF_ONE, ["train"], name="run", folder=tmp_path)
 
 
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(MissingExtraError):
-        submit(JOB_OF_ONE, ["train"], name="run", folder=tmp_path)
+        submit_run(JOB_OF_ONE, ["train"], name="run", folder=tmp_path)
 
 
-def test_the_real_submitit_writes_a_batch_script_of_all_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_real_submitit_writes_a_batch_script_of_all_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
     programs = tmp_path / "programs"
     programs.mkdir()
     program(programs, "srun", "exit 0")
     program(programs, "sbatch", f'cp "$1" {tmp_path}/script; echo "Submitted batch job 12"')
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    asked = Job(nodes=2, ranks_per_node=4, timeout_minutes=90, partition="big")
-    assert submit(asked, ["train", "run.toml"], name="run", folder=tmp_path / "logs") == "12"
+    asked = SlurmTable(nodes=2, ranks_per_node=4, timeout_minutes=90, partition="big")
+    assert submit_run(asked, ["train", "run.toml"], name="run", folder=tmp_path / "logs") == 0
+    assert "12: 2 × 4 ranks" in capsys.readouterr().out
     script = (tmp_path / "script").read_text()
     for line in ("--nodes=2", "--ntasks-per-node=4", "--partition=big", "--time=90", "--job-name=run", "USR2@90"):
         assert line in script
+
+
+def test_train_submits_once_and_its_tasks_do_not_submit_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from evenstep.cli import train
+
+    given: list[Any] = []
+    monkeypatch.setattr(train, "submit_run", lambda *arguments, **more: given.append((arguments, more)) or 0)
+    root = Path(__file__).parents[3]
+    file = str(root / "recipes/digits/run.toml")
+    settings = ["--runs", str(tmp_path), "--launch.slurm.nodes", "2"]
+    assert train.run(file, settings) == 0
+    ((asked, arguments), more) = given[0]
+    assert more["name"] == "digits"
+    assert (asked.nodes, asked.ranks_per_node) == (2, 1)
+    assert arguments == ["train", file, *settings, "--launch.slurm", "none", "--resume", "auto"]
+    assert not list(tmp_path.iterdir())
