@@ -19,8 +19,7 @@ from evenstep.data import Data
 from evenstep.events import Hook
 from evenstep.options import Checkpointing, Logging, Training
 from evenstep.parallel import Group, strategy_named
-from evenstep.tools.prove.runs import RefusedError
-from evenstep.tools.prove.subject import Bench, Ended, Subject, Variant
+from evenstep.tools.prove.subject import Bench, Ended, RefusedError, Subject, Variant
 from evenstep.train import Loss, Task
 
 GLOBAL = 12
@@ -134,7 +133,6 @@ class Run:
                 updates=20,
                 lr_schedule=schedule,
                 clip_norm=1.0,
-                others={"collate": collate},
             )
 
         return Bench(
@@ -537,7 +535,7 @@ MODULES: dict[str, Mutant] = {
 }
 AROUND: dict[str, Mutant] = {
     "chance in collate": mutant("cuts 4", part="the batch", collate=lambda: noisy),
-    "own chance in collate": mutant("resume", part="`collate.random`", collate=CountingNoise),
+    "own chance in collate": mutant("resume", part="the batch", collate=CountingNoise),
     "dataset that remembers": mutant("resume", part="`data._dataset.reads`", dataset=RememberingWords),
     "optimizer's own weights": mutant("resume", part="`optimizer.slow", optimizer=slow_sgd),
     "hook with a count": mutant("resume", part="`hook TurnsDown.count`", hooks=lambda: [TurnsDown()]),

@@ -10,8 +10,8 @@ from prove_mutants import MUTANTS, Classify, Net, OnlyFloat32, Run, Unused, of_t
 from prove_unusual import UNUSUAL
 
 from evenstep.events import Hook
-from evenstep.tools.prove.digest import sha256_of
 from evenstep.tools.prove.rows import Prover, Verdict
+from evenstep.tools.prove.state import sha256_of
 
 NEEDS_FOUR = ("hook with a count",)
 

@@ -16,7 +16,7 @@ def test_a_sound_run_holds_in_every_row_and_nothing_is_written(evenstep: Run, re
     done = evenstep("prove", "run.toml", "--json", "out/proof.json", *QUICK)
     assert done.code == 0, done.out + done.err
     made = json.loads((recipe / "out/proof.json").read_text())
-    assert made["holds"] and made["run"] == "tiny" and made["updates"] == 2
+    assert made["holds"] and made["run"] == "run.toml" and made["updates"] == 2
     rows = {row["row"]: row for row in made["rows"]}
     assert [*rows] == ["loss", "cuts 4", "optimizer"]
     assert all(row["holds"] for row in rows.values()), rows
@@ -24,7 +24,7 @@ def test_a_sound_run_holds_in_every_row_and_nothing_is_written(evenstep: Run, re
     lines = done.out.splitlines()
     assert lines[0].split() == ["row", "difference", "bound", "s", "compared"]
     assert "all of it takes about" in done.out
-    assert "tiny, 2 updates: 3 rows hold, none fails" in lines[-1]
+    assert lines[-1].startswith("3 rows hold")
     after = {path for path in recipe.rglob("*") if "__pycache__" not in path.parts}
     assert after - before == {recipe / "out", recipe / "out/proof.json"}
 
@@ -118,7 +118,7 @@ def test_a_run_that_fails_says_so_once(evenstep: Run, recipe: Path) -> None:
     )
     done = evenstep("prove", "run.toml", "--model.target", "broken.py:Broken", "--rows", "loss,again,cuts 2")
     assert done.code == 1
-    assert done.out.count("out of ideas") == 1 and "it raises what row `loss` does" in " ".join(done.out.split())
+    assert done.out.count("out of ideas") == 1 and "it raises the same as row `loss`" in " ".join(done.out.split())
 
 
 def test_plan_keeps_its_own_option_for_ranks(evenstep: Run, recipe: Path) -> None:

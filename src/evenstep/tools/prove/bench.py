@@ -1,20 +1,16 @@
-"""The bench of a run file: the run shrunk to minutes on a CPU, in each of the variants that are compared.
+"""The run of a run file, reduced to minutes on a CPU, in each of the variants that are compared.
 
-Shrunk are the global batch and how many updates are made; the length of the run stays what it is, since the LR schedule
-counts with it. Whatever only costs time or writes (evaluations, writers, compilation, workers) is left out. What each
-variant needs beside that are settings over those of the user.
+The global batch and the number of updates are reduced; the run keeps its length, which the LR schedule counts with.
+Evaluations, writers, compilation and workers are left out. A variant is settings over those of the user.
 """
 
 import math
-import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, final
 
-import torch
 from torch.utils.data import Subset
 
 from evenstep.builders import RunParts, build_mesh, build_parts, build_strategy, make_model, open_run
@@ -25,7 +21,6 @@ from evenstep.config.named import OpenRun
 from evenstep.config.schema import Config
 from evenstep.config.schema_data import DataTable
 from evenstep.config.sources import Setting, settings_in
-from evenstep.config.target import loaded_from
 from evenstep.config.tasks import data_tables, schedules_of
 from evenstep.data import Data
 from evenstep.data.batch_sizes import largest
@@ -44,12 +39,12 @@ _SHARES: Mapping[Cut, tuple[int, int]] = {"1": (1, 1), "2": (1, 2), "4": (1, 4),
 
 @final
 class RunFileBench:
-    """Opens variants of a run file.
+    """Builds variants of a run file.
 
     Args:
-        given: the user's settings over it.
-        tokens: budget of the shrunk global batches, by the key of their data, where they are cut by tokens.
-        group: of the ranks that this process is one of.
+        given: settings of the user.
+        tokens: budgets of the reduced global batches that are cut by tokens, by the key of their data.
+        group: ranks of this process.
     """
 
     def __init__(
@@ -59,7 +54,7 @@ class RunFileBench:
         self.tokens = dict(tokens)
 
     def settings(self, variant: Variant) -> list[Setting]:
-        """The user's settings, and over them what makes the variant."""
+        """Settings of the user, and over them those of the variant."""
         with open_run(self._path, self._given) as opened:
             config = opened.config
         return [
@@ -109,10 +104,10 @@ class RunFileBench:
 
 
 def _of_few_samples(opened: OpenRun, shares: dict[str, float]) -> OpenRun:
-    """The run with so few samples that an epoch is two updates, the second a short one: more than one is seen.
+    """The run with so few samples that an epoch is two updates, the second a short one.
 
     Args:
-        shares: gets how many of a dataset's samples are left, by its key.
+        shares: gets the share of each dataset's samples that is left, by its key.
     """
 
     def few(key: str, call: Call, count: int) -> Call:
@@ -121,11 +116,11 @@ def _of_few_samples(opened: OpenRun, shares: dict[str, float]) -> OpenRun:
             if is_stream(dataset) or len(dataset) <= count:
                 return dataset
             shares[key] = count / len(dataset)
-            places = [place * len(dataset) // count for place in range(count)]  # also of one that is sorted
+            places = [place * len(dataset) // count for place in range(count)]  # from all over a sorted dataset
             some: Any = Subset(dataset, places)
             if hasattr(dataset, "lengths"):
-                held: Any = dataset.lengths
-                of_sample: Callable[[int], Any] = held if callable(held) else held.__getitem__
+                lengths: Any = dataset.lengths
+                of_sample: Any = lengths if callable(lengths) else lengths.__getitem__
                 some.lengths = [int(of_sample(one)) for one in places]
             return some
 
@@ -201,7 +196,7 @@ def _cut(config: Config, cut: Cut, tokens: Mapping[str, int]) -> list[Setting]:
 
 
 def _ragged(whole: int, near: int) -> int:
-    """A number of samples that leaves another number over, and is odd: places of samples in a batch change as well.
+    """An odd number of samples that does not divide the whole, so that places of samples in a batch change as well.
 
     >>> [_ragged(whole, -(-whole * 5 // 12)) for whole in (12, 10, 8, 6, 4, 2)]
     [5, 3, 3, 5, 3, 1]
@@ -256,22 +251,9 @@ def _subject(opened: OpenRun, parts: RunParts, strategy: Any) -> Subject:
         coefficients=None if combined or scheduled else {name: task.coefficient for name, task in config.tasks.items()},
         lr_schedule=build_lr_schedule(config),
         clip_norm=config.train.clip_norm,
-        others={
-            f"global {name}.{held}": value
-            for name in loaded_from(opened.recipe)
-            if name in sys.modules
-            for held, value in _held_by(sys.modules[name]).items()
-        },
     )
 
 
 def _updates(config: Config, data: Data) -> int | None:
     epochs = config.train.epochs
     return config.train.updates if epochs is None else updates_of(data, epochs, config.seed)
-
-
-def _held_by(module: ModuleType) -> dict[str, object]:
-    skipped = (ModuleType, type(_held_by), type, torch.dtype, torch.device)
-    return {
-        name: one for name, one in vars(module).items() if not name.startswith("__") and not isinstance(one, skipped)
-    }

@@ -1,46 +1,44 @@
 """Distance of two runs, and the bound that rounding sets.
 
-The bound is measured: ten times the effect of summing gradients in another order and moving each by a rounding. Where
-steps magnify rounding beyond `CAP`, the first gradients are compared instead.
+The bound is measured: ten times the effect of summing gradients in another order and changing each by a rounding.
+Where steps magnify rounding beyond `CAP`, the first gradients are compared instead.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from evenstep.tools.prove.subject import Ended
 
-TIMES = 10.0  # what is allowed of what a reordering was measured to make
+TIMES = 10.0  # of the measured effect of rounding
 TERMS = 100.0  # roundings of a sum that a measurement of 0 may hide
 CAP = {torch.float64: 1e-8, torch.float32: 1e-2, torch.float16: 0.1, torch.bfloat16: 0.3}
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """How far two runs are apart."""
+class Difference(NamedTuple):
+    """Largest difference of two runs, and the name of its tensor."""
 
     value: float
     of: str
 
 
 def difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor], scale: float) -> Difference:
-    """The largest difference of tensors of the same names, as a share of `scale`.
+    """Largest difference of tensors of the same names, as a share of `scale`.
 
     >>> difference({"a": torch.ones(4)}, {"a": torch.zeros(4)}, 4.0)
     Difference(value=0.5, of='a')
     """
-    worst = Difference(value=0.0, of="")
+    worst = Difference(0.0, "")
     for name, value in one.items():
         if not value.is_floating_point():
             continue
         apart = distance(value, other[name]) / scale if name in other else math.inf
-        if not apart <= worst.value:
-            worst = Difference(value=apart if apart == apart else math.inf, of=name)
+        if not apart <= worst.value:  # also if it is NaN
+            worst = Difference(math.inf if math.isnan(apart) else apart, name)
     return worst
 
 
@@ -58,18 +56,14 @@ def norm(tensors: Mapping[str, Tensor]) -> float:
 
 
 def moved(run: Ended) -> float:
+    """Distance from the begin of a run to its end."""
     return math.hypot(*(distance(run.begin[name], one) for name, one in run.end.items() if one.is_floating_point()))
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """What runs are compared by, and how far they may be apart.
-
-    Args:
-        bound: as a share of `scale`.
-        by_gradient: whether by the gradient of the first update.
-    """
+    """Quantity by which runs are compared, and the largest difference that rounding makes, as a share of `scale`."""
 
     what: str
     bound: float
@@ -83,21 +77,17 @@ class Measure:
 
 
 def measure_of(reference: Ended, reordered: Ended, *, updates: int) -> Measure:
+    """Measure the bound, from a run whose gradients were summed in another order and rounded."""
     formats = {one.dtype for one in reference.end.values() if one.is_floating_point()}
     narrow = next(one for one in reversed(CAP) if one in formats or one is torch.float64)
-    eps, scale = torch.finfo(narrow).eps, moved(reference)
-    if scale > 0 and math.isfinite(scale):
+    eps = torch.finfo(narrow).eps
+    scale = moved(reference)
+    if 0 < scale < math.inf:
         noise = difference(reference.end, reordered.end, scale).value + eps * (norm(reference.end) / scale + TERMS)
         if TIMES * noise <= CAP[narrow]:
-            return Measure(
-                what=f"parameters, {updates} update{'s' if updates > 1 else ''}", bound=TIMES * noise, scale=scale
-            )
+            return Measure(what=f"parameters, {updates} updates", bound=TIMES * noise, scale=scale)
     size = norm(reference.gradient)
     if not 0 < size < math.inf:
-        raise ValueError(
-            "training moves no parameter, and there is no gradient: nothing can be compared. Look at the loss, and at "
-            "the learning rate of the first updates (`--updates` compares more)."
-        )
+        raise ValueError("nothing can be compared: training moves no parameter, and the gradient is 0 or not finite.")
     noise = difference(reference.gradient, reordered.gradient, size).value + eps * TERMS
-    bound = min(TIMES * noise, CAP[narrow])
-    return Measure(what="gradient, update 1", bound=bound, scale=size, by_gradient=True)
+    return Measure(what="gradient, update 1", bound=min(TIMES * noise, CAP[narrow]), scale=size, by_gradient=True)

@@ -1,47 +1,59 @@
-"""One run of a certificate in processes of its own: those of several ranks, and what is killed.
+"""One run of a certificate in processes of its own: several ranks, or a run that is killed.
 
-`evenstep prove` starts itself for it, with a file that says what to run (`--part`); the first rank answers with another
-file. Ranks are started as those of any run.
+`evenstep prove` starts itself with a file that says what to run (`--part`); the first rank answers with another file.
 """
 
 import io
-import json
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import asdict, fields, replace
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
-
-import torch
 
 from evenstep.builders import joined, open_run
 from evenstep.cli.launch import end_with_parent, launch
 from evenstep.config.sources import settings_of
 from evenstep.errors import ConfigError, EvenstepError, LostRankError, MissingExtraError
 from evenstep.events import Hook, UpdateBegin
-from evenstep.files import replacing
 from evenstep.parallel import Group
 from evenstep.process import CODE_FILE, EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE, Terminated, command
 from evenstep.tools.prove.bench import RunFileBench
-from evenstep.tools.prove.first_difference import traced
-from evenstep.tools.prove.runs import KillAt, RefusedError, run_once
-from evenstep.tools.prove.subject import Ended, Variant
-from evenstep.tools.prove.trace import MicrobatchTrace, UpdateTrace
+from evenstep.tools.prove.runs import KillAt, run_once
+from evenstep.tools.prove.subject import Ended, RefusedError, Variant
+from evenstep.tools.prove.trace import MicrobatchTrace, UpdateTrace, traced
 
-_ANSWER, _REFUSED, _SAID = "answer.pt", "refused", "said"
+_ANSWER, _REFUSED, _LOG = "answer", "refused", "log"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What processes run.
+
+    Args:
+        tokens: budgets of batches by tokens, see `RunFileBench`.
+        traces: give the trace of the last update, instead of the result.
+    """
+
+    variant: Variant
+    updates: int
+    folder: Path | None = None
+    kill_at: int | None = None
+    traces: bool = False
+    tokens: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @final
 class Elsewhere:
-    """Runs variants of a run file in processes of their own.
+    """Runs variants of a run file in processes of their own; see `InProcesses`.
 
     Args:
         settings: of the user, as they were given.
-        tokens: budgets of batches by tokens.
     """
 
     def __init__(self, path: Path, settings: Sequence[str], tokens: Mapping[str, int]) -> None:
@@ -50,48 +62,38 @@ class Elsewhere:
     def __call__(
         self, variant: Variant, *, updates: int, folder: Path | None = None, kill_at: int | None = None
     ) -> Ended | None:
-        """See `InProcesses`."""
-        what = {"updates": updates, "folder": None if folder is None else str(folder), "kill_at": kill_at}
-        with self._answer(variant, what) as (place, code):
-            if kill_at is not None and code == -9:
-                return None
-            for refused in sorted(place.glob(f"{_REFUSED}.*")):
-                raise RefusedError(refused.read_text(encoding="utf-8"))
-            found: dict[str, Any] = torch.load(_answered(place, code), weights_only=True)
-        return Ended(**found)
+        return self._answer(Part(variant=variant, updates=updates, folder=folder, kill_at=kill_at))
 
     def traced(self, variant: Variant, update: int) -> UpdateTrace:
-        """See `InProcesses`; raises EvenstepError where it has failed."""
-        what = {"updates": update, "folder": None, "kill_at": None, "traced": True}
-        with self._answer(variant, what) as (place, code):
-            # written by the process that was started for it, into a folder of this one
-            return torch.load(_answered(place, code), weights_only=False)
+        return self._answer(Part(variant=variant, updates=update, traces=True))
 
-    @contextmanager
-    def _answer(self, variant: Variant, what: dict[str, Any]) -> Generator[tuple[Path, int]]:
+    def _answer(self, part: Part) -> Any:
         with tempfile.TemporaryDirectory(prefix="evenstep-prove-") as name:
-            place = Path(name)
-            given = {**what, "variant": asdict(variant), "tokens": dict(self._tokens)}
-            (place / "part.json").write_text(json.dumps(given), encoding="utf-8")
-            arguments = ["prove", str(self._path), "--part", str(place / "part.json"), *self._settings]
-            code = _ranks(variant.ranks, arguments) if variant.ranks > 1 else _process(arguments, place)
+            folder = Path(name)
+            (folder / "part").write_bytes(pickle.dumps(replace(part, tokens=dict(self._tokens))))
+            arguments = ["prove", str(self._path), "--part", str(folder / "part"), *self._settings]
+            if part.variant.ranks > 1:
+                with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+                    code = launch(part.variant.ranks, arguments, silent=True)
+            else:
+                code = _process(arguments, folder)
             if code in (EXIT_INTERRUPTED, EXIT_REQUEUE):
                 raise KeyboardInterrupt if code == EXIT_INTERRUPTED else Terminated
-            yield place, code
+            if part.kill_at is not None and code == -9:
+                return None
+            for refused in sorted(folder.glob(f"{_REFUSED}.*")):
+                raise RefusedError(refused.read_text(encoding="utf-8"))
+            if code != EXIT_DONE:
+                logs = [file.read_text(errors="replace").strip() for file in sorted(folder.glob(f"{_LOG}.*"))]
+                last = next((log.splitlines()[-1] for log in logs if log), "without a message")
+                raise EvenstepError(f"a process of this row has ended with code {code}: {last}")
+            return pickle.loads((folder / _ANSWER).read_bytes())
 
 
-def _ranks(ranks: int, arguments: list[str]) -> int:
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        return launch(ranks, arguments, silent=True)  # of what comes before `_said_to`, such as Ctrl-C
-
-
-def _process(arguments: list[str], place: Path) -> int:
-    with (place / f"{_SAID}.0").open("ab") as said:
+def _process(arguments: list[str], folder: Path) -> int:
+    with (folder / f"{_LOG}.0").open("ab") as log:
         process = subprocess.Popen(
-            [*command(), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=subprocess.STDOUT,
+            [*command(), *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
         )
     try:
         return process.wait()
@@ -99,15 +101,6 @@ def _process(arguments: list[str], place: Path) -> int:
         if process.poll() is None:
             process.kill()
             process.wait()
-
-
-def _answered(place: Path, code: int) -> Path:
-    answer = place / _ANSWER
-    if code != EXIT_DONE or not answer.is_file():
-        said = [file.read_text(errors="replace").strip() for file in sorted(place.glob(f"{_SAID}.*"))]
-        last = next((line for text in said for line in reversed(text.splitlines()) if line.strip()), "it said nothing")
-        raise EvenstepError(f"a process of this row has ended with code {code}: {last}")
-    return answer
 
 
 @final
@@ -119,70 +112,48 @@ class _Began(Hook):
 
 
 def run_part(path: Path, settings: list[str], file: Path) -> int:
-    """Be one process of a row."""
+    """Run a part as one of its processes."""
     if not file.is_file():
         raise ConfigError(["`--part` is what `evenstep prove` starts its own processes with; leave it out."])
     end_with_parent()
     os.environ.pop(CODE_FILE, None)  # a signal to the launcher ends the certificate, whatever this rank has come to
-    what = json.loads(file.read_text(encoding="utf-8"))
-    variant = Variant(**what["variant"])
-    rank = os.environ.get("RANK", "0")
-    with _said_to(file.parent / f"{_SAID}.{rank}"):
-        return _run(path, settings, file.parent / _ANSWER, variant, what)
-
-
-def _run(path: Path, settings: list[str], answer: Path, variant: Variant, what: dict[str, Any]) -> int:
+    _write_into(file.with_name(f"{_LOG}.{os.environ.get('RANK', '0')}"))
+    part: Part = pickle.loads(file.read_bytes())  # written by the process that started this one
     began = _Began()
-    bench = RunFileBench(path, settings_of(settings), what["tokens"])
-    hooks: list[Hook] = [began] if what["kill_at"] is None else [began, KillAt(what["kill_at"])]
-    folder = None if what["folder"] is None else Path(what["folder"])
     try:
-        with open_run(path, bench.settings(variant)) as opened:
+        with open_run(path, RunFileBench(path, settings_of(settings), part.tokens).settings(part.variant)) as opened:
             config = opened.config
-    except EvenstepError as error:  # the run file is right, which was seen before; the variant can't be had here
-        _refuse(answer, error)
-        raise
-    with joined(config) as group:
-        of_rank = RunFileBench(path, settings_of(settings), what["tokens"], group)
-        if what.get("traced"):
-            made = _traced_on_all(of_rank, variant, what["updates"], group)
+        with joined(config) as group:
+            bench = RunFileBench(path, settings_of(settings), part.tokens, group)
+            made = _traced_on_all(bench, part, group) if part.traces else _run(bench, part, began)
             if group.rank == 0:
-                torch.save(made, answer)
+                file.with_name(_ANSWER).write_bytes(pickle.dumps(made))
             group.gather(EXIT_DONE)
-            return EXIT_DONE
-        try:
-            ended = run_once(of_rank.open, variant, updates=what["updates"], hooks=lambda subject: hooks, folder=folder)
-            found = {field.name: getattr(ended, field.name) for field in fields(ended)}
-        except EvenstepError as error:
-            if not (began.is_true or isinstance(error, LostRankError)):
-                _refuse(answer, error)
-            raise  # so that the others do not wait for this one, if only it is refused
-        if group.rank == 0:
-            with replacing(answer, sync=False) as new:
-                torch.save(found, new)
-        group.gather(EXIT_DONE)
+    except EvenstepError as error:
+        if not (part.traces or began.is_true or isinstance(error, LostRankError | MissingExtraError)):
+            refused = file.with_name(f"{_REFUSED}.{os.environ.get('RANK', '0')}")
+            refused.write_text(str(error), encoding="utf-8")
+        raise
+    sys.stdout.flush()
     return EXIT_DONE
 
 
-def _refuse(answer: Path, error: EvenstepError) -> None:
-    if not isinstance(error, MissingExtraError):
-        answer.with_name(f"{_REFUSED}.{os.environ.get('RANK', '0')}").write_text(str(error), encoding="utf-8")
-
-
-def _traced_on_all(bench: RunFileBench, variant: Variant, update: int, group: Group) -> UpdateTrace:
-    trace = traced(bench.open, variant, update)
-    everybody: list[list[MicrobatchTrace]] = group.gather(trace.microbatches)
-    microbatches = sorted((one for theirs in everybody for one in theirs), key=lambda one: one.index)
-    return replace(trace, microbatches=microbatches)
-
-
-@contextmanager
-def _said_to(file: Path) -> Generator[None]:
+def _write_into(log: Path) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    target = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for standard in (1, 2):
         os.dup2(target, standard)
     os.close(target)
-    yield
-    sys.stdout.flush()
+
+
+def _run(bench: RunFileBench, part: Part, began: _Began) -> Ended:
+    hooks: list[Hook] = [began] if part.kill_at is None else [began, KillAt(part.kill_at)]
+    return run_once(bench.open, part.variant, updates=part.updates, hooks=lambda subject: hooks, folder=part.folder)
+
+
+def _traced_on_all(bench: RunFileBench, part: Part, group: Group) -> UpdateTrace:
+    trace = traced(bench.open, part.variant, part.updates)
+    everybody: list[list[MicrobatchTrace]] = group.gather(trace.microbatches)
+    microbatches = sorted((one for theirs in everybody for one in theirs), key=lambda one: one.index)
+    return replace(trace, microbatches=microbatches)

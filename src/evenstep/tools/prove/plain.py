@@ -1,9 +1,10 @@
-"""The same run as a plain loop of PyTorch: what a person would write by hand, and nothing of the engine.
+"""The same run as a plain loop of PyTorch, without the engine.
 
 for each micro-batch: (λ · S_m / Σw).backward()
 clip_grad_norm_; lr · factor(u) in each group; optimizer.step()
 """
 
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, cast, final
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from evenstep.data import Microbatch, Position
 from evenstep.optim.modes import Modes
-from evenstep.tools.prove.formats import Mode, wide_defaults
+from evenstep.tools.prove.formats import Laboratory, wide_defaults
 from evenstep.tools.prove.runs import wide_data, widen
 from evenstep.tools.prove.subject import Ended, Subject
 from evenstep.train import Loss, Task
@@ -26,6 +27,8 @@ from evenstep.training_mode import train
 @final
 @dataclass(kw_only=True)
 class _Loop:
+    """Answers the questions of tasks."""
+
     model: nn.Module
     progress: Progress = field(default_factory=Progress)
 
@@ -34,67 +37,58 @@ class _Loop:
 
 
 def why_not_plain(subject: Subject) -> str:
+    """Reason why a plain loop can't compute the same, or ""."""
     if subject.coefficients is None:
         return "its tasks' gradients are weighed or combined by a method of their own"
     if any(task.late_weight or task.uses_average for task in subject.tasks.values()):
-        return "its loss is divided by what only its forwards know"
+        return "its loss is divided by what is known after the forward, or its task uses the average"
     if task_hooks(subject.tasks):
-        return "its task is told of moments of the training, such as `before_update`, by the engine"
+        return "the engine calls methods of its task, such as `before_update`"
     if subject.lr_schedule is not None and set(subject.lr_schedule.needs) - {"groups"}:
         return "its LR schedule depends on epochs or evaluations"
     return ""
 
 
 def plain_loop(subject: Subject, *, updates: int, seed: int = 0) -> Ended:
-    """Train a subject by hand, in float64 and without chance."""
+    """Train a subject in float64 and without randomness."""
     widen(subject)
     train(subject.model)
     Modes(subject.optimizer, (), lambda: None).train()
     begin = {name: one.detach().clone() for name, one in subject.model.state_dict().items()}
     rates = [float(group["lr"]) for group in subject.optimizer.param_groups]
     gradient: dict[str, Tensor] = {}
-    connect(asked := _Loop(model=subject.model), subject.tasks)
+    loop = _Loop(model=subject.model)
+    connect(loop, subject.tasks)
     source = wide_data(subject.data)
     batches = source.batches(Position(), seed=seed)
     with closing(source), closing(cast("Any", batches)), wide_defaults(wide=True):
         for update in range(1, updates + 1):
             batch = next(batches)
-            asked.progress = Progress(update=update - 1)
-            with Mode(wide=True, still=True):
-                _update(subject, batch.microbatches, update, rates, gradient)
+            loop.progress = Progress(update=update - 1)
+            with Laboratory(wide=True, still=True):
+                _backward(subject, batch.microbatches)
+                if update == 1:
+                    gradient = {name: cast("Tensor", one.grad).clone() for name, one in _with_gradients(subject.model)}
+                _step(subject, update, rates)
     end = {name: one.detach().clone() for name, one in subject.model.state_dict().items()}
     return Ended(sha256="", begin=begin, end=end, gradient=gradient)
 
 
-def _update(
-    subject: Subject,
-    microbatches: tuple[Microbatch, ...],
-    update: int,
-    rates: list[float],
-    gradient: dict[str, Tensor],
-) -> None:
-    model, optimizer = subject.model, subject.optimizer
-    optimizer.zero_grad()
+def _with_gradients(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, one) for name, one in model.named_parameters() if one.grad is not None]
+
+
+def _backward(subject: Subject, microbatches: Sequence[Microbatch]) -> None:
+    subject.optimizer.zero_grad()
     weights = [weight_of(subject.tasks[one.task], one.data, one.index, one.known_samples) for one in microbatches]
     totals: dict[str, float] = {}
     for one, weight in zip(microbatches, weights, strict=True):
         totals[one.task] = totals.get(one.task, 0.0) + weight
     for one, weight in zip(microbatches, weights, strict=True):
-        if weight > 0:
-            loss = _loss(subject.tasks[one.task], model, one.data)
-            if loss is not None:
-                factor = (subject.coefficients or {}).get(one.task, 1.0)
-                (loss * (factor / totals[one.task])).backward()
-    parameters = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
-    if update == 1:
-        gradient.update({name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None})
-    if subject.clip_norm is not None:
-        nn.utils.clip_grad_norm_(parameters, subject.clip_norm)
-    schedule = subject.lr_schedule
-    for number, (group, rate) in enumerate(zip(optimizer.param_groups, rates, strict=True)):
-        own = None if schedule is None else schedule.of_group(str(group.get("name", number)))
-        group["lr"] = rate if own is None else rate * own(update, subject.updates)
-    optimizer.step()
+        loss = _loss(subject.tasks[one.task], subject.model, one.data) if weight > 0 else None
+        if loss is not None:
+            factor = (subject.coefficients or {}).get(one.task, 1.0)
+            (loss * (factor / totals[one.task])).backward()
 
 
 def _loss(task: Task, model: nn.Module, data: Any) -> Tensor | None:
@@ -107,3 +101,14 @@ def _loss(task: Task, model: nn.Module, data: Any) -> Tensor | None:
     made: Any = task.loss(task.postprocess(output, batch), batch)
     loss = made.sum if isinstance(made, Loss) else made
     return None if loss is None or not torch.is_tensor(loss) or loss.numel() == 0 else loss
+
+
+def _step(subject: Subject, update: int, rates: Sequence[float]) -> None:
+    optimizer, schedule = subject.optimizer, subject.lr_schedule
+    if subject.clip_norm is not None:
+        parameters = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+        nn.utils.clip_grad_norm_(parameters, subject.clip_norm)
+    for number, (group, rate) in enumerate(zip(optimizer.param_groups, rates, strict=True)):
+        factor = None if schedule is None else schedule.of_group(str(group.get("name", number)))
+        group["lr"] = rate if factor is None else rate * factor(update, subject.updates)
+    optimizer.step()

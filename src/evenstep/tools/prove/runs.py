@@ -1,10 +1,10 @@
-"""Trains a variant of a run for some updates, and says what it has come to."""
+"""Trains a variant of a run for some updates."""
 
 import math
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -12,35 +12,37 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.data import Data, GlobalBatch
-from evenstep.errors import EvenstepError
-from evenstep.events import BackwardBegin, Hook, SaveEnd, StepBegin, UpdateEnd
-from evenstep.tools.prove.digest import sha256_of
+from evenstep.events import BackwardBegin, Hook, SaveEnd, StepBegin, UpdateBegin, UpdateEnd
 from evenstep.tools.prove.formats import Laboratory, wide_defaults
-from evenstep.tools.prove.subject import Ended, Subject, Variant
-
-
-class RefusedError(EvenstepError):
-    """A variant that this run can't have, as what builds it says."""
+from evenstep.tools.prove.state import sha256_of
+from evenstep.tools.prove.subject import Ended, Open, Subject, Variant
 
 
 @final
-class StopAt(Hook):
-    """Stops a run after so many updates of its whole length, which its LR schedule goes on counting with."""
+class Observer(Hook):
+    """Computes updates as the variant says, keeps the gradient of the first one, and stops after some.
 
-    def __init__(self, updates: int) -> None:
-        self._updates = updates
+    The run keeps its whole length, which its LR schedule counts with.
+    """
+
+    priority = -1_000_000
+
+    def __init__(self, variant: Variant, updates: int) -> None:
+        self._variant, self._updates = variant, updates
+        self._inside: Laboratory | None = None
+        self.gradient: dict[str, Tensor] = {}
+
+    def before_update(self, event: UpdateBegin) -> None:
+        if self._variant.wide or self._variant.still:
+            self._inside = Laboratory(wide=self._variant.wide, still=self._variant.still)
+            self._inside.__enter__()
 
     def after_update(self, event: UpdateEnd) -> None:
+        if self._inside is not None:
+            self._inside.__exit__(None, None, None)
+            self._inside = None
         if event.update >= self._updates:
             self.trainer.request_stop("enough to compare")
-
-
-@final
-class Listen(Hook):
-    """Keeps the gradient of the first update."""
-
-    def __init__(self) -> None:
-        self.gradient: dict[str, Tensor] = {}
 
     def before_step(self, event: StepBegin) -> None:
         if event.update == 1:
@@ -49,10 +51,7 @@ class Listen(Hook):
 
 @final
 class Rounding(Hook):
-    """Moves every gradient by as much as another order of its sums might: g + ε (|g| + rms of all) · u, u in [-1, 1].
-
-    What steps make of that is what they make of rounding; those that take a sign make very much of it.
-    """
+    """Changes every gradient as another order of its sums might: g + ε (|g| + rms of all) · u, u in [-1, 1]."""
 
     def before_step(self, event: StepBegin) -> None:
         held = [one.grad for one in self.trainer.model.parameters() if one.grad is not None]
@@ -68,7 +67,7 @@ class Rounding(Hook):
 
 @final
 class KillAt(Hook):
-    """Kills the process at the last micro-batch of an update, without a chance to tidy up."""
+    """Kills the process in a backward of an update, after a checkpoint of an earlier one."""
 
     def __init__(self, update: int) -> None:
         self._update = update
@@ -87,7 +86,7 @@ class KillAt(Hook):
 
 
 def gradients_of(model: nn.Module, divisor: float | Tensor) -> dict[str, Tensor]:
-    """The gradients of parameters that this process holds whole, by name; none where any is in shards."""
+    """Gradients of parameters that this process holds whole, by name; none where any is in shards."""
     held = {name: one for name, one in model.named_parameters() if one.grad is not None}
     if any(hasattr(one, "to_local") for one in held.values()):
         return {}
@@ -95,39 +94,37 @@ def gradients_of(model: nn.Module, divisor: float | Tensor) -> dict[str, Tensor]
 
 
 def run_once(
-    open_subject: Callable[[Variant], AbstractContextManager[Subject]],
+    open_subject: Open,
     variant: Variant,
     *,
     updates: int,
     hooks: Callable[[Subject], Sequence[Hook]] = lambda subject: (),
     folder: Path | None = None,
-    data: Callable[[Data], Data] = lambda data: data,
     own_hooks: bool = True,
 ) -> Ended:
-    """Build a variant, and train it for so many updates.
+    """Build a variant and train it until so many updates are done.
 
     Args:
-        folder: that it saves in, and goes on from where there is something.
+        folder: saves there, and resumes from its newest checkpoint.
     """
     with open_subject(variant) as subject:
-        source = data(subject.data)
+        source = subject.data
         if variant.wide:
             widen(subject)
             source = wide_data(source)
-        listen = Listen()
-        more = [Laboratory(wide=variant.wide, still=variant.still), listen, StopAt(updates), *hooks(subject)]
-        trainer = subject.trainer(source, [*(subject.hooks if own_hooks else ()), *more], folder)
-        with closing(source):
+        observer = Observer(variant, updates)
+        own = subject.hooks if own_hooks else ()
+        trainer = subject.trainer(source, [*own, observer, *hooks(subject)], folder)
+        with closing(source), wide_defaults(wide=variant.wide):
             begin = _tensors(trainer.state_dict()["model"])
             if folder is not None:
                 trainer.resume("auto")
-            with wide_defaults(wide=variant.wide):
-                if trainer.progress.update < updates:
-                    trainer.train()
+            if trainer.progress.update < updates:
+                trainer.train()
             state = trainer.state_dict()
     rates = [group["options"].get("lr") for group in state["optimizer"].get("groups", ())]
     parts = [state["model"], state["ema"], state["progress"], state["optimizer"]["state"], rates]
-    return Ended(sha256=sha256_of(parts), begin=begin, end=_tensors(state["model"]), gradient=listen.gradient)
+    return Ended(sha256=sha256_of(parts), begin=begin, end=_tensors(state["model"]), gradient=observer.gradient)
 
 
 def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -135,7 +132,7 @@ def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def widen(subject: Subject) -> None:
-    """Put a model, and what its optimizer has of it already, into float64."""
+    """Put a model, and the state that its optimizer already has, into float64."""
     subject.model.double()
     for state in subject.optimizer.state.values():
         for name, value in state.items():
@@ -143,33 +140,24 @@ def widen(subject: Subject) -> None:
                 state[name] = value.double()
 
 
-def through(data: Data, change: Callable[[GlobalBatch], None]) -> Data:
-    """The same data, each of whose global batches is given to `change` as it comes."""
+def wide_data(data: Data) -> Data:
+    """The same data, with floating-point numbers in float64."""
 
-    def changed(read: Callable[..., Iterator[GlobalBatch]]) -> Callable[..., Iterator[GlobalBatch]]:
+    def widening(read: Callable[..., Iterator[GlobalBatch]]) -> Callable[..., Iterator[GlobalBatch]]:
         def batches(*args: Any, **options: Any) -> Iterator[GlobalBatch]:
             with closing(cast("Any", read(*args, **options))) as given:
                 for batch in given:
-                    change(batch)
+                    for one in batch.microbatches:
+                        one.data = widened(one.data)
                     yield batch
 
         return batches
 
     together, alone = data.batches_together, data.batches
-    vars(data)["batches"] = changed(alone)
+    vars(data)["batches"] = widening(alone)
     if type(data).batches_together is not Data.batches_together:  # which calls `batches`
-        vars(data)["batches_together"] = changed(together)
+        vars(data)["batches_together"] = widening(together)
     return data
-
-
-def wide_data(data: Data) -> Data:
-    """The same data, with their floating-point numbers in float64."""
-
-    def change(batch: GlobalBatch) -> None:
-        for one in batch.microbatches:
-            one.data = widened(one.data)
-
-    return through(data, change)
 
 
 def widened(value: Any) -> Any:

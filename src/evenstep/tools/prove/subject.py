@@ -1,7 +1,4 @@
-"""What is proved: a run that can be built again and again, each time cut or shared in another way.
-
-A `Bench` builds it; a `Subject` is what it has built. How a run is trained and compared is not known here.
-"""
+"""A run that is built again and again, each time cut, shared or computed in another way."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -13,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evenstep.data import Data
+from evenstep.errors import EvenstepError
 from evenstep.events import Hook
 from evenstep.optim.schedules import LrSchedule
 from evenstep.train import Task, Trainer
@@ -20,18 +18,22 @@ from evenstep.train import Task, Trainer
 Cut = Literal["1", "2", "4", "ragged"]
 
 
+class RefusedError(EvenstepError):
+    """A variant that is refused for this run."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """How the run is made this once.
+    """One way to compute the run.
 
     Args:
         cut: micro-batches of a global batch; "ragged" are of different sizes.
-        wide: whether everything is computed in float64.
-        own_format: whether it is computed in the run's own number format, else in float32 (or, `wide`, float64).
-        still: whether every random number of forwards is its mean, so that micro-batches can be compared.
-        ordered: whether gradients are summed in the order that is the same on any number of ranks.
-        pipeline: how many of them share a model in stages.
+        wide: compute in float64.
+        own_format: compute in the run's own number format, else in float32 (`wide`: float64).
+        still: replace random numbers by constants, so that micro-batches can be compared.
+        ordered: sum gradients in the order that is the same on any number of ranks.
+        pipeline: ranks that share a model in stages.
     """
 
     cut: Cut = "4"
@@ -49,12 +51,11 @@ class Variant:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A run as it was built, before anything is trained.
+    """A variant as it was built, before training.
 
     Args:
-        tasks: by name; "" is that of a run with one.
+        tasks: by name; "" in a run with one.
         coefficients: λ of each task; None where they are learned, or gradients are combined in another way.
-        others: what else may hold state, by what messages call it, such as modules of the recipe.
     """
 
     model: nn.Module
@@ -67,13 +68,12 @@ class Subject:
     coefficients: Mapping[str, float] | None = field(default_factory=dict[str, float])
     lr_schedule: LrSchedule | None = None
     clip_norm: float | None = None
-    others: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """What a run has come to.
+    """Result of a run.
 
     Args:
         sha256: of all that training changes.
@@ -86,31 +86,33 @@ class Ended:
     gradient: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
 
 
+Open = Callable[[Variant], AbstractContextManager[Subject]]
+
+
 class InProcesses(Protocol):
-    """Runs a variant in processes of its own."""
+    """Runs a variant in processes of its own; gives None if it was killed."""
 
     def __call__(
         self, variant: Variant, *, updates: int, folder: Path | None = None, kill_at: int | None = None
     ) -> Ended | None: ...
 
     def traced(self, variant: Variant, update: int) -> Any:
-        """The trace of an update, over all ranks (`trace.UpdateTrace`)."""
+        """Trace of one update over all ranks."""
         ...
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """Builds the run.
+    """The run, and how to build its variants.
 
     Args:
-        open: builds a variant, which is closed at the end of the `with`.
-        layered: why the model can't be cut into stages, or "".
-        uncut: why global batches can't be cut, or "".
-        workers: that read the run's data, at most 2; 0 where it has none.
+        layered: reason why the model can't be cut into stages, or "".
+        uncut: reason why global batches can't be cut, or "".
+        workers: workers that read the run's data, at most 2.
     """
 
-    open: Callable[[Variant], AbstractContextManager[Subject]]
+    open: Open
     elsewhere: InProcesses
     updates: int
     ranks: int = 2

@@ -1,25 +1,17 @@
 """What is taken out of an update that is compared: chance, and casts to float32."""
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evenstep.events import UpdateBegin, UpdateEnd
 from evenstep.tools.prove.formats import Laboratory
 
 
-@contextmanager
-def laboratory(*, wide: bool = False, still: bool = False) -> Generator[None]:
-    hook = Laboratory(wide=wide, still=still)
-    hook.before_update(UpdateBegin(update=1, num_microbatches=1))
-    try:
-        yield
-    finally:
-        hook.after_update(UpdateEnd(update=1, committed=True, num_samples=1))
+def laboratory(*, wide: bool = False, still: bool = False) -> Laboratory:
+    return Laboratory(wide=wide, still=still)
 
 
 @pytest.mark.parametrize(

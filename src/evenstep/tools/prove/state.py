@@ -1,6 +1,7 @@
-"""sha256 of trees of tensors and numbers, and of the state that a run's objects hold."""
+"""sha256 of trees of tensors and numbers, and digests of the state that a run's objects hold."""
 
 import hashlib
+import random
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -10,14 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from evenstep.data.seeding import generator_state, is_generator
-
 _DEPTH = 5
-_MOST = 20_000
-_LARGE = 1 << 22  # elements
-_OF_TORCH = ("_parameters", "_modules", "_buffers", "training", "_non_persistent_buffers_set")
-_OF_ENGINE = ("_trainer", "_now")  # set by the engine in hooks and tasks
-_OF_OPTIMIZER = ("state", "param_groups", "defaults")  # compared through its `state_dict`
+_LARGE = 1 << 22  # elements of a tensor that is a dataset's rather than state
+_OF_TORCH = {*vars(nn.Module()), *vars(Optimizer([torch.zeros(1)], {}))}
+_OF_ENGINE = {"_trainer", "_now"}  # set by the engine in hooks and tasks
 
 
 def sha256_of(tree: object) -> str:
@@ -55,30 +52,35 @@ def states_of(owners: Mapping[str, object]) -> dict[str, str]:
     >>> [path for path, state in states_of({"model": counting}).items() if before.get(path) != state]
     ['model.seen']
     """
-    found: dict[str, str] = {}
     seen: set[int] = set()
-    for name, owner in owners.items():
-        for path, digest in _walk(name, owner, _DEPTH, seen):
-            found.setdefault(path, digest)
-            if len(found) >= _MOST:
-                return found
-    return found
+    return dict(found for name, owner in owners.items() for found in _walk(name, owner, _DEPTH, seen))
 
 
 def _walk(path: str, value: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, str]]:
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         yield path, repr(value)
-        return
-    if id(value) in seen or not depth or isinstance(value, nn.Parameter):
-        return
-    seen.add(id(value))
+    elif isinstance(value, set | frozenset):
+        yield path, repr(sorted(map(repr, cast("set[object]", value))))
+    elif id(value) not in seen and depth and not isinstance(value, nn.Parameter):
+        seen.add(id(value))
+        if (state := _own_state(value)) is not None:
+            yield path, sha256_of(state)
+        else:
+            for name, inner in _held(value):
+                yield from _walk(f"{path}{name}", inner, depth - (not isinstance(value, nn.Module)), seen)
+
+
+def _own_state(value: Any) -> object:
+    """Content of a tensor or random generator, else None."""
     if isinstance(value, Tensor | np.ndarray):
-        yield path, sha256_of(_ends(value))
-    elif is_generator(type(value)):
-        yield path, sha256_of(generator_state(value))
-    else:
-        for name, inner in _held(value):
-            yield from _walk(f"{path}{name}", inner, depth - (not isinstance(value, nn.Module)), seen)
+        return value if np.prod(value.shape) < _LARGE else tuple(value.shape)
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.Generator):
+        return cast("object", value.bit_generator.state)
+    if isinstance(value, torch.Generator | np.random.RandomState):
+        return cast("object", value.get_state())
+    return None
 
 
 def _held(value: Any) -> list[tuple[str, Any]]:
@@ -86,36 +88,12 @@ def _held(value: Any) -> list[tuple[str, Any]]:
         return [(f"[{key!r}]", inner) for key, inner in cast("Mapping[object, object]", value).items()]
     if isinstance(value, list | tuple | deque):
         return [(f"[{index}]", inner) for index, inner in enumerate(cast("list[object]", value))]
-    if isinstance(value, set | frozenset):
-        return [("", repr(sorted(map(repr, cast("set[object]", value)))))]
-    attributes: dict[str, Any] = dict(vars(value)) if hasattr(value, "__dict__") else {}
-    if isinstance(value, type) or (callable(value) and not isinstance(value, nn.Module) and not attributes):
+    if isinstance(value, type) or not hasattr(value, "__dict__"):
         return []
+    attributes = {name: inner for name, inner in vars(value).items() if name not in _OF_TORCH | _OF_ENGINE}
     if isinstance(value, nn.Module):
         attributes |= {**dict(value.named_buffers(recurse=False)), **dict(value.named_children())}
-    if _is_ours(value):
-        attributes = {name: inner for name, inner in attributes.items() if not _is_plain(inner)}
-    left_out = _OF_OPTIMIZER if isinstance(value, Optimizer) else ()
-    return [
-        (f".{name}", inner)
-        for name, inner in attributes.items()
-        if name not in (*_OF_TORCH, *_OF_ENGINE, *left_out) and "_hooks" not in name
-    ]
-
-
-def _is_ours(value: object) -> bool:
-    return type(value).__module__.startswith("evenstep.")
-
-
-def _is_plain(value: object) -> bool:
-    return type(value).__module__ in ("builtins", "collections", "torch") or value is None
-
-
-def _ends(value: Any) -> object:
-    if isinstance(value, Tensor):
-        large = value.numel() > _LARGE
-        flat = value.detach().flatten() if large else value
-    else:
-        large = value.size > _LARGE
-        flat = value.ravel() if large else value
-    return (tuple(value.shape), flat[:4096], flat[-4096:]) if large else value
+    if type(value).__module__.startswith("evenstep."):  # its own counters are saved or do not matter
+        plain = ("builtins", "collections", "torch")
+        attributes = {name: inner for name, inner in attributes.items() if type(inner).__module__ not in plain}
+    return [(f".{name}", inner) for name, inner in attributes.items()]
