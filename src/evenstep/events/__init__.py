@@ -1,4 +1,4 @@
-"""Events of a run, the hooks that are told of them, the storage of its metrics, and the writers that keep those."""
+"""Events of a run, hooks, metrics and writers."""
 
 from typing import TYPE_CHECKING
 
@@ -48,10 +48,9 @@ if TYPE_CHECKING:
         Watchdog,
     )
     from evenstep.events.incidents import IncidentFiles
-    from evenstep.events.screens import is_watched
-    from evenstep.events.series import Record
+    from evenstep.events.metrics.series import Record
+    from evenstep.events.metrics.storage import Storage
     from evenstep.events.shown import Histogram, Image, Shown, Text
-    from evenstep.events.storage import Storage
     from evenstep.events.writers import (
         WRITERS,
         ConsoleWriter,
@@ -63,6 +62,7 @@ if TYPE_CHECKING:
         Writer,
         Writers,
     )
+    from evenstep.events.writers.live import is_watched
 
 __all__ = [
     "WRITERS",
@@ -136,11 +136,11 @@ __getattr__, __dir__ = lazy_names(
         ".hooks": "Best Console EarlyStop Evaluate MemoryUse Profile Save Statistics Status StopBelowLr StopFile "
         "TimeBudget Timer Watchdog",
         ".incidents": "IncidentFiles",
-        ".screens": "is_watched",
-        ".series": "Record",
+        ".metrics.series": "Record",
+        ".metrics.storage": "Storage",
         ".shown": "Histogram Image Shown Text",
-        ".storage": "Storage",
         ".writers": "WRITERS ConsoleWriter CsvWriter JsonlWriter MlflowWriter TensorBoardWriter "
         "WandbWriter Writer Writers",
+        ".writers.live": "is_watched",
     },
 )

@@ -1,8 +1,7 @@
-"""What happens in a run, as values: one frozen class per moment, handed to hooks and writers.
+"""Moments of a run as values: one frozen class per moment, given to hooks and writers.
 
-Begin and end events come in pairs, also when something fails between them; the end event then says so in its own
-words (an outcome, `committed=False`, empty metrics, no path). `update` counts committed updates: the begin and end
-of the first update carry 1. Events carry no behaviour and no reference to the trainer.
+Begin and end events come in pairs, also on failure; the end event then says so (an outcome, `committed=False`, empty
+metrics, no path). `update` counts committed updates: the begin and end events of the first update carry 1.
 """
 
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ Outcome = Literal["done", "stopped", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened at an update; every event is one of the subclasses below.
+    """Base of all events.
 
     >>> UpdateEnd(update=1, committed=True, num_samples=32)
     UpdateEnd(update=1, committed=True, num_samples=32)
@@ -31,9 +30,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBegin(Event):
-    """Training begins, with `update` updates already committed, of `updates` planned (None: until the data ends).
+    """Training begins after `update` of `updates` planned updates (None: until the data ends).
 
-    `config` is what the run was configured with, as plain values: of a run file all of it.
+    `config` is the configuration of the run as plain values.
     """
 
     updates: int | None
@@ -43,7 +42,7 @@ class TrainBegin(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainEnd(Event):
-    """Training ended: everything planned is done, it was asked to stop (`reason` says by what), or `error` ended it.
+    """Training ended: all planned updates are done, a stop was requested (`reason`), or `error` ended it.
 
     `metrics` are the last values of all metrics.
     """
@@ -56,14 +55,14 @@ class TrainEnd(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochBegin(Event):
-    """Epoch `epoch` (counted from 0) begins, or goes on after a resume."""
+    """Epoch `epoch`, counted from 0, begins, or continues after a resume."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochEnd(Event):
-    """Epoch `epoch` ends; not `complete` when a stop or a failure came before its last global batch."""
+    """Epoch `epoch` ends; it is not `complete` if a stop or a failure came before its last global batch."""
 
     epoch: int
     complete: bool = True
@@ -71,10 +70,10 @@ class EpochEnd(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateBegin(Event):
-    """The global batch of update `update` is here, in `num_microbatches` micro-batches over all ranks.
+    """Update `update` begins, with `num_microbatches` micro-batches over all ranks.
 
-    `data_s` is how long the loop waited for it, in seconds; None when it was not measured. `task_data_s` is how much of
-    that was for each task, where there are several.
+    `data_s` is the time that the loop waited for the global batch, in seconds; None if it was not measured.
+    `task_data_s` is the part of each task, if there are several.
     """
 
     num_microbatches: int
@@ -86,7 +85,7 @@ class UpdateBegin(Event):
 class UpdateEnd(Event):
     """Update `update` was applied (`committed`) or given up; it read `num_samples` samples over all ranks.
 
-    `task_samples` is how many of them each task had, where there are several.
+    `task_samples` are the samples of each task, if there are several.
     """
 
     committed: bool
@@ -96,7 +95,7 @@ class UpdateEnd(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicrobatchBegin(Event):
-    """Micro-batch `microbatch` (its number in the global batch) of `task` begins; `batch` is the collated data."""
+    """Micro-batch `microbatch` of `task`, numbered in the global batch, begins; `batch` is the collated data."""
 
     microbatch: int
     batch: object = field(repr=False, compare=False)
@@ -105,9 +104,9 @@ class MicrobatchBegin(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicrobatchEnd(Event):
-    """Micro-batch `microbatch` is done: the model's `output` and the summed `loss`; both None when it failed.
+    """Micro-batch `microbatch` ends, with the model's `output` and the summed `loss`; both are None if it failed.
 
-    The `loss` is also None where the task gave none.
+    `loss` is also None if the task gave none.
     """
 
     microbatch: int
@@ -119,7 +118,7 @@ class MicrobatchEnd(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardBegin(Event):
-    """Micro-batch `microbatch` of `task` goes into the model: `batch` is on the device, with the task's transforms."""
+    """The forward of micro-batch `microbatch` begins; `batch` is transformed and on the device."""
 
     microbatch: int
     batch: object = field(repr=False, compare=False)
@@ -128,7 +127,7 @@ class ForwardBegin(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardEnd(Event):
-    """The forward of micro-batch `microbatch` ends: the `output` after `Task.postprocess`; None when it failed."""
+    """The forward of micro-batch `microbatch` ends; `output`, after `Task.postprocess`, is None if it failed."""
 
     microbatch: int
     output: object = field(repr=False, compare=False)
@@ -155,9 +154,8 @@ class BackwardEnd(Event):
 class StepBegin(Event):
     """The gradients of update `update` are complete, and the optimizer is about to apply them.
 
-    What is then in `.grad` is `divisor` times the gradient, and not clipped: by the loss scale, and by a weight that
-    was late. What is changed there, or put there, is what the optimizer gets, divided and clipped; the norm that clips,
-    and that must be finite, is still that of the gradient as it came.
+    `.grad` holds `divisor` times the gradient (loss scale, late weight), not yet clipped. Changes to `.grad` reach the
+    optimizer, divided and clipped. The norm that clips, and that must be finite, is the norm before the changes.
     """
 
     divisor: float | Tensor = 1.0
@@ -165,7 +163,7 @@ class StepBegin(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEnd(Event):
-    """The optimizer is done with update `update`; whether it was applied is what `UpdateEnd` says."""
+    """The optimizer is done with update `update`; `UpdateEnd` says whether it was applied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +175,7 @@ class EvaluateBegin(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateEnd(Event):
-    """Evaluation `name` ends; `metrics` by full name, as logged (`valid/loss`), and empty when it failed."""
+    """Evaluation `name` ends; `metrics` by full name, such as `valid/loss`, are empty if it failed."""
 
     name: str
     metrics: Mapping[str, float]
@@ -190,25 +188,25 @@ class SaveBegin(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveEnd(Event):
-    """The checkpoint is complete at `path`, or there is none (`path` is None) because the save failed."""
+    """The checkpoint is complete at `path`; `path` is None if the save failed."""
 
     path: Path | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident(Event):
-    """Anything that went wrong, as a value: its `kind` (`out_of_memory`, `non_finite`, …), a sentence, and facts.
+    """Anything that went wrong, as a value.
 
     Args:
-        kind: what policies and readers go by.
-        message: for the person who reads it.
+        kind: such as `out_of_memory` or `non_finite`; policies and readers select by it.
+        message: one sentence for people.
         details: further facts.
-        rank: on which it happened; None when all ranks agreed that it did.
-        microbatch: in which, by its number in the global batch.
-        stage: of the model, in which.
-        samples: the dataset's numbers of the samples that it is about, where they are known.
-        tensors: the names of those that it is about.
-        traceback: of what was raised, or "".
+        rank: rank on which it happened; None if all ranks agreed on it.
+        microbatch: number of the micro-batch in the global batch.
+        stage: stage of the model.
+        samples: numbers of the samples in the dataset.
+        tensors: names of tensors.
+        traceback: traceback of the error, or "".
 
     >>> Incident(kind="overflow", update=7, message="the loss scale was halved", details={"scale": 32768.0}).kind
     'overflow'
@@ -225,11 +223,11 @@ class Incident(Event):
     traceback: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("message", "traceback"):  # of what others have raised, in whatever words
+        for name in ("message", "traceback"):  # may hold an error of the user, of any length
             object.__setattr__(self, name, keepable(getattr(self, name)))
 
     def facts(self) -> dict[str, Json]:
-        """All that is known but kind, message and traceback, as JSON.
+        """All known facts but kind, message and traceback, as JSON.
 
         >>> Incident(kind="x", update=7, message="", details={"scale": 2.0}, rank=1, samples=(4,)).facts()
         {'update': 7, 'rank': 1, 'samples': [4], 'scale': 2.0}

@@ -1,8 +1,4 @@
-"""The seam for what people add to a run: a class whose methods are called before and after each part of it.
-
-A hook overrides the methods that it needs; the others cost nothing. It sees the trainer through a weak reference,
-may ask it to stop, save or evaluate, and may keep state that checkpoints carry. It does not change the update.
-"""
+"""Base class of hooks: methods that are called before and after each part of a run."""
 
 import weakref
 from collections.abc import Callable, Mapping
@@ -34,13 +30,13 @@ from evenstep.events.event import (
     UpdateBegin,
     UpdateEnd,
 )
-from evenstep.events.storage import Storage
+from evenstep.events.metrics.storage import Storage
 
 T = TypeVar("T")
 
 
 class HookProgress(Protocol):
-    """How far the run is, as a hook sees it."""
+    """Progress of the run, as hooks see it."""
 
     @property
     def update(self) -> int: ...
@@ -49,13 +45,13 @@ class HookProgress(Protocol):
 
 
 class HookPhases(Protocol):
-    """Where the time goes, as a hook sees it."""
+    """Seconds of each phase since the last call."""
 
     def take(self) -> dict[str, float]: ...
 
 
 class HookTrainer(Protocol):
-    """The trainer, as a hook sees it: what it may read, and what it may ask for at the next end of an update."""
+    """The trainer, as hooks see it: what they may read, and request for the end of the update."""
 
     @property
     def progress(self) -> HookProgress: ...
@@ -96,14 +92,22 @@ class HookTrainer(Protocol):
 
 
 class Hook:
-    """Base of all hooks: every method does nothing.
+    """Base of all hooks. Override the methods that you need; the others cost nothing.
 
-    `priority` orders hooks (lower first); hooks of equal priority keep the order in which they were given. An `after_`
-    method is called whenever the hook's own `before_` was called and did not raise, also on failure. Each rank has its
-    own instance; a hook that is `first_rank_only` (one that prints or writes for the run) is only called on rank 0.
-    `failure_policy` says what an error in the hook does: "stop" ends the run, "continue" reports it as an incident;
-    None leaves it to the run's `Failures(hook=…)`. A hook that averages the models of ranks that train one each
-    (`Single(ranks)`) says `averages_ranks = True`.
+    A hook reads the trainer, may request a stop, a save or an evaluation, and may keep state in checkpoints. An
+    `after_` method is called whenever the hook's `before_` method was called and did not raise, also on failure. Each
+    rank has its own instance.
+
+    Attributes:
+        priority: hooks with a lower number come first; equal ones stay in the given order.
+        first_rank_only: call the hook on rank 0 only, for hooks that print or write files.
+        failure_policy: "stop" lets an error of the hook end the run, "continue" reports it as an incident; None
+            follows `Failures(hook=…)`.
+        draws: the methods may draw random numbers, which are then keyed. False saves the keying; drawn numbers would
+            depend on the layout.
+        may_evaluate: the hook may call `request_evaluate`. False lets hooks that wait for evaluations know that this
+            one requests none.
+        averages_ranks: the hook averages models that ranks train independently (`Single(ranks)`).
 
     >>> class StopAt(Hook):
     ...     def after_update(self, event: UpdateEnd) -> None:
@@ -116,55 +120,54 @@ class Hook:
     priority: int = 0
     first_rank_only: bool = False
     failure_policy: Literal["stop", "continue"] | None = None
+    draws: bool = True
+    may_evaluate: bool = True
     averages_ranks: bool = False
     _trainer: "weakref.ref[HookTrainer] | None" = None
 
     @property
     def name(self) -> str:
-        """What messages and checkpoints call this hook; the class name unless overridden."""
+        """Name in messages and checkpoints: the name of the class, unless overridden."""
         return type(self).__name__
 
     @property
     def trainer(self) -> HookTrainer:
-        """The trainer that this hook was given to.
+        """The trainer of this hook.
 
         Raises:
-            HookError: when there is none, or it is gone.
+            HookError: it has none, or the trainer is gone.
         """
-        if self._trainer is None:
-            raise HookError(
-                f"hook `{self.name}` has no trainer yet; give it to one: Trainer(hooks=[...]).", field=self.name
-            )
-        trainer = self._trainer()
+        trainer = None if self._trainer is None else self._trainer()
         if trainer is None:
             raise HookError(
-                f"the trainer of hook `{self.name}` is gone; keep a reference to it while you use the hook.",
+                f"hook `{self.name}` has no trainer; pass it to one, `Trainer(hooks=[…])`, and keep the trainer.",
                 field=self.name,
             )
         return trainer
 
     def attach(self, trainer: HookTrainer) -> None:
-        """Become a hook of `trainer`, which is referred to weakly."""
+        """Set the trainer, by a weak reference."""
         self._trainer = weakref.ref(trainer)
 
     def prepare(self, model: nn.Module) -> None:
-        """Change layers of the model, before its optimizer is built: in a run file that is done, in a script call it.
+        """Change layers of the model before its optimizer is built. Run files call it; scripts call it themselves.
 
-        Names, shapes and objects of parameters stay those that it leaves for the whole run.
+        Names, shapes and objects of the parameters then stay the same for the whole run.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must keep of this hook: a tree of dict, list, str, int, float, bool, None and tensors."""
+        """State for checkpoints: a tree of dict, list, str, numbers, bool, None and tensors."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> str | None:
-        """Take back what `state_dict` gave; with an empty one only where it is not empty now, as after going back.
+        """Restore `state_dict`; an empty state comes only to a hook that now has some, when the run goes back.
 
-        What of it is not taken, because this hook was built with other arguments, may be given as half a sentence.
+        Returns:
+            What is not restored because the hook has other arguments, in half a sentence; None for nothing.
         """
 
     def kept_checkpoints(self) -> tuple[str, ...]:
-        """The names of checkpoint folders that must not be deleted to make room."""
+        """Names of checkpoint folders that must not be deleted."""
         return ()
 
     def before_train(self, event: TrainBegin) -> None: ...
@@ -186,3 +189,14 @@ class Hook:
     def before_save(self, event: SaveBegin) -> None: ...
     def after_save(self, event: SaveEnd) -> None: ...
     def on_incident(self, event: Incident) -> None: ...
+
+
+def run_folder(hook: Hook) -> Path:
+    """The run folder of a hook that writes files.
+
+    Raises:
+        HookError: the trainer has none.
+    """
+    if hook.trainer.folder is None:
+        raise HookError(f"hook `{hook.name}` needs a run folder; give the trainer a `folder`.", field=hook.name)
+    return hook.trainer.folder

@@ -1,8 +1,4 @@
-"""One readable file per incident, in the folder `incidents` of the run: what went wrong, where, and the traceback.
-
-They are for the person who looks into a run, on whichever rank it happened. A run in which the same thing goes wrong
-again and again keeps the first files of each kind; how often it happened stands in incidents.jsonl.
-"""
+"""Readable files of incidents, one each, in the folder `incidents` of the run."""
 
 import json
 import sys
@@ -17,11 +13,11 @@ FILES_PER_KIND = 50
 
 @final
 class IncidentFiles:
-    """Writes the incidents of one rank.
+    """Writes the incidents of one rank: the first files of each kind; incidents.jsonl has all.
 
     Args:
-        folder: of the run; None keeps nothing.
-        makes_folder: whether the run's folder is made if it is not there.
+        folder: run folder; None writes nothing.
+        makes_folder: create the run folder if it is missing.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -34,38 +30,36 @@ class IncidentFiles:
         self._makes_folder = makes_folder
         self._folder = None if folder is None else folder / "incidents"
         self._written: Counter[str] = Counter()
-        self._said = False
+        self._has_failed = False
 
     def write(self, incident: Incident) -> Path | None:
-        """Write one; gives its file, or None where there is none.
-
-        A disk that takes no file is no reason to stop: it is said once on standard error.
-        """
+        """Write one incident; returns its file, or None. A disk that takes no file is reported once, on stderr."""
         if self._folder is None or self._written[incident.kind] >= FILES_PER_KIND:
             return None
         self._written[incident.kind] += 1
         try:
             if not self._makes_folder and not self._folder.parent.exists():
-                return None  # its first rank has taken it away again
+                return None  # the first rank has removed it
             self._folder.mkdir(parents=True, exist_ok=True)
-            path = self._free_path(self._folder, incident)
+            path = _free_path(self._folder, incident)
             path.write_text(_text(incident), encoding="utf-8")
         except OSError as error:
-            if not self._said:
-                self._said = True
+            if not self._has_failed:
+                self._has_failed = True
                 print(f"evenstep: incidents can't be written to {self._folder}: {error}", file=sys.stderr, flush=True)
             return None
         return path
 
-    @staticmethod
-    def _free_path(folder: Path, incident: Incident) -> Path:
-        rank = "" if incident.rank is None else f"-rank-{incident.rank}"
-        stem = f"{incident.update:08d}-{incident.kind}{rank}"
-        number, path = 1, folder / f"{stem}.txt"
-        while path.exists():
-            number += 1
-            path = folder / f"{stem}-{number}.txt"
-        return path
+
+def _free_path(folder: Path, incident: Incident) -> Path:
+    rank = "" if incident.rank is None else f"-rank-{incident.rank}"
+    stem = f"{incident.update:08d}-{incident.kind}{rank}"
+    number = 1
+    path = folder / f"{stem}.txt"
+    while path.exists():
+        number += 1
+        path = folder / f"{stem}-{number}.txt"
+    return path
 
 
 def _text(incident: Incident) -> str:

@@ -1,7 +1,6 @@
-"""How a run was started, each time it was: one line of JSON in `starts.jsonl` of the run folder.
+"""Line of `starts.jsonl`: command, source, versions and machine of one start of a run.
 
-It says what a later reader can't find out any more: the command, the state of the source, the versions and the machine,
-how many ranks there were. Neither the machine's name nor the user's is kept; the command line is, as it was given.
+The names of the machine and of the user are not kept.
 """
 
 import json
@@ -10,6 +9,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -28,14 +28,14 @@ _GIT_TIMEOUT_S = 5.0
 
 
 def write_start(folder: Path, event: TrainBegin, *, layout: Mapping[str, Json], resumed_from: str | None) -> None:
-    """Append the line of a start that happens now.
+    """Append the line of this start.
 
     Args:
         layout: how the run is spread over ranks.
-        resumed_from: the checkpoint that it goes on from.
+        resumed_from: checkpoint that it continues.
 
     Raises:
-        EvenstepError: it can't be written.
+        EvenstepError: the file can't be written.
     """
     line: dict[str, Json] = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -54,16 +54,20 @@ def write_start(folder: Path, event: TrainBegin, *, layout: Mapping[str, Json], 
 
 @cache
 def git_state(folder: Path) -> dict[str, Json] | None:
-    """Commit, branch and number of changed files of the working tree that `folder` is in; None where there is none.
+    """Commit, branch and number of changed files of the working tree around `folder`, as of the first call.
 
-    It is looked at once per process: what was imported is what was there then.
+    None without a working tree or git.
     """
     if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
         return None
-    said = _git(folder, "status", "--porcelain=v2", "--branch", "--untracked-files=no")
-    if said is None:
+    command = "git --no-optional-locks status --porcelain=v2 --branch --untracked-files=no".split()
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
         return None
-    lines = said.splitlines()
+    if done.returncode != 0:
+        return None
+    lines = done.stdout.splitlines()
     heads = dict(line.removeprefix("# ").split(" ", 1) for line in lines if line.startswith("# branch."))
     return {
         "commit": heads.get("branch.oid", ""),
@@ -72,42 +76,27 @@ def git_state(folder: Path) -> dict[str, Json] | None:
     }
 
 
+@cache
 def describe_environment() -> dict[str, Json]:
-    """Versions of what matters, processor and accelerators."""
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    devices = torch.accelerator.device_count() if accelerator is not None else 0
+    """Versions, processor and accelerators."""
+    packages: dict[str, Json] = {}
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            packages[package] = version(package)
     return {
         "evenstep": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        **{package: installed for package in _PACKAGES if (installed := _version(package))},
+        **packages,
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_model(),
         "cpu_count": os.cpu_count(),
         "cpu_threads": torch.get_num_threads(),
-        "accelerators": [_accelerator(accelerator, index) for index in range(devices)] if accelerator else [],
+        "accelerators": _accelerators(),
         "cuda": torch.version.cuda,
     }
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
-    command = ["git", "--no-optional-locks", *arguments]
-    try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired):
-        return None  # no git, or one that does not answer: then the line says nothing of it
-    return done.stdout if done.returncode == 0 else None
-
-
-@cache
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-@cache
 def _cpu_model() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
@@ -117,5 +106,11 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def _accelerator(device: torch.device, index: int) -> str:
-    return torch.cuda.get_device_name(index) if device.type == "cuda" else f"{device.type}:{index}"
+def _accelerators() -> list[Json]:
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return []
+    numbers = range(torch.accelerator.device_count())
+    if accelerator.type == "cuda":
+        return [torch.cuda.get_device_name(number) for number in numbers]
+    return [f"{accelerator.type}:{number}" for number in numbers]

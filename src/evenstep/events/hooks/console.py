@@ -1,8 +1,4 @@
-"""What a run does, in words, one line each: start, evaluations, checkpoints, incidents, end.
-
-Numbers of metrics are shown by the console writer. Over its live line these lines scroll, since that takes over
-standard output; and the hook lets it count updates as they are committed.
-"""
+"""Prints what happens in a run, one line each: start, evaluations, checkpoints, incidents, end."""
 
 import sys
 from time import monotonic
@@ -18,30 +14,32 @@ class Console(Hook):
     """Prints what happens in a run.
 
     Args:
-        stream: standard output unless given.
-        writer: the console writer beside it, if there is one.
+        stream: standard output by default.
+        writer: the console writer of the run, which leaves the metrics of evaluations to this hook.
 
     >>> Console(stream=sys.stdout).on_incident(Incident(kind="overflow", update=3, message="too large", details={}))
     overflow at update 3: too large
     """
 
     first_rank_only = True
+    draws = False
+    may_evaluate = False
 
     def __init__(self, *, stream: TextIO | None = None, writer: ConsoleWriter | None = None) -> None:
         self._stream = stream
-        self._writer = writer
-        self._train_began = self._evaluate_began = monotonic()
+        self._writer = writer if writer is not None else ConsoleWriter(stream=stream)
+        self._train_began = monotonic()
+        self._evaluate_began = self._train_began
         self._last_incident = ""
 
     def before_train(self, event: TrainBegin) -> None:
         self._train_began = monotonic()
-        if self._writer is not None:
-            self._writer.follow(self._committed)
+        self._writer.follow(self._committed)
         parameters = [one for one in self.trainer.model.parameters() if one.requires_grad]
         devices = sorted({str(one.device) for one in parameters})
         until = "until the data ends" if event.updates is None else f"to update {event.updates}"
         where = "" if self.trainer.folder is None else f", in {self.trainer.folder}"
-        self._say(
+        self._print(
             f"{'resuming' if event.resumed else 'training'} {sum(one.numel() for one in parameters):,} parameters "
             f"on {', '.join(devices) or 'no device'} from update {event.update} {until}{where}"
         )
@@ -50,31 +48,33 @@ class Console(Hook):
         self._evaluate_began = monotonic()
 
     def after_evaluate(self, event: EvaluateEnd) -> None:
-        spent = _duration(monotonic() - self._evaluate_began)
-        what = f"evaluated {event.name}" if event.metrics else f"the evaluation of {event.name} failed"
-        self._say(f"{what} after update {event.update}, {spent}")
+        if event.metrics:
+            spent = _duration(monotonic() - self._evaluate_began)
+            self._writer.print_evaluation(event.update, event.metrics, f"in {spent}")
+        else:
+            self._print(f"the evaluation of {event.name} failed after update {event.update}")
 
     def after_save(self, event: SaveEnd) -> None:
         if event.path is not None:
-            self._say(f"saved update {event.update} in {event.path}")
+            self._print(f"saved update {event.update} in {event.path}")
         else:
-            self._say(f"update {event.update} was not saved")
+            self._print(f"update {event.update} was not saved")
 
     def on_incident(self, event: Incident) -> None:
         self._last_incident = event.message
-        self._say(f"{event.kind} at update {event.update}: {event.message}")
+        self._print(f"{event.kind} at update {event.update}: {event.message}")
 
     def after_train(self, event: TrainEnd) -> None:
-        why = event.reason if event.error is None else f"{type(event.error).__name__}: {event.error}"
+        reason = event.reason if event.error is None else f"{type(event.error).__name__}: {event.error}"
+        is_known = event.error is not None and str(event.error) in self._last_incident
         spent = _duration(monotonic() - self._train_began)
-        done = f"{event.update} update{'' if event.update == 1 else 's'}"
-        is_said = event.error is not None and str(event.error) in self._last_incident
-        self._say(f"{event.outcome}, {done} committed, {spent}{'' if is_said else f': {why}'}")
+        updates = f"{event.update} update{'' if event.update == 1 else 's'}"
+        self._print(f"{event.outcome}, {updates} committed, {spent}{'' if is_known else f': {reason}'}")
 
     def _committed(self) -> int:
         return self.trainer.progress.update
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         print(line, file=self._stream or sys.stdout, flush=True)
 
 

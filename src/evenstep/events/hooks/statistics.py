@@ -1,13 +1,13 @@
-"""Numbers about the parameters: norms of gradients by layer; learning rate, norm and size of the update by group.
+"""Learning rate, parameter norm and size of the update by group; gradient norms by layer.
 
-Norms are those of the whole model, over shards and stages of any strategy. They stay on the device until they are
-logged. The norm of the whole gradient is the trainer's own metric.
+Norms are those of the whole model, over shards and stages. They stay on the device until metrics are read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import final
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor
 
 from evenstep.events.event import StepBegin, UpdateBegin, UpdateEnd
@@ -22,17 +22,22 @@ class Statistics(Hook):
     Also train/grad_norm/LAYER = ‖g‖₂ over the parameters of the module of that name, before clipping.
 
     Args:
-        every_updates: values are logged at updates that are multiples of it.
-        update_ratio: whether to compute the ratio, which needs a copy of the parameters during those updates.
-        gradient_norms: whether to compute the norms of the layers' gradients.
+        every_updates: period in updates.
+        update_ratio: log the ratio, which needs a copy of the parameters during the update.
+        gradient_norms: log the norms of the layers' gradients.
 
     >>> hook = Statistics(every_updates=100, gradient_norms=True)
     """
 
-    def __init__(self, *, every_updates: int = 100, update_ratio: bool = False, gradient_norms: bool = False) -> None:
+    draws = False
+    may_evaluate = False
+
+    def __init__(
+        self, *, every_updates: PositiveInt = 100, update_ratio: bool = False, gradient_norms: bool = False
+    ) -> None:
         self._every = every_updates
         self._before: list[dict[str, Tensor]] = []
-        # what is not computed is not heard, so that nothing is called for it in each update
+        # the methods of the base are not called
         if not update_ratio:
             self.before_update = super().before_update
         if not gradient_norms:
@@ -54,26 +59,27 @@ class Statistics(Hook):
             self.trainer.storage.put(f"train/grad_norm/{layer}", _norm(norms) / event.divisor, update=event.update)
 
     def after_update(self, event: UpdateEnd) -> None:
-        before, self._before = self._before, []
+        before = self._before
+        self._before = []
         if not event.committed or event.update % self._every:
             return
         put, update = self.trainer.storage.put, event.update
-        for index, group in enumerate(self._groups()):
-            norm = self._norm_of(group)
-            if (rate := self.trainer.optimizer.param_groups[index].get("lr")) is not None:
-                put(f"train/lr/{index}", rate, update=update)
-            put(f"train/param_norm/{index}", norm, update=update)
+        for number, group in enumerate(self._groups()):
+            rate = self.trainer.optimizer.param_groups[number].get("lr")
+            if rate is not None:
+                put(f"train/lr/{number}", rate, update=update)
+            norm = _norm(self.trainer.norms(group).values())
+            put(f"train/param_norm/{number}", norm, update=update)
             if before:
-                change = self._norm_of({name: new - before[index][name] for name, new in group.items()})
-                put(f"train/update_ratio/{index}", change, norm, update=update)
+                changes = {name: new - before[number][name] for name, new in group.items()}
+                change = _norm(self.trainer.norms(changes).values())
+                put(f"train/update_ratio/{number}", change, norm, update=update)
 
     def _groups(self) -> list[dict[str, Tensor]]:
         parameters = named_parameters(self.trainer.model)
         return [{name: parameters[name].detach() for name in names} for names in self.trainer.group_names]
 
-    def _norm_of(self, values: Mapping[str, Tensor]) -> Tensor:
-        return _norm(list(self.trainer.norms(values).values()))
 
-
-def _norm(norms: list[Tensor]) -> Tensor:
-    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+def _norm(norms: Iterable[Tensor]) -> Tensor:
+    parts = list(norms)
+    return torch.linalg.vector_norm(torch.stack(parts)) if parts else torch.zeros(())

@@ -1,42 +1,42 @@
-"""status.json in the run folder: whether the run runs, how far it is, how it ended; for people and scripts.
+"""`status.json` and `starts.jsonl` of the run folder: how the run is, and how it was started each time.
 
-The file is replaced as a whole, so a reader never sees half of one. It is not read by evenstep, and a killed process
-leaves it at "running", with its process id.
+A killed process leaves its status at "running", with its process id.
 """
 
 import json
 import os
 from datetime import UTC, datetime
-from pathlib import Path
 from time import monotonic
 from typing import Literal, final
 
-from evenstep.errors import HookError, keepable
+from pydantic import NonNegativeFloat
+
+from evenstep.errors import keepable
 from evenstep.events.event import EpochBegin, Outcome, TrainBegin, TrainEnd, UpdateEnd
 from evenstep.events.files import replace_text
-from evenstep.events.hook import Hook
+from evenstep.events.hook import Hook, run_folder
 from evenstep.events.start import write_start
 
 
 @final
 class Status(Hook):
-    """Write {state, update, updates, epoch, reason, pid, started, changed}; times are UTC in ISO 8601.
+    """Writes {state, update, updates, epoch, reason, pid, started, changed}; times are UTC in ISO 8601.
 
-    `state` is running, done, stopped or failed; `update` counts committed updates of `updates` planned; `reason` is
-    why the run ended, and null before.
-
-    Each start of the run is a line of `starts.jsonl`: from what it went on, by which command, on what.
+    `state` is running, done, stopped or failed; `update` counts committed updates of `updates` planned ones; `reason`
+    says why the run ended, and is null before. Each start of the run appends a line to `starts.jsonl`.
 
     Args:
-        every_s: the shortest time between two writes while the run runs, in seconds.
+        every_s: shortest time between two writes, in seconds.
 
     >>> hook = Status(every_s=30)
     """
 
     first_rank_only = True
-    failure_policy = "continue"  # a full disk is no reason to stop training
+    failure_policy = "continue"
+    draws = False
+    may_evaluate = False
 
-    def __init__(self, *, every_s: float = 10.0) -> None:
+    def __init__(self, *, every_s: NonNegativeFloat = 10.0) -> None:
         self._every_s = every_s
         self._written_at = 0.0
         self._started = ""
@@ -46,7 +46,7 @@ class Status(Hook):
         self._started = _now()
         self._epoch = None
         self._write("running", event.update)
-        write_start(self._folder(), event, layout=self.trainer.layout, resumed_from=self.trainer.resumed_from)
+        write_start(run_folder(self), event, layout=self.trainer.layout, resumed_from=self.trainer.resumed_from)
 
     def before_epoch(self, event: EpochBegin) -> None:
         self._epoch = event.epoch
@@ -70,15 +70,8 @@ class Status(Hook):
             "started": self._started,
             "changed": _now(),
         }
-        replace_text(self._folder() / "status.json", json.dumps(status, indent=2) + "\n")
+        replace_text(run_folder(self) / "status.json", json.dumps(status, indent=2) + "\n")
         self._written_at = monotonic()
-
-    def _folder(self) -> Path:
-        if self.trainer.folder is None:
-            raise HookError(
-                f"hook `{self.name}` writes a file, but the trainer has no `folder`; give it one.", field=self.name
-            )
-        return self.trainer.folder
 
 
 def _now() -> str:

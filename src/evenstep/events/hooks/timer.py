@@ -1,16 +1,17 @@
-"""How fast the run is, how far, and where its time goes, over windows of updates.
+"""Speed and progress of the run, and where its time goes, over windows of updates.
 
     perf/update_s, perf/samples_per_s    without the time of evaluations and checkpoints
-    perf/data_s, perf/forward_s, …       seconds of each phase per update: all that there are add up to the whole
-    perf/time, progress/samples          when the window ended, in seconds since 1970, and samples of all updates so far
+    perf/data_s, perf/forward_s, …       seconds of each phase per update; they add up to the whole
+    perf/time, progress/samples          end of the window in seconds since 1970, and samples of all updates so far
 
-Where there are several tasks also perf/<task>/samples_per_s and perf/<task>/data_s. It reads a clock and never waits
-for a device, so a single update on an accelerator would mean little; a window is right because logging waits once in a
-while.
+With several tasks also perf/<task>/samples_per_s and perf/<task>/data_s.
 """
 
+from collections.abc import Mapping
 from time import perf_counter, time
 from typing import final
+
+from pydantic import PositiveInt
 
 from evenstep.events.event import (
     EvaluateBegin,
@@ -27,42 +28,45 @@ from evenstep.events.hook import Hook
 
 @final
 class Timer(Hook):
-    """Logs the seconds per committed update and per phase of it, and the samples per second.
+    """Logs seconds per committed update and per phase, and samples per second.
+
+    It never waits for a device, so a window should be longer than a few updates.
 
     Args:
-        every_updates: the number of updates in a window, after which values are logged; also at the end of the run.
+        every_updates: updates in a window; the end of the run ends the last one.
 
     >>> hook = Timer(every_updates=50)
     """
 
-    priority = -100  # first at both ends, so that what other hooks do counts
+    priority = -100  # the time of other hooks counts
+    draws = False
+    may_evaluate = False
 
-    def __init__(self, *, every_updates: int = 10) -> None:
+    def __init__(self, *, every_updates: PositiveInt = 10) -> None:
         self._every = every_updates
-        self._evaluation_began = self._save_began = 0.0
-        self._saving = False
+        self._evaluation_began = 0.0
+        self._save_began = 0.0
+        self._is_saving = False
         self._begin()
 
     def before_train(self, event: TrainBegin) -> None:
-        self.trainer.phases.take()  # what came before is of no update
+        self.trainer.phases.take()
         self._begin()
 
     def before_update(self, event: UpdateBegin) -> None:
-        if self._saving:  # which goes on in the background: what came before this update is all that it cost
+        if self._is_saving:  # in the background from now on
             self._began += perf_counter() - self._save_began - (event.data_s or 0.0)
-            self._saving = False
+            self._is_saving = False
         if event.data_s is not None:
             self._data_s += event.data_s
             self._fetches += 1
-            for task, seconds in event.task_data_s.items():
-                self._task_data_s[task] = self._task_data_s.get(task, 0.0) + seconds
+            _add(self._task_data_s, event.task_data_s)
 
     def after_update(self, event: UpdateEnd) -> None:
         if event.committed:
             self._updates += 1
             self._samples += event.num_samples
-            for task, count in event.task_samples.items():
-                self._task_samples[task] = self._task_samples.get(task, 0) + count
+            _add(self._task_samples, event.task_samples)
             if event.update % self._every == 0:
                 self._put(event.update)
 
@@ -72,16 +76,16 @@ class Timer(Hook):
     def after_evaluate(self, event: EvaluateEnd) -> None:
         spent = perf_counter() - self._evaluation_began
         self._began += spent
-        self._save_began += spent  # a save may be under way, whose time is left out as well, and this not twice
+        self._save_began += spent  # of a save under way, which is left out as well
 
     def before_save(self, event: SaveBegin) -> None:
         self._save_began = perf_counter()
-        self._saving = True
+        self._is_saving = True
 
     def after_save(self, event: SaveEnd) -> None:
-        if self._saving:
+        if self._is_saving:
             self._began += perf_counter() - self._save_began
-            self._saving = False
+            self._is_saving = False
 
     def after_train(self, event: TrainEnd) -> None:
         if event.outcome != "failed" and self._updates:
@@ -89,24 +93,32 @@ class Timer(Hook):
 
     def _begin(self) -> None:
         self._began = perf_counter()
-        self._updates = self._samples = self._fetches = 0
+        self._updates = 0
+        self._samples = 0
+        self._fetches = 0
         self._data_s = 0.0
         self._task_data_s: dict[str, float] = {}
-        self._task_samples: dict[str, int] = {}
+        self._task_samples: dict[str, float] = {}
 
     def _put(self, update: int) -> None:
-        seconds, put = perf_counter() - self._began, self.trainer.storage.put
-        put("perf/time", time(), update=update)
-        put("progress/samples", float(self.trainer.progress.samples), update=update)
-        put("perf/update_s", seconds, float(self._updates), update=update)
-        put("perf/samples_per_s", float(self._samples), seconds, update=update)
-        if self._fetches:
-            put("perf/data_s", self._data_s, float(self._fetches), update=update)
-        for task, count in self._task_samples.items():
-            put(f"perf/{task}/samples_per_s", float(count), seconds, update=update)
-        for task, waited in self._task_data_s.items():
-            put(f"perf/{task}/data_s", waited, float(self._fetches), update=update)
-        for phase, spent in self.trainer.phases.take().items():
-            if spent and phase != "data":
-                put(f"perf/{phase}_s", spent, float(self._updates), update=update)
+        seconds = perf_counter() - self._began
+        updates, fetches = float(self._updates), float(self._fetches)
+        values = {
+            "perf/time": (time(), 1.0),
+            "progress/samples": (float(self.trainer.progress.samples), 1.0),
+            "perf/update_s": (seconds, updates),
+            "perf/samples_per_s": (float(self._samples), seconds),
+            "perf/data_s": (self._data_s, fetches),
+        }
+        values |= {f"perf/{task}/samples_per_s": (count, seconds) for task, count in self._task_samples.items()}
+        values |= {f"perf/{task}/data_s": (waited, fetches) for task, waited in self._task_data_s.items()}
+        phases = self.trainer.phases.take().items()
+        values |= {f"perf/{phase}_s": (spent, updates) for phase, spent in phases if spent and phase != "data"}
+        for name, (total, weight) in values.items():
+            self.trainer.storage.put(name, total, weight, update=update)
         self._begin()
+
+
+def _add(totals: dict[str, float], more: Mapping[str, float]) -> None:
+    for name, value in more.items():
+        totals[name] = totals.get(name, 0.0) + value

@@ -1,17 +1,16 @@
-"""Where metrics go: the seam, and one file per format."""
+"""Writers of metrics: the base class, files, the screen and services."""
 
 from collections.abc import Callable, Mapping
 
 from evenstep.events.writers.console import ConsoleWriter
-from evenstep.events.writers.csv import CsvWriter
-from evenstep.events.writers.jsonl import JsonlWriter
+from evenstep.events.writers.files import CsvWriter, JsonlWriter
 from evenstep.events.writers.mlflow import MlflowWriter
+from evenstep.events.writers.retrying import Writers
 from evenstep.events.writers.tensorboard import TensorBoardWriter
 from evenstep.events.writers.wandb import WandbWriter
 from evenstep.events.writers.writer import Writer
-from evenstep.events.writers.writers import Writers
 
-WRITERS: Mapping[str, Callable[[int], Writer]] = {  # each takes the updates between two logs
+WRITERS: Mapping[str, Callable[[int], Writer]] = {
     "console": lambda every_updates: ConsoleWriter(every_updates=every_updates),
     "jsonl": lambda _: JsonlWriter(),
     "csv": lambda _: CsvWriter(),
@@ -19,6 +18,7 @@ WRITERS: Mapping[str, Callable[[int], Writer]] = {  # each takes the updates bet
     "wandb": lambda _: WandbWriter(),
     "mlflow": lambda _: MlflowWriter(),
 }
+"""Writers by name; each takes the number of updates between two logs."""
 
 __all__ = [
     "WRITERS",

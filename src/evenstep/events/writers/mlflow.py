@@ -14,7 +14,7 @@ from typing import Any, final
 
 from evenstep.errors import EvenstepError, MissingExtraError, clause
 from evenstep.events.event import Event, Json, TrainBegin, TrainEnd
-from evenstep.events.series import Record
+from evenstep.events.metrics.series import Record
 from evenstep.events.shown import Image, Shown, Text
 from evenstep.events.writers.writer import Writer, flat, run_file
 

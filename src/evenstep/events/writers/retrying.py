@@ -1,97 +1,106 @@
-"""One writer, kept from doing harm: what it fails to take waits, and training goes on.
+"""Writers whose faults never reach the run: what a writer fails to take waits for it, and training goes on.
 
-The first failure is an incident. Then the writer is left alone for a while, twice as long after each further failure,
-and what comes in the meantime is kept for it. When it is tried again it is closed and opened anew behind what it had
-taken last, so that nothing half written stays. What comes before it is opened (an evaluation before training, an
-incident while resuming) is kept as well. It does not choose what is written.
+The first failure is an incident. The writer is then tried again after a while, twice as long after each further
+failure. Before a new try it is closed and opened anew behind the last flushed update, so that nothing half written
+stays. Calls before the first opening wait as well.
 """
 
+import logging
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from operator import attrgetter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeAlias, final
 
 from evenstep.errors import EvenstepError, clause
 from evenstep.events.event import Event, Incident
-from evenstep.events.series import Record
+from evenstep.events.metrics.series import Record
 from evenstep.events.writers.writer import Writer
 
-_update_of = attrgetter("update")
-KEPT = 1000  # calls
-FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
+KEPT_CALLS = 1000
+FIRST_WAIT_S = 1.0
+LONGEST_WAIT_S = 60.0
 Call: TypeAlias = tuple[str, tuple[Any, ...]]
+"""Method of the writer, and its arguments."""
 
 
 @final
 class RetryingWriter:
-    """A writer, and what it is still to take; only `open` raises.
+    """A writer and the calls that wait for it; only `open` raises.
 
     Args:
         writer: closed.
-        report: told of its first failure, and of what was lost in the end.
+        report: takes its first failure, and the number of lost calls at the end.
     """
 
     def __init__(self, writer: Writer, report: Callable[[Incident], None]) -> None:
         self._writer = writer
         self._report = report
         self._waiting: deque[Call] = deque()
-        self._unflushed: deque[Call] = deque()  # writes that it has taken, perhaps into a buffer
+        self._unflushed: deque[Call] = deque()
+        """Writes that the writer took, perhaps into a buffer."""
         self._folder: Path | None = None
-        self._written = self._latest = 0
+        self._flushed_update = 0
+        self._latest_update = 0
         self._is_open = False
         self._lost = 0
-        self._wait_s = self._next_try = 0.0
+        self._wait_s = 0.0
+        """Time until the next try; 0 for a writer that works."""
+        self._next_try = 0.0
 
     def open(self, folder: Path | None, update: int) -> None:
-        """Open it, then give it the events that have waited, and the records that are not after `update`.
+        """Open it, then make the waiting calls; waiting records of updates after `update` are dropped.
 
         Raises:
             EvenstepError: it can't write to its place.
         """
-        self._folder, self._written, self._latest = folder, update, update
-        self._lost, self._wait_s = 0, 0.0
+        self._folder = folder
+        self._flushed_update = update
+        self._latest_update = update
+        self._lost = 0
+        self._wait_s = 0.0
         try:
             self._writer.open(folder, update)
         except OSError as error:
             raise EvenstepError(
                 f"writer `{self._writer.name}` cannot write {self._writer.target}: {error.strerror or error}; make "
-                f"room or give it a place that it may write to, then resume the run."
+                f"room or give it another place, then resume the run."
             ) from error
         self._is_open = True
         events = [call for call in self._waiting if call[0] == "event"]
-        self._waiting = deque([*events, *_until(update, (call for call in self._waiting if call[0] == "write"))])
+        writes = [call for call in self._waiting if call[0] == "write"]
+        self._waiting = deque([*events, *_until(update, writes)])
         self._try()
 
     def write(self, records: Sequence[Record]) -> None:
-        """Give it `records`, now or when it works again, and let others read them."""
-        self._latest = max([self._latest, *map(_update_of, records)])
+        """Write and flush `records`, now or when it works again."""
+        self._latest_update = max(self._latest_update, _last_update(records))
         self._take("write", records)
-        if self._is_open and not self._wait_s:
+        if self.works:
             self._take("flush")
 
     def event(self, name: str, event: Event) -> None:
-        """Tell it of an event, now or when it works again."""
-        self._latest = max(self._latest, event.update)
+        """Note an event, now or when it works again."""
+        self._latest_update = max(self._latest_update, event.update)
         self._take("event", name, event)
 
     def rewind(self, update: int) -> None:
-        """Have it forget what came after `update`, now or when it works again."""
+        """Drop everything after `update`, now or when it works again."""
         if not self._is_open:
             return
-        self._written, self._latest = min(self._written, update), update
+        self._flushed_update = min(self._flushed_update, update)
+        self._latest_update = update
         self._waiting = deque(_until(update, [*self._unflushed, *self._waiting]))
         self._unflushed.clear()
         try:
             self._reopen()
         except Exception as error:  # noqa: BLE001 - not lost: it is an incident
-            self._failed(error)
+            self._fail(error)
 
     def close(self) -> None:
-        """Try once more to give it what waits, and close it."""
+        """Try the waiting calls once more, and close it."""
         if self._is_open and (self._waiting or self._unflushed):
             self._waiting.append(("flush", ()))
             self._try()
@@ -101,11 +110,10 @@ class RetryingWriter:
         try:
             self._writer.close()
         except Exception as error:  # noqa: BLE001 - not lost: it is an incident
-            self._failed(error)
+            self._fail(error)
         if self._lost:
-            calls = "1 call" if self._lost == 1 else f"{self._lost} calls"
-            message = f"{self._named} did not take {calls} of metrics and events, lost to it."
-            self._report(Incident(kind="writer", update=self._latest, message=message, rank=0))
+            message = f"{self._named} lost {self._lost} call{'s' * (self._lost > 1)} of metrics and events."
+            self._report(Incident(kind="writer", update=self._latest_update, message=message, rank=0))
 
     @property
     def works(self) -> bool:
@@ -119,7 +127,7 @@ class RetryingWriter:
         self._waiting.append((method, arguments))
         if not self._is_open:
             return
-        if len(self._waiting) > KEPT:
+        if len(self._waiting) > KEPT_CALLS:
             self._waiting.popleft()
             self._lost += 1
         if not self._wait_s or monotonic() >= self._next_try:
@@ -136,32 +144,93 @@ class RetryingWriter:
                 if method == "write":
                     self._unflushed.append(call)
                 elif method == "flush":
-                    self._written = max([self._written, *map(_last_update, self._unflushed)])
+                    updates = [_last_update(records) for _, (records,) in self._unflushed]
+                    self._flushed_update = max([self._flushed_update, *updates])
                     self._unflushed.clear()
             self._wait_s = 0.0
         except Exception as error:  # noqa: BLE001 - not lost: it is an incident
-            self._waiting.extendleft(reversed(self._unflushed))  # opened anew, it has them no more
+            self._waiting.extendleft(reversed(self._unflushed))  # opened anew, it no longer has them
             self._unflushed.clear()
-            self._failed(error)
+            self._fail(error)
 
     def _reopen(self) -> None:
-        with suppress(OSError):  # what it could not bring to its file is what waits here
+        with suppress(OSError):  # what it could not write waits here
             self._writer.close()
-        self._writer.open(self._folder, self._written)
+        self._writer.open(self._folder, self._flushed_update)
 
-    def _failed(self, error: Exception) -> None:
-        first, self._wait_s = not self._wait_s, min(LONGEST_WAIT_S, max(FIRST_WAIT_S, 2 * self._wait_s))
+    def _fail(self, error: Exception) -> None:
+        is_first = not self._wait_s
+        self._wait_s = min(LONGEST_WAIT_S, max(FIRST_WAIT_S, 2 * self._wait_s))
         self._next_try = monotonic() + self._wait_s
-        if first:
+        if is_first:
             cause = (isinstance(error, OSError) and error.strerror) or clause(error)
             message = f"{self._named} failed: {cause}; training goes on, and it is tried again later."
             trace = "".join(traceback.format_exception(error))
-            self._report(Incident(kind="writer", update=self._latest, message=message, rank=0, traceback=trace))
+            self._report(Incident(kind="writer", update=self._latest_update, message=message, rank=0, traceback=trace))
 
 
-def _last_update(write: Call) -> int:
-    _, (records,) = write
-    return max(map(_update_of, records))
+@final
+class Writers:
+    """All writers of a run: each gets everything, in order.
+
+    Args:
+        writers: closed.
+        report: takes the faults of writers as incidents. An incident that no writer can take is also logged by Python's
+            `logging`.
+
+    >>> class Print(Writer):
+    ...     def write(self, records):
+    ...         print(*records)
+    >>> writers = Writers([Print()], report=print)
+    >>> with writers.opened(None, 0):
+    ...     writers.write([Record(1, "loss", 0.5, 8.0)])
+    Record(update=1, name='loss', value=0.5, weight=8.0)
+    """
+
+    def __init__(self, writers: Iterable[Writer], report: Callable[[Incident], None]) -> None:
+        self._writers = tuple(RetryingWriter(writer, self._failed) for writer in writers)
+        self._report = report
+
+    def _failed(self, incident: Incident) -> None:
+        self._report(incident)
+        if not any(writer.works for writer in self._writers):
+            logging.getLogger("evenstep").warning(incident.message)
+
+    @contextmanager
+    def opened(self, folder: Path | None, update: int) -> Generator[None]:
+        """Open all writers, and close them at the end.
+
+        Raises:
+            EvenstepError: one can't write to its place.
+        """
+        opened: list[RetryingWriter] = []
+        try:
+            for writer in self._writers:
+                opened.append(writer)
+                writer.open(folder, update)
+            yield
+        finally:
+            for writer in opened:
+                writer.close()
+
+    def write(self, records: Sequence[Record]) -> None:
+        if records:
+            shared = tuple(records)  # no writer can change it for the others
+            for writer in self._writers:
+                writer.write(shared)
+
+    def event(self, name: str, event: Event) -> None:
+        for writer in self._writers:
+            writer.event(name, event)
+
+    def rewind(self, update: int) -> None:
+        """Drop everything after `update`."""
+        for writer in self._writers:
+            writer.rewind(update)
+
+
+def _last_update(records: Sequence[Record]) -> int:
+    return max((record.update for record in records), default=0)
 
 
 def _until(update: int, calls: Iterable[Call]) -> Iterator[Call]:

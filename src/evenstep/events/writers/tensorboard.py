@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, final
 
 from evenstep.events.event import Event, TrainBegin, TrainEnd
-from evenstep.events.series import Record
+from evenstep.events.metrics.series import Record
 from evenstep.events.shown import Image, Shown, Text
 from evenstep.events.writers.writer import Writer, flat, run_file
 from evenstep.lazy import load_optional

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from evenstep.errors import EvenstepError, MissingExtraError, clause
 from evenstep.events.event import Event, TrainBegin, TrainEnd
-from evenstep.events.series import Record
+from evenstep.events.metrics.series import Record
 from evenstep.events.shown import Image, Shown, Text
 from evenstep.events.writers.writer import Writer, run_file
 

@@ -1,8 +1,4 @@
-"""The seam for where metrics go: a file, a service, the screen.
-
-A writer is opened when training begins, is given every value of every metric exactly once, in order of updates, and
-is closed when training ends, however it ends. It has no say in what is measured or how often.
-"""
+"""Base class of writers: where metrics go, such as a file, a service or the screen."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -11,13 +7,14 @@ from typing import cast
 
 from evenstep.errors import ArgumentError
 from evenstep.events.event import Event, Json
-from evenstep.events.series import Record
+from evenstep.events.metrics.series import Record
 
 
 class Writer(ABC):
     """Base of all writers.
 
-    Values may come late: a writer must accept a record of an update of which it has written other records already.
+    A writer is opened when training begins, gets every value of every metric once, by update, and is closed when
+    training ends. Values may come late: for an update of which it has written other values already.
 
     >>> class Lowest(Writer):
     ...     def write(self, records):
@@ -28,56 +25,50 @@ class Writer(ABC):
 
     @property
     def name(self) -> str:
-        """What messages call this writer; the class name unless overridden."""
+        """Name in messages: the name of the class, unless overridden."""
         return type(self).__name__
 
     @property
     def target(self) -> str:
-        """Where it writes, for messages."""
+        """Place that it writes to, for messages."""
         return "its target"
 
     def open(self, folder: Path | None, update: int) -> None:
-        """Begin, or go on after a resume.
+        """Begin, or continue after a resume.
 
         Args:
-            folder: the run folder; None for a run without one.
-            update: the updates committed so far. What an earlier process wrote about later ones is to be dropped,
-                because they are about to happen again.
+            folder: run folder; None for a run without one.
+            update: number of committed updates. Values of later updates, from an earlier process, are to be dropped.
         """
 
     @abstractmethod
     def write(self, records: Sequence[Record]) -> None:
-        """Take records, which come by update."""
+        """Write records, which come by update."""
 
     def event(self, name: str, event: Event) -> None:
-        """Take note of an event of the run: "train_begin", "train_end", "incident", or "shown", a text or an image.
-
-        What it can't show a writer ignores; the file `shown.jsonl` of `JsonlWriter` has all of it.
-        """
+        """Note an event of the run: "train_begin", "train_end", "incident", or "shown" (a text, image or histogram)."""
 
     def flush(self) -> None:
-        """Bring what was taken to where others can read it; called after each `write`."""
+        """Make written records readable for others; called after each `write`."""
 
     def close(self) -> None:
-        """End; doing it twice is as good as once, and `open` may follow."""
+        """End; `close` again has no effect, and `open` may follow."""
 
 
 def run_file(writer: Writer, folder: Path | None, name: str) -> Path:
-    """The path `name` in the run folder, which exists afterwards.
+    """Path `name` in the run folder, which is created.
 
     Raises:
         ArgumentError: the run has no folder.
     """
     if folder is None:
-        raise ArgumentError(
-            f"`{writer.name}` writes into the run folder, but this run has none; give the trainer a `folder`."
-        )
+        raise ArgumentError(f"`{writer.name}` needs a run folder; give the trainer a `folder`.", field="folder")
     folder.mkdir(parents=True, exist_ok=True)
     return folder / name
 
 
 def flat(config: Mapping[str, Json], outer: str = "") -> dict[str, str | int | float | bool]:
-    """The values of `config`, as services take them, by dotted keys; a list is text, and what is None is left out.
+    """Values of `config` by dotted keys, as services take them: lists become text, None is left out.
 
     >>> flat({"train": {"updates": 100, "ema": None}, "betas": [0.9, 0.95], "seed": 1})
     {'train.updates': 100, 'betas': '[0.9, 0.95]', 'seed': 1}

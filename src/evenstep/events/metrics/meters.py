@@ -1,8 +1,8 @@
-"""Metrics with a state of their own, such as torchmetrics' F1 or AUROC, beside those that are pairs (sum, weight).
+"""Metrics with a state of their own, such as torchmetrics' F1 or AUROC, over cuts, retries and ranks.
 
-A meter is updated with what each micro-batch shows it, and can be taken back to before an update that was given up, or
-a try that is made again. When metrics settle, the ranks' states are gathered once, reduced as each says, computed,
-and set back; ranks that have seen nothing are left out. It knows torchmetrics' objects by their shape alone.
+A meter sees each micro-batch, and is taken back to before an update that was given up, or an attempt that is repeated.
+When metrics settle, the states of all ranks that have seen something are reduced as each metric defines, and computed.
+`merge_state` of torchmetrics can't serve: it refuses most metrics, and its means depend on the order of ranks.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,18 +14,19 @@ import torch
 from torch import Tensor
 
 from evenstep.errors import ArgumentError
-from evenstep.events.series import Record
+from evenstep.events.metrics.series import Record
 
-State: TypeAlias = dict[str, tuple[int, dict[str, Any]]]  # update count and values, by part of the metric
+State: TypeAlias = dict[str, tuple[int, dict[str, Any]]]
+"""Number of updates and values, by the path of a part of the metric."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one rank's meter has seen since it was last set back.
+    """State of one rank's meter since it was last reset.
 
     Args:
-        key: of the metric, without the prefix of where it was seen.
+        key: key of the metric, without the prefix of its place.
         state: on the CPU.
     """
 
@@ -45,21 +46,22 @@ class _Snapshot(NamedTuple):
 class _Meter:
     key: str
     metric: Any
-    last: int | None = None  # the last update that it has seen
+    last: int | None = None
+    """Last update that it has seen."""
     before: list[_Snapshot] = field(default_factory=list[_Snapshot])
 
-    def back(self, place: int) -> None:
-        one = self.before[place]
-        _set(self.metric, one.state)
-        self.last = one.last
+    def restore(self, place: int) -> None:
+        snapshot = self.before[place]
+        _set(self.metric, snapshot.state)
+        self.last = snapshot.last
         del self.before[place:]
 
 
 class Meters:
-    """The meters of a run, one for each place where a metric is seen ("train/", "valid/").
+    """Meters of a run: one for each metric and place ("train/", "valid/").
 
     Args:
-        metrics: objects of torchmetrics' interface, by key; these are copied and stay as they are.
+        metrics: metrics of torchmetrics, by key; they are copied.
     """
 
     def __init__(self, metrics: Mapping[str, Any] | None = None) -> None:
@@ -68,15 +70,20 @@ class Meters:
         self._attempt = 0
 
     def observe(self, prefix: str, key: str, values: Mapping[str, Any], *, update: int) -> None:
-        if key not in self._metrics:  # of a pass that counts nowhere
+        """Update the metric `key` at the place `prefix` with `values`; states keep copies, and no graph."""
+        if key not in self._metrics:  # in a pass without metrics
             return
         meter = self._of(prefix, key)
         before = meter.before
         if not before or (before[-1].update, before[-1].attempt) != (update, self._attempt):
             if len(before) > 1 and before[-2].update == update:
-                before.pop()  # only the newest try can be taken back by itself, and the whole update by its first
+                before.pop()  # needed: the state before the newest attempt, and before the update
             before.append(_Snapshot(update, self._attempt, _state(meter.metric), meter.last))
+        lengths = {(path, name): len(value) for path, name, value in _lists(meter.metric)}
         meter.metric.update(**values)
+        for path, name, kept in _lists(meter.metric):
+            for place in range(lengths[path, name], len(kept)):
+                kept[place] = kept[place].detach().clone()
         meter.last = update
 
     def begin_attempt(self) -> None:
@@ -85,13 +92,13 @@ class Meters:
     def drop_attempt(self) -> None:
         for meter in self._meters.values():
             if meter.before and meter.before[-1].attempt == self._attempt:
-                meter.back(-1)
+                meter.restore(-1)
 
     def discard_from(self, update: int) -> None:
         for meter in self._meters.values():
             place = next((place for place, one in enumerate(meter.before) if one.update >= update), None)
             if place is not None:
-                meter.back(place)
+                meter.restore(place)
 
     def seen(self) -> dict[tuple[int, str], Seen]:
         return {
@@ -107,23 +114,20 @@ class Meters:
             meter.before.clear()
 
     def records(self, everybody: Sequence[Mapping[tuple[int, str], Any]]) -> list[Record]:
-        """What all ranks have seen together, computed; the same on each.
+        """Values over all ranks, the same on each.
 
         Args:
-            everybody: what `seen` gave, by rank, among other things.
+            everybody: results of `seen`, by rank, among other things.
 
         Raises:
             ArgumentError: a metric computes something else than numbers.
         """
-        if not self._metrics:
-            return []
         found: dict[str, tuple[int, str, list[State]]] = {}
         for theirs in everybody:
             for (update, name), seen in theirs.items():
-                if type(seen) is not Seen:
-                    continue
-                last, key, states = found.get(name, (update, seen.key, []))
-                found[name] = max(last, update), key, [*states, seen.state]
+                if isinstance(seen, Seen):
+                    last, key, states = found.get(name, (update, seen.key, []))
+                    found[name] = max(last, update), key, [*states, seen.state]
         records: list[Record] = []
         for name, (update, key, states) in found.items():
             metric = self._of(name.removesuffix(key), key).metric
@@ -140,18 +144,29 @@ class Meters:
             metric = deepcopy(self._metrics[key])
             metric.reset()
             for part in _parts(metric).values():
-                part.sync_on_compute = part._to_sync = False  # the ranks' states are reduced here, once
+                part.distributed_available_fn = _never  # states are reduced here
             self._meters[name] = _Meter(key, metric)
         return self._meters[name]
 
 
+def _never() -> bool:
+    return False
+
+
 def _parts(metric: Any) -> dict[str, Any]:
-    return {path: part for path, part in metric.named_modules() if hasattr(part, "_reductions")}
+    return {path: part for path, part in metric.named_modules() if hasattr(part, "metric_state")}
+
+
+def _lists(metric: Any) -> Iterator[tuple[str, str, list[Tensor]]]:
+    for path, part in _parts(metric).items():
+        for name, value in part.metric_state.items():
+            if isinstance(value, list):
+                yield path, name, cast("list[Tensor]", value)
 
 
 def _state(metric: Any) -> State:
     return {
-        path: (part._update_count, {name: _kept(getattr(part, name)) for name in part._reductions})
+        path: (part.update_count, {name: _kept(value) for name, value in part.metric_state.items()})
         for path, part in _parts(metric).items()
     }
 
@@ -161,7 +176,8 @@ def _set(metric: Any, state: State) -> None:
         count, values = _moved(state, part.device)[path]
         for name, value in values.items():
             setattr(part, name, _kept(value))
-        part._update_count, part._computed = count, None
+        part._update_count = count
+        part._computed = None
 
 
 def _kept(value: Any) -> Any:
@@ -192,7 +208,7 @@ def _reduced(values: Sequence[Any], reduction: Callable[[Any], Any] | None) -> A
     if isinstance(values[0], Tensor):
         stacked = torch.stack(list(values))
         return stacked if reduction is None else reduction(stacked)
-    return [one for value in values for one in value]  # in lists nothing but what a single process would hold
+    return [one for value in values for one in value]
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
@@ -200,12 +216,12 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
         for key, one in cast("Mapping[str, Any]", value).items():
             yield from _numbers(f"{name}/{key}", one)
         return
-    if isinstance(value, Tensor) and value.numel() != 1:
-        raise ArgumentError(
-            f"metric `{name}` must compute one number, but computes a tensor of shape {list(value.shape)}; let it "
-            f"average, or wrap it in torchmetrics' `ClasswiseWrapper`, which names each.",
-            field=name,
-        )
-    if not isinstance(value, Tensor | float | int):
-        raise ArgumentError(f"metric `{name}` must compute one number, or several by name, but computes {value!r}.")
-    yield name, float(value)
+    if isinstance(value, Tensor | float | int) and (not isinstance(value, Tensor) or value.numel() == 1):
+        yield name, float(value)
+        return
+    given = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+    raise ArgumentError(
+        f"metric `{name}` must compute one number, or several by name, but computes {given}; average it, or use "
+        f"torchmetrics' `ClasswiseWrapper`.",
+        field=name,
+    )

@@ -1,20 +1,15 @@
-"""The settled values of one metric, ordered by update, in 24 bytes each.
-
-A late value is put where its update belongs. It reads no tensors and merges nothing.
-"""
+"""Settled values of one metric, ordered by update, in 24 bytes each."""
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
-from operator import itemgetter
+from collections.abc import Iterable
 from typing import Any, NamedTuple, final
 
 _SAVED_VALUES = 1000
-_update, _value, _weight = itemgetter(0), itemgetter(2), itemgetter(3)
 
 
 class Record(NamedTuple):
-    """The value of a metric at an update, and the weight behind it: value = Σ sums / Σ weights."""
+    """Value of a metric at an update, and the weight behind it: value = Σ sums / Σ weights."""
 
     update: int
     name: str
@@ -27,7 +22,7 @@ class Series:
     """Columns of updates, values and weights.
 
     >>> series = Series([1, 3], [0.5, 0.25], [8.0, 8.0])
-    >>> series.add([Record(2, "loss", 0.75, 8.0)])
+    >>> series.add(Record(2, "loss", 0.75, 8.0))
     >>> series.values_before(3, 2)
     [0.5, 0.75]
     """
@@ -41,32 +36,30 @@ class Series:
         self.values = array("d", values)
         self.weights = array("d", weights)
 
-    def add(self, records: Sequence[Record]) -> None:
-        if not self.updates or records[0].update >= self.updates[-1]:  # mostly: of most metrics one comes in each
-            self.updates.extend(map(_update, records))
-            self.values.extend(map(_value, records))
-            self.weights.extend(map(_weight, records))
-            return
-        for update, _, value, weight in records:
+    def add(self, record: Record) -> None:
+        """Insert a value behind those of its update and of earlier ones."""
+        update, _, value, weight = record
+        place = len(self.updates)
+        if place and update < self.updates[-1]:
             place = bisect_right(self.updates, update)
-            self.updates.insert(place, update)
-            self.values.insert(place, value)
-            self.weights.insert(place, weight)
+        self.updates.insert(place, update)
+        self.values.insert(place, value)
+        self.weights.insert(place, weight)
 
     def keep(self, count: int) -> None:
-        """Forget all but the last `count` values."""
+        """Drop all but the last `count` values."""
         del self.updates[:-count], self.values[:-count], self.weights[:-count]
 
     def values_before(self, update: int, count: int) -> list[float]:
-        """The last `count` values of updates before `update`, or as many as there are."""
+        """Last `count` values of updates before `update`, or as many as there are."""
         end = bisect_left(self.updates, update)
         return self.values[max(0, end - count) : end].tolist()
 
     def records(self, name: str, start: int = 0) -> list[Record]:
-        """The values from index `start` on, as records of metric `name`."""
+        """Values from index `start` on, as records of metric `name`."""
         columns = zip(self.updates[start:], self.values[start:], self.weights[start:], strict=True)
         return [Record(update, name, value, weight) for update, value, weight in columns]
 
     def state(self) -> list[list[Any]]:
-        """The newest values as plain lists, the arguments of a new series."""
+        """Newest values as plain lists: the arguments of a new series."""
         return [column[-_SAVED_VALUES:].tolist() for column in (self.updates, self.values, self.weights)]

@@ -1,0 +1,112 @@
+"""Hooks that request an evaluation or a checkpoint every so many updates, epochs or minutes."""
+
+from time import monotonic
+from typing import final
+
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+
+from evenstep.errors import ArgumentError, HookError
+from evenstep.events.event import EpochEnd, SaveEnd, TrainBegin, UpdateEnd
+from evenstep.events.hook import Hook
+
+
+@final
+class Evaluate(Hook):
+    """Requests an evaluation every `every_updates` updates or `every_epochs` epochs.
+
+    Args:
+        every_updates: period in updates.
+        every_epochs: period in epochs.
+        from_update: first update after which it evaluates. The end of the run is always evaluated.
+
+    Raises:
+        ArgumentError: no period.
+
+    >>> hook = Evaluate(every_updates=100)
+    """
+
+    draws = False
+
+    def __init__(
+        self,
+        *,
+        every_updates: PositiveInt | None = None,
+        every_epochs: PositiveInt | None = None,
+        from_update: NonNegativeInt = 0,
+    ) -> None:
+        if every_updates is None and every_epochs is None:
+            raise ArgumentError("`Evaluate` needs `every_updates` or `every_epochs`.", field="Evaluate")
+        self._every_updates = every_updates
+        self._every_epochs = every_epochs
+        self._from_update = from_update
+
+    def before_train(self, event: TrainBegin) -> None:
+        if not self.trainer.evaluations:
+            raise HookError(f"hook `{self.name}` needs `evaluations`; give the trainer some.", field="evaluations")
+
+    def after_update(self, event: UpdateEnd) -> None:
+        if event.update >= self._from_update and is_update_due(event, self._every_updates):
+            self.trainer.request_evaluate()
+
+    def after_epoch(self, event: EpochEnd) -> None:
+        if event.update >= self._from_update and is_epoch_due(event, self._every_epochs):
+            self.trainer.request_evaluate()
+
+
+@final
+class Save(Hook):
+    """Requests a checkpoint every `every_updates` updates, `every_epochs` epochs or `every_minutes` minutes.
+
+    The end of the run is always saved.
+
+    Args:
+        every_updates: period in updates.
+        every_epochs: period in epochs.
+        every_minutes: longest time without a checkpoint, in minutes.
+
+    Raises:
+        ArgumentError: no period.
+
+    >>> hook = Save(every_updates=1000, every_minutes=30)
+    """
+
+    draws = False
+    may_evaluate = False
+
+    def __init__(
+        self,
+        *,
+        every_updates: PositiveInt | None = None,
+        every_epochs: PositiveInt | None = None,
+        every_minutes: PositiveFloat | None = None,
+    ) -> None:
+        if every_updates is None and every_epochs is None and every_minutes is None:
+            raise ArgumentError("`Save` needs `every_updates`, `every_epochs` or `every_minutes`.", field="Save")
+        self._every_updates = every_updates
+        self._every_epochs = every_epochs
+        self._every_minutes = every_minutes
+        self._saved_at = monotonic()
+
+    def before_train(self, event: TrainBegin) -> None:
+        self._saved_at = monotonic()
+
+    def after_update(self, event: UpdateEnd) -> None:
+        minutes = self._every_minutes
+        is_time_up = minutes is not None and monotonic() - self._saved_at >= 60 * minutes
+        if is_update_due(event, self._every_updates) or (event.committed and is_time_up):
+            self.trainer.request_save()
+
+    def after_epoch(self, event: EpochEnd) -> None:
+        if is_epoch_due(event, self._every_epochs):
+            self.trainer.request_save()
+
+    def after_save(self, event: SaveEnd) -> None:
+        self._saved_at = monotonic()  # also on failure: a full disk is not tried again at each update
+
+
+def is_update_due(event: UpdateEnd, every_updates: int | None) -> bool:
+    return event.committed and every_updates is not None and event.update % every_updates == 0
+
+
+def is_epoch_due(event: EpochEnd, every_epochs: int | None) -> bool:
+    return event.complete and every_epochs is not None and (event.epoch + 1) % every_epochs == 0

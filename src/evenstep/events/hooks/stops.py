@@ -1,0 +1,250 @@
+"""Hooks that stop a run: no improvement, time is up, the learning rate is low, a file `stop`."""
+
+from time import monotonic
+from typing import Any, final
+
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+
+from evenstep.errors import ArgumentError, HookError
+from evenstep.events.event import EvaluateEnd, TrainBegin, TrainEnd, UpdateEnd
+from evenstep.events.hook import Hook
+from evenstep.events.hooks.target import MetricTarget, Mode
+
+STOP_FILE = "stop"
+STOP_FILE_EVERY_S = 1.0
+
+
+@final
+class EarlyStop(Hook):
+    """Stops after `patience_evaluations` evaluations in a row without a new best value.
+
+    Several evaluations after one update count once. A run that is resumed after it has stopped waits for as many
+    evaluations again.
+
+    Args:
+        metric: an evaluation and its metric.
+        mode: "min" if lower is better, "max" if higher is better.
+        patience_evaluations: number of evaluations without an improvement.
+        min_delta: least improvement, in units of the metric; it must be larger.
+
+    Attributes:
+        follows: the metric; the trainer checks that it is evaluated during the run.
+
+    >>> hook = EarlyStop(metric="valid/loss", patience_evaluations=3)
+    """
+
+    draws = False
+    may_evaluate = False
+
+    def __init__(
+        self,
+        metric: str = "valid/loss",
+        mode: Mode = "min",
+        *,
+        patience_evaluations: PositiveInt,
+        min_delta: NonNegativeFloat = 0.0,
+    ) -> None:
+        self.follows = MetricTarget(metric=metric, mode=mode, min_delta=min_delta)
+        self._patience = patience_evaluations
+        self._reset()
+
+    def _reset(self) -> None:
+        self.best_value: float | None = None
+        self.evaluations_since_best = 0
+        self._counted_at = -1
+
+    def before_train(self, event: TrainBegin) -> None:
+        if self.evaluations_since_best >= self._patience:
+            self.evaluations_since_best = 0
+
+    def after_evaluate(self, event: EvaluateEnd) -> None:
+        value = self.follows.value(self, event)
+        if value is None or event.update == self._counted_at:
+            return
+        self._counted_at = event.update
+        if self.follows.better(value, than=self.best_value):
+            self.best_value = value
+            self.evaluations_since_best = 0
+            return
+        self.evaluations_since_best += 1
+        if self.evaluations_since_best >= self._patience:
+            best = "no finite value yet" if self.best_value is None else f"the best is {self.best_value:.6g}"
+            self.trainer.request_stop(
+                f"`{self.follows.metric}` did not improve in {self.evaluations_since_best} evaluations ({best})"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **self.follows.state_dict(),
+            "best_value": self.best_value,
+            "evaluations_since_best": self.evaluations_since_best,
+            "counted_at": self._counted_at,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> str | None:
+        self._reset()
+        changed = self.follows.differs(state)
+        if changed:
+            return changed
+        self.best_value = state["best_value"]
+        self.evaluations_since_best = state["evaluations_since_best"]
+        self._counted_at = state["counted_at"]
+        if self.evaluations_since_best < self._patience:
+            return None
+        return (
+            f"had stopped the run after {self.evaluations_since_best} evaluations without an improvement, and counts "
+            f"from 0 again"
+        )
+
+
+@final
+class TimeBudget(Hook):
+    """Stops after `max_minutes`, to be resumed later, or after `max_total_minutes`, which completes the run.
+
+    Keep some time for the last checkpoint: the budget ends the updates, not the process.
+
+    Args:
+        max_minutes: minutes of training since this start of the run.
+        max_total_minutes: minutes of training in all starts of the run together, as of the last checkpoint.
+
+    Raises:
+        ArgumentError: neither is given.
+
+    >>> hook = TimeBudget(max_minutes=55, max_total_minutes=600)
+    """
+
+    draws = False
+    may_evaluate = False
+
+    def __init__(
+        self, *, max_minutes: PositiveFloat | None = None, max_total_minutes: PositiveFloat | None = None
+    ) -> None:
+        if max_minutes is None and max_total_minutes is None:
+            raise ArgumentError("`TimeBudget` needs `max_minutes` or `max_total_minutes`.", field="max_minutes")
+        self._max_minutes = max_minutes
+        self._max_total_minutes = max_total_minutes
+        self._earlier_s = 0.0
+        self._began: float | None = None
+
+    def before_train(self, event: TrainBegin) -> None:
+        self._began = monotonic()
+        if self._is_total_used():
+            self._stop_for_good()
+
+    def after_update(self, event: UpdateEnd) -> None:
+        if self._is_total_used():
+            self._stop_for_good()
+        elif self._max_minutes is not None and self._since_s() >= 60 * self._max_minutes:
+            self.trainer.request_stop(f"the time budget of {self._max_minutes:g} minutes is used up", requeue=True)
+
+    def after_train(self, event: TrainEnd) -> None:
+        self._earlier_s += self._since_s()
+        self._began = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._max_total_minutes is None else {"trained_s": self._earlier_s + self._since_s()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        saved_s = state["trained_s"]
+        # a run that goes back has used the time since the checkpoint, too
+        self._earlier_s = saved_s if self._began is None else max(self._earlier_s, saved_s - self._since_s())
+
+    def _is_total_used(self) -> bool:
+        total = self._max_total_minutes
+        return total is not None and self._earlier_s + self._since_s() >= 60 * total
+
+    def _stop_for_good(self) -> None:
+        total = self._max_total_minutes
+        self.trainer.request_stop(f"the time budget of {total:g} minutes for all starts of the run is used up")
+
+    def _since_s(self) -> float:
+        return 0.0 if self._began is None else monotonic() - self._began
+
+
+@final
+class StopBelowLr(Hook):
+    """Stops after an update whose learning rate was below `lr`, and not above the rate before it.
+
+    The largest rate of the optimizer's groups counts. A rising rate, as in a warm-up, stops nothing. Rates that are
+    tensors on a device are read in each update.
+
+    A run that was stopped so stops again when it is resumed, unless `lr`, the length of the run or the rate is another.
+
+    Args:
+        lr: lowest rate with which the run goes on.
+
+    >>> hook = StopBelowLr(1e-6)
+    """
+
+    draws = False
+    may_evaluate = False
+
+    def __init__(self, lr: PositiveFloat) -> None:
+        self._lr = lr
+        self._before: float | None = None
+        self._fallen_to: float | None = None
+        self._updates: int | None = None
+
+    def before_train(self, event: TrainBegin) -> None:
+        for number, group in enumerate(self.trainer.optimizer.param_groups):
+            if group.get("lr") is None:
+                raise HookError(f"hook `{self.name}` needs a learning rate, but group {number} has none.", field="lr")
+        fallen_to = self._fallen_to
+        if fallen_to is not None:
+            if fallen_to < self._lr and event.updates == self._updates and fallen_to == self._rate():
+                self._stop(fallen_to)
+            else:
+                self._fallen_to = None
+        self._updates = event.updates
+
+    def after_update(self, event: UpdateEnd) -> None:
+        if not event.committed:
+            return
+        rate = self._rate()
+        if self._before is not None and rate <= self._before and rate < self._lr:
+            self._fallen_to = rate
+            self._stop(rate)
+        self._before = rate
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"before": self._before, "fallen_to": self._fallen_to, "updates": self._updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._before = state["before"]
+        self._fallen_to = state["fallen_to"]
+        self._updates = state["updates"]
+
+    def _rate(self) -> float:
+        return max(float(group["lr"]) for group in self.trainer.optimizer.param_groups)
+
+    def _stop(self, rate: float) -> None:
+        self.trainer.request_stop(f"the learning rate has fallen to {rate:.6g}, below {self._lr:g}")
+
+
+@final
+class StopFile(Hook):
+    """Stops, with exit code 75, when there is a file `stop` in the run folder, which it removes.
+
+    It looks about once a second.
+
+    >>> hook = StopFile()
+    """
+
+    first_rank_only = True
+    draws = False
+    may_evaluate = False
+
+    def __init__(self) -> None:
+        self._looked_at = 0.0
+
+    def after_update(self, event: UpdateEnd) -> None:
+        now = monotonic()
+        if now - self._looked_at < STOP_FILE_EVERY_S:
+            return
+        self._looked_at = now
+        if self.trainer.folder is None:
+            return
+        file = self.trainer.folder / STOP_FILE
+        if file.exists():
+            file.unlink(missing_ok=True)
+            self.trainer.request_stop(f"there was a file `{file}`", requeue=True)

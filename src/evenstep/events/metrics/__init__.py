@@ -1,0 +1,1 @@
+"""Metrics of a run as exact pairs (sum, weight), and what is computed from them."""

@@ -1,0 +1,101 @@
+"""Metrics that are functions of others, such as the perplexity exp(Σ loss / Σ weight), and of counts, which are sums.
+
+They are computed from settled values, and then written and followed like any metric.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeAlias, final
+
+from evenstep.errors import TaskError, clause
+from evenstep.events.metrics.series import Record
+
+Derived: TypeAlias = Callable[[Mapping[str, float]], float]
+Counts: TypeAlias = Mapping[tuple[int, str], float]
+"""Counts under (update, name); the name "PLACE/" is the number of units of a place without a loss."""
+
+
+@final
+class DerivedMetrics:
+    """Derived metrics of each task, in training and in each evaluation.
+
+    Args:
+        of_tasks: functions by name, by task; the task of a run with a single one is "".
+        evaluating: tasks with an `evaluate` of their own, whose evaluations have other metrics than training. Their
+            functions are left out where a metric that they ask for belongs to the other.
+
+    >>> derived = DerivedMetrics({"": {"ppl": lambda metrics: math.exp(metrics["loss"])}})
+    >>> derived([Record(3, "valid/loss", 0.0, 8.0)])
+    [Record(update=3, name='valid/ppl', value=1.0, weight=8.0)]
+    """
+
+    def __init__(self, of_tasks: Mapping[str, Mapping[str, Derived]], *, evaluating: Collection[str] = ()) -> None:
+        self._of_tasks = {task: functions for task, functions in of_tasks.items() if functions}
+        self._evaluating = frozenset(evaluating)
+        self._trained: dict[str, set[str]] = {}  # metrics seen in training, by task
+
+    def __bool__(self) -> bool:
+        return bool(self._of_tasks)
+
+    def __call__(self, records: Sequence[Record], counts: Counts | None = None) -> list[Record]:
+        """Derived records of `records` and `counts`, which were settled together.
+
+        Raises:
+            TaskError: a function raised, or gave no number.
+        """
+        values: dict[tuple[int, str], dict[str, float]] = {}
+        weights: dict[tuple[int, str], float] = {}
+        for record in records:
+            place, _, name = record.name.rpartition("/")
+            values.setdefault((record.update, place), {})[name] = record.value
+            if name == "loss":
+                weights[record.update, place] = record.weight
+        for (update, key), count in (counts or {}).items():
+            place, _, name = key.rpartition("/")
+            if name:
+                values.setdefault((update, place), {})[name] = count
+            else:
+                weights.setdefault((update, place), count)
+        return [
+            Record(update, f"{place}/{name}", value, weights[update, place])
+            for (update, place), metrics in values.items()
+            if (update, place) in weights
+            for name, value in self._at(place, metrics).items()
+        ]
+
+    def _at(self, place: str, metrics: dict[str, float]) -> dict[str, float]:
+        task = "" if "" in self._of_tasks else place.rpartition("/")[2]
+        in_training = place.partition("/")[0] == "train"
+        if in_training:
+            self._trained.setdefault(task, {"loss"}).update(metrics)
+        values: dict[str, float] = {}
+        for name, function in self._of_tasks.get(task, {}).items():
+            asked = _Metrics(metrics)
+            try:
+                values[name] = _value(name, function, asked)
+            except TaskError:
+                known_elsewhere = in_training or asked.missing in self._trained.get(task, {asked.missing})
+                if task not in self._evaluating or asked.missing is None or not known_elsewhere:
+                    raise
+        return values
+
+
+class _Metrics(dict[str, float]):
+    missing: str | None = None
+
+    def __missing__(self, name: str) -> float:
+        self.missing = name
+        raise KeyError(name)
+
+
+def _value(name: str, function: Derived, metrics: Mapping[str, float]) -> float:
+    try:
+        return float(function(metrics))
+    except OverflowError:
+        return math.inf
+    except ZeroDivisionError:
+        return math.nan  # a rate of nothing ends no run, and is never the best
+    except Exception as error:
+        raise TaskError(
+            f"the derived metric `{name}` failed on the metrics {', '.join(metrics)}: {clause(error)}.", field=name
+        ) from error

@@ -1,0 +1,261 @@
+"""Every metric of a run as a pair (sum, weight): kept on its device until it is read, then averaged and remembered.
+
+Settling reads all pending pairs with one copy per device, and adds pairs of one name and update: Σ sums / Σ weights.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from math import fsum
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from evenstep.tensors import scalar_on
+from evenstep.errors import ArgumentError, LostRankError
+from evenstep.events.metrics.derived import DerivedMetrics
+from evenstep.events.metrics.meters import Meters
+from evenstep.events.metrics.pairs import COUNT, Entry, Number, Pairs, copied, joined, means, pairs_of
+from evenstep.events.metrics.series import Record, Series
+from evenstep.events.metrics.throughput import Throughput
+from evenstep.events.shown import Shown, Value
+
+_NORM = "train/grad_norm"
+_CLIPPED = "train/clipped"
+_TOTAL = "progress/weight"
+"""Key in a saved state: Σ weights of all updates."""
+
+
+def _alone(pairs: Pairs) -> list[Pairs]:
+    return [pairs]
+
+
+@final
+class Storage:
+    """Metrics of a run: pending pairs, and the history of settled values.
+
+    Args:
+        history_updates: number of values kept per metric, at least 1; files keep all.
+        meters: metrics with a state of their own.
+        derived: metrics that are functions of others.
+        throughput: metrics of windows of updates.
+        clip_norm: norm above which gradients are clipped; train/clipped is then 1 for a clipped update, else 0.
+
+    Attributes:
+        settled: number of times that metrics were settled.
+
+    >>> storage = Storage()
+    >>> storage.put("train/loss", torch.tensor(6.0), 2, update=1)
+    >>> storage.put("train/loss", 3.0, 1, update=1)
+    >>> storage.settle()
+    [Record(update=1, name='train/loss', value=3.0, weight=3.0)]
+    """
+
+    def __init__(
+        self,
+        history_updates: int = 100_000,
+        *,
+        meters: Meters | None = None,
+        derived: DerivedMetrics | None = None,
+        throughput: Throughput | None = None,
+        clip_norm: float | None = None,
+    ) -> None:
+        self._limit = history_updates
+        self._pending: list[Entry] = []
+        self._shown: list[Shown] = []
+        self._series: dict[str, Series] = {}
+        self._meters = meters or Meters()
+        self._derived = derived or DerivedMetrics({})
+        self._clip_norm = clip_norm
+        self.throughput = throughput or Throughput()
+        self.settled = 0
+        self.observe = self._meters.observe
+
+    def put(self, name: str, sum: Number, weight: Number = 1.0, *, update: int) -> None:
+        """Add `sum` and `weight` to metric `name` at `update`. A metric whose weights add up to 0 is left out.
+
+        Tensors are copied without their graph, so that later changes do not show. No accelerator is waited for.
+
+        Args:
+            sum: sum over the units: a number or a 0-dim tensor.
+            weight: number of units, at least 0; 1 for a plain value, such as a learning rate.
+
+        Raises:
+            ArgumentError: not one real number.
+        """
+        self._pending.append((update, name, copied(sum, name), copied(weight, name)))
+
+    def count(self, name: str, count: Number, *, update: int) -> None:
+        """Add to a count, an input of derived metrics that is not written itself.
+
+        Args:
+            name: place and name, such as "valid/matches".
+            count: as `sum` of `put`.
+        """
+        self.put(f"{COUNT}{name}", count, 0.0, update=update)
+
+    def show(self, name: str, value: Value, *, update: int) -> None:
+        """Show a text, an image or a histogram under `name` at `update`; of several under one name the first is kept.
+
+        It reaches the writers with the next metrics. Only the first rank's values are written.
+
+        Args:
+            name: letters, digits, `_`, `-` and `.`, in parts divided by `/`.
+
+        Raises:
+            ArgumentError: another name.
+
+        >>> from evenstep.events import Text
+        >>> storage = Storage()
+        >>> storage.show("valid/text", Text("once upon a time"), update=3)
+        >>> storage.take_shown()
+        [Shown(update=3, name='valid/text')]
+        """
+        shown = Shown(update=update, name=name, value=value)
+        if shown not in self._shown:  # equal: of the same update and name
+            self._shown.append(shown)
+
+    def take_shown(self) -> list[Shown]:
+        """Values shown since the last call."""
+        shown = self._shown
+        self._shown = []
+        return shown
+
+    def follow(self, settled: int) -> None:
+        """Drop pending pairs that other ranks have settled while this rank lost its connection.
+
+        Args:
+            settled: largest number of settlings of any rank.
+        """
+        if self.settled < settled:
+            self._pending.clear()
+            self._meters.reset()
+        self.settled = settled
+
+    def discard_from(self, update: int) -> None:
+        """Drop pending metrics of `update` and later ones, which were given up."""
+        self._pending[:] = [entry for entry in self._pending if entry[0] < update]
+        self._shown[:] = [one for one in self._shown if one.update < update]
+        self._meters.discard_from(update)
+
+    def mark(self) -> tuple[int, int]:
+        """Begin an attempt; the mark is for `drop_after`. Earlier marks are no longer valid."""
+        self._meters.begin_attempt()
+        return len(self._pending), len(self._shown)
+
+    def drop_after(self, mark: tuple[int, int]) -> None:
+        """Drop metrics put and shown since `mark`, because the attempt is repeated."""
+        pending, shown = mark
+        del self._pending[pending:]
+        del self._shown[shown:]
+        self._meters.drop_attempt()
+
+    def pending_sum(self, name: str, *, update: int) -> Tensor:
+        """Pending Σ sums and Σ weights of metric `name` at `update`, shape [2]; no accelerator is waited for.
+
+        >>> storage = Storage()
+        >>> storage.put("loss", torch.tensor(6.0), 2, update=1)
+        >>> storage.pending_sum("loss", update=1)
+        tensor([6., 2.], dtype=torch.float64)
+        """
+        pairs = [(total, weight) for number, key, total, weight in self._pending if number == update and key == name]
+        device = next((one.device for pair in pairs for one in pair if isinstance(one, Tensor)), torch.device("cpu"))
+        wide = torch.float32 if device.type == "mps" else torch.float64
+        numbers = [scalar_on(one, device, wide) for pair in pairs for one in pair]
+        return torch.stack(numbers).view(-1, 2).sum(0) if numbers else torch.zeros(2, dtype=wide, device=device)
+
+    def settle(self, gather: Callable[[Pairs], list[Pairs]] = _alone) -> list[Record]:
+        """Read and remember all pending metrics; records come by update, then in the order first put.
+
+        All ranks get the same records. A meter's record is at the last update that any rank's meter has seen.
+
+        Args:
+            gather: collects the pairs of all ranks, by rank. If it loses a rank, everything stays pending.
+
+        Raises:
+            ArgumentError: for a weight that is negative or not finite, or a name that no file can hold.
+        """
+        pending = self._pending.copy()
+        self._pending.clear()
+        pairs = pairs_of(pending)
+        if self._clip_norm is not None:
+            norms = [(update, pair[0]) for (update, name), pair in pairs.items() if name == _NORM]
+            pairs |= {(update, _CLIPPED): (float(norm > self._clip_norm), 1.0) for update, norm in norms}
+        pairs.update(self._meters.seen())
+        try:
+            everybody = gather(pairs)
+        except LostRankError:
+            self._pending[:0] = pending
+            raise
+        self._meters.reset()
+        self.settled += 1
+        summed = joined(everybody)
+        records = means(summed) + self._meters.records(everybody)
+        if self._derived:
+            counts = {(update, key[1:]): fsum(pair[::2]) for (update, key), pair in summed.items() if key[:1] == COUNT}
+            records += self._derived(records, counts)
+        records.sort(key=_update)
+        records += self.throughput(records)
+        records.sort(key=_update)
+        self._remember(records)
+        return records
+
+    def names(self) -> tuple[str, ...]:
+        """Metrics that have a history, in the order in which they first came."""
+        return tuple(self._series)
+
+    def history(self, name: str) -> list[Record]:
+        """Remembered values of metric `name`, by update; empty if it never came."""
+        return self._series[name].records(name)[-self._limit :] if name in self._series else []
+
+    def latest(self, name: str) -> Record | None:
+        """Last value of metric `name`, or None if it never came."""
+        return self._series[name].records(name, start=-1)[0] if name in self._series else None
+
+    def values_before(self, update: int, name: str, count: int) -> list[float]:
+        """Last `count` values of metric `name` at updates before `update`, or as many as there are."""
+        return self._series[name].values_before(update, count) if name in self._series else []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Newest settled values of every metric, as plain lists.
+
+        Left out are times (`perf/…`), which differ between equal runs, and `progress/…`, but for the sum of weights.
+        """
+        state: dict[str, Any] = {
+            name: series.state() for name, series in self._series.items() if not name.startswith(("perf/", "progress/"))
+        }
+        return {**state, _TOTAL: self.throughput.total} if self.throughput.total else state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back to a saved history; pending metrics are dropped."""
+        self._pending.clear()
+        self._shown.clear()
+        self._meters.reset()
+        self.throughput.forget()
+        self.throughput.total = state.get(_TOTAL, 0.0)
+        self._series = {name: Series(*columns) for name, columns in state.items() if name != _TOTAL}
+
+    def _remember(self, records: Iterable[Record]) -> None:
+        of_names = defaultdict[str, list[Record]](list)
+        for record in records:
+            of_names[record.name].append(record)
+        for name, theirs in of_names.items():
+            if name not in self._series:
+                self._series[_checked(name)] = Series()
+            series = self._series[name]
+            for record in theirs:
+                series.add(record)
+            if len(series.updates) > 2 * self._limit:
+                series.keep(self._limit)
+
+
+def _update(record: Record) -> int:
+    return record.update
+
+
+def _checked(name: str) -> str:
+    if not name.isprintable() or name in ("", "update"):
+        raise ArgumentError(
+            f"a metric's name must be printable and not `update`, but is {name!r}; rename it.", field=name
+        )
+    return name

@@ -1,0 +1,198 @@
+"""Files of the run folder: metrics.jsonl, incidents.jsonl, shown.jsonl, metrics.csv.
+
+Whole lines are appended. On a resume, lines of updates that happen again are dropped, and a last line without an end.
+"""
+
+import csv
+import json
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from errno import ENOENT
+from io import FileIO, StringIO
+from itertools import groupby
+from pathlib import Path
+from typing import cast, final
+
+from evenstep.errors import EvenstepError
+from evenstep.events.event import Event, Incident, Json
+from evenstep.events.files import append, appending, keep_lines
+from evenstep.events.metrics.series import Record
+from evenstep.events.shown import Image, Shown, Text
+from evenstep.events.writers.writer import Writer, run_file
+
+
+class LinesWriter(Writer):
+    """Base of writers that append lines to a file.
+
+    Args:
+        file_name: name of the file in the run folder.
+        header: its first line, "" for none.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> class Values(LinesWriter):
+    ...     def lines(self, records):
+    ...         return "".join(f"{record.update} {record.value}\\n" for record in records)
+    ...     def update_of(self, line):
+    ...         return int(line.split()[0])
+    >>> with TemporaryDirectory() as folder:
+    ...     writer = Values("values.txt")
+    ...     writer.open(Path(folder), 0)
+    ...     writer.write([Record(1, "train/loss", 0.5, 32.0)])
+    ...     writer.close()
+    ...     Path(folder, "values.txt").read_text()
+    '1 0.5\\n'
+    """
+
+    def __init__(self, file_name: str, header: str = "") -> None:
+        self._file_name = file_name
+        self._header = header
+        self._path: Path | None = None
+        self._file: FileIO | None = None
+
+    @abstractmethod
+    def lines(self, records: Sequence[Record]) -> str:
+        """Lines of `records`, with line ends."""
+
+    @abstractmethod
+    def update_of(self, line: str) -> int:
+        """Update of a line.
+
+        Raises:
+            ValueError: this writer did not write it; also TypeError and KeyError.
+        """
+
+    @property
+    def path(self) -> Path:
+        """The file, once it was opened."""
+        assert self._path is not None, "opened before"
+        return self._path
+
+    @property
+    def target(self) -> str:
+        return f"`{self._path or self._file_name}`"
+
+    def open(self, folder: Path | None, update: int) -> None:
+        self.close()
+        self._path = run_file(self, folder, self._file_name)
+        if self._path.exists():
+            if not self._path.is_file():  # reading a pipe would wait
+                raise EvenstepError(f"`{self._path}` must be a regular file; move it away.")
+            keep_lines(self._path, lambda line: self._checked_update_of(line) <= update)
+        self._file = appending(self._path)
+        if self._header and self._file.tell() == 0:
+            append(self._file, f"{self._header}\n")
+
+    def write(self, records: Sequence[Record]) -> None:
+        assert self._file is not None, "opened before"
+        if not self.path.exists():  # writing to a deleted file would raise nothing
+            raise FileNotFoundError(ENOENT, "the file was deleted or moved away", str(self.path))
+        append(self._file, self.lines(records))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _checked_update_of(self, line: str) -> int:
+        if self._header and line.rstrip("\n") == self._header:
+            return 0
+        try:
+            return self.update_of(line)
+        except (ValueError, KeyError, TypeError) as error:
+            raise EvenstepError(
+                f"`{self._path}` holds a line that this writer did not write: {line.strip()[:80]!r}; move the file "
+                f"away or repair it."
+            ) from error
+
+
+@final
+class JsonlWriter(LinesWriter):
+    """Writes `metrics.jsonl`, `incidents.jsonl` and `shown.jsonl` into the run folder, and flushes after every call.
+
+    A line of metrics.jsonl holds an update and its values. A late value makes another line of the same update. Numbers
+    that JSON lacks are the strings "nan", "inf" and "-inf". Weights are not kept.
+
+    A line of incidents.jsonl holds "update", "kind", "message", "details", and where it happened. A line of shown.jsonl
+    holds "update", "name", "kind", and either "text", or "file" and "caption" of a PNG, or the numbers of a histogram.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     writer = JsonlWriter()
+    ...     writer.open(Path(folder), 0)
+    ...     writer.write([Record(1, "train/loss", 0.5, 32.0), Record(1, "train/lr", 0.001, 1.0)])
+    ...     writer.close()
+    ...     Path(folder, "metrics.jsonl").read_text()
+    '{"update": 1, "train/loss": 0.5, "train/lr": 0.001}\\n'
+    """
+
+    def __init__(self) -> None:
+        super().__init__("metrics.jsonl")
+
+    def lines(self, records: Sequence[Record]) -> str:
+        lines: list[str] = []
+        for update, group in groupby(records, key=lambda record: record.update):
+            values = {name: value if value - value == 0 else str(value) for _, name, value, _ in group}
+            lines.append(json.dumps({"update": update, **values}) + "\n")
+        return "".join(lines)
+
+    def update_of(self, line: str) -> int:
+        return int(json.loads(line)["update"])
+
+    def open(self, folder: Path | None, update: int) -> None:
+        super().open(folder, update)
+        shown = self.path.with_name("shown.jsonl")
+        if shown.exists():
+            keep_lines(shown, lambda line: self.update_of(line) <= update)
+
+    def event(self, name: str, event: Event) -> None:
+        if isinstance(event, Incident):
+            line = {"update": event.update, "kind": event.kind, "message": event.message, "details": event.details}
+            line |= {name: value for name, value in event.facts().items() if name not in event.details}
+            self._append("incidents.jsonl", line)
+        elif isinstance(event, Shown):
+            self._append("shown.jsonl", {"update": event.update, "name": event.name, **self._shown(event)})
+
+    def _append(self, file_name: str, line: Mapping[str, object]) -> None:
+        with appending(self.path.with_name(file_name)) as file:
+            append(file, json.dumps(line) + "\n")
+
+    def _shown(self, event: Shown) -> dict[str, Json]:
+        value = event.value
+        if isinstance(value, Text):
+            return {"kind": "text", "text": value.text}
+        if isinstance(value, Image):
+            name = f"shown/{event.name}/{event.update:08d}.png"
+            path = self.path.parent / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(value.png())
+            return {"kind": "image", "file": name, "caption": value.caption}
+        edges, counts = cast("list[Json]", value.edges), cast("list[Json]", value.counts)
+        return {"kind": "histogram", "edges": edges, "counts": counts, "num_not_finite": value.num_not_finite}
+
+
+@final
+class CsvWriter(LinesWriter):
+    """Writes `metrics.csv` into the run folder, and flushes after every call.
+
+    Each row is one value, (update, name, value, weight), and reads back as the same number.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     writer = CsvWriter()
+    ...     writer.open(Path(folder), 0)
+    ...     writer.write([Record(1, "train/loss", 0.5, 32.0)])
+    ...     writer.close()
+    ...     Path(folder, "metrics.csv").read_text().splitlines()
+    ['update,name,value,weight', '1,train/loss,0.5,32.0']
+    """
+
+    def __init__(self) -> None:
+        super().__init__("metrics.csv", header="update,name,value,weight")
+
+    def lines(self, records: Sequence[Record]) -> str:
+        text = StringIO()
+        csv.writer(text, lineterminator="\n").writerows(records)
+        return text.getvalue()
+
+    def update_of(self, line: str) -> int:
+        return int(line.partition(",")[0])
