@@ -75,7 +75,11 @@ class Bus:
         self.drawing: Callable[[str, Event], AbstractContextManager[None]] = lambda place, event: _NOTHING
         self.of_run: Exception | None = None
         self._calls = [
-            {method: _Call(self, hook, key, method, on_error, report) for method in _METHODS if _overrides(hook, method)}
+            {
+                method: _Call(self, hook, key, method, on_error, report)
+                for method in _METHODS
+                if _overrides(hook, method)
+            }
             for key, hook in self._by_key().items()
         ]
         self.heard = frozenset(method for calls in self._calls for method in calls)

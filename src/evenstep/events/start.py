@@ -60,7 +60,7 @@ def git_state(folder: Path) -> dict[str, Json] | None:
     """
     if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
         return None
-    command = "git --no-optional-locks status --porcelain=v2 --branch --untracked-files=no".split()
+    command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):

@@ -34,7 +34,6 @@ from evenstep.events import (
     Writer,
     is_watched,
 )
-from evenstep.events.hooks.evaluate import may_be_asked_for
 from evenstep.events.hooks.target import MetricTarget
 from evenstep.lazy import load
 from evenstep.optim.schedules import Plateau
@@ -66,7 +65,7 @@ def build_reporter(
     reporter = Reporter(files=IncidentFiles(folder, makes_folder=first), group=group, writers=writers)
     every = [*followers, *hooks_of(hooks, writers, folder=folder, every_updates=every_updates, checkpoint=checkpoint)]
     heard = [hook for hook in every if first or not getattr(hook, "first_rank_only", False)]
-    reporter.asks = may_be_asked_for(every)
+    reporter.asks = any(getattr(hook, "may_evaluate", False) for hook in every)
     reporter.bus = Bus(heard, trainer, on_error=on_hook_error, report=reporter.report)
     return reporter
 
@@ -159,6 +158,8 @@ class Follow(Hook):
     Raises:
         HookError: when an evaluation is made that has no such metric.
     """
+
+    may_evaluate = False
 
     def __init__(self, plateau: Plateau) -> None:
         self._plateau = plateau

@@ -3,7 +3,7 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.events.series import Record, Series
+from evenstep.events.metrics.series import Record, Series
 
 
 @given(arrivals=st.lists(st.lists(st.integers(0, 20), min_size=1).map(sorted)))

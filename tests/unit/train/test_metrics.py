@@ -13,7 +13,7 @@ from torchmetrics.classification import BinaryAUROC, BinaryConfusionMatrix, Mult
 from evenstep import Failures, Logging, Loss, MapData, Mixture, Skip, Task, Trainer, Training
 from evenstep.errors import ArgumentError
 from evenstep.events import Storage
-from evenstep.events.meters import Meters
+from evenstep.events.metrics.meters import Meters
 from evenstep.parallel import Ddp, Group, Single
 
 pytestmark = pytest.mark.filterwarnings("ignore:No .* samples in targets")  # torchmetrics, of short windows

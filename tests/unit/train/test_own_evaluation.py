@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from evenstep import Ema, Engine, Logging, Loss, MapData, Mixture, Task, Trainer, Training
 from evenstep.errors import TaskError
 from evenstep.events import Best, EarlyStop, Evaluate
-from evenstep.events.derived import DerivedMetrics
+from evenstep.events.metrics.derived import DerivedMetrics
 from evenstep.parallel import Ddp, Ordered, Zero1
 from refused import refused
 
@@ -298,7 +298,7 @@ def test_counts_of_training_are_derived_too(compile: Any) -> None:
 
 def test_a_name_that_only_training_has_leaves_a_metric_out_of_evaluations() -> None:
     derived = DerivedMetrics({"": {"twice": lambda metrics: 2 * metrics["only_in_training"]}}, evaluating=[""])
-    from evenstep.events.series import Record
+    from evenstep.events.metrics.series import Record
 
     assert derived([Record(1, "train/loss", 1.0, 1.0), Record(1, "train/only_in_training", 3.0, 1.0)])[0].value == 6.0
     assert derived([Record(1, "valid/wer", 1.0, 1.0)], {(1, "valid/"): 4.0}) == []

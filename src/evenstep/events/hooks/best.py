@@ -4,12 +4,11 @@ import math
 from pathlib import Path
 from typing import Any, final
 
-from pydantic import PositiveInt
-
 from evenstep.events.event import EpochBegin, EvaluateEnd, SaveBegin, SaveEnd, TrainBegin
 from evenstep.events.files import replace_text
 from evenstep.events.hook import Hook, run_folder
 from evenstep.events.hooks.target import MetricTarget, Mode
+from evenstep.schema import Count
 
 
 @final
@@ -39,7 +38,7 @@ class Best(Hook):
         mode: Mode = "min",
         min_delta: float = 0.0,
         *,
-        keep: PositiveInt = 1,
+        keep: Count = 1,
         link: str = "best",
     ) -> None:
         self._target = MetricTarget(metric=metric, mode=mode, min_delta=min_delta)

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Final, final
 
 import torch
-from pydantic import PositiveInt
 
 from evenstep.events.event import TrainBegin, TrainEnd, UpdateEnd
 from evenstep.events.hook import Hook
+from evenstep.schema import Count
 
 _OF_RANKS: Final[Mapping[str, Callable[..., Any]]] = {
     "perf/memory_peak_bytes": max,
@@ -43,7 +43,7 @@ class MemoryUse(Hook):
     draws = False
     may_evaluate = False
 
-    def __init__(self, *, every_updates: PositiveInt = 10) -> None:
+    def __init__(self, *, every_updates: Count = 10) -> None:
         self._every = every_updates
         self._device = torch.device("cpu")
         self._put_at = 0

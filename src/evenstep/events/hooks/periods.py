@@ -3,11 +3,10 @@
 from time import monotonic
 from typing import final
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
-
 from evenstep.errors import ArgumentError, HookError
 from evenstep.events.event import EpochEnd, SaveEnd, TrainBegin, UpdateEnd
 from evenstep.events.hook import Hook
+from evenstep.schema import Count, Natural, Positive
 
 
 @final
@@ -30,9 +29,9 @@ class Evaluate(Hook):
     def __init__(
         self,
         *,
-        every_updates: PositiveInt | None = None,
-        every_epochs: PositiveInt | None = None,
-        from_update: NonNegativeInt = 0,
+        every_updates: Count | None = None,
+        every_epochs: Count | None = None,
+        from_update: Natural = 0,
     ) -> None:
         if every_updates is None and every_epochs is None:
             raise ArgumentError("`Evaluate` needs `every_updates` or `every_epochs`.", field="Evaluate")
@@ -76,9 +75,9 @@ class Save(Hook):
     def __init__(
         self,
         *,
-        every_updates: PositiveInt | None = None,
-        every_epochs: PositiveInt | None = None,
-        every_minutes: PositiveFloat | None = None,
+        every_updates: Count | None = None,
+        every_epochs: Count | None = None,
+        every_minutes: Positive | None = None,
     ) -> None:
         if every_updates is None and every_epochs is None and every_minutes is None:
             raise ArgumentError("`Save` needs `every_updates`, `every_epochs` or `every_minutes`.", field="Save")

@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from typing import Any, final
 
 import torch
-from pydantic import PositiveInt
 from torch.profiler import profile, record_function, supported_activities
 
 from evenstep.errors import ArgumentError
@@ -19,6 +18,7 @@ from evenstep.events.event import TrainBegin, TrainEnd, UpdateBegin, UpdateEnd
 from evenstep.events.files import writing
 from evenstep.events.hook import Hook, run_folder
 from evenstep.internals import end_memory_history, profiler_runs, record_memory_history, save_memory_history
+from evenstep.schema import Count
 
 
 @final
@@ -38,7 +38,7 @@ class Profile(Hook):
     draws = False
     may_evaluate = False
 
-    def __init__(self, *, first: PositiveInt, last: PositiveInt, memory: bool = False) -> None:
+    def __init__(self, *, first: Count, last: Count, memory: bool = False) -> None:
         self._first = first
         self._last = last
         self._memory = memory

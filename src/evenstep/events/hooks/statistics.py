@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from typing import final
 
 import torch
-from pydantic import PositiveInt
 from torch import Tensor
 
 from evenstep.events.event import StepBegin, UpdateBegin, UpdateEnd
 from evenstep.events.hook import Hook
+from evenstep.schema import Count
 from evenstep.tensors import named_parameters
 
 
@@ -32,9 +32,7 @@ class Statistics(Hook):
     draws = False
     may_evaluate = False
 
-    def __init__(
-        self, *, every_updates: PositiveInt = 100, update_ratio: bool = False, gradient_norms: bool = False
-    ) -> None:
+    def __init__(self, *, every_updates: Count = 100, update_ratio: bool = False, gradient_norms: bool = False) -> None:
         self._every = every_updates
         self._before: list[dict[str, Tensor]] = []
         # the methods of the base are not called

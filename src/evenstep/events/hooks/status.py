@@ -9,13 +9,12 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import Literal, final
 
-from pydantic import NonNegativeFloat
-
 from evenstep.errors import keepable
 from evenstep.events.event import EpochBegin, Outcome, TrainBegin, TrainEnd, UpdateEnd
 from evenstep.events.files import replace_text
 from evenstep.events.hook import Hook, run_folder
 from evenstep.events.start import write_start
+from evenstep.schema import NonNegative
 
 
 @final
@@ -36,7 +35,7 @@ class Status(Hook):
     draws = False
     may_evaluate = False
 
-    def __init__(self, *, every_s: NonNegativeFloat = 10.0) -> None:
+    def __init__(self, *, every_s: NonNegative = 10.0) -> None:
         self._every_s = every_s
         self._written_at = 0.0
         self._started = ""

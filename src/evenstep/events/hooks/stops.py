@@ -3,12 +3,11 @@
 from time import monotonic
 from typing import Any, final
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
-
 from evenstep.errors import ArgumentError, HookError
 from evenstep.events.event import EvaluateEnd, TrainBegin, TrainEnd, UpdateEnd
 from evenstep.events.hook import Hook
 from evenstep.events.hooks.target import MetricTarget, Mode
+from evenstep.schema import Count, NonNegative, Positive
 
 STOP_FILE = "stop"
 STOP_FILE_EVERY_S = 1.0
@@ -41,8 +40,8 @@ class EarlyStop(Hook):
         metric: str = "valid/loss",
         mode: Mode = "min",
         *,
-        patience_evaluations: PositiveInt,
-        min_delta: NonNegativeFloat = 0.0,
+        patience_evaluations: Count,
+        min_delta: NonNegative = 0.0,
     ) -> None:
         self.follows = MetricTarget(metric=metric, mode=mode, min_delta=min_delta)
         self._patience = patience_evaluations
@@ -116,9 +115,7 @@ class TimeBudget(Hook):
     draws = False
     may_evaluate = False
 
-    def __init__(
-        self, *, max_minutes: PositiveFloat | None = None, max_total_minutes: PositiveFloat | None = None
-    ) -> None:
+    def __init__(self, *, max_minutes: Positive | None = None, max_total_minutes: Positive | None = None) -> None:
         if max_minutes is None and max_total_minutes is None:
             raise ArgumentError("`TimeBudget` needs `max_minutes` or `max_total_minutes`.", field="max_minutes")
         self._max_minutes = max_minutes
@@ -179,7 +176,7 @@ class StopBelowLr(Hook):
     draws = False
     may_evaluate = False
 
-    def __init__(self, lr: PositiveFloat) -> None:
+    def __init__(self, lr: Positive) -> None:
         self._lr = lr
         self._before: float | None = None
         self._fallen_to: float | None = None

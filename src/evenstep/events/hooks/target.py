@@ -4,13 +4,11 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, final
 
-from pydantic import Field
-
 from evenstep.arguments import advice
 from evenstep.errors import HookError
 from evenstep.events.event import EvaluateEnd
 from evenstep.events.hook import Hook
-from evenstep.schema import option
+from evenstep.schema import Matching, option
 
 Mode = Literal["min", "max"]
 
@@ -28,7 +26,7 @@ class MetricTarget:
     (True, False, False)
     """
 
-    metric: Annotated[str, Field(pattern="/")]
+    metric: Annotated[str, Matching(".+/.+")]
     """Evaluation and metric, such as "valid/loss"."""
     mode: Mode
     """"min" if lower is better, "max" if higher is better."""

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from time import perf_counter, time
 from typing import final
 
-from pydantic import PositiveInt
-
 from evenstep.events.event import (
     EvaluateBegin,
     EvaluateEnd,
@@ -24,6 +22,7 @@ from evenstep.events.event import (
     UpdateEnd,
 )
 from evenstep.events.hook import Hook
+from evenstep.schema import Count
 
 
 @final
@@ -42,7 +41,7 @@ class Timer(Hook):
     draws = False
     may_evaluate = False
 
-    def __init__(self, *, every_updates: PositiveInt = 10) -> None:
+    def __init__(self, *, every_updates: Count = 10) -> None:
         self._every = every_updates
         self._evaluation_began = 0.0
         self._save_began = 0.0

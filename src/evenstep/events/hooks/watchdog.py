@@ -5,10 +5,9 @@ import sys
 from time import monotonic
 from typing import final
 
-from pydantic import PositiveFloat
-
 from evenstep.events.event import EvaluateBegin, EvaluateEnd, SaveBegin, SaveEnd, TrainEnd, UpdateBegin, UpdateEnd
 from evenstep.events.hook import Hook
+from evenstep.schema import Positive
 
 SLACK = 20.0
 FIRST_UPDATES = 3
@@ -32,7 +31,7 @@ class Watchdog(Hook):
     draws = False
     may_evaluate = False
 
-    def __init__(self, *, timeout_s: PositiveFloat) -> None:
+    def __init__(self, *, timeout_s: Positive) -> None:
         self._timeout_s = timeout_s
         self._longest_s = 0.0
         self._began = 0.0

@@ -11,7 +11,6 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from evenstep.tensors import scalar_on
 from evenstep.errors import ArgumentError, LostRankError
 from evenstep.events.metrics.derived import DerivedMetrics
 from evenstep.events.metrics.meters import Meters
@@ -19,6 +18,7 @@ from evenstep.events.metrics.pairs import COUNT, Entry, Number, Pairs, copied, j
 from evenstep.events.metrics.series import Record, Series
 from evenstep.events.metrics.throughput import Throughput
 from evenstep.events.shown import Shown, Value
+from evenstep.tensors import scalar_on
 
 _NORM = "train/grad_norm"
 _CLIPPED = "train/clipped"

@@ -3,7 +3,7 @@ from typing import Any
 
 from evenstep.errors import ArgumentError
 from evenstep.events import Bus, EpochEnd, Save, SaveEnd, TrainBegin, UpdateEnd
-from evenstep.events.hooks import save as module
+from evenstep.events.hooks import periods as module
 from refused import refused
 
 

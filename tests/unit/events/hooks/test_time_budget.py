@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from evenstep import Checkpointing, Hook, MapData, Task, Trainer, Training
 from evenstep.events import Bus, TimeBudget, TrainBegin, TrainEnd, UpdateEnd
-from evenstep.events.hooks import time_budget
+from evenstep.events.hooks import stops
 
 TOTAL = "stop: the time budget of 10 minutes for all starts of the run is used up"
 
@@ -23,7 +23,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(time_budget, "monotonic", made)
+    monkeypatch.setattr(stops, "monotonic", made)
     return made
 
 
