@@ -89,21 +89,21 @@ CHANGES: dict[str, tuple[Callable[[], list[Hook]], Callable[[], list[Hook]], str
     "early stop is added": (
         list,
         lambda: [EarlyStop(patience_evaluations=9)],
-        "hook `EarlyStop` is new and begins afresh",
+        "hook `EarlyStop` is new and has no saved state",
     ),
     "early stop is dropped": (
         lambda: [EarlyStop(patience_evaluations=9)],
         list,
         "hook `EarlyStop` is gone, and so is its state",
     ),
-    "best is added": (list, lambda: [Best()], "hook `Best` is new and begins afresh"),
+    "best is added": (list, lambda: [Best()], "hook `Best` is new and has no saved state"),
     "best is dropped": (lambda: [Best()], list, "hook `Best` is gone, and so is its state"),
     "best of another metric": (
         lambda: [Best("valid/loss")],
         lambda: [Best("valid/loss", mode="max")],
-        "hook `Best` follows `valid/loss` (max) instead of `valid/loss` (min), and begins afresh",
+        "hook `Best` follows `valid/loss` (max) instead of `valid/loss` (min), and starts over",
     ),
-    "a user's hook is added": (list, lambda: [Counts()], "hook `Counts` is new and begins afresh"),
+    "a user's hook is added": (list, lambda: [Counts()], "hook `Counts` is new and has no saved state"),
     "a user's hook is dropped": (lambda: [Counts()], list, "hook `Counts` is gone, and so is its state"),
 }
 
@@ -293,7 +293,7 @@ def test_a_run_that_is_to_be_shorter_than_it_is_is_refused(length: dict[str, Any
 def stopped_early(folder: Path) -> None:
     trainer = trainer_of(folder, Heard(), EarlyStop("valid/loss", "max", patience_evaluations=2), updates=20)
     result = trainer.train()
-    assert "did not get better in 2 evaluations" in result.reason
+    assert "did not improve in 2 evaluations" in result.reason
     assert result.update == 3
 
 

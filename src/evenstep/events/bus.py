@@ -5,7 +5,7 @@ The error of a hook that may fail becomes an incident; the hook is called again 
 """
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Literal, TypeAlias, final
@@ -120,7 +120,7 @@ class Bus:
         return _Span(pairs, begin, end) if pairs else _NOTHING
 
     @contextmanager
-    def silent(self, *, but: type[Hook] | None = None) -> Iterator[None]:
+    def silent(self, *, but: type[Hook] | None = None) -> Generator[None]:
         """Inside the `with` only hooks of the class `but` are called."""
         self._listen(but)
         try:

@@ -1,11 +1,7 @@
-"""Small text files of a run folder, changed so that a killed process never leaves half of one.
-
-Each function writes beside the file and then puts the whole in its place, or takes back what it has appended in part.
-Checkpoints have their own, stricter rules.
-"""
+"""Small text files of a run folder, which a killed process never leaves half written."""
 
 import os
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -15,10 +11,10 @@ from evenstep.files import replacing
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Put `text` in the place of the file `path`: readers see the old content or the new, never a part.
+    """Replace the content of the file `path`; readers see the old content or the new, never a part.
 
     Raises:
-        EvenstepError: it cannot be written; the old content then stands.
+        EvenstepError: it cannot be written; the old content stays.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -28,16 +24,13 @@ def replace_text(path: Path, text: str) -> None:
     """
     with writing(path, then="resume it"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, [text.encode()])
+        with replacing(path) as new:
+            new.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def writing(path: Path, *, then: str) -> Generator[None]:
-    """Say of an OSError inside the `with` that `path` cannot be written, and what to do.
-
-    Raises:
-        EvenstepError: there was one.
-    """
+    """Turn an OSError inside the `with` into an EvenstepError that names `path` and what to do."""
     try:
         yield
     except OSError as error:
@@ -48,10 +41,10 @@ def writing(path: Path, *, then: str) -> Generator[None]:
 
 
 def keep_lines(path: Path, keep: Callable[[str], bool]) -> None:
-    """Drop from the file `path` the lines for which `keep` is false, and a last line that was never ended.
+    """Drop the lines of the file `path` for which `keep` is false, and a last line without an end.
 
     Raises:
-        OSError: it cannot be read or written; the old content then stands.
+        OSError: it cannot be read or written; the old content stays.
     """
 
     def stays(line: bytes) -> bool:
@@ -60,16 +53,17 @@ def keep_lines(path: Path, keep: Callable[[str], bool]) -> None:
     with path.open("rb") as file:
         if not all(stays(line) for line in file):
             file.seek(0)
-            _replace(path, filter(stays, file))
+            with replacing(path) as new, new.open("wb") as kept:
+                kept.writelines(filter(stays, file))
 
 
 def appending(path: Path) -> FileIO:
-    """Open the file `path` for `append`: without a buffer, which closing it would write after all."""
+    """Open the file `path` for `append`, without a buffer, which `close` would still write after a failure."""
     return FileIO(path, "a")
 
 
 def append(file: FileIO, text: str) -> None:
-    """Write the whole `text` behind what is in `file`, or nothing of it.
+    """Append the whole `text` to `file`, or nothing of it.
 
     Raises:
         OSError: it cannot be written.
@@ -91,8 +85,3 @@ def append(file: FileIO, text: str) -> None:
         with suppress(OSError):
             file.truncate(end)
         raise
-
-
-def _replace(path: Path, lines: Iterable[bytes]) -> None:
-    with replacing(path) as new, new.open("wb") as file:
-        file.writelines(lines)

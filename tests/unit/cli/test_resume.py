@@ -104,7 +104,7 @@ def test_early_stop_best_and_an_average_may_be_added_and_dropped_and_it_is_said(
     added = evenstep("resume", "runs/tiny", "--train.updates", "5", *ADDED, *BEST)
     assert added.code == 0, added.err
     assert "changed     train.updates 4 -> 5, " in added.out
-    assert "hook `Best` is new and begins afresh; hook `EarlyStop` is new and begins afresh; the average" in added.out
+    assert "hook `Best` is new and has no saved state; hook `EarlyStop` is new and has no saved state; the average" in added.out
     dropped = evenstep(
         "resume",
         "runs/tiny",
@@ -126,7 +126,7 @@ def test_early_stop_best_and_an_average_may_be_added_and_dropped_and_it_is_said(
 
 def test_an_early_stopped_run_goes_on_with_more_patience(evenstep: Run) -> None:
     never = ["--early_stop", '{metric = "valid/loss", mode = "max", patience_evaluations = 1, min_delta = 1e9}']
-    assert "did not get better in 1 evaluations" in evenstep("train", "run.toml", *never, "--train.updates", "12").out
+    assert "did not improve in 1 evaluations" in evenstep("train", "run.toml", *never, "--train.updates", "12").out
     done = evenstep("resume", "runs/tiny", "--early_stop.patience_evaluations", "9")
     assert done.code == 0, done.err
     assert "all 12 updates are done" in done.out

@@ -255,7 +255,7 @@ def test_state_goes_around_for_any_number_of_hooks(count: int) -> None:
 def test_a_hook_that_finds_no_state_begins_afresh_and_is_named(trainer: Any) -> None:
     hooks = [Stateful(), Stateful(3)]
     said = Bus(hooks, trainer).load_state_dict({"Stateful": {"value": 7}})
-    assert said == ["hook `Stateful#2` is new and begins afresh"]
+    assert said == ["hook `Stateful#2` is new and has no saved state"]
     assert [hook.value for hook in hooks] == [7, 3]
 
 

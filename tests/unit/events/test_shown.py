@@ -21,10 +21,11 @@ def test_the_png_is_the_image_bit_for_bit(shape: tuple[int, ...], kind: torch.dt
     assert np.array_equal(read, expected.transpose(1, 2, 0) if shape[0] == 3 else expected.reshape(5, 7))
 
 
-def test_an_image_does_not_change_with_the_tensor_that_it_was_made_of() -> None:
-    values = torch.zeros(2, 2)
+@pytest.mark.parametrize("kind", [torch.float32, torch.uint8])
+def test_an_image_does_not_change_with_the_tensor_that_it_was_made_of(kind: torch.dtype) -> None:
+    values = torch.zeros(2, 2, dtype=kind)
     image = Image(values)
-    values.fill_(1.0)
+    values.fill_(1)
     assert image.pixels.max() == 0
 
 
@@ -38,12 +39,11 @@ def test_an_image_does_not_change_with_the_tensor_that_it_was_made_of() -> None:
         torch.full((2, 2), 1.5),
         torch.full((2, 2), float("nan")),
         torch.zeros(2, 2, dtype=torch.int64),
-        [[1.0], [1.0, 2.0]],
         "text",
     ],
 )
 def test_what_is_no_image_is_refused(values: Any) -> None:
-    with refused(ArgumentError, "Image"):
+    with refused(ArgumentError, "values"):
         Image(values)
 
 
@@ -53,10 +53,8 @@ def test_a_histogram_counts_as_numpy_does_and_leaves_out_what_is_not_finite() ->
     histogram = Histogram(torch.cat([values, torch.tensor([float("inf"), float("nan")], dtype=torch.float64)]), bins=10)
     assert (histogram.counts, histogram.edges) == (counts.tolist(), edges.tolist())
     assert histogram.num_not_finite == 2
-    with refused(ArgumentError, "Histogram"):
+    with refused(ArgumentError, "values"):
         Histogram([])
-    with refused(ArgumentError, "Histogram"):
-        Histogram(torch.ones(2, dtype=torch.complex64))
 
 
 @pytest.mark.parametrize("name", ["", "/a", "a//b", "../a", "a b", "a/", "ä"])

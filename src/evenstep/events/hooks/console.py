@@ -15,7 +15,7 @@ class Console(Hook):
 
     Args:
         stream: standard output by default.
-        writer: the console writer of the run, which leaves the metrics of evaluations to this hook.
+        writer: the console writer of the run, which then leaves evaluations to this hook.
 
     >>> Console(stream=sys.stdout).on_incident(Incident(kind="overflow", update=3, message="too large", details={}))
     overflow at update 3: too large
@@ -27,14 +27,15 @@ class Console(Hook):
 
     def __init__(self, *, stream: TextIO | None = None, writer: ConsoleWriter | None = None) -> None:
         self._stream = stream
-        self._writer = writer if writer is not None else ConsoleWriter(stream=stream)
+        self._writer = writer
         self._train_began = monotonic()
         self._evaluate_began = self._train_began
         self._last_incident = ""
 
     def before_train(self, event: TrainBegin) -> None:
         self._train_began = monotonic()
-        self._writer.follow(self._committed)
+        if self._writer is not None:
+            self._writer.follow(self._committed)
         parameters = [one for one in self.trainer.model.parameters() if one.requires_grad]
         devices = sorted({str(one.device) for one in parameters})
         until = "until the data ends" if event.updates is None else f"to update {event.updates}"
@@ -48,11 +49,13 @@ class Console(Hook):
         self._evaluate_began = monotonic()
 
     def after_evaluate(self, event: EvaluateEnd) -> None:
-        if event.metrics:
-            spent = _duration(monotonic() - self._evaluate_began)
+        spent = _duration(monotonic() - self._evaluate_began)
+        if not event.metrics:
+            self._print(f"the evaluation of {event.name} failed after update {event.update}, {spent}")
+        elif self._writer is not None:
             self._writer.print_evaluation(event.update, event.metrics, f"in {spent}")
         else:
-            self._print(f"the evaluation of {event.name} failed after update {event.update}")
+            self._print(f"evaluated {event.name} after update {event.update}, {spent}")
 
     def after_save(self, event: SaveEnd) -> None:
         if event.path is not None:

@@ -47,7 +47,7 @@ def copied(number: Any, name: str) -> Number:
             raise ArgumentError(f"metric `{name}` must be one number, but has shape {shape}; sum it.", field=name)
         if not number.is_cpu:
             return number.detach().clone()
-        number = number.item()
+        number = number.detach().item()
     try:
         return float(number)
     except (TypeError, ValueError, OverflowError) as error:

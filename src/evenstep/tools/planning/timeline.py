@@ -28,6 +28,7 @@ class Timeline(Hook):
     """
 
     failure_policy = "continue"
+    may_evaluate = False
 
     def __init__(self, *, update: int = 10) -> None:
         self._update = update

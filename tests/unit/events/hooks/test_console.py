@@ -7,9 +7,11 @@ import pytest
 from evenstep.events import (
     Bus,
     Console,
+    ConsoleWriter,
     EvaluateBegin,
     EvaluateEnd,
     Incident,
+    Record,
     SaveEnd,
     TrainBegin,
     TrainEnd,
@@ -44,7 +46,7 @@ def test_a_resume_without_end_and_folder_is_told_too(said: tuple[Console, io.Str
 def test_evaluations_checkpoints_and_incidents_are_one_line_each(said: tuple[Console, io.StringIO]) -> None:
     hook, stream = said
     hook.before_evaluate(EvaluateBegin(update=3, name="valid"))
-    hook.after_evaluate(EvaluateEnd(update=3, name="valid", metrics={"valid/loss": 1.0}))
+    hook.after_evaluate(EvaluateEnd(update=3, name="valid", metrics={"valid/loss": 1.0, "valid/accuracy": 0.5}))
     hook.after_evaluate(EvaluateEnd(update=3, name="valid", metrics={}))
     hook.after_save(SaveEnd(update=3, path=Path("runs/x/checkpoints/step-00000003")))
     hook.after_save(SaveEnd(update=4, path=None))
@@ -56,6 +58,22 @@ def test_evaluations_checkpoints_and_incidents_are_one_line_each(said: tuple[Con
         "update 4 was not saved",
         "overflow at update 5: the scale was halved",
     ]
+
+
+def test_beside_the_console_writer_an_evaluation_is_one_line_with_its_metrics(
+    trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "monotonic", lambda: 0.0)
+    stream = io.StringIO()
+    writer = ConsoleWriter(stream=stream)
+    hook = Console(stream=stream, writer=writer)
+    Bus([hook], trainer)
+    writer.open(None, 0)
+    hook.before_train(TrainBegin(update=0, updates=None, resumed=False))
+    hook.before_evaluate(EvaluateBegin(update=3, name="valid"))
+    writer.write([Record(3, "valid/loss", 1.0, 8.0), Record(3, "valid/accuracy", 0.5, 8.0)])
+    hook.after_evaluate(EvaluateEnd(update=3, name="valid", metrics={"valid/loss": 1.0, "valid/accuracy": 0.5}))
+    assert stream.getvalue().splitlines()[1:] == ["update 3  valid/loss 1  valid/accuracy 0.5  in 0.0 s"]
 
 
 def test_the_end_tells_success_from_failure(said: tuple[Console, io.StringIO]) -> None:

@@ -20,7 +20,7 @@ def test_it_stops_after_so_many_evaluations_in_a_row_without_a_better_one(traine
     evaluate(hook, 3.0, 3.5, 2.0, 2.0)
     assert trainer.asked == []
     evaluate(hook, 2.0, first_update=5)
-    assert trainer.asked == ["stop: `valid/loss` did not get better in 2 evaluations (the best is 2)"]
+    assert trainer.asked == ["stop: `valid/loss` did not improve in 2 evaluations (the best is 2)"]
 
 
 def test_a_gain_that_is_not_above_min_delta_is_none(trainer: Any) -> None:
@@ -33,7 +33,7 @@ def test_a_gain_that_is_not_above_min_delta_is_none(trainer: Any) -> None:
 
 def test_nan_counts_as_no_better(trainer: Any) -> None:
     evaluate(attached(trainer, patience_evaluations=2), math.nan, math.nan)
-    assert trainer.asked == ["stop: `valid/loss` did not get better in 2 evaluations (no finite value yet)"]
+    assert trainer.asked == ["stop: `valid/loss` did not improve in 2 evaluations (no finite value yet)"]
 
 
 def test_waiting_goes_on_after_a_resume(trainer: Any) -> None:

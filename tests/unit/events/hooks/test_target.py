@@ -47,8 +47,12 @@ def test_an_argument_that_cannot_be_is_refused(metric: str, mode: Any, field: st
         target(metric, mode)
 
 
-def test_an_evaluation_or_a_metric_that_is_not_there_is_refused() -> None:
-    with refused(ArgumentError, "metric"):
-        target("other/loss").check_evaluation(["valid"], asked=True)
+def test_an_evaluation_or_a_metric_that_is_not_there_is_refused(trainer: Any) -> None:
+    hook = Hook()
+    hook.attach(trainer)
+    for metric, asked in (("other/loss", True), ("valid/loss", False)):
+        with refused(HookError, "metric"):
+            target(metric).check(hook, asked=asked)
+    target().check(hook)
     with refused(HookError, "metric"):
         target("valid/loss").value(Hook(), EvaluateEnd(update=1, name="valid", metrics={"valid/accuracy": 1.0}))

@@ -46,13 +46,13 @@ def test_a_start_ends_to_be_run_again(trainer: Any, clock: Clock) -> None:
     after(hook, clock, 4.9)
     assert trainer.asked == []
     after(hook, clock, 0.1)
-    assert trainer.asked == ["stop: its time budget of 5 minutes is used up (requeue)"]
+    assert trainer.asked == ["stop: the time budget of 5 minutes is used up (requeue)"]
 
 
 def test_the_time_of_all_starts_ends_the_run_for_good(trainer: Any, clock: Clock) -> None:
     first = begun(trainer, max_minutes=6, max_total_minutes=10)
     after(first, clock, 6)
-    assert trainer.asked == ["stop: its time budget of 6 minutes is used up (requeue)"]
+    assert trainer.asked == ["stop: the time budget of 6 minutes is used up (requeue)"]
     state = first.state_dict()
     clock.now += 6000  # between the starts nothing counts
     trainer.asked.clear()

@@ -55,7 +55,7 @@ def test_a_line_comes_every_period_with_weighted_means_the_latest_rate_and_the_t
         Record(2, "train/lr", 0.2, 1.0),
     ]
     writer.write(records)
-    assert stream.getvalue() == "update 2/100  loss 1.5  lr 0.2  0.5 updates/s  3:16 left\n"
+    assert stream.getvalue() == "update 2/100    loss 1.5  lr 0.2  0.5 updates/s  3:16 left\n"
 
 
 def test_several_periods_at_once_are_several_lines(clock: Clock) -> None:
@@ -71,7 +71,7 @@ def test_an_evaluation_is_shown_whenever_it_comes(clock: Clock) -> None:
     writer = opened(stream, every_updates=1000)
     writer.write(losses([1]))
     writer.write([Record(1, "valid/loss", 2.0, 8.0), Record(1, "valid/accuracy", 0.25, 8.0)])
-    assert stream.getvalue() == "update 1/100  valid/loss 2  valid/accuracy 0.25\n"
+    assert stream.getvalue() == "update 1/100    valid/loss 2  valid/accuracy 0.25\n"
 
 
 def test_numbers_of_the_timer_and_of_groups_are_left_to_the_files(clock: Clock) -> None:
@@ -89,7 +89,7 @@ def test_what_is_left_of_a_period_is_shown_at_the_end_once(clock: Clock) -> None
     writer.close()
     writer.close()
     last = stream.getvalue().splitlines()[1:]
-    assert last == ["update 3/100  loss 3  3 updates/s  0:32 left"]
+    assert last == ["update 3/100    loss 3    3 updates/s  0:32 left"]
 
 
 def test_the_rate_after_a_resume_counts_from_there(clock: Clock) -> None:
@@ -120,8 +120,8 @@ def test_a_terminal_gets_a_live_line_and_what_is_said_at_logs_stays_above_it(clo
     writer.write([Record(2, "valid/loss", 2.0, 8.0)])
     writer.close()
     text = terminal.getvalue()
-    assert "update 2/100  loss 1.5  2/s\n" in text
-    assert "update 2/100  valid/loss 2\n" in text
+    assert "update 2/100    loss 1.5  2/s\n" in text
+    assert "update 2/100    valid/loss 2\n" in text
     assert "\x1b[?25h" in text  # the cursor is given back
 
 
@@ -131,7 +131,7 @@ def test_over_a_live_line_there_is_one_line_a_second_of_all_updates_since(clock:
         clock.now += 0.125
         writer.write(losses([update]))
     writer.close()
-    lines = re.findall(r"update (\d+)/100  loss ([\d.]+) ", terminal.getvalue())
+    lines = re.findall(r"update (\d+)/100 +loss ([\d.]+) ", terminal.getvalue())
     assert lines == [("1", "1"), ("9", "5.5"), ("17", "13.5"), ("25", "21.5"), ("30", "28")]
 
 
@@ -176,7 +176,7 @@ def test_a_terminal_without_a_cursor_gets_a_plain_line_each_period(
     clock.now = 4.0
     writer.write(losses([1, 2]))
     writer.close()
-    assert terminal.getvalue() == "update 2/100  loss 1.5  0.5 updates/s  3:16 left\n"
+    assert terminal.getvalue() == "update 2/100    loss 1.5  0.5 updates/s  3:16 left\n"
 
 
 def test_a_notebook_gets_a_live_line_in_its_cell(
@@ -194,7 +194,7 @@ def test_a_notebook_gets_a_live_line_in_its_cell(
     clock.now = 4.0
     writer.write(losses([1, 2]))
     writer.close()
-    assert shown == ["update 0/4  loss -  0/s", "update 2/4  loss 1.5  0.5/s  0:04 left"]
+    assert shown == ["update 0/4  loss -  0/s", "update 2/4  loss 2  0.5/s  0:04 left"]
     assert capsys.readouterr().out == "update 2/4  loss 1.5  0.5/s\n"
 
 

@@ -80,7 +80,7 @@ def test_a_full_disk_names_writer_file_and_cause_and_the_others_still_get_theirs
         writers.write(RECORDS)
     assert notes[:5] == ["open1", "open2", "write1", "write2", "flush2"]
     assert heard[0].message.startswith("writer `Notes` of `notes.txt` failed: No space left on device; training goes")
-    assert heard[-1].message == "writer `Notes` of `notes.txt` did not take 1 call of metrics and events, lost to it."
+    assert "lost 1 call " in heard[-1].message
 
 
 def test_a_file_that_really_cannot_grow_is_such_an_incident(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_what_a_writer_has_buffered_and_can_never_flush_is_counted_as_lost(tmp_p
         writer.is_full = True
         writers.write(one(1))
         writers.write(one(2))
-    assert heard[-1].message.endswith("did not take 2 calls of metrics and events, lost to it.")
+    assert "lost 2 calls " in heard[-1].message
 
 
 def test_what_no_other_writer_can_be_told_of_a_failing_one_is_said_by_logging(
@@ -300,7 +300,7 @@ def test_what_no_other_writer_can_be_told_of_a_failing_one_is_said_by_logging(
         return [record.message for record in caplog.records]
 
     failed, lost = run("fails")
-    assert "failed: " in failed and "did not take 1 call" in lost
+    assert "failed: " in failed and "lost 1 call" in lost
     assert run("fails", "works") == []
 
 
