@@ -50,6 +50,7 @@ class SavePretrained(Hook):
     """
 
     priority = 200  # after all that asks for a checkpoint
+    may_evaluate = False
 
     def __init__(
         self,
