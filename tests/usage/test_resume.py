@@ -304,7 +304,7 @@ def stopped_early(folder: Path) -> None:
         (
             [EarlyStop("valid/loss", "max", patience_evaluations=2)],
             5,
-            ["had stopped the run after 2 evaluations that were no better, and counts from 0 again"],
+            ["had stopped the run after 2 evaluations without an improvement, and counts from 0 again"],
         ),
         ([], 20, ["is gone, and so is its state"]),
     ],
