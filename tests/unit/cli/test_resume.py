@@ -104,7 +104,10 @@ def test_early_stop_best_and_an_average_may_be_added_and_dropped_and_it_is_said(
     added = evenstep("resume", "runs/tiny", "--train.updates", "5", *ADDED, *BEST)
     assert added.code == 0, added.err
     assert "changed     train.updates 4 -> 5, " in added.out
-    assert "hook `Best` is new and has no saved state; hook `EarlyStop` is new and has no saved state; the average" in added.out
+    assert (
+        "hook `Best` is new and has no saved state; hook `EarlyStop` is new and has no saved state; the average"
+        in added.out
+    )
     dropped = evenstep(
         "resume",
         "runs/tiny",
