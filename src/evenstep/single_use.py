@@ -44,12 +44,5 @@ def mark_used(given: Mapping[str, object]) -> None:
         _TAKEN[id(one)] = weakref.ref(one, partial(_forget, id(one)))
 
 
-def not_copied(what: str) -> ArgumentError:
-    return ArgumentError(
-        f"{what} can't be copied or pickled, as its parts belong to one model and one optimizer; build another with "
-        f"another model and optimizer, and let it `load_state_dict({what.split()[-1]}.state_dict())`."
-    )
-
-
 def _forget(key: int, gone: object) -> None:
     _TAKEN.pop(key, None)

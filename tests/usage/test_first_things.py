@@ -2,8 +2,6 @@
 
 # pyright: reportUnknownLambdaType=false
 
-import copy
-import pickle
 from typing import Any
 
 import pytest
@@ -95,13 +93,6 @@ def _assert_same(one: Any, other: Any, where: str) -> None:
         assert torch.equal(one, other), where
     else:
         assert one == other, where
-
-
-@pytest.mark.parametrize("made", [_trainer, lambda: _engine(nn.Linear(2, 1))], ids=["trainer", "engine"])
-@pytest.mark.parametrize("act", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_a_copy_is_refused_with_what_to_do(made: Any, act: Any) -> None:
-    with pytest.raises(ArgumentError):
-        act(made())
 
 
 def _with(**members: Any) -> evenstep.Trainer:

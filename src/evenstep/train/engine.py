@@ -24,7 +24,7 @@ from evenstep import training_mode
 from evenstep.checkpoint import ALONE, RankGroup, on_all_ranks
 from evenstep.data import Data, GlobalBatch, Position
 from evenstep.data.seeding import drawing_alone
-from evenstep.errors import ArgumentError, EvenstepError, LostRankError, clause
+from evenstep.errors import EvenstepError, LostRankError, clause
 from evenstep.events import Bus, Incident, Record
 from evenstep.internals import unwrapped
 from evenstep.optim.schedules import LrSchedule
@@ -32,7 +32,7 @@ from evenstep.optim.step import let_begin_late
 from evenstep.options import Training, check_length
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
-from evenstep.single_use import mark_used, not_copied
+from evenstep.single_use import mark_used
 from evenstep.train.engine_events import EVALUATION, around_evaluation, around_update
 from evenstep.train.failures import Stop
 from evenstep.train.failures.spikes import LOSS
@@ -135,21 +135,6 @@ class Engine:
         self._build(setup, updates=updates, bus=bus, report=lambda incident: warn(incident.message))
         self.prepare()
         mark_used(setup.kept)
-
-    if not TYPE_CHECKING:  # which knows what there is
-
-        def __setattr__(self, name: str, value: Any) -> None:
-            if name[0] != "_" and name != "progress" and "_causes" in self.__dict__:
-                raise ArgumentError(
-                    f"`{name}` of an engine can't be set once it is built: it would have no effect. Build another "
-                    f"engine with it, which goes on by `load_state_dict(old.state_dict())`; set learning rates in "
-                    f"`engine.optimizer.param_groups`.",
-                    field=name,
-                )
-            super().__setattr__(name, value)
-
-    def __reduce_ex__(self, protocol: object) -> Any:
-        raise not_copied("an engine")
 
     @classmethod
     def of(cls, setup: "Setup", *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Self:
@@ -336,7 +321,7 @@ class Engine:
         pending = self._compute(batch, self.progress)
         self._pending.append(pending)
         progress = pending.before.committed(pending.batch, skipped_samples=pending.skipped_samples)
-        object.__setattr__(self, "progress", progress)  # not by way of what refuses all others
+        self.progress = progress
         self.precision.committed()
         return pending
 

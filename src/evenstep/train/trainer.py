@@ -5,29 +5,33 @@ It puts the parts of a run together, holds the state that a checkpoint saves, an
 first trainer is built, so that importing all public names takes little longer than importing torch.
 """
 
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
 from inspect import signature
 from pathlib import Path
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Never, cast, final
+from typing import TYPE_CHECKING, Any, Never, TypeVar, cast, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evenstep.arguments import said, unknown_argument
+from evenstep.checkpoint import ended_on_all
 from evenstep.data import Data, data_of
 from evenstep.data.seeding import drawing_alone, undisturbed
-from evenstep.errors import ArgumentError
-from evenstep.events import Hook, TrainBegin, TrainEnd
+from evenstep.errors import ArgumentError, HookError
+from evenstep.events import Hook, Json, TrainBegin, TrainEnd
+from evenstep.events.hooks.target import MetricTarget
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Checkpointing, Failures, Logging, Reset, Training, check_length
-from evenstep.parallel import Strategy
+from evenstep.parallel import Group, Strategy
+from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used
-from evenstep.train.attributes import TrainerAttributes
+from evenstep.train.phases import Phases
+from evenstep.train.progress import Progress
 from evenstep.train.result import Prediction, Result
 from evenstep.train.state import Tree
 from evenstep.train.state.afresh import check_resets, resets_of
@@ -38,9 +42,11 @@ from evenstep.training_mode import require_gradients
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
+T = TypeVar("T")
+
 
 @final
-class Trainer(TrainerAttributes):
+class Trainer:
     """Trains a model: one update is one update, however it is cut.
 
     Args:
@@ -139,6 +145,8 @@ class Trainer(TrainerAttributes):
         check_keeping(batches, keeps=keeps, policies=policies, failures=failures, checkpoint=checkpoint)
         self._group = setup.group
         self._sharing = type(setup.strategy).__name__
+        self._is_training = self._has_trained = False
+        self._thread = 0  # in which it trains
         self.model, self.optimizer, self.evaluations = model, optimizer, sets
         self.device, self.storage = setup.device, setup.storage
         self.folder = None if folder is None else Path(folder).expanduser()
@@ -158,7 +166,131 @@ class Trainer(TrainerAttributes):
         self._agree = partial(check_agreement, self._loop, train)
         self._run = self._group.run_of(self._loop, self._agree)
         mark_used({**setup.kept, **self._loop.engine.bus.kept})
-        self._is_built = True
+
+    @property
+    def updates(self) -> int | None:
+        """How many updates the run commits; None where only the data know.
+
+        It can be set between two calls of `train`, to go on for longer or to end earlier; an LR schedule then stretches
+        over that many. On several ranks all set the same.
+        """
+        return self._loop.engine.core.learning_rates.updates
+
+    @updates.setter
+    def updates(self, updates: int) -> None:
+        loop = self._loop
+        if self._is_training:
+            raise ArgumentError(
+                "`updates` can't be set while the trainer trains; call `request_stop` to end it now.", field="updates"
+            )
+        if loop.updates is None:
+            raise ArgumentError(
+                f"`updates` of a trainer with `epochs` can't be set; build another trainer with `updates={updates}` "
+                f"and let it `resume`.",
+                field="updates",
+            )
+        if type(updates) is not int or updates < max(self.progress.update, 1):
+            raise ArgumentError(
+                f"`updates` must be a whole number of at least the {self.progress.update} that are committed, but is "
+                f"{updates!r}.",
+                field="updates",
+            )
+        loop.engine.stretch(updates)
+        loop.updates = updates
+
+    @property
+    def is_first_rank(self) -> bool:
+        return self._group.rank == 0
+
+    @property
+    def rank(self) -> int:
+        """Number of this process among those that train the model."""
+        return self._group.rank
+
+    @property
+    def group(self) -> Group:
+        """All ranks of the run."""
+        return self._group
+
+    @property
+    def hooks(self) -> tuple[Hook, ...]:
+        return tuple(self._loop.engine.bus.hooks)
+
+    @property
+    def keeps_average(self) -> bool:
+        return self._loop.engine.parts.saved.ema is not None
+
+    @property
+    def progress(self) -> Progress:
+        """The counters of committed work."""
+        return self._loop.engine.progress
+
+    @property
+    def phases(self) -> Phases:
+        """Seconds by phase."""
+        return self._loop.engine.phases
+
+    @property
+    def group_names(self) -> tuple[tuple[str, ...], ...]:
+        """Parameter names of each of the optimizer's groups, also of parameters that other ranks step.
+
+        Of a model in stages they are those of this rank's stages.
+        """
+        return tuple(tuple(group) for group in self._loop.engine.core.trained.names)
+
+    @property
+    def layout(self) -> dict[str, Json]:
+        """Number of ranks, strategy, and stages."""
+        model = self._loop.engine.model
+        layout: dict[str, Json] = {"ranks": self._group.ranks, "strategy": self._sharing}
+        if isinstance(model, PipelineModel):
+            stages, schedule = model.layout, model.schedule.name
+            layout |= {"pipeline": stages.ranks, "stages": stages.stages, "pipeline_schedule": schedule}
+        return layout
+
+    @property
+    def resumed_from(self) -> str | None:
+        return self._loop.checkpointer.resumed_from
+
+    @property
+    def recomputed(self) -> tuple[str, ...]:
+        """Names of the modules whose activations are recomputed, of all stages."""
+        return self._loop.engine.recomputed
+
+    @property
+    def in_float8(self) -> tuple[str, ...]:
+        """Names of the linear layers that multiply in float8, of all stages."""
+        return self._loop.engine.in_float8
+
+    def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """‖v‖₂ of tensors that ranks hold as they hold the parameters of these names, such as gradients.
+
+        Norms are over all shards and stages, equal on all ranks, which call it together, and stay on the device.
+
+        Args:
+            values: by the name of a parameter of the optimizer, as far as this rank has it.
+        """
+        return self._loop.engine.parts.execution.norms.each(values)
+
+    def settle(self) -> None:
+        """Read which updates were committed; where one was not, `progress` is before it, and it is made again.
+
+        A hook that changes the model between two updates calls it first, in `after_update`, on all ranks.
+        """
+        self._check_idle("settle", "call it in `after_update`")
+        self._loop.settle_between_updates(write=False)
+
+    def first_rank_does(self, act: Callable[[], T]) -> T:
+        """Do something on the first rank only, for which the others wait as long as it takes; all ranks call it.
+
+        Raises:
+            EvenstepError: on the other ranks, when it raised on the first.
+        """
+        group = self._group
+        if group.ranks == 1:
+            return act()
+        job = ended_on_all(group, lambda: act() if group.rank == 0 else None)
+        return group.first_rank_does(cast("Callable[[], T]", job.result))
 
     def footprint(self) -> dict[str, int]:
         """Bytes on this rank for parameters, by use; with optimizer state after the first update."""
@@ -176,28 +308,16 @@ class Trainer(TrainerAttributes):
         self._loop.requests.request_stop(reason, requeue=requeue)
 
     def request_save(self) -> None:
-        """Save at the end of this update.
-
-        Raises:
-            ArgumentError: training is over.
-        """
-        self._check_in_time("save", "trainer.save()")
+        """Save at the end of this update."""
         self._loop.requests.save = True
 
     def request_evaluate(self) -> None:
         """Evaluate at the end of this update, before it is saved.
 
         Raises:
-            ArgumentError: there is nothing to evaluate on, training is over, or it is being told of a checkpoint.
+            ArgumentError: there is nothing to evaluate on.
         """
         self._check_evaluates()
-        self._check_in_time("evaluate", "trainer.evaluate()")
-        if self._loop.checkpointer.is_telling:
-            raise ArgumentError(
-                "`request_evaluate` was called in `before_save` or `after_save`, when evaluations of this update are "
-                "over; a run that goes on from the checkpoint would make it at another update than this one, or not at "
-                "all. Call it in `after_update`, or in the `after_evaluate` that asks for the save."
-            )
         self._loop.requests.evaluate = True
 
     def train(self) -> Result:
@@ -229,7 +349,7 @@ class Trainer(TrainerAttributes):
             with alone, handling_signals(self._loop):
                 return self._train()
         finally:
-            self._is_training = self._is_over = False
+            self._is_training = False
 
     def _train(self) -> Result:
         from evenstep.train.emergency import emergency_save
@@ -237,7 +357,6 @@ class Trainer(TrainerAttributes):
 
         ended = End("")
         self._check_hooks()
-        self._check_followed()
         loop, checkpointer, writers = self._loop, self._loop.checkpointer, self._loop.reporter.writers
         self._group.go_on()
         self._agree()
@@ -273,7 +392,6 @@ class Trainer(TrainerAttributes):
                     if loop.policies.may_rewind and not checkpointer.folder.newest_first():
                         self.save()  # something to go back to
                     ended = self._run()
-                    self._is_over = True
                     writers.event("train_end", end(None))
                 except BaseException as raised:
                     error = self._group.explained(raised)
@@ -444,3 +562,41 @@ class Trainer(TrainerAttributes):
         self._check_idle("find_lr", "call it before `train`")
         self._check_not_training("find_lr")
         return search(self._loop, lowest=lowest, highest=highest, updates=updates, divergence=divergence)
+
+    def _check_idle(self, what: str, advice: str) -> None:
+        """Raise ArgumentError for a call in the midst of an update or an evaluation, or from another thread."""
+        update = self.progress.update + 1
+        if self._is_training and get_ident() != self._thread:
+            midst = "training in another thread"
+        elif self._loop.engine.core.is_computing:
+            midst = f"update {update}"
+        elif self._loop.evaluator.is_running:
+            midst = "an evaluation"
+        else:
+            return
+        raise ArgumentError(f"`{what}` was called in the midst of {midst}; {advice}.")
+
+    def _check_not_training(self, what: str) -> None:
+        if self._is_training:
+            raise ArgumentError(
+                f"`{what}` was called while the trainer trains; call it before `train`. To go back within a run: "
+                f'`failures=Failures(non_finite="rewind")`, or `loss_spike`.'
+            )
+
+    def _check_evaluates(self) -> None:
+        if not self._loop.evaluator.sets:
+            raise ArgumentError(
+                "this trainer has nothing to evaluate on: give it `evaluations={'valid': MapData(dataset, "
+                "global_batch_size=32, shuffle=False)}`.",
+                field="evaluations",
+            )
+
+    def _check_hooks(self) -> None:
+        for hook in self._loop.engine.bus.hooks:
+            if cast("object", hook.trainer) is not self:
+                raise HookError(
+                    f"hook `{hook.name}` has been given to another trainer since; make one for each.", field=hook.name
+                )
+            target = getattr(hook, "follows", None)
+            if isinstance(target, MetricTarget):
+                target.check(hook, asked=self._loop.reporter.asks)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Checkpointing, Evaluate, Failures, Hook, Logging, MapData, Task, Trainer, Training
-from evenstep.errors import ArgumentError
 from evenstep.events import EvaluateEnd, UpdateEnd
 from evenstep.parallel import Ordered
 from evenstep.train.requests import End, Requests
@@ -142,32 +141,3 @@ def test_a_stop_for_good_goes_before_one_that_wants_the_run_again(
         return requests.agree(group).stop
 
     assert set(on_ranks(ranks, rank)) == {End("good enough", outcome="stopped", requeue=False)}
-
-
-@pytest.mark.parametrize("event", ["before_save", "after_save", "after_train"])
-def test_an_evaluation_that_a_resumed_run_would_make_at_another_update_is_refused(tmp_path: Path, event: str) -> None:
-    class Late(Hook):
-        def after_update(self, event: UpdateEnd) -> None:
-            if event.update == 2:
-                self.trainer.request_save()
-
-    def ask(_: Any) -> None:
-        hook.trainer.request_evaluate()
-
-    points, model = [(torch.full((2,), float(n)), torch.tensor(float(n % 3))) for n in range(8)], nn.Linear(2, 1)
-    hook = Late()
-    setattr(hook, event, ask)
-    trainer = Trainer(
-        model=model,
-        task=Squares(),
-        optimizer=torch.optim.SGD(model.parameters(), lr=1e-3),
-        data=MapData(points, global_batch_size=4),
-        updates=5,
-        device="cpu",
-        evaluations=MapData(points, global_batch_size=8),
-        hooks=[hook],
-        folder=tmp_path,
-    )
-    with pytest.raises(ArgumentError):
-        trainer.train()
-    trainer.request_evaluate()  # between two calls of `train` it is for the next one

@@ -600,7 +600,7 @@ def test_another_thread_than_the_one_that_trains_can_ask_for_a_save_but_not_make
 
     aside = Aside()
     trainer_of(tmp_path, hooks=[aside], updates=2).train()
-    assert "`save` was called while another thread trains" in aside.said and "call `request_save`" in aside.said
+    assert "call `request_save`" in aside.said
     assert (tmp_path / "checkpoints" / "step-00000001").is_dir()
 
 

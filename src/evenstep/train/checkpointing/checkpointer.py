@@ -1,7 +1,7 @@
 """Saves the state of a run as checkpoints, and resumes from them."""
 
-from collections.abc import Collection, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
@@ -28,7 +28,6 @@ class Checkpointer:
         is_prepared: whether the memory that copies need was taken; all ranks do so together, or never.
         resumed_from: the checkpoint that the run has gone on from.
         is_named: whether it goes on from a state that was named, so that the folder may hold later ones.
-        is_telling: whether hooks are being told of a save.
     """
 
     state: RunState
@@ -39,7 +38,6 @@ class Checkpointer:
     is_prepared: bool = False
     resumed_from: str | None = None
     is_named: bool = False
-    is_telling: bool = False
     _writer: AsyncWriter | None = None
     _span: AbstractContextManager[None] = field(default_factory=nullcontext[None])
     _path: Path | None = None
@@ -77,8 +75,7 @@ class Checkpointer:
         self._span = bus.span(
             "save", lambda: SaveBegin(update=update), lambda error: SaveEnd(update=update, path=self._path)
         )
-        with self._telling():
-            self._span.__enter__()
+        self._span.__enter__()
         try:
             no_copy = writer.begin(update, self._held(), protect=bus.kept_checkpoints(), resumed_from=self.resumed_from)
         except BaseException as error:
@@ -86,8 +83,7 @@ class Checkpointer:
             if isinstance(error, CheckpointError) and self._is_of_a_disk(error) and tolerated:
                 self._ended(SaveResult(update=update, path=None, error=error, seconds=0.0))
                 return
-            with self._telling():
-                self._span.__exit__(type(error), error, error.__traceback__)
+            self._span.__exit__(type(error), error, error.__traceback__)
             raise
         if not self.options.asynchronous:
             self._finish()
@@ -239,22 +235,13 @@ class Checkpointer:
         if result.path is not None:
             self.saved_at = result.update
         failed = error if raises and result.path is None else None
-        with self._telling():
-            self._span.__exit__(type(failed) if failed else None, failed, failed and failed.__traceback__)
+        self._span.__exit__(type(failed) if failed else None, failed, failed and failed.__traceback__)
         if error is not None and raises:
             raise error
         if error is not None:
             goes_on = goes_on and result.path is None
             what = f"{error} Training goes on; the next save tries again." if goes_on else str(error)
             self.reporter.report(Incident(kind="save_failed", update=result.update, message=what, details={}))
-
-    @contextmanager
-    def _telling(self) -> Generator[None]:
-        self.is_telling = True
-        try:
-            yield
-        finally:
-            self.is_telling = False
 
     def _require(self) -> AsyncWriter:
         if self._writer is not None:

@@ -5,11 +5,8 @@ from functools import partial
 from typing import TypeAlias, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from evenstep.arguments import advice, require_table, said
-from evenstep.errors import ArgumentError
-from evenstep.internals import local_tensor, unwrapped
 from evenstep.optim.apply import norms
 from evenstep.parallel import ParameterLayout, each_norm, squared_norm
 from evenstep.pipeline import PipelineModel
@@ -100,19 +97,3 @@ def _norm_dtype(dtypes: set[torch.dtype]) -> torch.dtype | None:
     if len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64}:
         return None
     return torch.float64 if dtypes & {torch.float64, torch.complex128} else torch.float32
-
-
-def check_like_parameters(values: object, model: nn.Module) -> None:
-    """Raise ArgumentError unless `values` are tensors like the parameters of their names."""
-    given = require_table("values", values, "`trainer.norms({name: tensor})`")
-    parameters = named_parameters(unwrapped(model))
-    for name, value in given.items():
-        if name not in parameters:
-            raise ArgumentError(f"`values` has `{name}`, which no parameter is called; {advice(name, parameters)}")
-        one = parameters[name]
-        if not isinstance(value, Tensor) or value.shape not in (one.shape, local_tensor(one).shape):
-            what = f"of shape {list(value.shape)}" if isinstance(value, Tensor) else said(value)
-            raise ArgumentError(
-                f"`values['{name}']` must be a tensor of shape {list(one.shape)}, as the parameter is, but is {what}; "
-                f"give such a tensor."
-            )
