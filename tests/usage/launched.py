@@ -30,7 +30,6 @@ _PRELOADED = [
     "torch._dynamo",
     "evenstep.cli.check",
     "evenstep.cli.entry",
-    "evenstep.cli.resume",
     "evenstep.cli.train",
     "evenstep.train.build_loop",
     "evenstep.train.agreement",

@@ -38,7 +38,7 @@ def test_a_folder_that_is_used_is_refused_alike(run: Command) -> None:
     assert run("train", "run.toml")[0] == 0
     checked, trained = (run(command, "run.toml") for command in ("check", "train"))
     assert checked[0] == trained[0] == 1
-    assert "exists already, and nothing in it was touched" in checked[2]
+    assert "exists already" in checked[2]
     assert checked[2] == trained[2]
 
 
@@ -47,7 +47,7 @@ def test_a_folder_that_is_used_is_refused_before_any_rank_is_started(run: Comman
     (recipe / "runs" / "tiny" / "config.toml").write_text("")
     code, out, err = run("train", "run.toml", "--launch.ranks", "2")
     assert code == 1
-    assert "exists already, and nothing in it was touched" in err
+    assert "exists already" in err
     assert "ranks " not in out
 
 

@@ -40,7 +40,7 @@ from evenstep import (
     Trainer,
 )
 from evenstep.checkpoint import complete_checkpoints, read_checkpoint
-from evenstep.cli.training import _train
+from evenstep.cli.train import train_to_end
 from evenstep.errors import ArgumentError
 from evenstep.events import ConsoleWriter, CsvWriter, JsonlWriter, Save
 from evenstep.optim.schedules import Cosine, Linear
@@ -393,7 +393,8 @@ def test_a_run_that_a_hook_has_stopped_does_not_ask_to_be_run_again_when_sigterm
         trainer_of(folder=tmp_path, hooks=StopsAndIsEnded()).train()
     assert ended.value.code == 128 + signal.SIGTERM
     assert "evenstep: ended by SIGTERM, after a hook had stopped the run for good at update 2" in capfd.readouterr().err
-    assert _train(trainer_of(folder=tmp_path / "other", hooks=StopsAndIsEnded()), Group(), shows_end=False) == EXIT_DONE
+    trainer = trainer_of(folder=tmp_path / "other", hooks=StopsAndIsEnded())
+    assert train_to_end(trainer, Group(), prints_end=False) == EXIT_DONE
 
 
 def test_a_second_ctrl_c_leaves_at_once_and_saves_nothing(tmp_path: Path) -> None:

@@ -183,6 +183,8 @@ def completed(line: str) -> str:
     needs_path = own is not None and any(one.param_type_name == "argument" and one.required for one in own.params)
     if needs_path and words[2:3] in ([], *_options(words)):
         words.insert(2, "run.toml")
+    required = [one.opts[0] for one in own.params if one.required and one.opts[0].startswith("--")] if own else []
+    words += [option for option in required if option not in words]
     if words[-1].startswith("--") and words[0] == "evenstep" and not _is_flag(words[1], words[-1]):
         words.append("2")
     return " ".join("2" if re.fullmatch(r"[KN]|FEWER", word) else word for word in words)

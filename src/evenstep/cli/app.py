@@ -47,7 +47,7 @@ def options(
 @app.command(**with_settings())
 def train(ctx: Context, run: RunFile) -> int:
     """Train a run."""
-    return call("evenstep.cli.train:run", str(run), ctx.obj)
+    return call("evenstep.cli.train:train", str(run), ctx.obj)
 
 
 @app.command(**with_settings())
@@ -73,7 +73,7 @@ def new(
 )
 def resume(ctx: Context, run: RunFolder) -> int:
     """Continue a run from its newest checkpoint."""
-    return call("evenstep.cli.resume:run", str(run), ctx.obj)
+    return call("evenstep.cli.train:resume", str(run), ctx.obj)
 
 
 @app.command(**with_settings())
@@ -82,7 +82,7 @@ def check(ctx: Context, run: RunFile) -> int:
 
     Writes nothing.
     """
-    return call("evenstep.cli.check:run", str(run), ctx.obj)
+    return call("evenstep.cli.check:check", str(run), ctx.obj)
 
 
 @app.command(**with_settings())

@@ -1,127 +1,132 @@
-"""`evenstep check RUN.toml`: finds the faults of a run file, builds everything, and tries one update.
+"""`evenstep check RUN.toml`: finds the faults of a run file, builds the run and tries one update; writes nothing.
 
-It starts the ranks that `train` would start, builds on each what it would hold, loads the checkpoint that the run goes
-on from, makes one update, evaluates one batch of each set, and packs the state as a checkpoint would. Nothing is
-written. The methods of the recipe's own hooks are not called.
+It starts the ranks of the run, builds on each what it would hold, loads the checkpoint that the run continues from,
+makes one update, evaluates one batch of each set, and packs the state as a checkpoint would. Methods of the recipe's
+own hooks are not called.
 """
 
-from collections.abc import Mapping
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, final
 
 import torch
+from torch import nn
 
-from evenstep.builders import (
-    build_checkpointing,
-    build_hooks,
-    build_mesh,
-    build_parts,
-    build_strategy,
-    check_stages,
-    joined,
-    make_model,
-    open_run,
-    ranks_of,
-)
+from evenstep.arguments import advice
+from evenstep.builders import build_checkpointing, build_hooks, check_stages, make_model, open_run, ranks_of
 from evenstep.checkpoint import complete_checkpoints, pack
 from evenstep.cli.folder import folder_of, where_to_begin
-from evenstep.cli.launch import start_ranks
-from evenstep.cli.summary import describe, parameters_of
-from evenstep.cli.trial import OneUpdate, followers
+from evenstep.cli.session import Session, building, on_ranks
 from evenstep.config.named import OpenRun
 from evenstep.config.schema import Config
+from evenstep.config.schema_data import DataTable
 from evenstep.config.sources import settings_of
-from evenstep.events import Bus, Evaluate
+from evenstep.data import Data, MapData, Mixture
+from evenstep.errors import ConfigError
+from evenstep.events import Bus, Evaluate, EvaluateEnd, Hook, UpdateBegin, UpdateEnd
 from evenstep.optim.low_bit import as_plain
 from evenstep.parallel import Group, device_of_rank
 from evenstep.parallel.rank_info import is_launched
+from evenstep.pipeline import PipelineModel, pipeline_of
 from evenstep.process import EXIT_DONE
 from evenstep.train import Trainer
 from evenstep.train.memory.footprint import per_parameter
 from evenstep.train.standard_hooks import writers_of
 
+_MOST_NAMES = 6
 
-def run(path: str, settings: list[str]) -> int:
-    """Check it."""
-    with open_run(Path(path), settings_of(settings)) as opened:
-        config = opened.config
+
+def check(path: str, settings: list[str]) -> int:
+    """Check a run file; gives the exit code."""
+    with open_run(Path(path), settings_of(settings)) as run:
+        config = run.config
         folder = folder_of(config)
-        room = True
-        if not is_launched():
-            where_to_begin(config.resume, folder, None)
-            if config.parallel.pipeline > 1:
-                check_stages(config, make_model(opened))
-            ranks = ranks_to_try(config)
-            room = _have_room(config, ranks)
-            code = start_ranks(config, ["check", path, *settings], ranks=ranks, restarts=False) if room else None
-            if code is not None:
-                return code
-        with joined(config) as group:
-            _check(opened, folder, group, room=room)
-            group.gather(EXIT_DONE)  # a rank that left before the others would look like one that has failed
-    return EXIT_DONE
+        if is_launched():
+            return on_ranks(run, [], lambda group: _check(run, folder, group))
+        where_to_begin(config.resume, folder, None)
+        if config.parallel.pipeline > 1:
+            check_stages(config, make_model(run))
+        ranks = _ranks_to_try(config)
+        if device_of_rank(config.device).type != "cpu" and ranks > torch.accelerator.device_count():
+            print("ranks       tried in one process, as there are too few accelerators", flush=True)
+            return _check(run, folder, Group())
+        arguments = ["check", path, *settings]
+        return on_ranks(run, arguments, lambda group: _check(run, folder, group), ranks=ranks, restarts=False)
 
 
-def ranks_to_try(config: Config) -> int:
-    """Number of ranks that the run is tried on: those that it starts, or two where its strategy is for several."""
+def _ranks_to_try(config: Config) -> int:
     ranks = ranks_of(config)
     if ranks == 1 and config.parallel.strategy in ("ddp", "fsdp", "zero1"):
         return max(2, config.parallel.shard_ranks or 0)
     return ranks
 
 
-def _have_room(config: Config, ranks: int) -> bool:
-    return device_of_rank(config.device).type == "cpu" or ranks <= torch.accelerator.device_count()
+@final
+class OneUpdate(Hook):
+    """Stops training after one update, and keeps its size and the metrics of evaluations."""
+
+    def __init__(self) -> None:
+        self.num_microbatches = 0
+        self.num_samples = 0
+        self.evaluated: dict[str, dict[str, float]] = {}
+
+    def before_update(self, event: UpdateBegin) -> None:
+        self.num_microbatches = event.num_microbatches
+
+    def after_update(self, event: UpdateEnd) -> None:
+        if event.committed:  # not with a loss scale that was too high
+            self.num_samples = event.num_samples
+            self.trainer.request_stop("checked")
+
+    def after_evaluate(self, event: EvaluateEnd) -> None:
+        self.evaluated[event.name] = dict(event.metrics)
 
 
-def _check(opened: OpenRun, folder: Path, group: Group, *, room: bool) -> None:
-    config = opened.config
-    mesh = None if group.ranks == 1 and config.parallel.pipeline > 1 else build_mesh(config, group)
+def _check(run: OpenRun, folder: Path, group: Group) -> int:
+    config = run.config
     saved = complete_checkpoints(folder / "checkpoints") if config.resume == "auto" else []
-    parts = build_parts(opened, mesh, begins=not saved)
-    with closing(parts):
-        for data in parts.evaluations.values():
-            data.limit_batches = 1
+    with building(run, group, begins=not saved, whole_pipeline=True) as session:
+        parts = session.parts
         for data in parts.evaluations.values():
             data.limit_batches = 1
         one = OneUpdate()
         one.averages_ranks = any(hook.averages_ranks for hook in parts.hooks)
-        trainer = replace(parts, config=staying(config)).trainer(
-            hooks=[*followers(config), *([Evaluate(every_updates=1)] if parts.evaluations else []), one],
-            evaluations=parts.evaluations,
-            strategy=build_strategy(config, group if mesh is None else mesh.data),
-            kept=opened.plain(),
-        )
-        described = describe(parts, trainer)  # by all ranks together
+        evaluate = [Evaluate(every_updates=1)] if parts.evaluations else []
+        trainer = session.without_rewinds().trainer(hooks=[*evaluate, one], kept=run.plain())
+        lines = described(session, trainer)
         if trainer.is_first_rank:
-            missing = [] if room else ["ranks       tried in one process, as there are too few accelerators"]
-            print("\n".join([*missing, *described]), flush=True)
+            print("\n".join(lines), flush=True)
         writers_of(parts.writers, folder=None, every_updates=1)  # an extra may be missing
         best = build_checkpointing(config).best
         hooks = Bus([*([] if best is None else [best]), *build_hooks(config, parts.hooks)], trainer)
-        _begin(trainer, config, saved[-1] if saved else None)
+        if saved:
+            trainer.resume(saved[-1])
+        elif config.resume not in ("never", "auto"):
+            trainer.resume(config.resume, new_settings=True, reset=config.reset)
         result = trainer.train()
-        states = {
-            "hooks": hooks.state_dict(),
-            "data": parts.data.state_dict(),
-            "optimizer": _state_of(parts.optimizer),
-        }
-        for name, state in states.items():
-            pack(state, name, {})
-        parameters, _ = parameters_of(parts.model)  # by all ranks together
+        pack(hooks.state_dict(), "hooks", {})
+        pack(parts.data.state_dict(), "data", {})
+        pack(_state_of(parts.optimizer), "optimizer", {})
+        parameters, _ = parameters_of(parts.model)
         if trainer.is_first_rank:
             if one.num_samples:
+                _check_followed(config, trainer, one.evaluated)
                 print(f"memory      {per_parameter(trainer.footprint(), parameters)}")
-            _say(one, result.metrics)
+            _print_result(one, result.metrics)
+    return EXIT_DONE
 
 
-def _begin(trainer: Trainer, config: Config, newest: Path | None) -> None:
-    if newest is not None:
-        trainer.resume(newest)
-    elif config.resume not in ("never", "auto"):
-        trainer.resume(config.resume, new_settings=True, reset=config.reset)
+def _check_followed(config: Config, trainer: Trainer, evaluated: Mapping[str, Mapping[str, float]]) -> None:
+    """Raise ConfigError if a metric that the run follows does not exist."""
+    for key, table in (("checkpoint.best", config.checkpoint.best), ("early_stop", config.early_stop)):
+        if table is None:
+            continue
+        evaluation = table.metric.partition("/")[0]
+        known = evaluated.get(evaluation, {}) if evaluation != "train" else trainer.storage.names()
+        if table.metric not in known:
+            every = [metric for metrics in evaluated.values() for metric in metrics]
+            fault = f"`{key}.metric` is {table.metric}, but there is no such metric; {advice(table.metric, every)}"
+            raise ConfigError([fault])
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -135,21 +140,10 @@ def _state_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {**saved, "state": state}
 
 
-def staying(config: Config) -> Config:
-    """The run without going back to checkpoints, where none are kept."""
-    failures = config.failures
-    changes: dict[str, str] = {}
-    if failures.non_finite.startswith("rewind"):
-        changes["non_finite"] = "stop"
-    if failures.loss_spike.startswith("rewind"):
-        changes["loss_spike"] = "report"
-    return config.model_copy(update={"failures": failures.model_copy(update=changes)})
-
-
-def _say(one: OneUpdate, metrics: Mapping[str, float]) -> None:
+def _print_result(one: OneUpdate, metrics: Mapping[str, float]) -> None:
     for name, values in one.evaluated.items():
-        said = ", ".join(f"{metric.removeprefix(f'{name}/')} {value:.4g}" for metric, value in values.items())
-        print(f"evaluated   {name}, its first batch: {said}")
+        shown = ", ".join(f"{metric.removeprefix(f'{name}/')} {value:.4g}" for metric, value in values.items())
+        print(f"evaluated   {name}, its first batch: {shown}")
     if not one.num_samples:
         print("checked     no update, since the run is done; nothing was written")
         return
@@ -158,3 +152,87 @@ def _say(one: OneUpdate, metrics: Mapping[str, float]) -> None:
         f"checked     1 update of {one.num_samples} samples in {one.num_microbatches} micro-batches: {losses}; "
         f"nothing was written"
     )
+
+
+def described(session: Session, trainer: Trainer) -> list[str]:
+    """Lines about the model, the data and the length of a run; all ranks call it together."""
+    parts, config = session.parts, session.config
+    parameters, trained = parameters_of(parts.model)
+    some = "" if trained == parameters else f" ({trained:,} of them trained)"
+    lines = [f"model       {type(parts.model).__name__}, {parameters:,} parameters{some}, on {trainer.device}"]
+    if parts.loaded is not None:
+        lines += parts.loaded.described()
+    if isinstance(parts.model, PipelineModel):
+        stages = " | ".join(f"{stage}: {layers}" for stage, layers in parts.model.described().items())
+        layout = parts.model.layout
+        lines.append(f"stages      {layout.stages} on {layout.ranks} ranks; here {stages}")
+    if trainer.recomputed:
+        count = len(trainer.recomputed)
+        modules = f"{count} module{'s' * (count > 1)}, {_some(trainer.recomputed)}"
+        lines.append(f"memory      computed again in the backward: {modules}")
+    if trainer.in_float8:
+        own = sum(isinstance(one, nn.Linear) for one in parts.model.modules())
+        every = sum(pipeline_of(parts.model).gather(own))
+        lines.append(f"float8      {len(trainer.in_float8)} of {every} linear layers, {_some(trainer.in_float8)}")
+    lines += [f"group       {group}" for group in parts.groups]
+    lines.append(f"data        {_samples(parts.data, parts.evaluations)}")
+    if config.overfit is not None:
+        lines.append(f"trying out  the first {config.overfit} samples again and again (`overfit`)")
+    if config.limit.batches is not None:
+        first = f"the first {config.limit.batches} batches of each epoch and of each evaluation"
+        lines.append(f"trying out  {first} (`limit.batches`)")
+    if config.data is not None:
+        lines.append(f"update      {_global_batch(config.data)}")
+    lines += [f"task        {name}: {_global_batch(task.data)}" for name, task in config.tasks.items()]
+    lines.append(f"run         {_length(session, trainer)}, precision {config.train.precision}, seed {config.seed}")
+    return lines
+
+
+def _length(session: Session, trainer: Trainer) -> str:
+    data, config = session.parts.data, session.config
+    length = "until the data end" if trainer.updates is None else f"{trainer.updates:,} updates"
+    if config.train.epochs is not None:
+        return f"{length} ({config.train.epochs} epochs)"
+    per_epoch = data.num_batches(0, seed=config.seed)
+    if trainer.updates is None or not per_epoch or data.num_batches(1, seed=config.seed) != per_epoch:
+        return length
+    return f"{length} ({trainer.updates / per_epoch:.3g} epochs of {per_epoch:,} updates)"
+
+
+def parameters_of(model: nn.Module) -> tuple[int, int]:
+    """Numbers of all and of trained parameters; of a model in stages over all ranks."""
+    if isinstance(model, PipelineModel):
+        return model.count_parameters()
+    parameters = list(model.parameters())
+    return sum(one.numel() for one in parameters), sum(one.numel() for one in parameters if one.requires_grad)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names if len(names) <= _MOST_NAMES else [*names[:2], "…", names[-1]])
+
+
+def _samples(train: Data, evaluations: Mapping[str, Data]) -> str:
+    shown: list[str] = []
+    for name, data in {"train": train, **evaluations}.items():
+        for task, one in data.data.items() if isinstance(data, Mixture) else [("", data)]:
+            text = f"{name}/{task}" if task else name
+            if not isinstance(one, MapData):
+                shown.append(f"{text} a stream")
+                continue
+            skipped = f" ({one.num_skipped:,} too long, skipped)" if one.num_skipped else ""
+            shown.append(f"{text} {one.num_samples:,} samples{skipped}")
+    return ", ".join(shown)
+
+
+def _global_batch(data: DataTable) -> str:
+    size, tokens = data.global_batch_size, data.global_batch_tokens
+    unit = "samples" if tokens is None else "tokens"
+    of = size if tokens is None else tokens
+    if isinstance(of, tuple):
+        return ", ".join(f"from {begin:,} on {value:,}" for begin, value in cast("Any", of)) + f" {unit}"
+    whole = f"{of:,} {unit}" if tokens is None else f"at most {of:,} {unit}"
+    if data.micro_batch_size == "auto":
+        return f"{whole}, in micro-batches that fit into memory"
+    limits = [] if data.micro_batch_size is None else [f"{data.micro_batch_size:,} samples"]
+    limits += [] if data.micro_batch_tokens is None else [f"{data.micro_batch_tokens:,} tokens"]
+    return f"{whole}, in micro-batches of at most {' and '.join(limits)}" if limits else whole

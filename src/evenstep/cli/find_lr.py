@@ -3,18 +3,15 @@
 It builds the run as `check` does, starts the ranks that it asks for, and throws all away: nothing is written.
 """
 
-from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evenstep.builders import build_mesh, build_parts, build_strategy, joined, open_run
-from evenstep.cli.check import staying
-from evenstep.cli.launch import start_ranks
-from evenstep.config.check import given_for
+from evenstep.builders import open_run
+from evenstep.cli.session import building, on_ranks
 from evenstep.config.faults import refused_at
 from evenstep.config.sources import settings_of
 from evenstep.errors import ConfigError
+from evenstep.parallel import Group
 from evenstep.process import EXIT_DONE
 from evenstep.train import FoundLr, find_lr
 from evenstep.train.tryouts.lr_finder import check_range
@@ -24,32 +21,23 @@ _ROWS = 25
 
 
 def run(path: str, settings: list[str], *, lowest: float, highest: float, tries: int) -> int:
-    """Try them."""
+    """Try learning rates; gives the exit code."""
     given: dict[str, Any] = {"lowest": lowest, "highest": highest, "updates": tries}
     with refused_at("evenstep find-lr"):
         check_range(**given)
     again = ["--lowest", str(lowest), "--highest", str(highest), "--tries", str(tries)]
-    with open_run(Path(path), settings_of(settings)) as opened:
-        if opened.config.parallel.pipeline > 1:
-            own = given_for(opened.config, "parallel.pipeline")
-            add = " ".join(["--parallel.pipeline 1", *(f"--{key} none" for key in own)])
-            raise ConfigError([f"`parallel.pipeline` is for stages, whose state can't be put back whole; add `{add}`."])
-        code = start_ranks(opened.config, ["find-lr", path, *again, *settings], restarts=False)
-        if code is not None:
-            return code
-        with joined(opened.config) as group:
-            mesh = build_mesh(opened.config, group)
-            parts = build_parts(opened, mesh)
-            parts = replace(parts, config=staying(parts.config))
-            with closing(parts):
-                trainer = parts.trainer(
-                    evaluations=parts.evaluations, strategy=build_strategy(opened.config, mesh.data)
-                )
-                found = find_lr(trainer, **given)
+    with open_run(Path(path), settings_of(settings)) as run:
+        if run.config.parallel.pipeline > 1:
+            raise ConfigError(["`parallel.pipeline` must be 1 for `evenstep find-lr`; add `--parallel none`."])
+
+        def work(group: Group) -> int:
+            with building(run, group) as session:
+                found = find_lr(session.without_rewinds().trainer(), **given)
             if group.rank == 0:
                 print("\n".join(described(found)), flush=True)
-            group.gather(EXIT_DONE)
-    return EXIT_DONE
+            return EXIT_DONE
+
+        return on_ranks(run, ["find-lr", path, *again, *settings], work, restarts=False)
 
 
 def described(found: FoundLr) -> list[str]:

@@ -1,12 +1,12 @@
-"""The run folder: taken for a new run, and made such that the run can go on from it alone.
+"""The run folder: its files that make a run complete, so that it can be resumed from the folder alone.
 
-    config.toml         the resolved configuration, written last: with it the folder is a run
+    config.toml         the resolved run file, written last: with it the folder is a run
     recipe/             the Python files that the run was built from
-    .copied-from        where they were
-    defaults.toml       what it would say of the same keys if none had been set
+    .copied-from        the folder that they were copied from
+    defaults.toml       the defaults of the keys in config.toml
     environment.json    versions and hardware
 
-The rest of the folder (metrics, checkpoints, status, report) is written by those who know it. Data are not copied.
+The trainer writes the rest: metrics, checkpoints, status. Data are not copied.
 """
 
 import json
@@ -27,14 +27,12 @@ from evenstep.events.start import describe_environment
 from evenstep.parallel.rank_info import is_launched, is_restarted
 
 CONFIG = "config.toml"
-DEFAULTS = "defaults.toml"
 RECIPE = "recipe"
-NEW_RECIPE = ".recipe.new"
 ORIGIN = ".copied-from"
-ENVIRONMENT = "environment.json"
-OWN = ("name", "runs", "resume", "reset")  # where a run is and that it goes on: said by who names its folder
-BEGUN = {"resume": "never", "reset": "none"}  # how the run began, which it does not again
-IN_ONE_PROCESS = {"parallel": "none", "launch": "none", "failures.lost_rank": "none"}  # whatever it was trained on
+SETTINGS = ("environment.json", "defaults.toml", CONFIG)
+OWN = ("name", "runs", "resume", "reset")  # given by the folder of a run, not by the environment
+BEGUN = {"resume": "never", "reset": "none"}  # how the run began
+IN_ONE_PROCESS = {"parallel": "none", "launch": "none", "failures.lost_rank": "none"}
 
 
 def folder_of(config: Config) -> Path:
@@ -42,14 +40,15 @@ def folder_of(config: Config) -> Path:
 
 
 def check_free(folder: Path) -> None:
-    """Raise ArgumentError if there is something in `folder` already."""
-    if not os.path.lexists(folder):  # as of a name that cannot be, which is told later
+    """Raise ArgumentError for a folder with something in it."""
+    if not os.path.lexists(folder):
         return
     if not folder.is_dir() or any(folder.iterdir()):
         raise ArgumentError(
-            f"the run folder {folder} exists already, and nothing in it was touched. To go on with that run: `evenstep "
+            f"the run folder {folder} exists already; nothing in it was changed. To continue that run: `evenstep "
             f"resume {quote(str(folder))}`; to keep it and train another: `--name ANOTHER`; to start over: delete the "
-            f"folder first."
+            f"folder first.",
+            field="name",
         )
 
 
@@ -58,16 +57,17 @@ def has_saved(folder: Path, mirror: str | None) -> bool:
 
 
 def where_to_begin(resume: str, folder: Path, mirror: str | None) -> str:
-    """What a run begins from: for ranks that are started again, what they have saved before, if anything.
+    """The source of a run's first state: "never", "auto" (its newest checkpoint), or the path of another run.
+
+    Ranks that were started again continue from their own checkpoints.
 
     Args:
-        resume: what the run asks for: "never", "auto", or a path.
-        mirror: where its checkpoints are copied to, if anywhere.
+        resume: the key `resume` of the run file.
+        mirror: the place that checkpoints are copied to.
 
     Raises:
-        ArgumentError: the folder is used, or can't be; so for the mirror.
-        CheckpointError: the mirror can't be used. Ranks that were started by a launcher only look into it: the trainer
-            tries it when it takes the folder, as it does before each run.
+        ArgumentError: the folder, or the mirror, holds another run.
+        CheckpointError: the mirror can't be used.
     """
     if is_restarted():
         return "auto" if resume == "never" or has_saved(folder, mirror) else resume
@@ -83,22 +83,24 @@ def where_to_begin(resume: str, folder: Path, mirror: str | None) -> str:
 
 
 def find_config(folder: Path) -> Path:
-    """The configuration of the run in `folder`.
+    """The run file in a run folder.
 
     Raises:
-        ArgumentError: there is no run, or its file is empty (a ConfigError).
+        ArgumentError: there is none.
+        ConfigError: it is empty.
     """
-    if not (folder / CONFIG).is_file():
+    file = folder / CONFIG
+    if not file.is_file():
         raise ArgumentError(f"{folder} must be the folder of a run, but has no {CONFIG}; give the folder of a run.")
-    if not (folder / CONFIG).read_bytes().strip(b"\0\n "):
-        raise ConfigError([f"{folder / CONFIG} is empty; go on by `evenstep train RUN.toml --resume auto`."])
-    return folder / CONFIG
+    if not file.read_bytes().strip(b"\0\n "):
+        raise ConfigError([f"{file} is empty; continue with `evenstep train RUN.toml --resume auto`."])
+    return file
 
 
 def publish(run: OpenRun, folder: Path) -> None:
-    """Write what the run needs to be run again into `folder`, after everything of the recipe was imported.
+    """Write the settings of a run and a copy of its recipe into its folder.
 
-    Every Python file beside an imported one is copied, because functions may import later.
+    All Python files beside an imported one are copied, as functions may import later.
 
     Raises:
         EvenstepError: it can't be written.
@@ -107,33 +109,34 @@ def publish(run: OpenRun, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if run.recipe != (folder / RECIPE).resolve():
             _copy_recipe(run.recipe, folder)
-    replace_text(folder / ENVIRONMENT, json.dumps(describe_environment(), indent=2) + "\n")
-    replace_text(folder / DEFAULTS, dumps(defaults_of(run.config)))
-    replace_text(folder / CONFIG, dumps(run.resolved()))
-
-
-def texts_of(folder: Path) -> list[Path]:
-    """The files that `publish` writes of the run's settings, where they are there already."""
-    return [file for name in (ENVIRONMENT, DEFAULTS, CONFIG) if (file := folder / name).is_file()]
+    texts = (
+        json.dumps(describe_environment(), indent=2) + "\n",
+        dumps(defaults_of(run.config)),
+        dumps(run.resolved()),
+    )
+    for name, text in zip(SETTINGS, texts, strict=True):
+        replace_text(folder / name, text)
 
 
 def origin_of_recipe(folder: Path) -> Path | None:
-    """The folder that the recipe of the run in `folder` was copied from; None if that is not there any more."""
-    said = folder / ORIGIN
-    origin = Path(said.read_text(encoding="utf-8", errors="replace").strip()) if said.is_file() else None
-    return origin if origin is not None and origin.is_dir() else None
+    """The folder that the recipe in a run folder was copied from, if it still exists."""
+    note = folder / ORIGIN
+    if not note.is_file():
+        return None
+    origin = Path(note.read_text(encoding="utf-8", errors="replace").strip())
+    return origin if origin.is_dir() else None
 
 
 def _copy_recipe(recipe: Path, folder: Path) -> None:
-    beside = folder / NEW_RECIPE
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir()
+    half = folder / ".recipe.new"
+    shutil.rmtree(half, ignore_errors=True)
+    half.mkdir()
     for parent in {file.parent for file in loaded_from(recipe).values() if file.is_file()}:
-        for file in filter(Path.is_file, parent.glob("*.py")):  # what else has such a name, nothing has imported
-            copy = beside / file.relative_to(recipe)
+        for file in filter(Path.is_file, parent.glob("*.py")):
+            copy = half / file.relative_to(recipe)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
     replace_text(folder / ORIGIN, f"{recipe}\n")
     if (folder / RECIPE).exists():
         shutil.rmtree(folder / RECIPE)
-    beside.replace(folder / RECIPE)
+    half.replace(folder / RECIPE)

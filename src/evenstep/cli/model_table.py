@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.builders import build_parts, open_run
-from evenstep.cli.summary import parameters_of
+from evenstep.cli.check import parameters_of
 from evenstep.config.sources import settings_of
 from evenstep.errors import ConfigError
 from evenstep.parallel import device_of_rank

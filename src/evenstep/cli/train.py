@@ -1,36 +1,298 @@
-"""`evenstep train RUN.toml`: trains a run in a new folder."""
+"""`evenstep train` and `evenstep resume`: train a run in its folder.
 
+All parts are built before the folder is made. A run that fails before its first update leaves no folder.
+"""
+
+import shutil
+import sys
+from collections.abc import Collection, Generator
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
+from shlex import quote
+from typing import Any, cast
 
-from evenstep.builders import joined, open_run
-from evenstep.cli.folder import check_free, folder_of, where_to_begin
-from evenstep.cli.launch import start_ranks, submit_run
-from evenstep.cli.training import train_in
-from evenstep.config.sources import settings_of
+from evenstep.builders import build_hooks, open_run
+from evenstep.checkpoint import LOCK, complete_checkpoints
+from evenstep.cli.check import described
+from evenstep.cli.folder import (
+    BEGUN,
+    CONFIG,
+    OWN,
+    RECIPE,
+    SETTINGS,
+    check_free,
+    find_config,
+    folder_of,
+    has_saved,
+    origin_of_recipe,
+    publish,
+    where_to_begin,
+)
+from evenstep.cli.launch import submit_run
+from evenstep.cli.screen import Screen
+from evenstep.cli.session import building, on_ranks
+from evenstep.config.named import OpenRun
+from evenstep.config.schema import CoefficientsTable, Config, Float8Table, LossScaleTable, MixtureTable
+from evenstep.config.sources import Setting, from_arguments, read_file, settings_in, settings_of
+from evenstep.errors import ConfigError, EvenstepError
+from evenstep.events import Watchdog
+from evenstep.events.files import replace_text
+from evenstep.options import Reset
+from evenstep.parallel import Group
 from evenstep.parallel.rank_info import is_launched
+from evenstep.process import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE, REQUEUE, stopping
+from evenstep.train import Trainer
+
+SAFE = (
+    *("train.updates", "train.epochs", "train.max_minutes", "train.max_total_minutes", "train.stop_below_lr"),
+    *("train.check_loss", "train.settle_every_updates"),
+    *("evaluate", "checkpoint", "early_stop", "log", "profile", "device", "threads", "hooks", "ema", "recipe"),
+    *("parallel", "launch", "failures", "data.evaluations", "data.micro_batch_size", "data.micro_batch_tokens"),
+    *("data.num_workers", "data.prefetch_batches", "data.timeout_s"),
+)
+"""Keys that may be changed when a run is resumed; those of `data` also for each of several tasks."""
 
 
-def run(path: str, settings: list[str]) -> int:
-    """Train it."""
-    with open_run(Path(path), settings_of(settings)) as opened:
-        config = opened.config
+def train(path: str, settings: list[str]) -> int:
+    """Train a run file; gives the exit code."""
+    with open_run(Path(path), settings_of(settings)) as run:
+        config = run.config
         folder = folder_of(config)
         if config.launch.slurm is not None and not is_launched():
             if config.resume != "auto":
                 check_free(folder)
-            # a job that was stopped is queued again, and then goes on
-            again = [*settings, "--launch.slurm", "none"]
+            arguments = ["train", path, *settings, "--launch.slurm", "none"]
             if config.resume == "never":
-                again += ["--resume", "auto"]
-            logs = folder.with_name(f"{folder.name}-slurm")
-            return submit_run(config.launch.slurm, ["train", path, *again], name=config.name, folder=logs)
-        source = None
-        if not is_launched():  # refused before any rank is started
-            source = where_to_begin(config.resume, folder, config.checkpoint.mirror)
-        code = start_ranks(config, ["train", path, *settings])
-        if code is not None:
-            return code
-        with joined(config) as group:
-            if source is None:
-                source = group.first_rank_does(lambda: where_to_begin(config.resume, folder, config.checkpoint.mirror))
-            return train_in(opened, folder, source or "never", group)  # who has not met the first rank learns no more
+                arguments += ["--resume", "auto"]  # the job is queued again after it was stopped
+            return _submit(run, folder, arguments)
+
+        def begin() -> str:
+            return where_to_begin(config.resume, folder, config.checkpoint.mirror)
+
+        source = None if is_launched() else begin()  # refused before ranks are started
+
+        def work(group: Group) -> int:
+            return _train_in(run, folder, source or group.first_rank_does(begin) or "never", group)
+
+        return on_ranks(run, ["train", path, *settings], work)
+
+
+def resume(path: str, settings: list[str]) -> int:
+    """Continue the run in a folder from its newest valid checkpoint; gives the exit code.
+
+    The run is as its folder says, recipe included. Only keys that the past updates do not depend on can be changed.
+    """
+    folder = Path(path)
+    file = find_config(folder)
+    for given in from_arguments(settings):
+        if given.path[0] in BEGUN:
+            raise ConfigError(
+                [f"`{given.path[0]}` can't be set for `evenstep resume`, which goes on from the newest checkpoint."]
+            )
+    own = [_with_origin(each, folder) for each in settings_of(settings, without=OWN)]
+    with open_run(file, [*settings_in(BEGUN, str(file)), *own]) as run:
+        before = Config.model_validate(read_file(file) | {"resume": "never", "reset": ()})
+        changed = changed_keys(_values(before), _values(run.config))
+        _check_changes(changed, file)
+        if run.config.launch.slurm is not None and not is_launched():
+            return _submit(run, folder, ["resume", path, *settings, "--launch.slurm", "none"])
+        if not is_launched():
+            where_to_begin("auto", folder, run.config.checkpoint.mirror)  # refused before ranks are started
+
+        def work(group: Group) -> int:
+            if group.rank == 0:
+                _print_changes(changed, before, run, folder)
+            return _train_in(run, folder, "auto", group)
+
+        return on_ranks(run, ["resume", path, *settings], work)
+
+
+def _submit(run: OpenRun, folder: Path, arguments: list[str]) -> int:
+    slurm = run.config.launch.slurm
+    assert slurm is not None
+    logs = folder.with_name(f"{folder.name}-slurm")
+    return submit_run(slurm, arguments, name=run.config.name, folder=logs)
+
+
+def changed_keys(before: dict[str, Any], after: dict[str, Any], outer: str = "") -> list[str]:
+    """The dotted keys whose values differ.
+
+    >>> changed_keys({"seed": 1, "train": {"updates": 5}}, {"seed": 1, "train": {"updates": 6}})
+    ['train.updates']
+    """
+    changed: list[str] = []
+    for key in dict.fromkeys((*before, *after)):
+        old, new = before.get(key), after.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            changed += changed_keys(cast("dict[str, Any]", old), cast("dict[str, Any]", new), f"{outer}{key}.")
+        elif old != new:
+            changed.append(outer + key)
+    return changed
+
+
+def _values(config: Config) -> dict[str, Any]:
+    """The values of a run file, with the defaults of tables that are left out."""
+    tables = {
+        "mixture": MixtureTable.empty(),
+        "coefficients": CoefficientsTable.empty(),
+        "loss_scale": LossScaleTable.empty(),
+        "float8": Float8Table.empty(),
+    }
+    values = config.model_dump()
+    return values | {key: table.model_dump() for key, table in tables.items() if values[key] is None}
+
+
+def is_safe(key: str) -> bool:
+    """Whether the updates of the past do not depend on a key.
+
+    >>> is_safe("train.updates"), is_safe("tasks.box.data.num_workers"), is_safe("tasks.box.coefficient")
+    (True, True, False)
+    """
+    table, _, inner = key.partition(".data.")
+    key = f"data.{inner}" if table.startswith("tasks.") and inner else key
+    return any(key == safe or key.startswith(f"{safe}.") for safe in SAFE)
+
+
+def _check_changes(changed: list[str], file: Path) -> None:
+    unsafe = [f"`{key}`" for key in changed if not is_safe(key)]
+    if unsafe:
+        another = f"evenstep train {quote(str(file))} --name ANOTHER --resume {quote(str(file.parent))}"
+        raise ConfigError([f"{' and '.join(unsafe)} can't be changed when a run goes on; train another: `{another}`."])
+
+
+def _print_changes(changed: list[str], before: Config, run: OpenRun, folder: Path) -> None:
+    old, new = before.model_dump(), run.config.model_dump()
+    shown = [f"{key} {_value(old, key)} -> {_value(new, key)}" for key in changed if key != "recipe"]
+    if shown:
+        print(f"changed     {', '.join(shown)}", flush=True)
+    if run.recipe != (folder / RECIPE).resolve():
+        print(f"recipe      {run.recipe}, as it is now", flush=True)
+
+
+def _value(values: Any, key: str) -> object:
+    for name in key.split("."):
+        values = values.get(name) if isinstance(values, dict) else None
+    return "none" if values is None else values
+
+
+def _with_origin(setting: Setting, folder: Path) -> Setting:
+    """`--recipe current` as the folder that the recipe was copied from."""
+    if setting.path != ("recipe",):
+        return setting
+    recipe = origin_of_recipe(folder) if setting.text == "current" else Path(setting.text)
+    if recipe is None:
+        raise ConfigError(
+            [f"`recipe` is current, but the folder that {folder / RECIPE} was copied from is gone; give its path."]
+        )
+    return setting._replace(text=str(recipe.absolute()))
+
+
+def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
+    """Train a run in its folder; gives the exit code.
+
+    Args:
+        source: "never", "auto" (the newest checkpoint in the folder, if any), or the path of a run or checkpoint.
+        group: all ranks. The first one writes the files and prints.
+    """
+    resumes = source == "auto" and has_saved(folder, run.config.checkpoint.mirror)
+    with redirect_stdout(cast("Any", Screen(sys.stdout))), building(run, group, begins=not resumes) as session:
+        hooks = build_hooks(run.config, session.parts.hooks)
+        if group.ranks > 1:
+            hooks = [*hooks, Watchdog(timeout_s=2 * run.config.parallel.timeout_s)]
+        trainer = session.trainer(folder=folder, hooks=hooks, writers=session.parts.writers, kept=run.plain())
+        first = trainer.is_first_rank
+        lines = described(session, trainer)
+        if first:
+            print("\n".join([f"run folder  {folder}", *lines]), flush=True)
+        with trainer.holding_folder(), _removed_without_updates(folder, trainer):
+            _begin(trainer, source, run.config.reset)
+            prints_end = first and "console" not in session.parts.writers
+            with _published(run, folder, trainer, group), _noting_how_to_resume(folder, trainer):
+                code = train_to_end(trainer, group, prints_end=prints_end)
+    if first:
+        print(f"run folder  {folder}\nreport      {folder / 'report.html'}", flush=True)
+        if code in (EXIT_REQUEUE, EXIT_INTERRUPTED) and complete_checkpoints(folder / "checkpoints"):
+            print(f"go on       evenstep resume {quote(str(folder))}", flush=True)
+    return code
+
+
+def train_to_end(trainer: Trainer, group: Group, *, prints_end: bool) -> int:
+    """Train until the end or a signal; gives the exit code."""
+    with stopping(trainer.request_stop) as caught:
+        result = trainer.train()
+    if prints_end:
+        print(f"{result.outcome}: {result.reason}")
+    signals = [number for number in group.gather(caught()) if number is not None]
+    if result.outcome == "done":
+        return EXIT_DONE
+    if signals and signals[0] not in REQUEUE:
+        return EXIT_INTERRUPTED
+    return EXIT_REQUEUE if result.requeue else EXIT_DONE
+
+
+def _begin(trainer: Trainer, source: str, reset: Collection[Reset]) -> None:
+    if source == "never":
+        return
+    is_new = source != "auto"  # a new run from the checkpoint of another
+    path = trainer.resume(source, new_settings=is_new, reset=reset if is_new else ())
+    if trainer.is_first_rank:
+        print(f"resume      {path or 'nothing saved yet: from the beginning'}", flush=True)
+
+
+@contextmanager
+def _removed_without_updates(folder: Path, trainer: Trainer) -> Generator[None]:
+    """Remove the folder of a new run that fails before its first update."""
+    is_new = not folder.exists() or all(path.name == LOCK for path in folder.iterdir())
+    try:
+        yield
+    except BaseException:
+        if trainer.is_first_rank and is_new and trainer.progress.update == 0:
+            with suppress(KeyboardInterrupt):  # a signal of the launcher, as another rank has ended
+                shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def _published(run: OpenRun, folder: Path, trainer: Trainer, group: Group) -> Generator[None]:
+    """Write the settings into the folder, and restore the former ones after a failure without an update."""
+    begun_at = trainer.progress.update
+    before: dict[Path, str] = {}
+    if trainer.is_first_rank:
+        before = {folder / name: (folder / name).read_text("utf-8") for name in SETTINGS if (folder / name).is_file()}
+    group.first_rank_does(lambda: publish(run, folder))
+    try:
+        yield
+    except BaseException as error:
+        if trainer.progress.update == begun_at:
+            try:
+                for file, text in before.items():
+                    replace_text(file, text)
+            except EvenstepError as other:
+                error.add_note(str(other))
+        raise
+
+
+@contextmanager
+def _noting_how_to_resume(folder: Path, trainer: Trainer) -> Generator[None]:
+    """Add the command that continues the run to an error."""
+    try:
+        yield
+    except BaseException as error:
+        if trainer.is_first_rank and trainer.progress.update:
+            error.add_note(_how_to_resume(folder))
+        raise
+
+
+def _how_to_resume(folder: Path) -> str:
+    saved = complete_checkpoints(folder / "checkpoints")
+    if not saved:
+        return f"No checkpoint was saved before that; logs and metrics are in {folder}."
+    origin = origin_of_recipe(folder)
+    current = "" if origin is None else f", or of {origin} with `--recipe current`"
+    run, file = quote(str(folder)), quote(str(folder / CONFIG))
+    return (
+        f"Saved up to {saved[-1].name}: `evenstep resume {run}` continues there, with the files of {folder / RECIPE}"
+        f"{current}; add `--KEY VALUE` to change a key. A key that a run keeps needs another run: "
+        f"`evenstep train {file} --name ANOTHER --resume {run} --KEY VALUE`."
+    )

@@ -154,8 +154,8 @@ def test_the_advice_of_a_failed_run_works_when_the_recipe_is_mended_where_it_was
     (recipe / "parts.py").write_text(good + RAISES)
     failed = evenstep("train", "run.toml")
     assert failed.code == 1
-    assert f"`evenstep resume {Path('runs/tiny')}` goes on from there" in failed.err
-    assert f"with `--recipe current`, as they then are in {recipe}" in failed.err
+    assert f"`evenstep resume {Path('runs/tiny')}` continues there" in failed.err
+    assert f"of {recipe} with `--recipe current`" in failed.err
     (recipe / "parts.py").write_text(good)
     again = evenstep("resume", "runs/tiny")  # as it was: says why it may fail again
     assert again.code == 0 or "a mistake" in again.err
@@ -252,7 +252,7 @@ def test_a_run_that_can_not_be_resumed_is_not_advised_to_be_resumed(evenstep: Ru
     config.write_text(was.replace("seed = 7", "seed = 1"))
     refused = evenstep("resume", "runs/tiny", "--train.updates", "6")
     assert refused.code == 1 and "`seed` was 7 and is now 1" in refused.err, refused.err
-    assert "goes on from there" not in refused.err
+    assert "continues there" not in refused.err
     config.write_text(was)
     assert evenstep("resume", "runs/tiny", "--train.updates", "6").code == 0
 

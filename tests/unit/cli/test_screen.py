@@ -47,13 +47,6 @@ def test_a_full_disk_under_standard_output_is_named(unbuffered: str, arguments: 
     assert ended.stderr.startswith("evenstep: standard output can't be written: No space left on device; make room")
 
 
-def test_a_screen_outlives_its_stream() -> None:
-    with Path(os.devnull).open("w") as stream:
-        screen = Screen(stream)
-    screen.flush()
-    screen.close()
-
-
 def test_nothing_is_raised_when_the_terminal_has_been_closed() -> None:
     terminal, end = os.openpty()
     with os.fdopen(end, "w") as stream:

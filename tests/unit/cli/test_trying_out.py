@@ -60,7 +60,7 @@ def test_to_overfit_is_to_train_and_evaluate_on_the_first_samples_only(train: Ru
     assert sorted({value for batch in evaluated for value in batch}) == first
     lines = done.out.splitlines()
     assert "data        train 4 samples, valid 4 samples" in lines
-    assert "trying out  the first 4 samples again and again, and evaluated on them (`overfit`)" in lines
+    assert "trying out  the first 4 samples again and again (`overfit`)" in lines
     assert tomllib.loads((recipe / "runs" / "tiny" / "config.toml").read_text())["overfit"] == 4
 
 

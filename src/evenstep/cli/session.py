@@ -1,0 +1,83 @@
+"""The session of a run under every command that builds one: its ranks, its parts and its trainer."""
+
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+from evenstep.builders import RunParts, build_mesh, build_parts, build_strategy, joined
+from evenstep.cli.launch import start_ranks
+from evenstep.config.named import OpenRun
+from evenstep.config.schema import Config
+from evenstep.parallel import Group
+from evenstep.train import Trainer
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A run that is built in this process.
+
+    Args:
+        data_group: the ranks among which the global batch is divided.
+    """
+
+    run: OpenRun
+    group: Group
+    data_group: Group
+    parts: RunParts
+
+    @property
+    def config(self) -> Config:
+        return self.parts.config
+
+    def trainer(self, **more: Any) -> Trainer:
+        """The trainer of the run; `more` are further arguments of `RunParts.trainer`."""
+        strategy = build_strategy(self.config, self.data_group)
+        return self.parts.trainer(evaluations=self.parts.evaluations, strategy=strategy, **more)
+
+    def without_rewinds(self) -> "Session":
+        """The same run for a trial, which keeps no checkpoint that a failure could go back to."""
+        failures = self.config.failures
+        changes: dict[str, str] = {}
+        if failures.non_finite.startswith("rewind"):
+            changes["non_finite"] = "stop"
+        if failures.loss_spike.startswith("rewind"):
+            changes["loss_spike"] = "report"
+        config = self.config.model_copy(update={"failures": failures.model_copy(update=changes)})
+        return replace(self, parts=replace(self.parts, config=config))
+
+
+def on_ranks(
+    run: OpenRun, arguments: list[str], work: Callable[[Group], int], *, ranks: int = 0, restarts: bool = True
+) -> int:
+    """Start the ranks of a run, or do the work of one of them; gives the exit code.
+
+    Args:
+        arguments: the command line of each rank.
+        work: what a rank does in the group of all ranks.
+        ranks: number of processes; by default as the run file says.
+        restarts: start ranks again after a failure, as often as the run file says.
+    """
+    code = start_ranks(run.config, arguments, ranks=ranks, restarts=restarts)
+    if code is not None:
+        return code
+    with joined(run.config) as group:
+        code = work(group)
+        group.gather(code)  # a rank that ends before the others looks like one that has failed
+    return code
+
+
+@contextmanager
+def building(run: OpenRun, group: Group, *, begins: bool = True, whole_pipeline: bool = False) -> Generator[Session]:
+    """Build the parts of a run, and end their processes after the `with`.
+
+    Args:
+        begins: the model takes the weights that the run begins with.
+        whole_pipeline: a single rank holds all stages of a pipeline.
+    """
+    is_whole = whole_pipeline and group.ranks == 1 and run.config.parallel.pipeline > 1
+    mesh = None if is_whole else build_mesh(run.config, group)
+    parts = build_parts(run, mesh, begins=begins)
+    with closing(parts):
+        yield Session(run=run, group=group, data_group=group if mesh is None else mesh.data, parts=parts)
