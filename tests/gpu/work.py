@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from evenstep import Engine, Loss, MapData, Task, Trainer, Training
 from evenstep.optim.schedules import Linear
 from evenstep.precision import PRECISIONS, Float8Mixed, Precision
-from evenstep.precision.float8_mixed import CAPABILITY
+from evenstep.precision.float8 import CAPABILITY
 
 WIDTH, SAMPLES = 16, 48
 SIDE = 256  # of the batches that need much memory

@@ -38,9 +38,7 @@ from evenstep.data.mixture import End
 from evenstep.optim.ema import Ema, Evaluated
 from evenstep.optim.groups import DecayOn, Grouping, ParameterGroup
 from evenstep.options import default_of
-from evenstep.precision import Bf16True, Float8Mixed, Fp16Mixed
-from evenstep.precision.float8_mixed import Recipe
-from evenstep.precision.precision import Where
+from evenstep.precision import Bf16True, Float8Mixed, Fp16Mixed, Recipe, Where
 from evenstep.train import Trainer, load_weights
 
 

@@ -66,8 +66,9 @@ class Ema:
 
     def check(self, updates: int | None) -> None:
         """Raise ArgumentError if the average would still be a copy at the end of a run of so many updates."""
-        for field in ("start_update", "every_updates") if updates is not None else ():
-            every = self.every_updates if field == "every_updates" else 1
+        if updates is None:
+            return
+        for field, every in (("start_update", 1), ("every_updates", self.every_updates)):
             if updates // every <= self.start_update // every:
                 raise ArgumentError(
                     f"`{field}` of Ema is {getattr(self, field)}, so the average would never move in the {updates} "

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from evenstep.precision.float8_mixed import Float8Mixed
+from evenstep.precision.float8 import Float8Mixed, Recipe
+from evenstep.precision.loss_scale import LossScale
 from evenstep.precision.precision import (
     Bf16Mixed,
     Bf16NoMaster,
@@ -14,18 +15,23 @@ from evenstep.precision.precision import (
     LossScaled,
     Precision,
     SixteenBits,
+    Where,
 )
 
 PRECISIONS: Mapping[str, type[Precision]] = {
-    "32-true": FullPrecision,
-    "bf16-mixed": Bf16Mixed,
-    "16-mixed": Fp16Mixed,
-    "float8-mixed": Float8Mixed,
-    "bf16-true": Bf16True,
-    "16-true": Fp16True,
-    "bf16-true-no-master": Bf16NoMaster,
-    "16-true-no-master": Fp16NoMaster,
+    kind.name: kind
+    for kind in (
+        FullPrecision,
+        Bf16Mixed,
+        Fp16Mixed,
+        Float8Mixed,
+        Bf16True,
+        Fp16True,
+        Bf16NoMaster,
+        Fp16NoMaster,
+    )
 }
+"""Precisions by their name in run files."""
 
 __all__ = [
     "PRECISIONS",
@@ -37,7 +43,10 @@ __all__ = [
     "Fp16NoMaster",
     "Fp16True",
     "FullPrecision",
+    "LossScale",
     "LossScaled",
     "Precision",
+    "Recipe",
     "SixteenBits",
+    "Where",
 ]

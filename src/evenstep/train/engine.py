@@ -152,6 +152,7 @@ class Engine:
         self.model, self.optimizer, self.core = setup.model, setup.optimizer, parts.core
         self.storage, self.precision, self._compute = setup.storage, setup.precision, parts.compute
         self.group, self.reducers = parts.execution.world, parts.execution.reducers
+        self.loss_scale = parts.context.loss_scale
         self.bus, self.seed, self._ema, self._report = bus, setup.seed, setup.train.ema, report
         self.phases, self._empty_cache = parts.context.phases, setup.empty_cache
         self.recomputed, self.in_float8 = setup.recomputed.names, setup.linear_layers.names
@@ -322,7 +323,7 @@ class Engine:
         self._pending.append(pending)
         progress = pending.before.committed(pending.batch, skipped_samples=pending.skipped_samples)
         self.progress = progress
-        self.precision.committed()
+        self.loss_scale.committed()
         return pending
 
     @property
@@ -385,7 +386,8 @@ class Engine:
         return updates, first_aborted(updates)
 
     def _go_back_before(self, update: PendingUpdate) -> None:
-        self.progress, self.precision.state = update.before, update.precision
+        self.progress = update.before
+        self.loss_scale.load_state_dict(update.loss_scale)
         self.core.learning_rates.restore(update.rates)
 
     # --- for whoever evaluates and saves

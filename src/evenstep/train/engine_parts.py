@@ -20,7 +20,7 @@ from evenstep.optim.modes import Modes
 from evenstep.optim.stepping import Steps
 from evenstep.parallel import Strategy
 from evenstep.pipeline.compiled import release
-from evenstep.precision import Precision
+from evenstep.precision import LossScale, Precision
 from evenstep.tensors import make_current, named_parameters
 from evenstep.train.checks import check_shared
 from evenstep.train.compiled import compile_model
@@ -107,7 +107,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     execution = build_execution(model, strategy, optimizer, device)
     recompute(model, setup.recomputed.here, context.randomness)
     # After the strategy has made replicas equal: the average begins as a copy of the parameters.
-    saved = _saved(setup, execution, names, rounded)
+    saved = _saved(setup, execution, names, rounded, context.loss_scale)
     teacher = build_teacher(tasks.by_name, model, saved.average)
     apply = _apply(setup, execution, saved.steps)
     core = Update(
@@ -161,14 +161,15 @@ def _context(setup: Setup, strategy: Strategy, frozen_norms: tuple[nn.Module, ..
     return TrainContext(
         tasks=tasks.by_name,
         precision=precision,
+        loss_scale=precision.build_loss_scale(),
         device=setup.device,
-        transfer=build_transfer(setup.device, precision.format if precision.casts_before_transfer else None),
+        transfer=build_transfer(setup.device, precision.transfer_format),
         storage=setup.storage,
         bus=bus,
         seed=setup.seed,
         reorder=channels_last if setup.train.channels_last else None,
         cast_inputs=build_cast(precision.format),
-        cast_outputs=build_cast(torch.float32 if precision.float32_outputs else None),
+        cast_outputs=build_cast(precision.output_format),
         coefficients=tasks.coefficients,
         frozen_norms=frozen_norms,
         cuts=SplitLimit(sums=setup.train.check_loss),
@@ -185,7 +186,9 @@ def _drawing(context: TrainContext) -> Callable[[str, Event], AbstractContextMan
     return drawing
 
 
-def _saved(setup: Setup, execution: Execution, names: list[list[str]], rounded: list[str]) -> TrainState:
+def _saved(
+    setup: Setup, execution: Execution, names: list[list[str]], rounded: list[str], loss_scale: LossScale
+) -> TrainState:
     model, optimizer, precision, ema = setup.model, setup.optimizer, setup.precision, setup.train.ema
     reducers = execution.reducers
     layout = reducers.layout
@@ -197,7 +200,7 @@ def _saved(setup: Setup, execution: Execution, names: list[list[str]], rounded: 
         names=names,
         layout=layout,
         ema=ema,
-        precision=precision,
+        loss_scale=loss_scale,
         steps=steps,
         averaged_as=averaged_as(precision, model, rounded),
         trained=TrainedParameters(model, optimizer, names, share=reducers.share, check=precision.check_trained),

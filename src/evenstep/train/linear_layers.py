@@ -3,7 +3,6 @@
 What such a format is, and of which layers it can be, is `precision`'s; which modules are meant, `blocks`'.
 """
 
-import sys
 from collections.abc import Mapping
 
 from torch import nn
@@ -11,13 +10,12 @@ from torch import nn
 from evenstep.errors import ArgumentError
 from evenstep.pipeline import pipeline_of
 from evenstep.pipeline.deferred import DeferredLinear
-from evenstep.precision import Precision
-from evenstep.precision.float8_mixed import why_not
+from evenstep.precision import Float8Mixed, Precision
+from evenstep.precision.float8 import is_converted, restore, why_not
 from evenstep.tensors import plain
 from evenstep.train.memory.blocks import Chosen, chosen, modules_meant
 
 _KEY = "float8.layers"
-_CONVERTED = "evenstep.precision.float8_linear"
 
 
 def choose_linear_layers(model: nn.Module, precision: Precision) -> Chosen:
@@ -28,9 +26,9 @@ def choose_linear_layers(model: nn.Module, precision: Precision) -> Chosen:
     Raises:
         ArgumentError: there is none, on any rank of a pipeline, which ask together.
     """
-    meant = modules_meant(model, precision.layers, _KEY)
-    if precision.layers == "none":
+    if not isinstance(precision, Float8Mixed):
         return Chosen({}, ())
+    meant = modules_meant(model, precision.layers, _KEY)
     found = {
         plain(f"{above}.{name}".rstrip(".")): part
         for above, module in meant.items()
@@ -53,16 +51,15 @@ def choose_linear_layers(model: nn.Module, precision: Precision) -> Chosen:
 
 def convert_linear_layers(model: nn.Module, precision: Precision, here: Mapping[str, nn.Module]) -> None:
     """Change the chosen layers in place, and back what an engine before has changed of this model."""
-    converted = sys.modules.get(_CONVERTED)
-    if converted is not None:
-        for module in model.modules():
-            converted.restore(module)
-    precision.convert_layers([layer for layer in here.values() if isinstance(layer, nn.Linear)])
+    for module in model.modules():
+        restore(module)
+    if isinstance(precision, Float8Mixed):
+        precision.convert_layers([layer for layer in here.values() if isinstance(layer, nn.Linear)])
 
 
 def _why_not(layer: nn.Linear) -> str:
     kind = type(layer)
-    if kind not in (nn.Linear, DeferredLinear) and kind.__module__ != _CONVERTED:
+    if kind not in (nn.Linear, DeferredLinear) and not is_converted(layer):
         return f"is a {kind.__name__}"
     return why_not(layer)
 

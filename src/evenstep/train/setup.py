@@ -92,7 +92,6 @@ class Setup:
         coefficients, policies = self.tasks.coefficients, self.policies
         spikes = policies.spikes
         named = {
-            "precision": self.precision if self.precision.state else None,
             "coefficients": None if isinstance(coefficients, Fixed) else coefficients,
             "combine": self.tasks.combine,
             "lr_schedule": self.lr_schedule if plateaus_of(self.lr_schedule) else None,

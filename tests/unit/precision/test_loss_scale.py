@@ -1,64 +1,100 @@
-"""The loss scale of every mode that has one; its arithmetic in detail is in `test_fp16_mixed`."""
+"""The dynamic loss scale, and the precisions that have one."""
 
 from typing import Any
 
 import pytest
 
-from evenstep.errors import NonFiniteError
-from evenstep.precision import PRECISIONS, Fp16True, LossScaled
+from evenstep.errors import ArgumentError, NonFiniteError
+from evenstep.precision import PRECISIONS, Fp16Mixed, Fp16True, LossScale, LossScaled
+from refused import refused
 
 SCALED: list[Any] = [kind for kind in PRECISIONS.values() if issubclass(kind, LossScaled)]
 
 
+def scale_of(**options: Any) -> LossScale:
+    return Fp16Mixed(**options).build_loss_scale()
+
+
+def commit(scale: LossScale, count: int) -> None:
+    for _ in range(count):
+        scale.committed()
+
+
 @pytest.mark.parametrize("kind", SCALED)
-@pytest.mark.parametrize("initial", [1.0, 128.0, 2.0**16])
-def test_the_growth_window_is_what_was_asked_for_whatever_the_first_scale_is(kind: Any, initial: float) -> None:
-    precision = kind(initial=initial, growth_updates=5)
-    scales: list[float] = []
+@pytest.mark.parametrize("initial", [1.0, 2.0**16])
+def test_the_scale_doubles_after_each_growth_window(kind: Any, initial: float) -> None:
+    scale = kind(initial=initial, growth_updates=5).build_loss_scale()
+    values: list[float] = []
     for _ in range(10):
-        precision.committed()
-        scales.append(precision.scale / initial)
-    assert scales == [1.0] * 4 + [2.0] * 5 + [4.0]
+        scale.committed()
+        values.append(scale.value / initial)
+    assert values == [1.0] * 4 + [2.0] * 5 + [4.0]
+
+
+def test_an_overflow_halves_the_scale_and_restarts_the_window() -> None:
+    scale = scale_of(initial=8.0, growth_updates=3)
+    commit(scale, 2)
+    scale.overflowed()
+    assert scale.value == 4.0
+    commit(scale, 2)
+    assert scale.value == 4.0
+    commit(scale, 1)
+    assert scale.value == 8.0
+
+
+@pytest.mark.parametrize("overflows", [1, 2])
+def test_tolerated_overflows_lower_the_scale_for_one_update(overflows: int) -> None:
+    scale = scale_of(initial=8.0, growth_updates=1000, tolerance=0.2)
+    commit(scale, 19)
+    for _ in range(overflows):
+        scale.overflowed()
+    assert scale.value == 8.0 / 2**overflows
+    commit(scale, 1)
+    assert scale.value == 8.0
+
+
+def test_overflows_beyond_the_tolerance_lower_the_scale_for_good() -> None:
+    scale = scale_of(initial=8.0, growth_updates=1000, tolerance=0.2)
+    commit(scale, 3)
+    scale.overflowed()
+    commit(scale, 2)
+    assert scale.value == 4.0
 
 
 @pytest.mark.parametrize("kind", SCALED)
-def test_a_state_holds_all_that_the_next_scales_depend_on(kind: Any) -> None:
-    events = [True, True, False, True, False, False, True, True, True, True, True, False, True] * 3
-    for at in range(len(events)):
-        one, other = (kind(initial=2.0**20, growth_updates=3, tolerance=0.3, floor=2.0**-20) for _ in range(2))
-        for number, committed in enumerate(events):
-            if number == at:
-                other.state = one.state
-            for precision in (one, other) if number >= at else (one,):
-                precision.committed() if committed else precision.overflowed()
-        assert one.state == other.state and one.scale == other.scale
-
-
-@pytest.mark.parametrize("kind", SCALED)
-def test_the_floor_stops_and_names_a_format_without_a_scale(kind: Any) -> None:
-    precision = kind(initial=2.0, floor=1.0)
-    precision.overflowed()
-    with pytest.raises(NonFiniteError):
-        precision.overflowed()
-    assert kind.instead in PRECISIONS and not issubclass(PRECISIONS[kind.instead], LossScaled)
+def test_the_floor_stops_the_run_and_names_a_format_without_a_scale(kind: Any) -> None:
+    scale = kind(initial=2.0, floor=1.0).build_loss_scale()
+    scale.overflowed()
+    with pytest.raises(NonFiniteError, match=kind.instead):
+        scale.overflowed()
+    assert scale.value == 1.0
+    assert not issubclass(PRECISIONS[kind.instead], LossScaled)
     assert ("no-master" in kind.instead) == ("no-master" in kind.name)
 
 
-def test_settings_are_what_a_mode_was_built_with() -> None:
-    assert Fp16True(initial=8.0, cast_inputs="before-transfer").settings == {
-        "initial": 8.0,
-        "growth_updates": 2000,
-        "tolerance": 0.0,
-        "floor": 1e-4,
-        "cast_inputs": "before-transfer",
-        "float32_outputs": True,
-    }
-    assert PRECISIONS["bf16-true"]().settings == {"cast_inputs": "after-transfer", "float32_outputs": True}
+def test_a_state_holds_all_that_the_next_scales_depend_on() -> None:
+    events = [True, True, False, True, False, False, True, True, True, True, True, False, True] * 3
+    for at in range(len(events)):
+        one, other = (scale_of(initial=2.0**20, growth_updates=3, tolerance=0.3, floor=2.0**-20) for _ in range(2))
+        for number, committed in enumerate(events):
+            if number == at:
+                other.load_state_dict(one.state_dict())
+            for scale in (one, other) if number >= at else (one,):
+                scale.committed() if committed else scale.overflowed()
+        assert one.state_dict() == other.state_dict()
 
 
 @pytest.mark.parametrize("name", sorted(PRECISIONS.keys() - {kind.name for kind in SCALED}))
-def test_a_format_with_the_range_of_float32_has_no_loss_scale_and_takes_none(name: str) -> None:
-    kind: Any = PRECISIONS[name]
-    one = kind()
-    one.committed()
-    assert (one.scale, one.lowest_scale, one.retries_overflow, one.state) == (1.0, 1.0, False, {})
+def test_a_format_with_the_range_of_float32_has_a_constant_scale(name: str) -> None:
+    scale = PRECISIONS[name]().build_loss_scale()
+    commit(scale, 3)
+    assert (scale.value, scale.state_dict(), PRECISIONS[name].retries_overflow) == (1.0, {}, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [({"tolerance": 1.0}, "tolerance"), ({"floor": 0.0}, "floor"), ({"cast_inputs": "never"}, "cast_inputs")],
+)
+def test_an_impossible_option_is_refused(options: dict[str, Any], field: str) -> None:
+    with refused(ArgumentError, field):
+        Fp16True(**options)

@@ -172,7 +172,7 @@ def test_an_overflow_of_the_loss_scale_is_tried_again_at_lower_ones() -> None:
     )
     x, y = (part.float() for part in points())
     assert isinstance(engine.update((x, y)), Committed)
-    assert engine.precision.scale < 2.0**30
+    assert engine.loss_scale.value < 2.0**30
 
 
 class WithoutFrozen(nn.Sequential):

@@ -244,7 +244,7 @@ def test_a_plan_is_measured_with_the_linear_layers_inside_of_layers_in_float8() 
         Layers.of(nn.Sequential(block, head)),
         torch.ones(4, 16),
         context=lambda: torch.autocast("cpu", torch.bfloat16),
-        convert=Float8Mixed(emulate=True).computes_in,
+        convert=Float8Mixed(emulate=True).convert_standalone,
         repeats=1,
     )
     assert len(costs) == 2

@@ -299,7 +299,7 @@ def test_an_overflow_advances_nothing_and_is_tried_again_at_half_the_scale(name:
     engine = engine_of(model, kind(initial=2.0**40), train=Training(ema=Ema(decay=0.5)))
     outcome = engine.update(points())
     assert type(outcome).__name__ == "Committed" and engine.progress.update == 1
-    lowered = engine.precision.scale
+    lowered = engine.loss_scale.value
     assert lowered < 2.0**40 and math.log2(lowered).is_integer()
     again = net()
     same = engine_of(again, kind(initial=lowered), train=Training(ema=Ema(decay=0.5)))
@@ -322,7 +322,7 @@ def test_where_no_scale_above_the_floor_helps_nothing_changes_and_it_is_said(nam
     said = f"at a loss scale of {2.0**40:g} or any other down to the `floor` of {2.0**38:g}"
     assert isinstance(error, NonFiniteError) and said in str(error)
     assert torch.equal(values(engine), before) and engine.progress.update == 0
-    assert engine.precision.state == kind(initial=2.0**40, floor=2.0**38).state
+    assert engine.loss_scale.state_dict() == kind(initial=2.0**40, floor=2.0**38).build_loss_scale().state_dict()
 
 
 @pytest.mark.parametrize("name", FP16)
@@ -330,7 +330,7 @@ def test_a_scale_that_would_fall_below_the_floor_stops_the_run_with_advice(name:
     kind: Any = PRECISIONS[name]
     fits = engine_of(net(), kind(initial=2.0**40))
     fits.update(points())  # at this scale
-    engine = engine_of(net(), kind(initial=fits.precision.scale * 3.9, floor=fits.precision.scale * 0.98))
+    engine = engine_of(net(), kind(initial=fits.loss_scale.value * 3.9, floor=fits.loss_scale.value * 0.98))
     before = values(engine)
     with pytest.raises(NonFiniteError, match=r"below the floor of .* train with precision 'bf16-"):
         engine.update(points())
@@ -554,6 +554,6 @@ def test_a_plan_is_measured_in_the_format_that_is_trained(name: str) -> None:
 
     layer = nn.Linear(8, 4, bias=False)
     inputs = torch.ones(2, 8, dtype=DTYPES[name])
-    (cost,) = measure(Layers.of(nn.Sequential(layer)), inputs, convert=PRECISIONS[name]().computes_in, repeats=1)
+    (cost,) = measure(Layers.of(nn.Sequential(layer)), inputs, convert=PRECISIONS[name]().convert_standalone, repeats=1)
     assert layer.weight.dtype == DTYPES[name]
     assert cost.output_bytes == 2 * 2 * 4 and cost.state_bytes == (2 + 4) * 32

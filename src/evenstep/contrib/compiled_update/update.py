@@ -121,11 +121,11 @@ class CompiledUpdate:
         for name, rate in zip(core.learning_rates.names, rates, strict=True):
             put(name, rate, update=update)
         if context.precision.retries_overflow:
-            put("train/loss_scale", context.precision.scale, update=update)
+            put("train/loss_scale", context.loss_scale.value, update=update)
         return PendingUpdate(
             batch=batch,
             before=before,
-            precision=context.precision.state,
+            loss_scale=context.loss_scale.state_dict(),
             rates=rates_before,
             norm=norm,
             aborted=aborted,
@@ -160,7 +160,7 @@ class CompiledUpdate:
 
     def _work(self, weights: Weights, update: int, own: int) -> Work:
         context = self._context
-        scale, divisors, value = context.precision.scale, weights.divisors, context.coefficients.value
+        scale, divisors, value = context.loss_scale.value, weights.divisors, context.coefficients.value
         key: list[Hashable] = [self._core.trained.stamp]
         tasks: list[Task] = []
         batches: list[Any] = []

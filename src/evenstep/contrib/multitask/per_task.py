@@ -114,7 +114,7 @@ class PerTaskGradients:
             if some:
                 products[i, j] = products[j, i] = torch.stack(some).sum()
         layout.all_reduce_shards(products)
-        return products.cpu().double() / self.context.precision.scale**2
+        return products.cpu().double() / self.context.loss_scale.value**2
 
 
 def _real(gradient: Tensor) -> Tensor:

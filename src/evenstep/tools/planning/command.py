@@ -131,7 +131,7 @@ def _measured(path: str, settings: Sequence[str]) -> Measured:
                 inputs if cast is None else cast(inputs),
                 device=device,
                 context=lambda: precision.forward(device),
-                convert=precision.computes_in,
+                convert=precision.convert_standalone,
             )
     return Measured(
         names=[layer.name for layer in layers.layers],

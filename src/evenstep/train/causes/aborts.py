@@ -80,15 +80,16 @@ class AbortCauses:
     _scale_before: dict[str, float | int | None] = field(default_factory=dict)
 
     def incident(self, pending: PendingUpdate) -> Incident:
-        number, position, precision = pending.number, pending.batch.position, self.context.precision
+        number, position, scale = pending.number, pending.batch.position, self.context.loss_scale
         details: dict[str, Any] = {"epoch": position.epoch, "batch": position.batch}
         where = f"update {number} (global batch {position.batch} of epoch {position.epoch})"
+        retries_overflow = self.context.precision.retries_overflow
         overflowed, causes = self._looked_into(pending)
         if causes:
             details["tasks"] = sorted({one.task for one in causes if one.task})
             details["microbatches"] = [one.microbatch for one in causes if one.microbatch >= 0]
-        if precision.retries_overflow:
-            details["loss_scale"] = precision.scale
+        if retries_overflow:
+            details["loss_scale"] = scale.value
         if float(pending.total) == 0:
             kind = "no_weight"
             message = (
@@ -97,13 +98,12 @@ class AbortCauses:
             )
         elif overflowed:
             kind = "overflow"
-            message = f"{where} was aborted: its gradient overflowed at a loss scale of {precision.scale:g}."
+            message = f"{where} was aborted: its gradient overflowed at a loss scale of {scale.value:g}."
         else:
             kind = "non_finite"
             message = f"{where} was aborted: its gradient is not finite"
-            if precision.retries_overflow:
-                scale, lowest = precision.scale, precision.lowest_scale
-                message += f", at a loss scale of {scale:g} or any other down to the `floor` of {lowest:g}"
+            if retries_overflow:
+                message += f", at a loss scale of {scale.value:g} or any other down to the `floor` of {scale.floor:g}"
         if kind == "non_finite":
             message += f"; {first_of(causes, 3, '; ')}." if causes else "."
         return Incident(kind=kind, update=number, message=message, details=details)
@@ -123,16 +123,18 @@ class AbortCauses:
             overflowed = self.context.precision.retries_overflow and self._is_finite(pending)
         self.context.storage.discard_from(number)  # looking for it may have put metrics again
         if overflowed:
-            self._overflowing, self._scale_before = place, self.context.precision.state
+            self._overflowing, self._scale_before = place, self.context.loss_scale.state_dict()
         return overflowed, causes
 
     @contextmanager
     def _at_lowest_scale(self) -> Generator[None]:
-        before, self.context.precision.scale = self.context.precision.scale, self.context.precision.lowest_scale
+        scale = self.context.loss_scale
+        before = scale.value
+        scale.value = scale.floor
         try:
             yield
         finally:
-            self.context.precision.scale = before
+            scale.value = before
 
     def _is_finite(self, pending: PendingUpdate) -> bool:
         self.core.rerun(pending.batch, pending.number)
@@ -145,9 +147,9 @@ class AbortCauses:
             NonFiniteError: there is no lower scale. It is the one from before the update again.
         """
         try:
-            self.context.precision.overflowed()
+            self.context.loss_scale.overflowed()
         except NonFiniteError:
-            self.context.precision.state = self._scale_before
+            self.context.loss_scale.load_state_dict(self._scale_before)
             raise
 
     def ending(self, incident: Incident, pending: PendingUpdate) -> tuple[Incident, Exception]:

@@ -1,7 +1,7 @@
 """Settings that updates depend on, as plain values, and their comparison with those of a checkpoint."""
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import fields
+from dataclasses import asdict, fields
 from inspect import signature
 from typing import Any, cast
 
@@ -38,7 +38,7 @@ def settings_of(
         "train.ema": train.ema and _plain(train.ema.settings),
         "train.coefficients": _plain(coefficients),
         "train.combine": _plain(combine),
-        "precision": _plain(precision.settings),
+        "precision": _plain(asdict(precision)),
         "lr_schedule": _schedule(lr_schedule),
     }
 

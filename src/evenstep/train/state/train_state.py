@@ -18,7 +18,7 @@ from evenstep.optim.ema import Average, Ema
 from evenstep.optim.stepping import Steps
 from evenstep.parallel import ParameterLayout, ShardedTensorRef, States, mapped
 from evenstep.pipeline.pipeline_model import in_stages
-from evenstep.precision import Precision
+from evenstep.precision import LossScale
 from evenstep.tensors import load_state, named_parameters, plain, state_of
 from evenstep.train.state import Tree
 from evenstep.train.state.optimizer_state import (
@@ -56,7 +56,7 @@ class TrainState:
         model: unwrapped.
         optimizer: of its parameters, or of those that this rank steps.
         names: of each of the optimizer's groups' parameters, over all ranks.
-        precision: whose state may be a loss scale.
+        loss_scale: the loss scale, whose state is saved.
         steps: whose masters, where there are some, are the values of the parameters.
         averaged_as: the formats in which the average takes parameters that are held in others, by name.
         sharding: which part of the whole model this rank holds.
@@ -69,7 +69,7 @@ class TrainState:
     names: list[list[str]]
     layout: ParameterLayout
     ema: Ema | None
-    precision: Precision
+    loss_scale: LossScale
     trained: TrainedParameters
     steps: Steps = field(default_factory=Steps)
     averaged_as: Mapping[str, torch.dtype] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class TrainState:
             "model": {**model, **_under_all_names(self.model, masters)},
             "optimizer": {**state, "state": {name: one for name, one in states.items() if one}},
             "ema": {} if self.average is None else taken(self.average.state_dict()),
-            "precision": self.precision.state,
+            "precision": self.loss_scale.state_dict(),
         }
 
     def _check(self, state: Tree) -> None:
@@ -191,7 +191,7 @@ class TrainState:
         self.steps.load_masters(state["model"])
         if state["optimizer"] is not None:
             load_optimizer(state["optimizer"], self.optimizer, self._own, self._built)
-        self.precision.state = state["precision"]
+        self.loss_scale.load_state_dict(state["precision"])
         changed = self._load_average(state["ema"])
         self.trained.load_state_dict(state.get("trained", {}))
         return changed

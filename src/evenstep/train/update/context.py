@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.events import Bus, Storage
-from evenstep.precision.precision import Precision
+from evenstep.precision import LossScale, Precision
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.phases import Phases
 from evenstep.train.randomness import Randomness
@@ -43,6 +43,7 @@ class TrainContext:
     cast_inputs: Callable[[Any], Any] | None = None
     cast_outputs: Callable[[Any], Any] | None = None
     coefficients: Coefficients = field(default_factory=Fixed)
+    loss_scale: LossScale = field(default_factory=LossScale)
     frozen_norms: tuple[nn.Module, ...] = ()
     randomness: Randomness = field(default_factory=Randomness)
     seeds: dict[torch.dtype, tuple[float, Tensor]] = field(default_factory=dict)

@@ -77,7 +77,7 @@ class MicrobatchStep:
     @classmethod
     def of_update(cls, context: TrainContext, weights: Weights, update: int) -> Self:
         """The micro-batches of an update, with its loss scale."""
-        scale = context.precision.scale
+        scale = context.loss_scale.value
         return cls(context, weights, path=(update,), update=update, factor=scale, prefix="train/")
 
     @classmethod

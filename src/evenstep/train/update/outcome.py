@@ -22,7 +22,7 @@ class PendingUpdate:
 
     Args:
         before: the counters before it.
-        precision: the precision's state before it.
+        loss_scale: state of the loss scale before it.
         rates: those of the optimizer's groups before it, where a schedule sets them.
         aborted: 0.0 when it was applied, 1.0 when not; a tensor while only the device knows.
         total: Σw of the update; a tensor where the weight is late.
@@ -33,7 +33,7 @@ class PendingUpdate:
 
     batch: GlobalBatch
     before: Progress
-    precision: dict[str, float | int | None]
+    loss_scale: dict[str, float | int | None]
     rates: Sequence[float]
     aborted: float | Tensor
     total: float | Tensor

@@ -128,7 +128,7 @@ class Update:
         pending = PendingUpdate(
             batch=batch,
             before=before,
-            precision=self._context.precision.state,
+            loss_scale=self._context.loss_scale.state_dict(),
             rates=self.learning_rates.last,
             aborted=1.0,
             total=0.0,
@@ -180,7 +180,7 @@ class Update:
         for name, rate in zip(self.learning_rates.names, rates, strict=True):
             put(name, rate, update=update)
         if self._context.precision.retries_overflow:
-            put("train/loss_scale", self._context.precision.scale, update=update)
+            put("train/loss_scale", self._context.loss_scale.value, update=update)
         return pending
 
     def _keyed(self, update: int) -> AbstractContextManager[None]:
@@ -190,7 +190,7 @@ class Update:
     def _total_and_divisor(
         self, weights: Weights, gathered: MicrobatchResults
     ) -> tuple[float | Tensor, float | Tensor]:
-        late, scale = gathered.late_total, self._context.precision.scale
+        late, scale = gathered.late_total, self._context.loss_scale.value
         if late is not None:
             return late, scale * late
         if gathered.total is not None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from evenstep import Float8Mixed
 from evenstep.errors import ArgumentError
-from evenstep.precision import float8_mixed
+from evenstep.precision import float8
 from evenstep.train.linear_layers import choose_linear_layers
 from refused import refused
 
@@ -38,7 +38,7 @@ class FakeCuda:
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was loaded, instead of torchao."""
     loaded: list[str] = []
-    monkeypatch.setattr(float8_mixed, "load_optional", lambda module, *_: loaded.append(module))
+    monkeypatch.setattr(float8, "load_optional", lambda module, *_: loaded.append(module))
     return loaded
 
 

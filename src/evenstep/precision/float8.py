@@ -1,13 +1,13 @@
-"""float8-mixed: bf16-mixed, with the matrix products of chosen linear layers in float8.
+"""float8-mixed: bf16-mixed, with the matrix products of chosen linear layers in float8, by torchao.
 
 Parameters, gradients, optimizer state and checkpoints stay float32. References: Micikevicius et al., "FP8 formats for
 deep learning", 2022; torchao's `float8`.
 """
 
 import logging
-from collections.abc import Generator, Iterable
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Literal, final
+from collections.abc import Iterable
+from dataclasses import KW_ONLY, replace
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -16,57 +16,59 @@ from evenstep.arguments import format_name
 from evenstep.errors import ArgumentError
 from evenstep.lazy import load_optional
 from evenstep.precision.precision import Precision
+from evenstep.schema import option
 
 Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 
 CAPABILITY = (8, 9)
 """The lowest compute capability whose tensor cores multiply float8."""
 
+_ADDED = "_float8"  # attribute with the names of the attributes that torchao's class has added
 
-@final
+
+@option
 class Float8Mixed(Precision):
     """Linear layers in float8, the rest in bfloat16 autocast; needs the extra `float8`.
 
     Scales are powers of two, and change only values some 2¹⁵ times smaller than the largest of a tensor or row.
     With "tensorwise" and "rowwise" this depends on the samples that share a micro-batch; with "rowwise_with_gw_hp" not.
 
-    Args:
-        recipe: recipe of torchao: "tensorwise" (one scale per tensor, fastest), "rowwise" (one per row, more exact), or
-            "rowwise_with_gw_hp" (and weight gradients in bfloat16, most exact).
-        layers: modules whose linear layers are converted: "blocks" for the repeated blocks, or a pattern of
-            names such as "encoder.layers.*". The numbers of features must be multiples of 16.
-        emulate: True makes the same roundings in wider numbers, slowly, on any device. Otherwise an NVIDIA GPU of
-            compute capability 8.9 or more is needed.
-
-    >>> Float8Mixed(recipe="tensorwise").settings["layers"]
+    >>> Float8Mixed(recipe="tensorwise").layers
     'blocks'
     """
 
     name = "float8-mixed"
+    autocast = torch.bfloat16
 
-    def __init__(self, *, recipe: Recipe = "rowwise", layers: str = "blocks", emulate: bool = False) -> None:
-        self._recipe = recipe
-        self.layers = layers
-        self._emulate = emulate
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"recipe": self._recipe, "layers": self.layers, "emulate": self._emulate}
+    _: KW_ONLY
+    recipe: Recipe = "rowwise"
+    """Granularity of the scales: one per tensor (fastest), one per row (more exact), or one per row with the gradients
+    of weights in bfloat16 (most exact)."""
+    layers: str = "blocks"
+    """Modules whose linear layers are converted: `blocks` for the repeated blocks, or a pattern of names such as
+    `encoder.layers.*`. The numbers of features must be multiples of 16."""
+    emulate: bool = False
+    """Make the same roundings in wider numbers, slowly, on any device. Otherwise an NVIDIA GPU of compute capability
+    8.9 or more is needed."""
 
     def check(self, device: torch.device) -> None:
-        if not self._emulate:
+        if not self.emulate:
             _check_capability(device)
-        _products()
+        _import("torchao.float8")
 
-    def forward(self, device: torch.device) -> AbstractContextManager[Any]:
-        return torch.autocast(device.type, torch.bfloat16)
-
-    def computes_in(self, module: nn.Module) -> None:
+    def convert_standalone(self, module: nn.Module) -> None:
         inner = [part for part in module.modules() if part is not module]
         self.convert_layers(part for part in inner if type(part) is nn.Linear and not why_not(part))
 
     def convert_layers(self, layers: Iterable[nn.Linear]) -> None:
-        _products().convert(layers, recipe=self._recipe, emulate=self._emulate)
+        """Change the class of linear layers, in place; parameters, names and hooks stay."""
+        for layer in layers:
+            restore(layer)
+            made = vars(_converted(layer, self.recipe, emulate=self.emulate))
+            own = vars(layer)
+            added = [name for name in made if name not in own]
+            own.update({name: made[name] for name in added}, **{_ADDED: added})
+            layer.__class__ = _import("evenstep.precision.float8_linear").Float8Linear
 
 
 def why_not(layer: nn.Linear) -> str:
@@ -80,6 +82,18 @@ def why_not(layer: nn.Linear) -> str:
     if layer.weight.dtype not in (torch.float32, torch.bfloat16):
         return f"is {format_name(layer.weight.dtype)}"
     return ""
+
+
+def is_converted(layer: nn.Module) -> bool:
+    return _ADDED in vars(layer)
+
+
+def restore(layer: nn.Module) -> None:
+    """Undo `Float8Mixed.convert_layers` for one layer."""
+    if is_converted(layer):
+        layer.__class__ = nn.Linear
+        for name in vars(layer).pop(_ADDED):
+            del vars(layer)[name]
 
 
 def _check_capability(device: torch.device) -> None:
@@ -97,19 +111,24 @@ def _check_capability(device: torch.device) -> None:
     )
 
 
-def _products() -> Any:
-    with _quiet("torchao", "torch.utils._pytree"):  # it says which of its kernels are for other devices
-        return load_optional("evenstep.precision.float8_linear", "float8", "torchao")
-
-
-@contextmanager
-def _quiet(*names: str) -> Generator[None]:
-    loggers = [logging.getLogger(name) for name in names]
+def _import(module: str) -> Any:
+    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
     before = [one.level for one in loggers]
-    for one in loggers:
+    for one in loggers:  # they list kernels of other devices
         one.setLevel(logging.ERROR)
     try:
-        yield
+        return load_optional(module, "float8", "torchao")
     finally:
         for one, level in zip(loggers, before, strict=True):
             one.setLevel(level)
+
+
+def _converted(layer: nn.Linear, recipe: str, *, emulate: bool) -> nn.Module:
+    torchao = _import("torchao.float8")
+    config = replace(
+        torchao.Float8LinearConfig.from_recipe_name(recipe),
+        emulate=emulate,
+        round_scales_to_power_of_2=True,
+        pad_inner_dim=recipe != "rowwise_with_gw_hp",
+    )
+    return torchao.convert_to_float8_training(layer, config=config)
