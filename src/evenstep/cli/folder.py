@@ -23,7 +23,7 @@ from evenstep.config.target import loaded_from
 from evenstep.config.toml import dumps
 from evenstep.errors import ArgumentError, ConfigError
 from evenstep.events.files import replace_text, writing
-from evenstep.events.start import describe_environment
+from evenstep.events.hooks.status import describe_environment
 from evenstep.parallel.rank_info import is_launched, is_restarted
 
 CONFIG = "config.toml"

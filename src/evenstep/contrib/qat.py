@@ -16,7 +16,6 @@ from torch import nn
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError
 from evenstep.events import Hook, TrainBegin, UpdateEnd
-from evenstep.events.hook import HookTrainer
 from evenstep.lazy import load_optional
 from evenstep.pipeline.pipeline_model import pipeline_of
 
@@ -71,7 +70,7 @@ class QuantizationAware(Hook):
         for name in self._chosen(model, (nn.Linear, nn.Embedding)):
             self._change(name, model.get_submodule(name))
 
-    def attach(self, trainer: HookTrainer) -> None:
+    def attach(self, trainer: Any) -> None:
         super().attach(trainer)
         names = self._chosen(trainer.model, self._prepared_classes())
         self._rounding = [one for name in names for one in _quantizers(trainer.model.get_submodule(name))]

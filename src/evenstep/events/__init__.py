@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         UpdateBegin,
         UpdateEnd,
     )
-    from evenstep.events.hook import Hook, HookTrainer
+    from evenstep.events.hook import Hook
     from evenstep.events.hooks import (
         Best,
         Console,
@@ -84,7 +84,6 @@ __all__ = [
     "ForwardEnd",
     "Histogram",
     "Hook",
-    "HookTrainer",
     "Image",
     "Incident",
     "IncidentFiles",
@@ -132,7 +131,7 @@ __getattr__, __dir__ = lazy_names(
             "ForwardEnd Incident Json MicrobatchBegin MicrobatchEnd Outcome SaveBegin SaveEnd StepBegin StepEnd "
             "TrainBegin TrainEnd UpdateBegin UpdateEnd"
         ),
-        ".hook": "Hook HookTrainer",
+        ".hook": "Hook",
         ".hooks": "Best Console EarlyStop Evaluate MemoryUse Profile Save Statistics Status StopBelowLr StopFile "
         "TimeBudget Timer Watchdog",
         ".incidents": "IncidentFiles",

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, final
 from evenstep.arguments import advice
 from evenstep.errors import HookError, LostRankError, clause
 from evenstep.events.event import Event, Incident
-from evenstep.events.hook import Hook, HookTrainer
+from evenstep.events.hook import Hook
 from evenstep.single_use import check_unused
 
 SpanName = Literal["train", "epoch", "update", "microbatch", "forward", "backward", "step", "evaluate", "save"]
@@ -61,7 +61,7 @@ class Bus:
     def __init__(
         self,
         hooks: Iterable[Hook | None],
-        trainer: HookTrainer,
+        trainer: object,
         *,
         on_error: Literal["stop", "continue"] = "stop",
         report: Callable[[Incident], None] | None = None,

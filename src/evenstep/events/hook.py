@@ -1,11 +1,10 @@
 """Base class of hooks: methods that are called before and after each part of a run."""
 
 import weakref
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal
 
-from torch import Tensor, nn, optim
+from torch import nn
 
 from evenstep.errors import HookError
 from evenstep.events.event import (
@@ -18,7 +17,6 @@ from evenstep.events.event import (
     ForwardBegin,
     ForwardEnd,
     Incident,
-    Json,
     MicrobatchBegin,
     MicrobatchEnd,
     SaveBegin,
@@ -30,65 +28,6 @@ from evenstep.events.event import (
     UpdateBegin,
     UpdateEnd,
 )
-from evenstep.events.metrics.storage import Storage
-
-T = TypeVar("T")
-
-
-class HookProgress(Protocol):
-    """Progress of the run, as hooks see it."""
-
-    @property
-    def update(self) -> int: ...
-    @property
-    def samples(self) -> int: ...
-
-
-class HookPhases(Protocol):
-    """Seconds of each phase since the last call."""
-
-    def take(self) -> dict[str, float]: ...
-
-
-class HookTrainer(Protocol):
-    """The trainer, as hooks see it: what they may read, and request for the end of the update."""
-
-    @property
-    def progress(self) -> HookProgress: ...
-    @property
-    def phases(self) -> HookPhases: ...
-    @property
-    def updates(self) -> int | None: ...
-    @property
-    def storage(self) -> Storage: ...
-    @property
-    def model(self) -> nn.Module: ...
-    @property
-    def optimizer(self) -> optim.Optimizer: ...
-    @property
-    def hooks(self) -> "tuple[Hook, ...]": ...
-    @property
-    def keeps_average(self) -> bool: ...
-    @property
-    def group_names(self) -> tuple[tuple[str, ...], ...]: ...
-    @property
-    def folder(self) -> Path | None: ...
-    @property
-    def is_first_rank(self) -> bool: ...
-    @property
-    def rank(self) -> int: ...
-    @property
-    def evaluations(self) -> Mapping[str, object]: ...
-    @property
-    def layout(self) -> Mapping[str, Json]: ...
-    @property
-    def resumed_from(self) -> str | None: ...
-    def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]: ...
-    def settle(self) -> None: ...
-    def first_rank_does(self, act: Callable[[], T]) -> T: ...
-    def request_stop(self, reason: str, *, requeue: bool = False) -> None: ...
-    def request_save(self) -> None: ...
-    def request_evaluate(self) -> None: ...
 
 
 class Hook:
@@ -123,7 +62,7 @@ class Hook:
     draws: bool = True
     may_evaluate: bool = True
     averages_ranks: bool = False
-    _trainer: "weakref.ref[HookTrainer] | None" = None
+    _trainer: "weakref.ref[Any] | None" = None
 
     @property
     def name(self) -> str:
@@ -131,8 +70,8 @@ class Hook:
         return type(self).__name__
 
     @property
-    def trainer(self) -> HookTrainer:
-        """The trainer of this hook.
+    def trainer(self) -> Any:
+        """The `Trainer` of this hook: read it, or request something for the end of the update.
 
         Raises:
             HookError: it has none, or the trainer is gone.
@@ -145,7 +84,7 @@ class Hook:
             )
         return trainer
 
-    def attach(self, trainer: HookTrainer) -> None:
+    def attach(self, trainer: object) -> None:
         """Set the trainer, by a weak reference."""
         self._trainer = weakref.ref(trainer)
 

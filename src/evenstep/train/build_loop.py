@@ -4,10 +4,10 @@ It decides how often the verdict of an update is read, and runs nothing.
 """
 
 from functools import partial
+from typing import Any
 
 from evenstep.checkpoint import Mirror
 from evenstep.data import Data
-from evenstep.events import HookTrainer
 from evenstep.optim.schedules import plateaus_of
 from evenstep.options import Checkpointing, Failures, Logging
 from evenstep.train.checkpointing.checkpointer import Checkpointer
@@ -25,7 +25,7 @@ from evenstep.train.tryouts.flops import count_flops
 
 
 def build_loop(
-    trainer: HookTrainer,
+    trainer: Any,
     setup: Setup,
     *,
     data: Data,

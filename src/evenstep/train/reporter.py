@@ -13,7 +13,7 @@ from typing import Any, cast, final
 from evenstep.data import GlobalBatch
 from evenstep.errors import LostRankError
 from evenstep.events import Bus, Incident, IncidentFiles, Record, Storage, Writer, Writers
-from evenstep.events.hooks.memory_use import only_extremes
+from evenstep.events.hooks.measures import only_extremes
 from evenstep.parallel import Group
 from evenstep.train.stragglers import Stragglers
 

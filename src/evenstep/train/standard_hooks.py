@@ -22,7 +22,6 @@ from evenstep.events import (
     EvaluateEnd,
     Event,
     Hook,
-    HookTrainer,
     Incident,
     IncidentFiles,
     MemoryUse,
@@ -43,7 +42,7 @@ from evenstep.train.reporter import Reporter
 
 
 def build_reporter(
-    trainer: HookTrainer,
+    trainer: Any,
     group: Group,
     hooks: object,
     followers: Sequence[Hook] = (),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evenstep.events import TrainBegin
-from evenstep.events.start import git_state, write_start
+from evenstep.events.hooks.status import git_state, write_start
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from evenstep.errors import ArgumentError, LostRankError
 from evenstep.events import Record, Storage
+from evenstep.events.metrics.derived import Throughput
 from evenstep.events.metrics.pairs import pack
-from evenstep.events.metrics.throughput import Throughput
 from refused import refused
 
 NUMBERS = st.integers(-1000, 1000).map(float)

@@ -1,5 +1,5 @@
+from evenstep.events.metrics.derived import Throughput
 from evenstep.events.metrics.series import Record
-from evenstep.events.metrics.throughput import Throughput
 
 
 def test_a_loss_that_another_rank_has_put_counts_for_its_own_window() -> None:

@@ -2,13 +2,11 @@
 
 from evenstep.events.hooks.best import Best
 from evenstep.events.hooks.console import Console
-from evenstep.events.hooks.memory_use import MemoryUse
+from evenstep.events.hooks.measures import MemoryUse, Statistics, Timer
 from evenstep.events.hooks.periods import Evaluate, Save
 from evenstep.events.hooks.profile import Profile
-from evenstep.events.hooks.statistics import Statistics
 from evenstep.events.hooks.status import Status
 from evenstep.events.hooks.stops import EarlyStop, StopBelowLr, StopFile, TimeBudget
-from evenstep.events.hooks.timer import Timer
 from evenstep.events.hooks.watchdog import Watchdog
 
 __all__ = [

@@ -29,8 +29,7 @@ class Best(Hook):
     True
     """
 
-    draws = False
-    may_evaluate = False
+    draws = may_evaluate = False
 
     def __init__(
         self,

@@ -22,8 +22,7 @@ class Console(Hook):
     """
 
     first_rank_only = True
-    draws = False
-    may_evaluate = False
+    draws = may_evaluate = False
 
     def __init__(self, *, stream: TextIO | None = None, writer: ConsoleWriter | None = None) -> None:
         self._stream = stream

@@ -69,8 +69,7 @@ class Save(Hook):
     >>> hook = Save(every_updates=1000, every_minutes=30)
     """
 
-    draws = False
-    may_evaluate = False
+    draws = may_evaluate = False
 
     def __init__(
         self,

@@ -35,8 +35,7 @@ class Profile(Hook):
 
     priority = -200  # around all other hooks
     failure_policy = "continue"
-    draws = False
-    may_evaluate = False
+    draws = may_evaluate = False
 
     def __init__(self, *, first: Count, last: Count, memory: bool = False) -> None:
         self._first = first

@@ -1,20 +1,33 @@
-"""`status.json` and `starts.jsonl` of the run folder: how the run is, and how it was started each time.
-
-A killed process leaves its status at "running", with its process id.
-"""
+"""`status.json` and `starts.jsonl` of the run folder: how the run is, and how it was started each time."""
 
 import json
 import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from time import monotonic
 from typing import Literal, final
 
+import torch
+
 from evenstep.errors import keepable
-from evenstep.events.event import EpochBegin, Outcome, TrainBegin, TrainEnd, UpdateEnd
-from evenstep.events.files import replace_text
+from evenstep.events.event import EpochBegin, Json, Outcome, TrainBegin, TrainEnd, UpdateEnd
+from evenstep.events.files import append, appending, replace_text, writing
 from evenstep.events.hook import Hook, run_folder
-from evenstep.events.start import write_start
 from evenstep.schema import NonNegative
+from evenstep.version import __version__
+
+STARTS = "starts.jsonl"
+
+_PACKAGES = ("numpy", "pydantic", "rich", "tensorboard", "scikit-learn")
+_GIT = ("git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no")
+_GIT_TIMEOUT_S = 5.0
 
 
 @final
@@ -22,7 +35,8 @@ class Status(Hook):
     """Writes {state, update, updates, epoch, reason, pid, started, changed}; times are UTC in ISO 8601.
 
     `state` is running, done, stopped or failed; `update` counts committed updates of `updates` planned ones; `reason`
-    says why the run ended, and is null before. Each start of the run appends a line to `starts.jsonl`.
+    says why the run ended, and is null before. A killed process leaves "running", with its process id. Each start of
+    the run appends a line to `starts.jsonl`.
 
     Args:
         every_s: shortest time between two writes, in seconds.
@@ -32,8 +46,7 @@ class Status(Hook):
 
     first_rank_only = True
     failure_policy = "continue"
-    draws = False
-    may_evaluate = False
+    draws = may_evaluate = False
 
     def __init__(self, *, every_s: NonNegative = 10.0) -> None:
         self._every_s = every_s
@@ -71,6 +84,91 @@ class Status(Hook):
         }
         replace_text(run_folder(self) / "status.json", json.dumps(status, indent=2) + "\n")
         self._written_at = monotonic()
+
+
+def write_start(folder: Path, event: TrainBegin, *, layout: Mapping[str, Json], resumed_from: str | None) -> None:
+    """Append a line on this start: command, source, versions and machine, without the names of machine and user.
+
+    Args:
+        layout: how the run is spread over ranks.
+        resumed_from: checkpoint that it continues.
+
+    Raises:
+        EvenstepError: the file can't be written.
+    """
+    line: dict[str, Json] = {
+        "time": _now(),
+        "update": event.update,
+        "resumed_from": resumed_from,
+        "command": [*sys.argv],
+        "layout": dict(layout),
+        "git": git_state(Path.cwd()),
+        "environment": describe_environment(),
+    }
+    with writing(folder / STARTS, then="start it again"):
+        folder.mkdir(parents=True, exist_ok=True)
+        with appending(folder / STARTS) as file:
+            append(file, json.dumps(line) + "\n")
+
+
+@cache
+def git_state(folder: Path) -> dict[str, Json] | None:
+    """Commit, branch and number of changed files of the working tree around `folder`, as of the first call."""
+    if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
+        return None
+    try:
+        done = subprocess.run(_GIT, cwd=folder, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != 0:
+        return None
+    lines = done.stdout.splitlines()
+    heads = dict(line.removeprefix("# ").split(" ", 1) for line in lines if line.startswith("# branch."))
+    return {
+        "commit": heads.get("branch.oid", ""),
+        "branch": heads.get("branch.head", ""),
+        "changed_files": sum(not line.startswith("#") for line in lines),
+    }
+
+
+@cache
+def describe_environment() -> dict[str, Json]:
+    """Versions, processor and accelerators."""
+    packages: dict[str, Json] = {}
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            packages[package] = version(package)
+    return {
+        "evenstep": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **packages,
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_model(),
+        "cpu_count": os.cpu_count(),
+        "cpu_threads": torch.get_num_threads(),
+        "accelerators": _accelerators(),
+        "cuda": torch.version.cuda,
+    }
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _accelerators() -> list[Json]:
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return []
+    numbers = range(torch.accelerator.device_count())
+    if accelerator.type == "cuda":
+        return [torch.cuda.get_device_name(number) for number in numbers]
+    return [f"{accelerator.type}:{number}" for number in numbers]
 
 
 def _now() -> str:

@@ -32,8 +32,7 @@ class EarlyStop(Hook):
     >>> hook = EarlyStop(metric="valid/loss", patience_evaluations=3)
     """
 
-    draws = False
-    may_evaluate = False
+    draws = may_evaluate = False
 
     def __init__(
         self,
@@ -112,8 +111,7 @@ class TimeBudget(Hook):
     >>> hook = TimeBudget(max_minutes=55, max_total_minutes=600)
     """
 
-    draws = False
-    may_evaluate = False
+    draws = may_evaluate = False
 
     def __init__(self, *, max_minutes: Positive | None = None, max_total_minutes: Positive | None = None) -> None:
         if max_minutes is None and max_total_minutes is None:
@@ -173,8 +171,7 @@ class StopBelowLr(Hook):
     >>> hook = StopBelowLr(1e-6)
     """
 
-    draws = False
-    may_evaluate = False
+    draws = may_evaluate = False
 
     def __init__(self, lr: Positive) -> None:
         self._lr = lr
@@ -228,8 +225,7 @@ class StopFile(Hook):
     """
 
     first_rank_only = True
-    draws = False
-    may_evaluate = False
+    draws = may_evaluate = False
 
     def __init__(self) -> None:
         self._looked_at = 0.0

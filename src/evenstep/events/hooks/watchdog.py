@@ -28,8 +28,7 @@ class Watchdog(Hook):
     >>> hook = Watchdog(timeout_s=120)
     """
 
-    draws = False
-    may_evaluate = False
+    draws = may_evaluate = False
 
     def __init__(self, *, timeout_s: Positive) -> None:
         self._timeout_s = timeout_s

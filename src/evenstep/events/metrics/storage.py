@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from evenstep.errors import ArgumentError, LostRankError
-from evenstep.events.metrics.derived import DerivedMetrics
+from evenstep.events.metrics.derived import DerivedMetrics, Throughput
 from evenstep.events.metrics.meters import Meters
 from evenstep.events.metrics.pairs import COUNT, Entry, Number, Pairs, copied, joined, means, pairs_of
 from evenstep.events.metrics.series import Record, Series
-from evenstep.events.metrics.throughput import Throughput
 from evenstep.events.shown import Shown, Value
 from evenstep.tensors import scalar_on
 

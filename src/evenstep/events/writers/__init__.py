@@ -4,10 +4,8 @@ from collections.abc import Callable, Mapping
 
 from evenstep.events.writers.console import ConsoleWriter
 from evenstep.events.writers.files import CsvWriter, JsonlWriter
-from evenstep.events.writers.mlflow import MlflowWriter
 from evenstep.events.writers.retrying import Writers
-from evenstep.events.writers.tensorboard import TensorBoardWriter
-from evenstep.events.writers.wandb import WandbWriter
+from evenstep.events.writers.services import MlflowWriter, TensorBoardWriter, WandbWriter
 from evenstep.events.writers.writer import Writer
 
 WRITERS: Mapping[str, Callable[[int], Writer]] = {

@@ -15,9 +15,8 @@ from torch import Tensor
 from evenstep.arguments import advice, said
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.events import Storage
-from evenstep.events.metrics.derived import DerivedMetrics
+from evenstep.events.metrics.derived import DerivedMetrics, Throughput
 from evenstep.events.metrics.meters import Meters
-from evenstep.events.metrics.throughput import Throughput
 from evenstep.internals import pytree
 from evenstep.lazy import load_optional
 from evenstep.train.tasks.task import Loss, Task, evaluates_itself

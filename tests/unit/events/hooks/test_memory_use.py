@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from evenstep.events import Bus, MemoryUse, TrainBegin, TrainEnd, UpdateEnd
-from evenstep.events.hooks import memory_use as module
-from evenstep.events.hooks.memory_use import only_extremes
+from evenstep.events.hooks import measures as module
+from evenstep.events.hooks.measures import only_extremes
 
 
 def begun(trainer: Any) -> MemoryUse:

@@ -16,7 +16,7 @@ from evenstep.events import (
     UpdateBegin,
     UpdateEnd,
 )
-from evenstep.events.hooks import timer as module
+from evenstep.events.hooks import measures as module
 
 
 class Clock:

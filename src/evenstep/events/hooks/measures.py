@@ -1,0 +1,276 @@
+"""Hooks that log speed, memory, and norms of parameters and gradients.
+
+Timer, over windows of updates, without the time of evaluations and checkpoints:
+
+    perf/update_s, perf/samples_per_s    seconds per committed update, samples per second
+    perf/data_s, perf/forward_s, …       seconds of each phase per update; they add up to the whole
+    perf/time, progress/samples          end of the window in seconds since 1970, samples of all updates so far
+    perf/<task>/samples_per_s, …/data_s  the same by task, if there are several
+
+MemoryUse, in bytes; on several ranks that of the rank with the most, or with the least free memory:
+
+    perf/memory_peak_bytes      CUDA: most that tensors held in the window; else most that the process ever held
+    perf/memory_reserved_bytes  CUDA: held by torch's allocator, in use or kept for later
+    perf/memory_free_bytes      CUDA: held by nobody
+    perf/memory_resident_bytes  else: held by the process now (where there is a /proc)
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter, time
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor
+
+from evenstep.events.event import (
+    EvaluateBegin,
+    EvaluateEnd,
+    SaveBegin,
+    SaveEnd,
+    StepBegin,
+    TrainBegin,
+    TrainEnd,
+    UpdateBegin,
+    UpdateEnd,
+)
+from evenstep.events.hook import Hook
+from evenstep.schema import Count
+from evenstep.tensors import named_parameters
+
+_OF_RANKS: Final[Mapping[str, Callable[..., Any]]] = {
+    "perf/memory_peak_bytes": max,
+    "perf/memory_reserved_bytes": max,
+    "perf/memory_resident_bytes": max,
+    "perf/memory_free_bytes": min,
+}
+_STATM = Path("/proc/self/statm")
+
+
+@final
+class Timer(Hook):
+    """Logs seconds per committed update and per phase, and samples per second.
+
+    It never waits for a device, so a window should be longer than a few updates.
+
+    Args:
+        every_updates: updates in a window; the end of the run ends the last one.
+
+    >>> hook = Timer(every_updates=50)
+    """
+
+    priority = -100  # the time of other hooks counts
+    draws = may_evaluate = False
+
+    def __init__(self, *, every_updates: Count = 10) -> None:
+        self._every = every_updates
+        self._evaluation_began = 0.0
+        self._save_began = 0.0
+        self._is_saving = False
+        self._begin()
+
+    def before_train(self, event: TrainBegin) -> None:
+        self.trainer.phases.take()
+        self._begin()
+
+    def before_update(self, event: UpdateBegin) -> None:
+        if self._is_saving:  # in the background from now on
+            self._began += perf_counter() - self._save_began - (event.data_s or 0.0)
+            self._is_saving = False
+        if event.data_s is not None:
+            self._data_s += event.data_s
+            self._fetches += 1
+            for task, seconds in event.task_data_s.items():
+                self._task_data_s[task] = self._task_data_s.get(task, 0.0) + seconds
+
+    def after_update(self, event: UpdateEnd) -> None:
+        if event.committed:
+            self._updates += 1
+            self._samples += event.num_samples
+            for task, count in event.task_samples.items():
+                self._task_samples[task] = self._task_samples.get(task, 0) + count
+            if event.update % self._every == 0:
+                self._put(event.update)
+
+    def before_evaluate(self, event: EvaluateBegin) -> None:
+        self._evaluation_began = perf_counter()
+
+    def after_evaluate(self, event: EvaluateEnd) -> None:
+        spent = perf_counter() - self._evaluation_began
+        self._began += spent
+        self._save_began += spent  # of a save under way, which is left out as well
+
+    def before_save(self, event: SaveBegin) -> None:
+        self._save_began = perf_counter()
+        self._is_saving = True
+
+    def after_save(self, event: SaveEnd) -> None:
+        if self._is_saving:
+            self._began += perf_counter() - self._save_began
+            self._is_saving = False
+
+    def after_train(self, event: TrainEnd) -> None:
+        if event.outcome != "failed" and self._updates:
+            self._put(event.update)
+
+    def _begin(self) -> None:
+        self._began = perf_counter()
+        self._updates = 0
+        self._samples = 0
+        self._fetches = 0
+        self._data_s = 0.0
+        self._task_data_s: dict[str, float] = {}
+        self._task_samples: dict[str, int] = {}
+
+    def _put(self, update: int) -> None:
+        seconds = perf_counter() - self._began
+        values = {
+            "perf/time": (time(), 1),
+            "progress/samples": (self.trainer.progress.samples, 1),
+            "perf/update_s": (seconds, self._updates),
+            "perf/samples_per_s": (self._samples, seconds),
+            "perf/data_s": (self._data_s, self._fetches),
+        }
+        values |= {f"perf/{task}/samples_per_s": (count, seconds) for task, count in self._task_samples.items()}
+        values |= {f"perf/{task}/data_s": (waited, self._fetches) for task, waited in self._task_data_s.items()}
+        phases = self.trainer.phases.take().items()
+        values |= {f"perf/{phase}_s": (spent, self._updates) for phase, spent in phases if spent and phase != "data"}
+        for name, (total, weight) in values.items():
+            self.trainer.storage.put(name, total, weight, update=update)
+        self._begin()
+
+
+@final
+class MemoryUse(Hook):
+    """Logs used and free memory. It resets torch's peak, as `reset_peak_memory_stats` does.
+
+    Args:
+        every_updates: updates in a window; the end of the run ends the last one.
+
+    >>> hook = MemoryUse(every_updates=50)
+    """
+
+    draws = may_evaluate = False
+
+    def __init__(self, *, every_updates: Count = 10) -> None:
+        self._every = every_updates
+        self._device = torch.device("cpu")
+        self._put_at = 0
+
+    def before_train(self, event: TrainBegin) -> None:
+        self._device = next((one.device for one in self.trainer.model.parameters()), self._device)
+        self._put_at = event.update
+
+    def after_update(self, event: UpdateEnd) -> None:
+        if event.committed and event.update % self._every == 0:
+            self._put(event.update)
+
+    def after_train(self, event: TrainEnd) -> None:
+        if event.outcome != "failed" and event.update > self._put_at:
+            self._put(event.update)
+
+    def _put(self, update: int) -> None:
+        self._put_at = update
+        sizes = _of_device(self._device) if self._device.type == "cuda" else _of_process()
+        for name, size in sizes.items():
+            self.trainer.storage.put(f"perf/memory_{name}_bytes", size, update=update)
+
+
+def _of_device(device: torch.device) -> dict[str, int]:
+    peak = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    free, _ = torch.cuda.mem_get_info(device)
+    return {"peak": peak, "reserved": torch.cuda.memory_reserved(device), "free": free}
+
+
+def _of_process() -> dict[str, int]:
+    import resource  # not on every system
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    sizes = {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    with suppress(FileNotFoundError), _STATM.open("rb", buffering=0) as file:
+        sizes["resident"] = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return sizes
+
+
+def only_extremes(everybody: Sequence[Mapping[tuple[int, str], Any]]) -> list[Mapping[tuple[int, str], Any]]:
+    """Pairs (sum, weight) of all ranks; of MemoryUse's metrics only those of the rank with the extreme value."""
+    extreme: dict[tuple[int, str], int] = {}
+    for key in {key for theirs in everybody for key in theirs if key[1] in _OF_RANKS}:
+        values = {rank: theirs[key][0] for rank, theirs in enumerate(everybody) if key in theirs}
+        extreme[key] = _OF_RANKS[key[1]](values, key=values.__getitem__)
+    return [
+        {key: pair for key, pair in theirs.items() if extreme.get(key, rank) == rank}
+        for rank, theirs in enumerate(everybody)
+    ]
+
+
+@final
+class Statistics(Hook):
+    """Logs train/lr/i, train/param_norm/i = ‖θ‖₂ and train/update_ratio/i = ‖θ_u − θ_{u−1}‖₂ / ‖θ_u‖₂ of group i.
+
+    Also train/grad_norm/LAYER = ‖g‖₂ over the parameters of the module of that name, before clipping. Norms are those
+    of the whole model, over shards and stages, and stay on the device until metrics are read.
+
+    Args:
+        every_updates: period in updates.
+        update_ratio: log the ratio, which needs a copy of the parameters during the update.
+        gradient_norms: log the norms of the layers' gradients.
+
+    >>> hook = Statistics(every_updates=100, gradient_norms=True)
+    """
+
+    draws = may_evaluate = False
+
+    def __init__(self, *, every_updates: Count = 100, update_ratio: bool = False, gradient_norms: bool = False) -> None:
+        self._every = every_updates
+        self._before: list[dict[str, Tensor]] = []
+        # the methods of the base are not called
+        if not update_ratio:
+            self.before_update = super().before_update
+        if not gradient_norms:
+            self.before_step = super().before_step
+
+    def before_update(self, event: UpdateBegin) -> None:
+        if event.update % self._every == 0:
+            self._before = [{name: one.clone() for name, one in group.items()} for group in self._groups()]
+
+    def before_step(self, event: StepBegin) -> None:
+        if event.update % self._every:
+            return
+        parameters = named_parameters(self.trainer.model)
+        gradients = {name: one.grad for name, one in parameters.items() if one.grad is not None}
+        layers: dict[str, list[Tensor]] = {}
+        for name, norm in self.trainer.norms(gradients).items():
+            layers.setdefault(name.rpartition(".")[0] or name, []).append(norm)
+        for layer, norms in layers.items():
+            self.trainer.storage.put(f"train/grad_norm/{layer}", _norm(norms) / event.divisor, update=event.update)
+
+    def after_update(self, event: UpdateEnd) -> None:
+        before = self._before
+        self._before = []
+        if not event.committed or event.update % self._every:
+            return
+        put, update = self.trainer.storage.put, event.update
+        for number, group in enumerate(self._groups()):
+            rate = self.trainer.optimizer.param_groups[number].get("lr")
+            if rate is not None:
+                put(f"train/lr/{number}", rate, update=update)
+            norm = _norm(self.trainer.norms(group).values())
+            put(f"train/param_norm/{number}", norm, update=update)
+            if before:
+                changes = {name: new - before[number][name] for name, new in group.items()}
+                change = _norm(self.trainer.norms(changes).values())
+                put(f"train/update_ratio/{number}", change, norm, update=update)
+
+    def _groups(self) -> list[dict[str, Tensor]]:
+        parameters = named_parameters(self.trainer.model)
+        return [{name: parameters[name].detach() for name in names} for names in self.trainer.group_names]
+
+
+def _norm(norms: Iterable[Tensor]) -> Tensor:
+    parts = list(norms)
+    return torch.linalg.vector_norm(torch.stack(parts)) if parts else torch.zeros(())

@@ -1,0 +1,317 @@
+"""TensorBoard, Weights & Biases, MLflow: metrics, configuration, texts, images, histograms, and how the run ended.
+
+After a resume, the services continue the same run. TensorBoard drops values of updates that happen again; the others
+keep them beside the new ones. Incidents and weights are only in the run folder.
+"""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from itertools import groupby, pairwise
+from pathlib import Path
+from time import time
+from typing import Any, Literal, cast, final
+from uuid import uuid4
+
+from evenstep.errors import EvenstepError, MissingExtraError, clause
+from evenstep.events.event import Event, TrainBegin, TrainEnd
+from evenstep.events.metrics.series import Record
+from evenstep.events.shown import Image, Shown, Text
+from evenstep.events.writers.writer import Writer, flat, run_file
+from evenstep.lazy import load_optional
+
+_METRICS_PER_CALL = 1000
+_PARAMETERS_PER_CALL = 100
+_LONGEST = 500
+"""Characters of a parameter that every store of MLflow takes."""
+_STATUS = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+
+
+@final
+class TensorBoardWriter(Writer):
+    """Writes event files into the folder `events` of the run; needs the extra `tensorboard`.
+
+    The configuration and the last metrics are under "hparams", texts, images and histograms under their own tabs.
+
+    Args:
+        flush_s: longest time until values reach the disk, in seconds.
+
+    >>> writer = TensorBoardWriter()
+    """
+
+    def __init__(self, *, flush_s: int = 30) -> None:
+        self._flush_s = flush_s
+        self._path: Path | None = None
+        self._writer: Any = None
+        self._config: dict[str, str | int | float | bool] = {}
+
+    @property
+    def target(self) -> str:
+        return f"`{self._path or 'events'}`"
+
+    def open(self, folder: Path | None, update: int) -> None:
+        self.close()
+        writer = load_optional("torch.utils.tensorboard.writer", "tensorboard", "tensorboard")
+        self._path = run_file(self, folder, "events")
+        self._writer = writer.SummaryWriter(str(self._path), purge_step=update + 1, flush_secs=self._flush_s)
+
+    def write(self, records: Sequence[Record]) -> None:
+        for update, name, value, _ in records:
+            self._writer.add_scalar(name, value, update)
+
+    def event(self, name: str, event: Event) -> None:
+        if isinstance(event, TrainBegin):
+            self._config = flat(event.config)
+        elif isinstance(event, Shown):
+            self._show(event)
+        elif isinstance(event, TrainEnd) and self._config:
+            from torch.utils.tensorboard.summary import hparams
+
+            for summary in hparams(self._config, dict(event.metrics)):
+                self._writer.file_writer.add_summary(summary, event.update)
+
+    def _show(self, event: Shown) -> None:
+        value, update = event.value, event.update
+        if isinstance(value, Text):
+            self._writer.add_text(event.name, value.text, update)
+        elif isinstance(value, Image):
+            self._writer.add_image(event.name, value.pixels, update, dataformats="HWC")
+        elif sum(value.counts):  # TensorBoard takes no empty histogram
+            middles = [(left + right) / 2 for left, right in pairwise(value.edges)]
+            pairs = list(zip(value.counts, middles, strict=True))
+            self._writer.add_histogram_raw(
+                event.name,
+                min=value.edges[0],
+                max=value.edges[-1],
+                num=sum(value.counts),
+                sum=sum(count * middle for count, middle in pairs),
+                sum_squares=sum(count * middle**2 for count, middle in pairs),
+                bucket_limits=value.edges[1:],
+                bucket_counts=value.counts,
+                global_step=update,
+            )
+
+    def flush(self) -> None:
+        if self._writer is not None:
+            self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+@final
+class WandbWriter(Writer):
+    """Writes to Weights & Biases, or, offline, to the folder `wandb` of the run; needs the extra `wandb`.
+
+    Args:
+        project: project of the run; wandb's default if None.
+        run_name: name of the run; that of the run folder by default.
+        mode: "online", "offline" (`wandb sync` uploads the folder later) or "disabled"; by default the environment
+            variable WANDB_MODE, else "online".
+
+    Raises:
+        MissingExtraError: `wandb` is not installed.
+
+    >>> WandbWriter(project="digits", mode="offline").target
+    'project `digits` of Weights & Biases'
+    """
+
+    def __init__(
+        self,
+        *,
+        project: str | None = None,
+        run_name: str | None = None,
+        mode: Literal["online", "offline", "disabled"] | None = None,
+    ) -> None:
+        _require("wandb")
+        self._project = project
+        self._run_name = run_name
+        self._mode = mode
+        self._run: Any = None
+        self._has_failed = False
+
+    @property
+    def target(self) -> str:
+        return f"project `{self._project}` of Weights & Biases" if self._project else "Weights & Biases"
+
+    def open(self, folder: Path | None, update: int) -> None:
+        """Begin, or continue the run whose id is in the file `wandb.id` of the run folder.
+
+        Raises:
+            EvenstepError: wandb refuses, such as for lack of a key.
+        """
+        self.close()
+        import wandb
+
+        path = run_file(self, folder, "wandb.id")
+        if not path.exists():
+            path.write_text(uuid4().hex[:8], encoding="utf-8")
+        try:
+            self._run = wandb.init(
+                project=self._project,
+                name=self._run_name or path.parent.name,
+                id=path.read_text(encoding="utf-8"),
+                resume="allow",
+                dir=str(path.parent),
+                mode=cast("Any", self._mode or os.environ.get("WANDB_MODE")),  # wandb reads it once per process
+                settings=wandb.Settings(console="off", silent=True),
+            )
+        except wandb.Error as error:
+            raise EvenstepError(
+                f"Weights & Biases can't be written to: {clause(error)}; log in by `wandb login`, or set "
+                f"WANDB_MODE=offline in the environment."
+            ) from error
+        self._run.define_metric("update", hidden=True)
+        self._run.define_metric("*", step_metric="update")
+
+    def write(self, records: Sequence[Record]) -> None:
+        for update, group in groupby(records, key=lambda record: record.update):
+            self._run.log({"update": update, **{name: value for _, name, value, _ in group}})
+
+    def event(self, name: str, event: Event) -> None:
+        if isinstance(event, TrainBegin):
+            self._has_failed = False
+            self._run.config.update(dict(event.config), allow_val_change=True)
+        elif isinstance(event, TrainEnd):
+            self._has_failed = event.outcome == "failed"
+            self._run.summary.update({**event.metrics, "outcome": event.outcome, "reason": event.reason})
+        elif isinstance(event, Shown):
+            self._run.log({"update": event.update, event.name: _for_wandb(event)})
+
+    def close(self) -> None:
+        run = self._run
+        self._run = None
+        if run is not None:
+            run.finish(exit_code=int(self._has_failed))
+
+
+def _for_wandb(event: Shown) -> Any:
+    from html import escape
+
+    import wandb
+
+    value = event.value
+    if isinstance(value, Text):
+        return wandb.Html(f"<pre>{escape(value.text)}</pre>", inject=False)
+    if isinstance(value, Image):
+        pixels = value.pixels if value.pixels.shape[2] == 3 else value.pixels[..., 0]
+        return wandb.Image(pixels, caption=value.caption or None)
+    return wandb.Histogram(np_histogram=cast("Any", (value.counts, value.edges)))
+
+
+@final
+class MlflowWriter(Writer):
+    """Writes to an MLflow server, or to files in the run folder; needs the extra `mlflow`.
+
+    The configuration is parameters of the run; texts, images and histograms are artifacts.
+
+    Args:
+        tracking_uri: address of the server, "http://…", or of a store. By default the environment variable
+            MLFLOW_TRACKING_URI, else the folder `mlruns` of the run. A database, "sqlite:///…", needs all of `mlflow`.
+        experiment: experiment of the run.
+        run_name: name of the run; that of the run folder by default.
+
+    Raises:
+        MissingExtraError: `mlflow` is not installed.
+
+    >>> MlflowWriter(tracking_uri="http://localhost:5000").target
+    'MLflow at http://localhost:5000'
+    """
+
+    def __init__(
+        self, *, tracking_uri: str | None = None, experiment: str = "evenstep", run_name: str | None = None
+    ) -> None:
+        _require("mlflow")
+        self._uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        self._experiment = experiment
+        self._run_name = run_name
+        self._client: Any = None
+        self._run_id = ""
+        self._outcome = "stopped"
+
+    @property
+    def target(self) -> str:
+        return f"MLflow at {self._uri or 'the run folder'}"
+
+    def open(self, folder: Path | None, update: int) -> None:
+        """Begin, or continue the run whose id is in the file `mlflow.id` of the run folder.
+
+        Raises:
+            EvenstepError: the server or store can't be written to.
+        """
+        self.close()
+        from mlflow import MlflowClient, MlflowException
+
+        path = run_file(self, folder, "mlflow.id")
+        if self._uri is None:
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        try:
+            client = MlflowClient(tracking_uri=self._uri or (path.parent / "mlruns").absolute().as_uri())
+            if path.exists():
+                self._run_id = path.read_text(encoding="utf-8")
+                client.update_run(self._run_id, status="RUNNING")
+            else:
+                known = client.get_experiment_by_name(self._experiment)
+                experiment = client.create_experiment(self._experiment) if known is None else known.experiment_id
+                self._run_id = client.create_run(experiment, run_name=self._run_name or path.parent.name).info.run_id
+                path.write_text(self._run_id, encoding="utf-8")
+        except MlflowException as error:
+            raise EvenstepError(f"{self.target} can't be written to: {clause(error)}.", field="tracking_uri") from error
+        self._client = client
+
+    def write(self, records: Sequence[Record]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time() * 1000)
+        metrics = [Metric(name, value, now, update) for update, name, value, _ in records]
+        for first in range(0, len(metrics), _METRICS_PER_CALL):
+            self._client.log_batch(self._run_id, metrics=metrics[first : first + _METRICS_PER_CALL])
+
+    def event(self, name: str, event: Event) -> None:
+        if isinstance(event, TrainBegin):
+            self._outcome = "stopped"
+            self._configure(flat(event.config))
+        elif isinstance(event, TrainEnd):
+            self._outcome = event.outcome
+            self._client.set_tag(self._run_id, "outcome", event.outcome)
+            self._client.set_tag(self._run_id, "reason", event.reason[:_LONGEST])
+        elif isinstance(event, Shown):
+            self._show(event)
+
+    def close(self) -> None:
+        client = self._client
+        self._client = None
+        if client is not None:
+            client.set_terminated(self._run_id, _STATUS[self._outcome])
+
+    def _configure(self, config: dict[str, str | int | float | bool]) -> None:
+        from mlflow.entities import Param, RunTag
+
+        known = self._client.get_run(self._run_id).data.params
+        values = {key: str(value)[:_LONGEST] for key, value in config.items()}
+        new = [Param(key, value) for key, value in values.items() if key not in known]
+        changed = [RunTag(f"changed.{key}", value) for key, value in values.items() if known.get(key, value) != value]
+        for first in range(0, len(new), _PARAMETERS_PER_CALL):
+            self._client.log_batch(self._run_id, params=new[first : first + _PARAMETERS_PER_CALL])
+        self._client.log_batch(self._run_id, tags=changed)
+
+    def _show(self, event: Shown) -> None:
+        value, stem = event.value, f"{event.update:08d}"
+        if isinstance(value, Text):
+            self._client.log_text(self._run_id, value.text, f"shown/{event.name}/{stem}.txt")
+        elif isinstance(value, Image):
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder, f"{stem}.png")
+                file.write_bytes(value.png())
+                self._client.log_artifact(self._run_id, str(file), f"shown/{event.name}")
+        else:
+            histogram = {"edges": value.edges, "counts": value.counts, "num_not_finite": value.num_not_finite}
+            self._client.log_dict(self._run_id, histogram, f"shown/{event.name}/{stem}.json")
+
+
+def _require(package: str) -> None:
+    if find_spec(package) is None:
+        raise MissingExtraError(package, package)
