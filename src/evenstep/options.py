@@ -23,16 +23,15 @@ from evenstep.schema import Count, Instance, Made, Matching, Natural, OneOf, Pos
 if TYPE_CHECKING:
     from evenstep.events import Best, Writer
     from evenstep.optim.ema import Ema
-    from evenstep.train.failures.policy import FailurePolicy
-    from evenstep.train.failures.spikes import LossSpikes
+    from evenstep.train.failures import FailurePolicy, LossSpikes
     from evenstep.train.tasks.coefficients import Coefficients
     from evenstep.train.tasks.combine import Combine
 else:
     Best = Annotated[Any, Made("evenstep.events:Best")]
     Writer = Annotated[Any, Instance("evenstep.events:Writer")]
     Ema = Annotated[Any, Made("evenstep.optim.ema:Ema")]
-    FailurePolicy = Annotated[Any, Instance("evenstep.train.failures.policy:FailurePolicy")]
-    LossSpikes = Annotated[Any, Instance("evenstep.train.failures.spikes:LossSpikes")]
+    FailurePolicy = Annotated[Any, Instance("evenstep.train.failures:FailurePolicy")]
+    LossSpikes = Annotated[Any, Instance("evenstep.train.failures:LossSpikes")]
     Coefficients = Annotated[
         Any,
         OneOf("evenstep.train.tasks.coefficients:Coefficients", "evenstep.contrib.multitask:COEFFICIENTS"),

@@ -6,8 +6,7 @@ from evenstep.lazy import lazy_names
 
 if TYPE_CHECKING:
     from evenstep.train.engine import Engine
-    from evenstep.train.failures import Answer, FailurePolicy, Retry, Rewind, Skip, Stop
-    from evenstep.train.failures.spikes import LossSpikes
+    from evenstep.train.failures import Answer, FailurePolicy, LossSpikes, Retry, Rewind, Skip, Stop
     from evenstep.train.grouped import described_groups, grouped_optimizer
     from evenstep.train.lr_search import find_lr
     from evenstep.train.progress import Progress
@@ -62,12 +61,11 @@ __getattr__, __dir__ = lazy_names(
         ".tasks.coefficients": "Coefficients Fixed",
         ".tasks.combine": "Combine Separate TaskWeights",
         ".engine": "Engine",
-        ".failures": "Answer FailurePolicy Retry Rewind Skip Stop",
+        ".failures": "Answer FailurePolicy LossSpikes Retry Rewind Skip Stop",
         ".state.loading": "LoadedWeights load_weights",
         ".update.outcome": "Aborted Committed",
         ".progress": "Progress",
         ".result": "Prediction Result",
-        ".failures.spikes": "LossSpikes",
         ".tasks.task": "Loss Task",
         ".trainer": "Trainer",
     },

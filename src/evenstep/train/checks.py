@@ -29,8 +29,7 @@ from evenstep.pipeline.pipeline_model import in_stages
 from evenstep.pipeline.ties import check_frozen
 from evenstep.precision import Precision, SixteenBits
 from evenstep.tensors import named_parameters, parameters_in
-from evenstep.train.failures import FailurePolicy, Rewind, Stop
-from evenstep.train.failures.policies import Policies
+from evenstep.train.failures import FailurePolicy, Policies, Rewind, Stop
 from evenstep.train.state.train_state import is_shared, parameter_names
 from evenstep.train.tasks.task import Task, evaluates_itself
 from evenstep.train.tasks.tasks import Tasks

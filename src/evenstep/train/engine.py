@@ -34,8 +34,7 @@ from evenstep.parallel import Strategy
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used
 from evenstep.train.engine_events import EVALUATION, around_evaluation, around_update
-from evenstep.train.failures import Stop
-from evenstep.train.failures.spikes import LOSS
+from evenstep.train.failures import LOSS, Stop
 from evenstep.train.global_batch import OneBatch, global_batch
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.progress import Progress
@@ -111,7 +110,7 @@ class Engine:
         train: Training = Training(),
     ) -> None:
         from evenstep.train.checks import check_own_loop
-        from evenstep.train.failures.policies import Policies
+        from evenstep.train.failures import Policies
         from evenstep.train.setup import set_up
 
         if updates is not None:

@@ -24,8 +24,7 @@ from evenstep.events import EpochBegin, EpochEnd, Incident, Record, UpdateBegin,
 from evenstep.train.checkpointing.checkpointer import Checkpointer
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import Evaluations
-from evenstep.train.failures import Answer
-from evenstep.train.failures.policies import Decision, Policies, spike_error
+from evenstep.train.failures import Answer, Decision, Policies, spike_error
 from evenstep.train.feed import Feed
 from evenstep.train.reporter import Reporter
 from evenstep.train.requests import End, GoBack, Requests

@@ -21,9 +21,7 @@ from evenstep.parallel import Single, Strategy, device_of_rank, launched_group, 
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import PRECISIONS, FullPrecision, Precision
 from evenstep.tensors import device_here
-from evenstep.train.failures import FAILURE_POLICIES, FailurePolicy, Retry
-from evenstep.train.failures.policies import Policies
-from evenstep.train.failures.spikes import LossSpikes
+from evenstep.train.failures import FAILURE_POLICIES, FailurePolicy, LossSpikes, Policies, Retry
 from evenstep.train.tasks.combine import Combine
 
 

@@ -36,7 +36,7 @@ from evenstep.train.checks import (
     check_whole_model,
 )
 from evenstep.train.compiled import check_compiled
-from evenstep.train.failures.policies import Policies
+from evenstep.train.failures import Policies
 from evenstep.train.linear_layers import choose_linear_layers
 from evenstep.train.memory.blocks import Chosen, choose_modules
 from evenstep.train.number_formats import check_formats

@@ -1,0 +1,322 @@
+"""Failure policies: what a run does about aborted updates, lack of memory and spikes of the loss.
+
+A policy turns an incident into an answer, the same on all ranks. It only decides; the loop carries the answer out.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import NamedTuple, final
+
+from evenstep.arguments import require_number, require_whole
+from evenstep.errors import NonFiniteError
+from evenstep.events import Incident, Record, Storage
+from evenstep.options import MAX_REWINDS, SPIKE_THRESHOLD, SPIKE_WINDOW_UPDATES
+
+LOSS = "train/loss"
+_MAX_BATCHES_WITHOUT_WEIGHT = 100
+_END_BY_THEMSELVES = ("out_of_memory", "overflow")  # each retry differs: a finer cut, a lower loss scale
+_TO_STANDARD_DEVIATIONS = 1.4826  # of a normal distribution
+_LEAST_SPREAD = 0.01
+
+
+@final
+class Answer(Enum):
+    """What is done about an incident."""
+
+    STOP = "stop"  # end the run with an error; everything before the update is kept
+    SKIP = "skip"  # give its global batch up and go on with the next one; the update count does not move
+    RETRY = "retry"  # try the same update again
+    REWIND = "rewind"  # go back to the last checkpoint before it, in place
+    REWIND_PAST = "rewind_past"  # go back, and give up the global batches from there to the offending one
+
+
+class FailurePolicy(ABC):
+    """Answers incidents of one kind.
+
+    Attributes:
+        note: a remark about its last answer, or "".
+    """
+
+    note: str = ""
+    _update: int = -1
+    _in_a_row: int = 0
+
+    @abstractmethod
+    def __call__(self, incident: Incident) -> Answer:
+        """What to do about `incident`."""
+
+    def _count(self, incident: Incident) -> int:
+        """How many times in a row the incident's update has failed."""
+        self._in_a_row = self._in_a_row + 1 if incident.update == self._update else 1
+        self._update = incident.update
+        return self._in_a_row
+
+
+@final
+class Stop(FailurePolicy):
+    """Always stops: the run ends at its last committed update.
+
+    >>> Stop()(Incident(kind="non_finite", update=3, message="", details={}))
+    <Answer.STOP: 'stop'>
+    """
+
+    def __call__(self, incident: Incident) -> Answer:
+        return Answer.STOP
+
+
+@final
+class Skip(FailurePolicy):
+    """Skips, and stops when the same update has failed with more than `limit` global batches: the run has diverged.
+
+    Args:
+        limit: how many global batches in a row may be skipped.
+
+    >>> skip = Skip(limit=1)
+    >>> incident = Incident(kind="non_finite", update=3, message="", details={})
+    >>> skip(incident), skip(incident)
+    (<Answer.SKIP: 'skip'>, <Answer.STOP: 'stop'>)
+    """
+
+    def __init__(self, *, limit: int = 10) -> None:
+        require_whole("limit", limit, at_least=1, advice="use `Stop()` to skip nothing")
+        self._limit = limit
+
+    def __call__(self, incident: Incident) -> Answer:
+        return Answer.SKIP if self._count(incident) <= self._limit else Answer.STOP
+
+
+@final
+class Retry(FailurePolicy):
+    """Retries, and stops when the same update has failed more than `limit` times.
+
+    Args:
+        limit: how many times in a row; None for once, and for no limit where each try is another one: a finer cut of a
+            micro-batch that does not fit, a lower loss scale.
+
+    >>> retry = Retry()
+    >>> incident = Incident(kind="non_finite", update=3, message="")
+    >>> retry(incident), retry(incident)
+    (<Answer.RETRY: 'retry'>, <Answer.STOP: 'stop'>)
+    >>> retry.note
+    'It was tried again once, which is the limit.'
+    """
+
+    def __init__(self, *, limit: int | None = None) -> None:
+        if limit is not None:
+            require_whole("limit", limit, at_least=1, advice="use `Stop()` to retry nothing")
+        self._limit = limit
+
+    def __call__(self, incident: Incident) -> Answer:
+        failed = self._count(incident)
+        if self._limit is None and incident.kind in _END_BY_THEMSELVES:
+            self.note = ""
+            return Answer.RETRY
+        limit = self._limit or 1
+        times = "once" if limit == 1 else f"{limit} times"
+        if failed > limit:
+            self.note = f"It was tried again {times}, which is the limit."
+            return Answer.STOP
+        self.note = f"It is tried again, {times} at most."
+        return Answer.RETRY
+
+
+@final
+class Rewind(FailurePolicy):
+    """Goes back to the last checkpoint before the incident, in place; `limit` times in all, and stops then.
+
+    Args:
+        past_data: whether the data up to the offending global batch are left out; without, they are taken again.
+
+    >>> rewind = Rewind(limit=1)
+    >>> incident = Incident(kind="loss_spike", update=3, message="")
+    >>> rewind(incident), rewind(incident)
+    (<Answer.REWIND: 'rewind'>, <Answer.STOP: 'stop'>)
+    """
+
+    def __init__(self, *, past_data: bool = False, limit: int = MAX_REWINDS) -> None:
+        require_whole("limit", limit, at_least=1, advice="use `Stop()` to never go back")
+        self._answer = Answer.REWIND_PAST if past_data else Answer.REWIND
+        self._left = limit
+
+    def __call__(self, incident: Incident) -> Answer:
+        self._left -= 1
+        return self._answer if self._left >= 0 else Answer.STOP
+
+
+FAILURE_POLICIES: Mapping[str, Callable[[int], FailurePolicy]] = {  # each takes how often it may rewind
+    "stop": lambda _: Stop(),
+    "skip": lambda _: Skip(),
+    "retry": lambda _: Retry(limit=1),
+    "rewind": lambda max_rewinds: Rewind(limit=max_rewinds),
+    "rewind_past": lambda max_rewinds: Rewind(past_data=True, limit=max_rewinds),
+}
+
+
+@final
+class LossSpikes:
+    """Looks for spikes of the training loss, over the whole global batch, among committed updates.
+
+    A loss is a spike if it exceeds the median of a window by `threshold` robust standard deviations,
+
+        loss > median + threshold · max(1.4826 · MAD, 0.01 · |median|),
+
+    with the median absolute deviation MAD of the window; or if it is not finite, in any update.
+
+    Args:
+        policy: what is done about one; None only reports it.
+        window_updates: how many updates before are compared with.
+        threshold: how many robust standard deviations above their median is a spike.
+
+    Raises:
+        ArgumentError: a window of less than 8 updates, or a threshold that is not above 0.
+
+    Reference: Hampel, "The influence curve and its role in robust estimation", JASA 1974.
+
+    >>> spikes = LossSpikes(window_updates=8)
+    >>> history = [1.0 + 0.1 * (update % 3) for update in range(1, 9)]
+    >>> spikes.first(history, [Record(9, "train/loss", 1.3, 8.0)]) is None
+    True
+    >>> spikes.first(history, [Record(9, "train/loss", 7.0, 8.0)]).update
+    9
+    """
+
+    def __init__(
+        self,
+        policy: FailurePolicy | None = None,
+        *,
+        window_updates: int = SPIKE_WINDOW_UPDATES,
+        threshold: float = SPIKE_THRESHOLD,
+    ) -> None:
+        require_whole("window_updates", window_updates, at_least=8, advice="128 is usual")
+        require_number("threshold", threshold, "(0, inf]", "above 0", "10 is careful")
+        self.policy = policy
+        self.window_updates = window_updates
+        self._threshold = threshold
+        self._in_spike = self._reported_not_finite = False
+
+    def first(self, before: Sequence[float], records: Sequence[Record]) -> Incident | None:
+        """The first of `records` that begins a spike, given the `window_updates` losses before them."""
+        window = deque([math.inf if math.isnan(loss) else loss for loss in before], maxlen=self.window_updates)
+        ordered = sorted(window)
+        for record in records:
+            bound = self._bound(ordered, record.value)
+            was_in_spike = self._in_spike
+            self._in_spike = not math.isfinite(record.value) or (bound is not None and record.value > bound)
+            if len(window) == self.window_updates:
+                ordered.pop(bisect_left(ordered, window[0]))
+            sortable = math.inf if math.isnan(record.value) else record.value
+            window.append(sortable)
+            insort(ordered, sortable)
+            if self._in_spike and not was_in_spike:
+                incident = self._incident(record, bound)
+                if incident is not None:
+                    return incident
+        return None
+
+    def _incident(self, record: Record, bound: float | None) -> Incident | None:
+        loss, message = record.value, f"the loss of update {record.update} is {record.value:.4g}, "
+        if math.isfinite(loss):
+            message += (
+                f"above {bound:.4g}: {self._threshold:g} robust standard deviations over the median of the updates "
+                f"before."
+            )
+        elif self.policy is None and self._reported_not_finite:  # it comes again and again
+            return None
+        else:
+            self._reported_not_finite = True
+            message += (
+                "although its gradient was finite and was applied. Most often a mean over nothing was taken (0 / 0), "
+                "as where all labels of a micro-batch are ignored: return the sum, or `Loss.of_mean(mean, count)`."
+            )
+        details = {"loss": loss if math.isfinite(loss) else repr(loss)}
+        return Incident(kind="loss_spike", update=record.update, message=message, details=details)
+
+    def forget(self) -> None:
+        """The run has gone back to before the spike."""
+        self._in_spike = False
+
+    def _bound(self, ordered: list[float], value: float) -> float | None:
+        if len(ordered) < max(8, self.window_updates // 4):
+            return None
+        median = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+        least = _LEAST_SPREAD * abs(median)
+        quarter = len(ordered) // 4
+        # no more than half of all are nearer to the median than both of these
+        nearer = min(median - ordered[quarter], ordered[quarter + len(ordered) // 2] - median)
+        if value <= median + self._threshold * max(_TO_STANDARD_DEVIATIONS * nearer, least):
+            return None
+        deviations = sorted([abs(one - median) for one in ordered])
+        deviation = (deviations[(len(ordered) - 1) // 2] + deviations[len(ordered) // 2]) / 2
+        return median + self._threshold * max(_TO_STANDARD_DEVIATIONS * deviation, least)
+
+
+class Decision(NamedTuple):
+    """Answer to an incident.
+
+    Args:
+        answer: None: it is only reported.
+        incident: with the policy's note.
+    """
+
+    answer: Answer | None
+    incident: Incident
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Policies:
+    """The policies of a run.
+
+    Args:
+        non_finite: for gradients that are inf or NaN, and for tasks that fail.
+        out_of_memory: for a micro-batch that does not fit; by default it is cut finer as long as that helps.
+        spikes: looks for losses far above those before; None does not look.
+    """
+
+    non_finite: FailurePolicy
+    out_of_memory: FailurePolicy = field(default_factory=Retry)
+    spikes: LossSpikes | None = None
+    _on_no_weight: FailurePolicy = field(default_factory=lambda: Skip(limit=_MAX_BATCHES_WITHOUT_WEIGHT))
+
+    @property
+    def may_rewind(self) -> bool:
+        return any(isinstance(policy, Rewind) for policy in (self.non_finite, self.spikes and self.spikes.policy))
+
+    def about_abort(self, incident: Incident) -> Decision:
+        if incident.kind == "overflow":
+            return Decision(Answer.RETRY, incident)
+        policy = self._on_no_weight if incident.kind == "no_weight" else self.non_finite
+        answer = policy(incident)
+        if policy.note:
+            incident = replace(incident, message=f"{incident.message} {policy.note}")
+        return Decision(answer, incident)
+
+    def about_spikes(self, records: Sequence[Record], storage: Storage) -> Decision | None:
+        spikes = self.spikes
+        losses = [record for record in records if record.name == LOSS]
+        if spikes is None or not losses:
+            return None
+        before = storage.values_before(losses[0].update, LOSS, spikes.window_updates)
+        incident = spikes.first(before, losses)
+        if incident is None:
+            return None
+        return Decision(None if spikes.policy is None else spikes.policy(incident), incident)
+
+    def went_back(self) -> None:
+        """The run has gone back to before a spike."""
+        if self.spikes is not None:
+            self.spikes.forget()
+
+
+def spike_error(incident: Incident, update: int) -> NonFiniteError:
+    """Error of a run that stops for a spike of the loss after `update` committed updates."""
+    return NonFiniteError(
+        f"{incident.message} The parameters are those after update {update}; go on from a checkpoint before the spike "
+        f"with a lower learning rate or clipped gradients, or let `failures.loss_spike` be rewind_past, which leaves "
+        f"out the data that caused it."
+    )
