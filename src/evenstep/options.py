@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from evenstep.events import Best, Writer
     from evenstep.optim.ema import Ema
     from evenstep.train.failures import FailurePolicy, LossSpikes
-    from evenstep.train.tasks.coefficients import Coefficients
-    from evenstep.train.tasks.combine import Combine
+    from evenstep.train.tasks.weighting import Coefficients, Combine
 else:
     Best = Annotated[Any, Made("evenstep.events:Best")]
     Writer = Annotated[Any, Instance("evenstep.events:Writer")]
@@ -34,10 +33,10 @@ else:
     LossSpikes = Annotated[Any, Instance("evenstep.train.failures:LossSpikes")]
     Coefficients = Annotated[
         Any,
-        OneOf("evenstep.train.tasks.coefficients:Coefficients", "evenstep.contrib.multitask:COEFFICIENTS"),
+        OneOf("evenstep.train.tasks.weighting:Coefficients", "evenstep.contrib.multitask:COEFFICIENTS"),
     ]
     Combine = Annotated[
-        Any, OneOf("evenstep.train.tasks.combine:Combine", "evenstep.contrib.multitask:COMBINES", named=True)
+        Any, OneOf("evenstep.train.tasks.weighting:Combine", "evenstep.contrib.multitask:COMBINES", named=True)
     ]
 
 NonFinite = Literal["stop", "skip", "retry", "rewind", "rewind_past"]

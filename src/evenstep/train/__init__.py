@@ -12,10 +12,9 @@ if TYPE_CHECKING:
     from evenstep.train.progress import Progress
     from evenstep.train.result import Prediction, Result
     from evenstep.train.state.loading import LoadedWeights, load_weights
-    from evenstep.train.tasks.coefficients import Coefficients, Fixed
-    from evenstep.train.tasks.combine import Combine, Separate, TaskWeights
     from evenstep.train.tasks.cross_entropy import chunked_cross_entropy
     from evenstep.train.tasks.task import Loss, Task
+    from evenstep.train.tasks.weighting import Coefficients, Combine, Fixed, Separate, TaskWeights
     from evenstep.train.trainer import Trainer
     from evenstep.train.tryouts.lr_finder import FoundLr
     from evenstep.train.update.outcome import Aborted, Committed
@@ -58,8 +57,7 @@ __getattr__, __dir__ = lazy_names(
         ".lr_search": "find_lr",
         ".tryouts.lr_finder": "FoundLr",
         ".tasks.cross_entropy": "chunked_cross_entropy",
-        ".tasks.coefficients": "Coefficients Fixed",
-        ".tasks.combine": "Combine Separate TaskWeights",
+        ".tasks.weighting": "Coefficients Combine Fixed Separate TaskWeights",
         ".engine": "Engine",
         ".failures": "Answer FailurePolicy LossSpikes Retry Rewind Skip Stop",
         ".state.loading": "LoadedWeights load_weights",

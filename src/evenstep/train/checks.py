@@ -350,7 +350,7 @@ def check_tasks(
                 f"evaluation '{name}' reads the stream that `data` reads, but must not move it: give it its own.",
                 field="evaluations",
             )
-    if "" in by_name and (tasks.distinguished or combine is not None):
+    if "" in by_name and (tasks.needs_names or combine is not None):
         raise ArgumentError(
             "coefficients and `combine` need tasks by name: `task={'class': …}`.",
             field="task",

@@ -22,7 +22,7 @@ from evenstep.pipeline import PipelineModel
 from evenstep.precision import PRECISIONS, FullPrecision, Precision
 from evenstep.tensors import device_here
 from evenstep.train.failures import FAILURE_POLICIES, FailurePolicy, LossSpikes, Policies, Retry
-from evenstep.train.tasks.combine import Combine
+from evenstep.train.tasks.weighting import Combine
 
 
 def evaluations_of(given: object) -> dict[str, Data]:

@@ -41,11 +41,11 @@ from evenstep.train.linear_layers import choose_linear_layers
 from evenstep.train.memory.blocks import Chosen, choose_modules
 from evenstep.train.number_formats import check_formats
 from evenstep.train.resolve import combine_named, device_of, lr_schedule_of, precision_of, strategy_of
-from evenstep.train.tasks.coefficients import Fixed
 from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.modules import attached
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import Tasks, named
+from evenstep.train.tasks.weighting import Fixed
 from evenstep.training_mode import require_gradients
 
 COMPUTES = {"update": "evenstep.contrib.compiled_update"}

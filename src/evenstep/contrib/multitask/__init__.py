@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from evenstep.contrib.multitask.uncertainty import Uncertainty
 
 COMBINES = {
-    "separate": "evenstep.train.tasks.combine:Separate",
+    "separate": "evenstep.train.tasks.weighting:Separate",
     "pc_grad": "evenstep.contrib.multitask.pc_grad:PcGrad",
     "aligned_mtl": "evenstep.contrib.multitask.aligned_mtl:AlignedMtl",
     "grad_norm": "evenstep.contrib.multitask.grad_norm:GradNorm",

@@ -17,7 +17,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from evenstep.train.tasks.combine import Combine, TaskWeights
+from evenstep.train.tasks.weighting import Combine, TaskWeights
 
 _RANK_TOLERANCE = 1e-12  # relative to the largest eigenvalue: what is below is rounding of a zero
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from evenstep.arguments import require_names, require_number
 from evenstep.schema import NonNegative, Positive
-from evenstep.train.tasks.combine import Combine, TaskWeights
+from evenstep.train.tasks.weighting import Combine, TaskWeights
 
 _SMALLEST = 1e-3
 

@@ -14,7 +14,7 @@ from typing import final
 from torch import Tensor
 
 from evenstep.keys import key
-from evenstep.train.tasks.combine import Combine, TaskWeights
+from evenstep.train.tasks.weighting import Combine, TaskWeights
 
 
 @final

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from evenstep.errors import TaskError
 from evenstep.internals import local_tensor
 from evenstep.keys import key
-from evenstep.train.tasks.combine import Combine, TaskWeights
+from evenstep.train.tasks.weighting import Combine, TaskWeights
 from evenstep.train.update.context import MicrobatchResults, TrainContext
 from evenstep.train.update.execution import Execution
 from evenstep.train.update.weigh import Weights
@@ -54,7 +54,8 @@ class PerTaskGradients:
             if one.late_total is not None:
                 late[name] = one.late_total
         if late:
-            whole.total = sum(late.values()) + math.fsum(weights.totals[name] for name in tasks if name not in late)
+            of_others = math.fsum(weights.totals[name] for name in tasks if name not in late)
+            whole.total = torch.stack([*late.values()]).sum() + of_others
         names, parameters = list(self.parameters), list(self.parameters.values())
         having = [[name for name in tasks if gradients[name][place] is not None] for place in range(len(names))]
         seen = [place for place, those in enumerate(having) if len(those) > 1 and self.combine.looks_at(names[place])]

@@ -11,7 +11,7 @@ from torch import nn
 from evenstep.arguments import require_table
 from evenstep.errors import ArgumentError
 from evenstep.optim.schedules import LrSchedule
-from evenstep.train.tasks.coefficients import Coefficients, Fixed, check_tasks
+from evenstep.train.tasks.weighting import Coefficients, Fixed, check_tasks
 
 
 @final

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.arguments import require_names
-from evenstep.train.tasks.coefficients import Coefficients, check_tasks
+from evenstep.train.tasks.weighting import Coefficients, check_tasks
 
 _NAME = "log_variance_{}"
 

@@ -1,7 +1,6 @@
-"""Puts the tasks of a run together: their names, their coefficients, and what is learned about them.
+"""The tasks of a run: their names, coefficients and states.
 
-What is learned becomes a part of the model, `task_coefficients` or `task_balance`, so that checkpoints, averages,
-clipping and ranks treat it as they treat all parameters and buffers. It runs nothing.
+Learned coefficients become a part of the model, `task_coefficients` or `task_balance`: saved, averaged, clipped.
 """
 
 from collections.abc import Mapping
@@ -15,28 +14,27 @@ from evenstep.arguments import said
 from evenstep.errors import ArgumentError, CheckpointError, TaskError
 from evenstep.internals import unwrapped
 from evenstep.options import NormStatistics, check_task_names
+from evenstep.parallel.buffers import is_norm
 from evenstep.tensors import LEARNED
-from evenstep.train.tasks.coefficients import Coefficients, Fixed
-from evenstep.train.tasks.combine import Combine, Separate
-from evenstep.train.tasks.norm_statistics import frozen_norms
 from evenstep.train.tasks.task import Task
+from evenstep.train.tasks.weighting import Coefficients, Combine, Fixed, Separate
 
 
 class Tasks(NamedTuple):
-    """The tasks of a run, and what is said about them together.
+    """The tasks of a run.
 
     Args:
-        by_name: "" is that of a run with one task without a name.
+        by_name: "" is the name of the only task of a run that has none.
         combine: the method for separate gradients, or None.
-        norm_statistics: whose running statistics normalisation layers keep.
-        distinguished: whether something is asked for that only named tasks have.
+        norm_statistics: "frozen" keeps layers with running statistics in evaluation mode.
+        needs_names: whether something is asked for that only named tasks have.
     """
 
     by_name: dict[str, Task]
     coefficients: Coefficients
     combine: Combine | None
     norm_statistics: NormStatistics
-    distinguished: bool
+    needs_names: bool
 
     @classmethod
     def of(
@@ -59,7 +57,7 @@ class Tasks(NamedTuple):
             coefficients=coefficients if isinstance(coefficients, Coefficients) else Fixed(coefficients),
             combine=Separate() if combine is None and late else combine,
             norm_statistics=norm_statistics,
-            distinguished=bool(coefficients),
+            needs_names=bool(coefficients),
         )
 
     def attach(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, ...]:
@@ -68,7 +66,9 @@ class Tasks(NamedTuple):
         built = (self.coefficients.build(names), None if self.combine is None else self.combine.build(names))
         for name, module in zip(LEARNED, built, strict=True):
             _attach(model, optimizer, name, module)
-        return frozen_norms(model) if self.norm_statistics == "frozen" else ()
+        if self.norm_statistics != "frozen":
+            return ()
+        return tuple(one for one in model.modules() if is_norm(one) and getattr(one, "running_mean", None) is not None)
 
 
 def named(task: Task | Mapping[str, Task]) -> dict[str, Task]:

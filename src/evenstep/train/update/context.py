@@ -12,8 +12,8 @@ from evenstep.precision import LossScale, Precision
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.phases import Phases
 from evenstep.train.randomness import Randomness
-from evenstep.train.tasks.coefficients import Coefficients, Fixed
 from evenstep.train.tasks.task import Task
+from evenstep.train.tasks.weighting import Coefficients, Fixed
 
 
 @final

@@ -18,7 +18,6 @@ from evenstep.pipeline.compiled import as_written
 from evenstep.train.memory.activation_checkpointing import MAY_DEPEND
 from evenstep.train.memory.sub_batch import SubBatch, part_of, whole_of
 from evenstep.train.randomness import LOSS, branch_of
-from evenstep.train.tasks.norm_statistics import explain
 from evenstep.train.tasks.task import evaluates_itself, loss_of
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.microbatch_events import MicrobatchEvents
@@ -117,19 +116,15 @@ class MicrobatchStep:
         itself = self._model if self._model is not None and evaluates_itself(task) else None
         self.doing = "transfer", one.index, piece
         self._events.begin(one, piece.data, microbatch)
-        try:
-            batch = self._prepared(stage, one, piece)
-            self.doing = "forward", one.index, piece
-            if itself is None:
-                given, loss = self._applied(stage, received, one, batch)
-            else:
-                given, loss = {}, self._evaluated(itself, stage, one, batch)
-            if not stage.gives_loss:
-                return given, None
-            total = self._recording.take(task, one, piece, loss, method="loss" if itself is None else "evaluate")
-        except Exception as error:
-            explain(error, cut=bool(piece.path))
-            raise
+        batch = self._prepared(stage, one, piece)
+        self.doing = "forward", one.index, piece
+        if itself is None:
+            given, loss = self._applied(stage, received, one, batch)
+        else:
+            given, loss = {}, self._evaluated(itself, stage, one, batch)
+        if not stage.gives_loss:
+            return given, None
+        total = self._recording.take(task, one, piece, loss, method="loss" if itself is None else "evaluate")
         if itself is None:
             self._events.saw(microbatch, given, total)
         return {}, total

@@ -20,7 +20,7 @@ from evenstep.optim.learning_rate import LearningRates
 from evenstep.tensors import named_parameters
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.progress import Progress
-from evenstep.train.tasks.combine import Combine
+from evenstep.train.tasks.weighting import Combine
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.update.accumulation import Accumulation
 from evenstep.train.update.context import MicrobatchResults, TrainContext

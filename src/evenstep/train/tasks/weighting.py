@@ -1,0 +1,160 @@
+"""Seams for the weights of tasks: coefficients λ_t of their losses, and methods that combine their gradients."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor, nn
+
+from evenstep.arguments import advice, require_number, require_table
+from evenstep.errors import ArgumentError
+
+
+class Coefficients(ABC):
+    """The λ_t of the tasks: a number that the gradient of a loss is multiplied by, or a learned function of the loss.
+
+    Attributes:
+        are_learned: whether `weighted` adds parameters of its own to the loss; if not, `value` gives plain numbers,
+            which ranks that hold only a part of the model can use as well.
+    """
+
+    are_learned: bool = True
+
+    def build(self, tasks: Sequence[str]) -> nn.Module | None:
+        """Get ready for the tasks of a run; gives the module whose parameters are learned, if there is one.
+
+        Raises:
+            ArgumentError: a coefficient of a task that the run does not have.
+        """
+        return None
+
+    def check(self, updates: int | None) -> None:
+        """Raise ArgumentError unless a run of so many updates can follow these."""
+
+    def value(self, task: str, update: int) -> float:
+        """The number that the gradient of the task's loss is multiplied by in `update`."""
+        return 1.0
+
+    def weighted(self, task: str, loss: Tensor, share: float | Tensor) -> Tensor:
+        """A micro-batch's summed loss with its learned coefficient.
+
+        Args:
+            loss: summed over the micro-batch.
+            share: the micro-batch's weight.
+        """
+        return loss
+
+
+def check_tasks(given: Mapping[str, object], tasks: Sequence[str]) -> None:
+    """Raise ArgumentError where a coefficient is of no task of the run."""
+    for name in given:
+        if name not in tasks:
+            raise ArgumentError(
+                f"`coefficients` names task `{name}`, but the run has {', '.join(tasks)}; "
+                f"{advice(name, tasks, 'leave it out.')}",
+                field="coefficients",
+            )
+
+
+@final
+class Fixed(Coefficients):
+    """One number for each task; 1 where none is given.
+
+    Args:
+        values: λ by task.
+
+    Raises:
+        ArgumentError: a number that is not finite and above 0.
+
+    >>> Fixed({"box": 0.5}).value("box", 1), Fixed().value("class", 1)
+    (0.5, 1.0)
+    """
+
+    are_learned = False
+
+    def __init__(self, values: Mapping[str, float] | None = None) -> None:
+        given = require_table("coefficients", values, "`coefficients={'box': 0.5}`", may_be_none=True)
+        for name, value in given.items():
+            require_number(f"coefficients[{name!r}]", value)
+            if not 0 < value < math.inf:
+                raise ArgumentError(
+                    f"`coefficients` of task `{name}` must be finite and above 0, but is {value}; leave a task out of "
+                    f"the mixture to give it no weight.",
+                    field="coefficients",
+                )
+        self._values = {name: float(value) for name, value in given.items()}
+
+    def build(self, tasks: Sequence[str]) -> nn.Module | None:
+        check_tasks(self._values, tasks)
+        return None
+
+    def value(self, task: str, update: int) -> float:
+        return self._values.get(task, 1.0)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskWeights:
+    """Factors α_t of the tasks' gradients in their sum.
+
+    Args:
+        shared: for parameters that several tasks have a gradient of.
+        own: for parameters that only one task has a gradient of, such as its head.
+    """
+
+    shared: list[float]
+    own: list[float]
+
+
+class Combine(ABC):
+    """A method that combines the tasks' gradients g_t into Σ_t α_t · g_t, from their inner products alone.
+
+    The g_t are whole: summed over all micro-batches and ranks, divided by their weights and the loss scale, times their
+    λ_t. Methods are in `contrib.multitask`, which also computes the gradients of each task by themselves.
+
+    Attributes:
+        needs_products: whether it looks at inner products and losses.
+    """
+
+    needs_products: bool = True
+
+    def build(self, tasks: Sequence[str]) -> nn.Module | None:
+        """Get ready for the tasks of a run; gives the module whose buffers must be saved, if there is one."""
+        return None
+
+    def looks_at(self, parameter: str) -> bool:
+        """Whether the inner products are over this parameter, among those that several tasks share; over all here."""
+        return True
+
+    @abstractmethod
+    def __call__(
+        self, products: Tensor, losses: Sequence[float], *, tasks: Sequence[str], seed: int, update: int
+    ) -> TaskWeights:
+        """The weights of an update.
+
+        Args:
+            products: `[T, T]`, ⟨g_s, g_t⟩ in float64 on the CPU, all finite.
+            losses: `[T]`, each task's loss over the update, divided as its gradient is, without λ_t.
+            tasks: the names of the T tasks that have work, in the order of the run's.
+        """
+
+
+@final
+class Separate(Combine):
+    """The sum of the separate gradients: the same update as without a method.
+
+    Used where a task with a late weight stands beside others, since its gradient is divided before it is added.
+
+    >>> import torch
+    >>> Separate()(torch.eye(2).double(), [1.0, 1.0], tasks=["a", "b"], seed=1, update=1).shared
+    [1.0, 1.0]
+    """
+
+    needs_products = False
+
+    def __call__(
+        self, products: Tensor, losses: Sequence[float], *, tasks: Sequence[str], seed: int, update: int
+    ) -> TaskWeights:
+        return TaskWeights(shared=[1.0] * len(tasks), own=[1.0] * len(tasks))
