@@ -1,23 +1,23 @@
-"""Charts of the report: metrics of one measure (`train/loss`, `valid/loss`) share axes, and so do several runs."""
+"""Charts of the report: metrics of one quantity (`train/loss`, `valid/loss`) share axes, and so do several runs."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from evenstep.tools.report.figures import in_order
 
-_RANKS = {"loss": 0, "grad_norm": 2, "lr": 3}
-_OWN = ("perf", "mem", "time", "progress")  # of these each metric is a measure of its own
 NUM_COLORS = 8
+_RANKS = {"loss": 0, "grad_norm": 2, "lr": 3}
+_OWN = ("perf", "mem", "time", "progress")  # of these each metric is a quantity of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One line: its points, a gap (None) where a value was not finite, and how it is drawn.
+    """One line; None is a gap, where a value was not finite.
 
     Args:
-        color: number of its colour; of one run each source has its own, of several each run.
-        dash: number of its pattern, 0 for a line: of several runs each source has its own.
+        color: number of its colour; in one run each source has its own, in several each run.
+        dash: number of its pattern, 0 for a line; in several runs each source has its own.
     """
 
     run: int
@@ -30,12 +30,12 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """One chart: its title, whether a logarithmic axis makes sense, and its curves.
+    """One chart.
 
     Args:
-        group: under which heading it stands, "" for the first.
-        can_log: there are at least two values above 0 and none below.
-        notes: what is not seen in the picture.
+        group: its heading, "" for the first.
+        can_log: at least two values are above 0 and none below.
+        notes: number of values that are not finite.
         curves: back to front.
     """
 
@@ -50,81 +50,63 @@ Metrics = Mapping[str, Mapping[int, float]]
 
 
 def charts(runs: Sequence[tuple[str, Metrics]]) -> list[Chart]:
-    families: dict[str, dict[int, dict[str, Mapping[int, float]]]] = {}
+    """Charts of several runs, given by name."""
+    families: dict[str, list[tuple[int, str]]] = {}
     for number, (_, metrics) in enumerate(runs):
-        for name, values in metrics.items():
-            families.setdefault(family(name), {}).setdefault(number, {})[name] = values
-    sources = _numbers(name for _, metrics in runs for name in metrics)
-    names = [name for name, _ in runs]
-    return [_chart(title, families[title], sources, names) for title in sorted(families, key=_rank)]
-
-
-def family(name: str) -> str:
-    return name if name.partition("/")[0] in _OWN else name.partition("/")[2] or name
-
-
-def group_of(title: str) -> str:
-    """The heading that a chart stands under."""
-    return title.rpartition("/")[0].partition("/")[0]
-
-
-def _rank(title: str) -> tuple[bool, bool, int, list[tuple[str, int]]]:
-    group = group_of(title)
-    return bool(group), group in _OWN, _RANKS.get(title, 1), in_order(title)
-
-
-def _numbers(names: Iterable[str]) -> dict[str, int]:
-    found = {_source(name) for name in names}
-    others = sorted(found - {"train", *_OWN}, key=in_order)
-    last = dict.fromkeys(_OWN, NUM_COLORS - 1)
-    return {"train": 0} | last | {source: 1 + index % (NUM_COLORS - 2) for index, source in enumerate(others)}
+        for name in metrics:
+            families.setdefault(_title(name), []).append((number, name))
+    others = sorted({_source(name) for _, metrics in runs for name in metrics} - {"train", *_OWN}, key=in_order)
+    sources = {"train": 0, **dict.fromkeys(_OWN, NUM_COLORS - 1)}
+    sources |= {source: 1 + index % (NUM_COLORS - 2) for index, source in enumerate(others)}
+    return [_chart(title, families[title], runs, sources) for title in sorted(families, key=_rank)]
 
 
 def _source(name: str) -> str:
     return name.partition("/")[0]
 
 
+def _title(name: str) -> str:
+    return name if _source(name) in _OWN else name.partition("/")[2] or name
+
+
+def _group(title: str) -> str:
+    return title.rpartition("/")[0].partition("/")[0]
+
+
+def _rank(title: str) -> tuple[bool, bool, int, list[tuple[str, int]]]:
+    group = _group(title)
+    return bool(group), group in _OWN, _RANKS.get(title, 1), in_order(title)
+
+
 def _chart(
-    title: str,
-    runs: Mapping[int, Mapping[str, Mapping[int, float]]],
-    sources: Mapping[str, int],
-    names: Sequence[str],
+    title: str, members: list[tuple[int, str]], runs: Sequence[tuple[str, Metrics]], sources: Mapping[str, int]
 ) -> Chart:
     curves: list[Curve] = []
     notes: list[str] = []
-    several = len(names) > 1
-    for run, metrics in runs.items():
-        # evaluations are drawn over training
-        for name, values in sorted(metrics.items(), key=lambda item: (_source(item[0]) != "train", in_order(item[0]))):
-            number = sources[_source(name)]
-            source = name.rpartition("/")[2] if _source(name) in _OWN else name.removesuffix(f"/{title}")
-            label = source
-            if several:
-                is_alone = len(metrics) == 1 and _source(name) in ("train", *_OWN)
-                label = names[run] if is_alone else f"{names[run]} {source}"
-            broken = [update for update, value in values.items() if not math.isfinite(value)]
-            if broken:
-                notes.append(f"{label}: {len(broken):,} not finite, the first at update {broken[0]:,}")
-            curves.append(
-                Curve(
-                    run=run,
-                    label=label,
-                    color=run % NUM_COLORS if several else number,
-                    dash=number % (NUM_COLORS - 1) if several else 0,
-                    updates=list(values),
-                    values=[_short(value) if math.isfinite(value) else None for value in values.values()],
-                )
+    finite: list[float] = []
+    several = len(runs) > 1
+    # evaluations are drawn over training
+    for run, name in sorted(members, key=lambda each: (each[0], _source(each[1]) != "train", in_order(each[1]))):
+        run_name, metrics = runs[run]
+        label = name.rpartition("/")[2] if _source(name) in _OWN else name.removesuffix(f"/{title}")
+        if several:
+            is_alone = sum(number == run for number, _ in members) == 1 and _source(name) in ("train", *_OWN)
+            label = run_name if is_alone else f"{run_name} {label}"
+        broken = [update for update, value in metrics[name].items() if not math.isfinite(value)]
+        if broken:
+            notes.append(f"{label}: {len(broken):,} not finite, the first at update {broken[0]:,}")
+        values = [float(f"{value:.6g}") if math.isfinite(value) else None for value in metrics[name].values()]
+        finite += [value for value in values if value is not None]
+        number = sources[_source(name)]
+        curves.append(
+            Curve(
+                run=run,
+                label=label,
+                color=run % NUM_COLORS if several else number,
+                dash=number % (NUM_COLORS - 1) if several else 0,
+                updates=list(metrics[name]),
+                values=values,
             )
-    finite = [
-        value
-        for metrics in runs.values()
-        for values in metrics.values()
-        for value in values.values()
-        if math.isfinite(value)
-    ]
+        )
     can_log = sum(value > 0 for value in finite) > 1 and min(finite) >= 0
-    return Chart(title=title, group=group_of(title), can_log=can_log, notes=notes, curves=curves)
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")
+    return Chart(title=title, group=_group(title), can_log=can_log, notes=notes, curves=curves)

@@ -10,34 +10,27 @@ from evenstep.tools.report.run import is_run
 
 
 def run(paths: list[Path], *, to: Path | None, follow: bool) -> int:
-    """Write the page and say where it is; or serve it until Ctrl-C."""
+    """Write the page and print its path; or serve it until Ctrl-C."""
     if follow and to is not None:
         raise ConfigError(["`--to` can't be given with `--follow`, which writes no file; leave one out."])
-    folders = _runs(paths)
+    folders = list(dict.fromkeys(paths))
+    if len(folders) > 1:
+        folders = _runs(folders)
     if follow:
         follow_runs(folders, lambda address: print(f"{address}  (Ctrl-C ends it)", flush=True))
     else:
-        print(write_page(folders, to if to is not None else _where(folders)))
+        beside = folders[0] if len(folders) == 1 else folders[0].parent
+        print(write_page(folders, to or beside / "report.html"))
     return EXIT_DONE
 
 
-def _runs(paths: list[Path]) -> list[Path]:
-    folders = list(dict.fromkeys(paths))
-    if len(folders) == 1:
-        return folders
-    missing = [folder for folder in folders if not folder.exists()]
-    if missing:
-        raise ConfigError([f"`{folder}` must be a run folder, but is not there; leave it out." for folder in missing])
+def _runs(folders: list[Path]) -> list[Path]:
+    """Those that are run folders: `runs/*` may name others."""
+    missing = [f"`{folder}` must be a run folder, but is not there." for folder in folders if not folder.exists()]
     found = [folder for folder in folders if is_run(folder)]
-    if not found:
-        raise ConfigError(
-            [f"none of the {len(folders)} paths is a run folder; give those that `evenstep train` printed."]
-        )
+    if missing or not found:
+        raise ConfigError(missing or [f"none of the {len(folders)} paths is a run folder."])
     others = [str(folder) for folder in folders if folder not in found]
     if others:
         print(f"no run, left out: {', '.join(others)}")
     return found
-
-
-def _where(folders: list[Path]) -> Path:
-    return (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html"

@@ -1,6 +1,6 @@
-"""The figures on top of the page: what became of the run, and the last and best value of each loss and accuracy.
+"""Last and best value of each metric, and how numbers are spelled.
 
-Which direction is better is told from the metric's name; where the name does not tell, no best is claimed.
+The metric's name tells which direction is better; where it does not, there is no best value.
 """
 
 import math
@@ -8,25 +8,23 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from evenstep.tools.report.run import ReportedRun, moment
-
 _LOWER = re.compile(r"loss(?!_scale)|error|perplexity|ppl|bits|nll|\bmae|mse|\bwer\b|\bcer\b")
 _HIGHER = re.compile(r"acc|f1|auc|bleu|precision|recall|top_?\d|\biou|score")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricFigures:
-    """A metric in numbers: its last value and, if there is a better direction, its best; with their updates."""
+    """Last and, if a direction is better, best value of a metric, with their updates."""
 
     name: str
     last: float
     last_update: int
-    best: float | None
-    best_update: int | None
+    best: float | None = None
+    best_update: int = 0
 
 
 def metric_figures(metrics: Mapping[str, Mapping[int, float]]) -> list[MetricFigures]:
-    """The figures of all metrics: losses and accuracies before others, evaluations before training, losses first."""
+    """Figures of all metrics: losses and accuracies before others, evaluations before training, losses first."""
 
     def rank(figures: MetricFigures) -> tuple[bool, bool, bool, bool, list[tuple[str, int]]]:
         name = figures.name
@@ -37,7 +35,7 @@ def metric_figures(metrics: Mapping[str, Mapping[int, float]]) -> list[MetricFig
 
 
 def in_order(name: str) -> list[tuple[str, int]]:
-    """By what names are sorted, so that numbers in them come as they count.
+    """Sorts names so that the numbers in them are in order.
 
     >>> sorted(["blocks.10", "blocks.2", "a"], key=in_order)
     ['a', 'blocks.2', 'blocks.10']
@@ -46,20 +44,13 @@ def in_order(name: str) -> list[tuple[str, int]]:
 
 
 def _figures(name: str, values: Mapping[int, float]) -> MetricFigures:
-    last_update = max(values)
-    finite = [(value, update) for update, value in values.items() if math.isfinite(value)]
+    last = max(values)
     better = direction(name)
-    best: tuple[float | None, int | None] = (None, None)
-    if finite and better:
-        # of equal ones the first
-        best = min(finite, key=lambda pair: (better * pair[0], pair[1]))
-    return MetricFigures(
-        name=name,
-        last=values[last_update],
-        last_update=last_update,
-        best=best[0],
-        best_update=best[1],
-    )
+    finite = [(better * value, update) for update, value in values.items() if math.isfinite(value)]
+    if not better or not finite:
+        return MetricFigures(name=name, last=values[last], last_update=last)
+    best = min(finite)[1]  # of equal values the first
+    return MetricFigures(name=name, last=values[last], last_update=last, best=values[best], best_update=best)
 
 
 def direction(name: str) -> int:
@@ -74,32 +65,16 @@ def direction(name: str) -> int:
     return 1 if _LOWER.search(measure) else -1 if _HIGHER.search(measure) else 0
 
 
-def duration_s(run: ReportedRun) -> float | None:
-    """Seconds from the run's last start to the last change of its status, or None if the status does not tell."""
-    begin, end = moment(run.status.get("started")), moment(run.status.get("changed"))
-    if begin is None or end is None or (begin.tzinfo is None) != (end.tzinfo is None):
-        return None
-    return (end - begin).total_seconds()
+def spell_figure(value: float, name: str = "") -> str:
+    """Four significant digits, or a size if the metric counts bytes.
 
-
-def spell_number(value: float) -> str:
-    """Four significant digits.
-
-    >>> spell_number(0.000123456), spell_number(21316.2), spell_number(2.0), spell_number(float("nan"))
-    ('0.0001235', '21,320', '2', 'nan')
+    >>> spell_figure(397_812_736.0, "perf/memory_peak_bytes"), spell_figure(0.000123456), spell_figure(21316.2)
+    ('397.8 MB', '0.0001235', '21,320')
     """
+    if name.endswith("_bytes") and 0 <= value < 1e18:
+        return spell_bytes(round(value))
     rounded = f"{value:.4g}"
     return f"{float(rounded):,.0f}" if 1e4 <= abs(value) < 1e9 else rounded
-
-
-def spell_figure(value: float, name: str) -> str:
-    """A metric's value: four significant digits, or a size if it counts bytes.
-
-    >>> spell_figure(397_812_736.0, "perf/memory_peak_bytes"), spell_figure(0.25, "train/loss")
-    ('397.8 MB', '0.25')
-    """
-    is_size = name.endswith("_bytes") and 0 <= value < 1e18
-    return spell_bytes(round(value)) if is_size else spell_number(value)
 
 
 def spell_duration(seconds: float) -> str:
@@ -110,9 +85,9 @@ def spell_duration(seconds: float) -> str:
     """
     if seconds < 60:
         return f"{seconds:.1f} s"
-    units = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
-    rest, words = round(seconds), list[str]()
-    for unit, size in units:
+    words: list[str] = []
+    rest = round(seconds)
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
         count, rest = divmod(rest, size)
         if count or words:
             words.append(f"{count} {unit}")

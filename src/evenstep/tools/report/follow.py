@@ -1,6 +1,5 @@
 """Serves the report of runs to this machine alone, made again whenever their files change."""
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,7 +26,7 @@ def follow_runs(folders: Sequence[Path], say: Callable[[str], None]) -> None:
 
 
 def server(folders: Sequence[Path]) -> ThreadingHTTPServer:
-    """A server of the page, on a port that is free; it is the caller's to run and to close."""
+    """Server of the page, on a free port."""
     made = ThreadingHTTPServer((HOST, 0), partial(_Handler, FollowedPage(folders)))
     made.daemon_threads = True
     return made
@@ -39,7 +38,7 @@ def address_of(serving: ThreadingHTTPServer) -> str:
 
 @final
 class FollowedPage:
-    """The page of runs, made when it is asked for and their files have changed."""
+    """Page of runs, made when it is asked for and their files have changed."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = tuple(folders)
@@ -48,18 +47,19 @@ class FollowedPage:
         self.text()
 
     def state(self) -> str:
-        """A word that changes with the files."""
-        seen = [
-            f"{path} {status.st_mtime_ns} {status.st_size}"
-            for folder in self._folders
-            for pattern in _WATCHED
-            for path in sorted(folder.glob(pattern))
-            if (status := _status(path)) is not None
-        ]
-        return f"{crc32(chr(10).join(seen).encode(errors='replace')):08x}"
+        """Digest of names, times and sizes of the files."""
+        digest = 0
+        for folder in self._folders:
+            for pattern in _WATCHED:
+                for path in sorted(folder.glob(pattern)):
+                    try:
+                        status = path.stat()
+                    except OSError:
+                        continue  # replaced at this moment
+                    digest = crc32(f"{path!r} {status.st_mtime_ns} {status.st_size}".encode(), digest)
+        return f"{digest:08x}"
 
     def text(self) -> str:
-        """The page as of now."""
         with self._lock:
             state = self.state()
             if state != self._state:
@@ -74,10 +74,9 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*of_request)  # which answers the request
 
     def do_GET(self) -> None:
-        # a page of somebody else's whose name leads here must not read it
         host = self.headers.get("Host", "").partition(":")[0]
         if host not in (HOST, "localhost"):
-            self.send_error(403)
+            self.send_error(403)  # a foreign page whose name leads here must not read it
         elif self.path == "/":
             self._answer(self._followed.text(), "text/html")
         elif self.path == "/state":
@@ -98,10 +97,3 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True  # the browser has left
-
-
-def _status(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except OSError:
-        return None  # a file that was replaced this moment

@@ -1,205 +1,129 @@
 "use strict";
-// What may be chosen on the page: theme, runs, metrics, smoothing, range. Charts are drawn when they are seen.
+// Choices on the page: runs, metrics, smoothing, zoom, order of runs. Charts are drawn when they are scrolled to.
 (() => {
   const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
   const one = id => document.getElementById(id);
-  const root = document.documentElement;
   let data = JSON.parse(one("data").textContent);
   const view = {smooth: 2, zoom: null, extent: null, hidden: new Set()};
   const drawn = new Map();  // by number of the chart
 
-  // some browsers keep nothing for pages from a disk
-  const kept = {
-    get: () => { try { return localStorage.getItem("evenstep-theme"); } catch { return null; } },
-    set: value => { try { localStorage.setItem("evenstep-theme", value); } catch { /* then it is asked for again */ } },
-  };
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const isDark = () => (root.dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark";
-  const showTheme = () => {
-    one("theme").textContent = isDark() ? "Light" : "Dark";
-    one("theme").setAttribute("aria-label", `Switch to ${isDark() ? "light" : "dark"} colours`);
-  };
-  if (["dark", "light"].includes(kept.get())) root.dataset.theme = kept.get();
-  one("theme").hidden = false;
-  showTheme();
-
-  const figures = () => all("figure[data-chart]");
-  const chartOf = figure => data.charts[Number(figure.dataset.chart)];
-
-  // all charts have one horizontal range, so that what is above each other happened together
+  // all charts share one horizontal range
   const measure = () => {
-    let least = Infinity, most = -Infinity;
-    for (const chart of data.charts) for (const curve of chart.curves) {
-      if (view.hidden.has(curve.run) || !curve.updates.length) continue;
-      const ends = [curve.updates[0], curve.updates[curve.updates.length - 1]];
-      for (const [x] of data.runs[curve.run].incidents) {
-        ends[0] = Math.min(ends[0], x);
-        ends[1] = Math.max(ends[1], x);
-      }
-      [least, most] = [Math.min(least, ends[0]), Math.max(most, ends[1])];
-    }
+    const shown = data.charts.flatMap(chart => chart.curves).filter(curve => !view.hidden.has(curve.run) && curve.updates.length);
+    const ends = shown.flatMap(curve => [curve.updates[0], curve.updates.at(-1), ...data.runs[curve.run].incidents.map(([x]) => x)]);
+    const [least, most] = ends.reduce(([low, high], x) => [Math.min(low, x), Math.max(high, x)], [Infinity, -Infinity]);
     view.extent = least < most ? [least, most] : null;
   };
 
   const zoom = ends => {
-    if (ends && view.extent) {
-      ends = [Math.max(ends[0], view.extent[0]), Math.min(ends[1], view.extent[1])];
-      if (!(ends[0] < ends[1]) || (ends[0] === view.extent[0] && ends[1] === view.extent[1])) ends = null;
-    }
-    view.zoom = ends;
-    showRange();
+    view.zoom = ends && [Math.max(ends[0], view.extent[0]), Math.min(ends[1], view.extent[1])];
+    one("all").disabled = view.zoom === null;
     drawn.forEach(each => each?.plot.setData(each.plot.data));
   };
-
-  const showRange = () => {
-    if (!one("tools")) return;
-    const [from, to] = view.zoom ?? view.extent ?? [null, null];
-    const short = value => (value === null ? "" : Math.round(value));
-    one("from").value = short(from);
-    one("to").value = short(to);
-    one("all").disabled = view.zoom === null;
-  };
-
-  const told = {zoom, read: words => { one("reading").textContent = words; }};
 
   const draw = figure => {
     const number = Number(figure.dataset.chart);
     drawn.get(number)?.plot.destroy();
-    drawn.set(number, curves.draw(data, chartOf(figure), figure, view, told));
+    drawn.set(number, curves.draw(data, data.charts[number], figure, view, zoom));
   };
-
+  const figures = () => all("figure[data-chart]");
   const drawAll = () => {
     measure();
-    showRange();
     figures().filter(figure => drawn.has(Number(figure.dataset.chart))).forEach(draw);
   };
-
+  const drawNew = figure => { if (!drawn.has(Number(figure.dataset.chart))) draw(figure); };
   const seen = new IntersectionObserver(entries => {
-    for (const {isIntersecting, target} of entries) {
-      if (!isIntersecting || drawn.has(Number(target.dataset.chart))) continue;
-      draw(target);
-    }
+    entries.filter(entry => entry.isIntersecting).forEach(entry => drawNew(entry.target));
   }, {rootMargin: "300px"});
-  addEventListener("beforeprint", () => {  // paper shows what has not been scrolled to as well
-    figures().filter(figure => figure.offsetParent && !drawn.has(Number(figure.dataset.chart))).forEach(draw);
-  });
 
   // words, all of which must be in the name
   const find = () => {
     const words = one("find").value.toLowerCase().split(/\s+/).filter(Boolean);
     const fits = name => words.every(word => name.toLowerCase().includes(word));
-    const named = figure => fits(`${figure.dataset.title} ${chartOf(figure).curves.map(curve => curve.label).join(" ")}`);
-    figures().forEach(figure => { figure.hidden = !named(figure); });
+    figures().forEach(figure => {
+      const labels = data.charts[Number(figure.dataset.chart)].curves.map(curve => curve.label);
+      figure.hidden = !fits(`${figure.dataset.title} ${labels.join(" ")}`);
+    });
     all(".group").forEach(group => {
-      const some = all("figure[data-chart]", group).some(figure => !figure.hidden);
-      group.hidden = !some;
-      if (group.tagName === "DETAILS" && words.length && some) group.open = true;
+      group.hidden = all("figure", group).every(figure => figure.hidden);
+      if (words.length && !group.hidden) group.open = true;
     });
     all("tr[data-metric]").forEach(row => { row.hidden = !fits(row.dataset.metric); });
-    const count = figures().filter(figure => !figure.hidden).length;
-    one("none").hidden = !words.length;
-    one("none").textContent = count ? `${count} of ${figures().length} charts` : "No metric has such a name.";
   };
 
-  const bindTools = () => {
-    if (!one("tools")) return;
-    one("tools").hidden = false;
-    one("tools").addEventListener("submit", event => event.preventDefault());
-    one("find").addEventListener("input", find);
-    one("smooth").addEventListener("input", event => {
-      view.smooth = Number(event.target.value);
-      one("width").textContent = view.smooth ? `${view.smooth} %` : "off";
-      drawAll();
-    });
-    const range = () => {
-      const ends = [one("from").valueAsNumber, one("to").valueAsNumber];
-      if (ends.every(Number.isFinite) && ends[0] < ends[1]) zoom(ends); else showRange();
-    };
-    one("from").addEventListener("change", range);
-    one("to").addEventListener("change", range);
-    one("all").addEventListener("click", () => zoom(null));
+  // a click on a heading sorts the runs, another one turns the order round
+  const sortBy = heading => {
+    const place = heading.cellIndex, rows = all("tbody tr", heading.closest("table"));
+    const text = row => row.cells[place].textContent.trim().replaceAll(",", "");
+    const down = heading.ariaSort === "ascending" ? -1 : 1;
+    all("th", heading.parentNode).forEach(other => { other.ariaSort = null; });
+    heading.ariaSort = down === 1 ? "ascending" : "descending";
+    const compare = (a, b) => (parseFloat(a) - parseFloat(b)) || a.localeCompare(b, "en", {numeric: true});
+    rows.sort((a, b) => down * compare(text(a), text(b))).forEach(row => row.parentNode.append(row));
   };
 
-  const bindFigures = () => figures().forEach(figure => {
-    figure.querySelector(".log")?.addEventListener("change", () => draw(figure));
-    seen.observe(figure);
-  });
-
-  const bindRest = () => {
-    all(".show").forEach(button => {
-      button.hidden = false;
-      button.addEventListener("click", () => {
-        const place = Number(button.dataset.update);
-        const width = view.extent ? (view.extent[1] - view.extent[0]) / 20 : 10;
-        zoom([place - width, place + width]);
-        one("curves").scrollIntoView({behavior: "smooth"});
-      });
-    });
+  const bindRuns = () => {
+    all(".sortable thead th").forEach(heading => heading.addEventListener("click", () => sortBy(heading)));
     all("input.run").forEach(box => {
       box.checked = !view.hidden.has(Number(box.dataset.run));
       box.addEventListener("change", () => {
-        if (box.checked) view.hidden.delete(Number(box.dataset.run)); else view.hidden.add(Number(box.dataset.run));
+        view.hidden[box.checked ? "delete" : "add"](Number(box.dataset.run));
         drawAll();
       });
     });
   };
 
-  one("theme").addEventListener("click", () => {
-    root.dataset.theme = isDark() ? "light" : "dark";
-    kept.set(root.dataset.theme);
-    showTheme();
-    drawAll();
+  measure();
+  bindRuns();
+  figures().forEach(figure => {
+    figure.querySelector(".log")?.addEventListener("change", () => draw(figure));
+    seen.observe(figure);
   });
-  dark.addEventListener("change", () => { showTheme(); drawAll(); });
+  if (one("tools")) {
+    one("tools").hidden = false;
+    one("tools").addEventListener("submit", event => event.preventDefault());
+    one("find").addEventListener("input", find);
+    one("all").addEventListener("click", () => zoom(null));
+    one("smooth").addEventListener("input", event => {
+      view.smooth = Number(event.target.value);
+      one("width").textContent = view.smooth ? `${view.smooth} %` : "off";
+      drawAll();
+    });
+  }
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  addEventListener("beforeprint", () => figures().filter(figure => figure.offsetParent).forEach(drawNew));
   let width = innerWidth;
   addEventListener("resize", () => {
-    if (width === innerWidth) return;  // a phone that hides its address bar
+    if (width !== innerWidth) drawn.forEach(each => each?.resize());  // a phone's address bar changes the height only
     width = innerWidth;
-    drawn.forEach(each => each?.resize());
   });
 
-  bindTools();
-  measure();
-  showRange();
-  bindFigures();
-  bindRest();
-
-  // A page that follows a run asks for a newer one, and takes over what is new; what was chosen stays.
-  const takeOver = text => {
-    const fresh = new DOMParser().parseFromString(text, "text/html");
-    const open = new Set(all("details.more").map((details, place) => (details.open ? place : -1)));
-    const titles = inside => all("figure[data-chart]", inside).map(figure => figure.dataset.title).join("\n");
-    const same = titles(document) === titles(fresh) && Boolean(one("tools")) === Boolean(fresh.getElementById("tools"));
-    if (!same) {
-      location.reload();
-      return;
-    }
+  // A page that follows a run takes over what is new every two seconds; what was chosen stays.
+  const takeOver = fresh => {
+    const titles = page => all("figure[data-chart]", page).map(figure => figure.dataset.title).join("\n");
+    if (titles(document) !== titles(fresh)) return location.reload();
     data = JSON.parse(fresh.getElementById("data").textContent);
+    const open = all("details.more").map(details => details.open);
     all("[data-fresh]").forEach(part => {
-      const other = fresh.querySelector(`[data-fresh="${part.dataset.fresh}"]`);
-      if (other) { part.className = other.className; part.innerHTML = other.innerHTML; }
+      part.innerHTML = fresh.querySelector(`[data-fresh="${part.dataset.fresh}"]`).innerHTML;
     });
-    all("details.more").forEach((details, place) => { details.open = open.has(place); });
-    document.querySelector("footer").innerHTML = fresh.querySelector("footer").innerHTML;
+    all("details.more").forEach((details, place) => { details.open = open[place] ?? false; });
     drawAll();
-    bindRest();
+    bindRuns();
     if (one("find")?.value) find();
   };
-
-  if (data.live) {
-    let known = null;
-    const ask = async () => {
-      try {
-        const state = await (await fetch("state", {cache: "no-store"})).text();
-        if (known !== null && state !== known) takeOver(await (await fetch("./", {cache: "no-store"})).text());
-        known = state;
-        document.body.dataset.seen = state;
-        one("live").textContent = "live";
-      } catch {
-        one("live").textContent = "the server has stopped";
+  let known = null;
+  const ask = async () => {
+    try {
+      const state = await (await fetch("state", {cache: "no-store"})).text();
+      if (known !== null && state !== known) {
+        takeOver(new DOMParser().parseFromString(await (await fetch("./", {cache: "no-store"})).text(), "text/html"));
       }
-      setTimeout(ask, 2000);
-    };
-    ask();
-  }
+      known = document.body.dataset.seen = state;
+    } catch {
+      one("live").textContent = "the server has stopped";
+    }
+    setTimeout(ask, 2000);
+  };
+  if (data.live) ask();
 })();

@@ -1,72 +1,149 @@
 """Reads a run folder. A file that is missing or broken becomes a sentence in `problems`."""
 
+import base64
+import csv
 import json
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import cast
+from typing import Annotated, Any, Literal, TypeVar, cast
+
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from evenstep.errors import ArgumentError
-from evenstep.tools.report.files import MAX_COUNT, Files
-from evenstep.tools.report.shown import ShownItem, read_shown
 
 CONFIG, METRICS, STATUS = "config.toml", "metrics.jsonl", "status.json"
-METRICS_TABLE = "metrics.csv"  # read where there is no other
-DEFAULTS, INCIDENTS, SHOWN = "defaults.toml", "incidents.jsonl", "shown.jsonl"
+KEPT = 6  # of what is shown, the newest of each name
+_MAX_IMAGE_BYTES = 2_000_000
+_WHERE = ("name", "runs", "recipe", "resume")  # settings that say where a run is, not what it does
+_PNG = b"\x89PNG\r\n\x1a\n"
 
-_NUMBERS = {
-    "nan": float("nan"),
-    "inf": float("inf"),
-    "+inf": float("inf"),
-    "-inf": float("-inf"),
-    "infinity": float("inf"),
-}
+Row = tuple[str, tuple[str, ...]]
+"""A key and its values in each of several runs, or in a run and by default; "" where it is not set."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IncidentLine:
-    """An incident as a line of `incidents.jsonl` tells it: a kind, a sentence, and facts."""
-
-    update: int
-    kind: str
-    message: str
-    details: str
+def _in_utc(time: datetime) -> datetime:
+    if not 1970 < time.year < 9999:
+        raise ValueError("no clock tells this time")
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointLine:
-    """A checkpoint as its manifest tells it."""
+Update = Annotated[int, Field(ge=0, le=2**53)]
+Moment = Annotated[datetime, AfterValidator(_in_utc)]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Finite = Annotated[float, Field(ge=-1e300, le=1e300)]
 
+
+class Status(BaseModel):
+    """status.json."""
+
+    state: Literal["done", "running", "stopped", "failed", "unknown"] = "unknown"
+    reason: str | None = None
+    update: Update | None = None
+    updates: Update | None = None
+    started: Moment | None = None
+    changed: Moment | None = None
+
+
+class IncidentLine(BaseModel):
+    """Line of incidents.jsonl."""
+
+    update: Update
+    kind: str = "incident"
+    message: str = ""
+    details: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def facts(self) -> str:
+        return json.dumps(self.details, ensure_ascii=False) if self.details else ""
+
+
+class FileSize(BaseModel):
+    """File of a checkpoint."""
+
+    bytes: Count = 0
+
+
+class Checkpoint(BaseModel):
+    """Manifest of a checkpoint."""
+
+    update: Update
+    created: Moment
+    files: dict[str, FileSize]
+    name: str = ""
+    is_latest: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.bytes for file in self.files.values())
+
+
+class ShownItem(BaseModel):
+    """Line of shown.jsonl: a text, an image as a `data:` address with a caption, or a histogram."""
+
+    update: Update
     name: str
-    update: int
-    created: str
-    num_bytes: int
-    is_latest: bool
+    kind: Literal["text", "image", "histogram"]
+    text: str = ""
+    file: str = ""
+    caption: str = ""
+    edges: list[Finite] = Field(default_factory=list)
+    counts: list[Count] = Field(default_factory=list)
+    image: str = ""
+
+
+T = TypeVar("T", bound=BaseModel)
 
 
 @dataclass(slots=True, kw_only=True)
 class ReportedRun:
-    """What a run folder says.
+    """Content of a run folder.
 
     Args:
-        metrics: name → update → value, by update; of a value that came twice the later one.
+        metrics: name → update → value, in the order of updates; the later one of two values of an update.
+        changed: settings that differ from the defaults, with these; None where one of both is unknown.
         checkpoints: the oldest first.
     """
 
     folder: Path
     metrics: dict[str, dict[int, float]] = field(default_factory=dict)
     config: str = ""
-    defaults: str = ""
-    status: dict[str, object] = field(default_factory=dict)
+    changed: list[Row] | None = None
+    status: Status = field(default_factory=Status)
     incidents: list[IncidentLine] = field(default_factory=list)
-    checkpoints: list[CheckpointLine] = field(default_factory=list)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
     shown: list[ShownItem] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         return self.folder.resolve().name
+
+    def text(self, file: str) -> str:
+        """Content of a file; "" where it can't be read."""
+        try:
+            return (self.folder / file).read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            self.problems.append(f"`{file}` cannot be read: {error.strerror}.")
+            return ""
+
+    def has(self, file: str) -> bool:
+        return (self.folder / file).exists()
+
+    def parsed(self, kind: type[T], file: str, text: str) -> T | None:
+        try:
+            return kind.model_validate_json(text)
+        except ValidationError:
+            self.problems.append(f"`{file}` has content that cannot be read: `{text[:60]}`; it is left out.")
+            return None
+
+    def lines(self, kind: type[T], file: str) -> Iterator[T]:
+        for line in self.text(file).split("\n") if self.has(file) else []:
+            item = self.parsed(kind, file, line) if line.strip() else None
+            if item is not None:
+                yield item
 
 
 def is_run(folder: Path) -> bool:
@@ -80,101 +157,102 @@ def read_run(folder: Path) -> ReportedRun:
             f"`{folder}` has no `{CONFIG}`, `{METRICS}` or `{STATUS}`; give a run folder.", field="folder"
         )
     run = ReportedRun(folder=folder)
-    files = Files(folder, run.problems)
-    if files.has(CONFIG) or not files.has(STATUS):  # a run from a script has none
-        run.config = files.text(CONFIG) or ""
-    if files.has(DEFAULTS):
-        run.defaults = files.text(DEFAULTS) or ""
-    run.status = files.json_object(STATUS, "what became of the run is not known")
-    _read_metrics(files, run)
-    if files.has(INCIDENTS):
-        run.incidents = [_incident(update, content) for update, content in files.lines(INCIDENTS)]
-    _read_checkpoints(files, run)
-    if files.has(SHOWN):
-        run.shown = read_shown(files, SHOWN)
+    if run.has(CONFIG):  # a run from a script has none
+        run.config = run.text(CONFIG)
+        run.changed = from_defaults(run.config, run.text("defaults.toml") if run.has("defaults.toml") else "")
+    run.status = run.parsed(Status, STATUS, run.text(STATUS)) or Status()
+    table = not run.has(METRICS) and run.has("metrics.csv")
+    for update, name, value in _rows(run, "metrics.csv") if table else _values(run):
+        run.metrics.setdefault(name, {})[update] = value
+    run.metrics = {name: dict(sorted(values.items())) for name, values in run.metrics.items()}
+    run.incidents = list(run.lines(IncidentLine, "incidents.jsonl"))
+    latest = run.text("latest").strip() if run.has("latest") else ""
+    for path in sorted((folder / "checkpoints").glob("step-*/manifest.json")):
+        manifest = str(path.relative_to(folder))
+        found = run.parsed(Checkpoint, manifest, run.text(manifest))
+        if found is not None:
+            name = path.parent.name
+            run.checkpoints.append(found.model_copy(update={"name": name, "is_latest": name == latest}))
+    by_name: dict[str, list[ShownItem]] = {}
+    for item in run.lines(ShownItem, "shown.jsonl"):
+        by_name.setdefault(item.name, []).append(item)
+    for name in sorted(by_name):
+        for item in sorted(by_name[name], key=lambda item: item.update)[-KEPT:]:
+            run.shown += _shown(run, item)
     return run
 
 
-def number(value: object) -> float | None:
-    """A metric's value, of a JSON number or of the words for what JSON lacks, or None.
+def _values(run: ReportedRun) -> Iterator[tuple[int, str, float]]:
+    for line in run.text(METRICS).split("\n"):
+        try:
+            content = cast("dict[str, Any]", json.loads(line)) if line.strip() else {"update": 0}
+            update = content.pop("update")
+            if type(update) is not int or not 0 <= update < 2**53:
+                raise TypeError
+            values = [(name, float(value)) for name, value in content.items()]  # also "nan" and "inf"
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
+            run.problems.append(f"`{METRICS}` has a line that cannot be read: `{line[:60]}`; it is left out.")
+            continue
+        yield from ((update, name, value) for name, value in values)
 
-    >>> number(2), number("-inf"), number(True), number("fast")
-    (2.0, -inf, None, None)
-    """
-    if isinstance(value, str):
-        return _NUMBERS.get(value.lower())
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
+
+def _rows(run: ReportedRun, file: str) -> Iterator[tuple[int, str, float]]:
+    for position, row in enumerate(csv.reader(run.text(file).splitlines())):
+        try:
+            update, name, value = row[:3]
+            yield int(update), name, float(value)
+        except ValueError:
+            if position:  # the heading
+                run.problems.append(f"Line {position + 1} of `{file}` cannot be read; it is left out.")
+
+
+def _shown(run: ReportedRun, item: ShownItem) -> list[ShownItem]:
+    is_histogram = item.kind == "histogram" and item.counts and len(item.edges) == len(item.counts) + 1
+    if item.kind == "text" or is_histogram:
+        return [item]
+    image = _image(run.folder, item.file)
+    if not image:
+        run.problems.append(f"The {item.kind} `{item.name}` of update {item.update} cannot be read; it is left out.")
+    return [item.model_copy(update={"image": image})] if image else []
+
+
+def _image(folder: Path, file: str) -> str:
+    """Content of a PNG file inside the folder as a `data:` address, or ""."""
+    path = (folder / file).resolve()
     try:
-        return float(value)
-    except OverflowError:
-        return float("inf") if value > 0 else float("-inf")
+        is_small = path.is_relative_to(folder.resolve()) and path.stat().st_size <= _MAX_IMAGE_BYTES
+        content = path.read_bytes() if is_small else b""
+    except (OSError, ValueError):
+        return ""
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}" if content.startswith(_PNG) else ""
 
 
-def moment(value: object) -> datetime | None:
-    """A time as files write it; of anything else, and of one that no clock tells, None.
-
-    >>> moment("2026-05-04T03:02:01"), moment("soon"), moment("0001-01-01T00:00:00+00:00")
-    (datetime.datetime(2026, 5, 4, 3, 2, 1), None, None)
-    """
-    try:
-        found = datetime.fromisoformat(value) if isinstance(value, str) else None
-        return found if found is None or found.astimezone(UTC).timestamp() > 0 else None
-    except (ValueError, OverflowError):
+def from_defaults(config: str, defaults: str) -> list[Row] | None:
+    """Settings of a run that differ from the defaults, each with its value and its default."""
+    given, usual = _flat(config), _flat(defaults)
+    if not given or not usual:
         return None
+    differs = [key for key in given if given[key] != usual.get(key, "") and key not in _WHERE]
+    return [(key, (given[key], usual.get(key, ""))) for key in differs]
 
 
-def _read_metrics(files: Files, run: ReportedRun) -> None:
-    metrics: dict[str, dict[int, float]] = {}
-    if files.has(METRICS) or not files.has(METRICS_TABLE):
-        for update, content in files.lines(METRICS):
-            for name, value in content.items():
-                found = None if name == "update" else number(value)
-                if found is not None:
-                    metrics.setdefault(name, {})[update] = found
-    else:
-        for update, name, value in files.rows(METRICS_TABLE):
-            metrics.setdefault(name, {})[update] = value
-    # late values, and those that a resumed run repeats, come out of order
-    run.metrics = {name: dict(sorted(values.items())) for name, values in metrics.items()}
+def between(configs: Sequence[str]) -> list[Row]:
+    """Settings in which runs differ."""
+    each = [_flat(config) for config in configs]
+    keys = dict.fromkeys(key for one in each for key in one if key not in _WHERE)
+    rows = [(key, tuple(one.get(key, "") for one in each)) for key in keys]
+    return [row for row in rows if len(set(row[1])) > 1]
 
 
-def _incident(update: int, content: Mapping[str, object]) -> IncidentLine:
-    details = content.get("details")
-    return IncidentLine(
-        update=update,
-        kind=str(content.get("kind", "incident")),
-        message=str(content.get("message", "")),
-        details=json.dumps(details, ensure_ascii=False) if details else "",
-    )
+def _flat(text: str) -> dict[str, str]:
+    def keys(table: dict[str, Any], outer: str) -> Iterator[tuple[str, str]]:
+        for key, value in table.items():
+            if isinstance(value, dict):
+                yield from keys(cast("dict[str, Any]", value), f"{outer}{key}.")
+            elif value != []:
+                yield f"{outer}{key}", value if isinstance(value, str) else json.dumps(value, default=str)
 
-
-def _read_checkpoints(files: Files, run: ReportedRun) -> None:
-    latest = ""
-    if (run.folder / "latest").is_file():
-        latest = (files.text("latest") or "").strip()
-    for path in sorted((run.folder / "checkpoints").glob("step-*/manifest.json")):
-        name = path.parent.name
-        content = files.json_object(f"checkpoints/{name}/manifest.json", "the checkpoint is left out")
-        found = _checkpoint(content, name, latest)
-        if found is not None:
-            run.checkpoints.append(found)
-        elif content:
-            files.problems.append(f"`checkpoints/{name}/manifest.json` lacks fields: the checkpoint is left out.")
-
-
-def _checkpoint(content: Mapping[str, object], name: str, latest: str) -> CheckpointLine | None:
-    match content:
-        case {"update": int(update), "created": str(created), "files": dict(listed)} if 0 <= update <= MAX_COUNT:
-            size = sum(_size(entry) for entry in cast("dict[str, object]", listed).values())
-            return CheckpointLine(name=name, update=update, created=created, num_bytes=size, is_latest=name == latest)
-        case _:
-            return None
-
-
-def _size(entry: object) -> int:
-    match entry:
-        case {"bytes": int(size)} if 0 <= size <= MAX_COUNT:
-            return size
-        case _:
-            return 0
+    try:
+        return dict(keys(tomllib.loads(text), ""))
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return {}

@@ -1,16 +1,10 @@
 """Last and best values, and how numbers are spelt."""
 
 import math
-from pathlib import Path
 
 import pytest
 
-from evenstep.tools.report.figures import (
-    direction,
-    duration_s,
-    metric_figures,
-)
-from evenstep.tools.report.run import ReportedRun
+from evenstep.tools.report.figures import direction, metric_figures
 
 
 def test_the_best_loss_is_the_lowest_and_the_best_accuracy_the_highest():
@@ -60,19 +54,3 @@ def test_evaluations_come_before_training_and_both_before_the_rest():
         "train/lr",
         "perf/update_s",
     ]
-
-
-@pytest.mark.parametrize(
-    ("started", "changed", "expected"),
-    [
-        ("2026-01-01T00:00:00+00:00", "2026-01-01T00:03:12+00:00", 192.0),
-        ("2026-01-01T00:00:00+00:00", "2026-01-01T02:00:00+02:00", 0.0),
-        ("2026-01-01T00:00:00", "2026-01-01T00:03:12+00:00", None),
-        ("yesterday", "2026-01-01T00:03:12+00:00", None),
-        (5, "2026-01-01T00:03:12+00:00", None),
-        ("2026-01-01T00:00:00+00:00", None, None),
-    ],
-)
-def test_the_duration_is_from_the_start_to_the_last_change(started: object, changed: object, expected: float | None):
-    run = ReportedRun(folder=Path(), status={"started": started, "changed": changed})
-    assert duration_s(run) == expected
