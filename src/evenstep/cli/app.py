@@ -56,7 +56,7 @@ def demo(ctx: Context) -> int:
 
     Takes about 3 minutes.
     """
-    return call("evenstep.cli.demo:run", "", ctx.obj)
+    return call("evenstep.cli.tools:demo", ctx.obj)
 
 
 @app.command()
@@ -65,7 +65,7 @@ def new(
     recipe: Annotated[str, Option("--from", metavar="RECIPE", help="The recipe to copy, such as digits.")] = "",
 ) -> int:
     """Copy a recipe into a new folder."""
-    return call("evenstep.cli.new:run", str(folder), [], **{"from": recipe})
+    return call("evenstep.cli.tools:new", folder, recipe)
 
 
 @app.command(
@@ -93,7 +93,7 @@ def summary(
 
     Writes nothing.
     """
-    return call("evenstep.cli.model_table:run", str(run), ctx.obj, depth=depth)
+    return call("evenstep.cli.tools:summary", str(run), ctx.obj, depth)
 
 
 @app.command("find-lr", **with_settings())
@@ -108,7 +108,7 @@ def find_lr(
 
     Makes updates at rates from small to large. Writes nothing.
     """
-    return call("evenstep.cli.find_lr:run", str(run), ctx.obj, lowest=lowest, highest=highest, tries=tries)
+    return call("evenstep.cli.tools:try_rates", str(run), ctx.obj, lowest=lowest, highest=highest, tries=tries)
 
 
 @app.command()
@@ -122,7 +122,7 @@ def inspect(
     ] = None,
 ) -> int:
     """Show what is in a checkpoint."""
-    return call("evenstep.cli.inspect:run", str(checkpoint), [], verify=verify, diff=diff)
+    return call("evenstep.cli.checkpoints:inspect", checkpoint, verify=verify, diff=diff)
 
 
 @app.command()
@@ -135,7 +135,7 @@ def average(
     ] = None,
 ) -> int:
     """Average the weights of a run's last checkpoints."""
-    return call("evenstep.cli.average:run", run, last=last, until=until, to=to)
+    return call("evenstep.cli.checkpoints:average", run, last=last, until=until, to=to)
 
 
 @app.command()
@@ -163,21 +163,21 @@ def export(
 ) -> int:
     """Write a run's weights as a safetensors file."""
     return call(
-        "evenstep.cli.export:run",
-        str(path),
-        to=str(to),
+        "evenstep.cli.checkpoints:export",
+        path,
+        to=to,
         average=average,
         dtype=dtype,
         max_file_gb=max_file_gb,
         layout=layout,
-        tokenizer=None if tokenizer is None else str(tokenizer),
+        tokenizer=tokenizer,
     )
 
 
 @app.command("config-schema")
 def config_schema() -> int:
     """Print the JSON schema of run files."""
-    return call("evenstep.cli.config_schema:run", "", [])
+    return call("evenstep.cli.tools:print_schema")
 
 
 TOOLS = ("evenstep.tools.commands:app",)  # by name: each is a Typer app with commands of its own

@@ -25,7 +25,7 @@ from evenstep.data import Data, MapData, Mixture
 from evenstep.errors import ConfigError
 from evenstep.events import Bus, Evaluate, EvaluateEnd, Hook, UpdateBegin, UpdateEnd
 from evenstep.optim.low_bit import as_plain
-from evenstep.parallel import Group, device_of_rank
+from evenstep.parallel import Group
 from evenstep.parallel.rank_info import is_launched
 from evenstep.pipeline import PipelineModel, pipeline_of
 from evenstep.process import EXIT_DONE
@@ -46,11 +46,8 @@ def check(path: str, settings: list[str]) -> int:
         where_to_begin(config.resume, folder, None)
         if config.parallel.pipeline > 1:
             check_stages(config, make_model(run))
-        ranks = _ranks_to_try(config)
-        if device_of_rank(config.device).type != "cpu" and ranks > torch.accelerator.device_count():
-            print("ranks       tried in one process, as there are too few accelerators", flush=True)
-            return _check(run, folder, Group())
         arguments = ["check", path, *settings]
+        ranks = _ranks_to_try(config)
         return on_ranks(run, arguments, lambda group: _check(run, folder, group), ranks=ranks, restarts=False)
 
 
@@ -85,7 +82,7 @@ class OneUpdate(Hook):
 def _check(run: OpenRun, folder: Path, group: Group) -> int:
     config = run.config
     saved = complete_checkpoints(folder / "checkpoints") if config.resume == "auto" else []
-    with building(run, group, begins=not saved, whole_pipeline=True) as session:
+    with building(run, group, begins=not saved) as session:
         parts = session.parts
         for data in parts.evaluations.values():
             data.limit_batches = 1

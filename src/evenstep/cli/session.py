@@ -22,8 +22,6 @@ class Session:
         data_group: the ranks among which the global batch is divided.
     """
 
-    run: OpenRun
-    group: Group
     data_group: Group
     parts: RunParts
 
@@ -69,15 +67,13 @@ def on_ranks(
 
 
 @contextmanager
-def building(run: OpenRun, group: Group, *, begins: bool = True, whole_pipeline: bool = False) -> Generator[Session]:
+def building(run: OpenRun, group: Group, *, begins: bool = True) -> Generator[Session]:
     """Build the parts of a run, and end their processes after the `with`.
 
     Args:
         begins: the model takes the weights that the run begins with.
-        whole_pipeline: a single rank holds all stages of a pipeline.
     """
-    is_whole = whole_pipeline and group.ranks == 1 and run.config.parallel.pipeline > 1
-    mesh = None if is_whole else build_mesh(run.config, group)
+    mesh = build_mesh(run.config, group)
     parts = build_parts(run, mesh, begins=begins)
     with closing(parts):
-        yield Session(run=run, group=group, data_group=group if mesh is None else mesh.data, parts=parts)
+        yield Session(data_group=mesh.data, parts=parts)

@@ -73,14 +73,3 @@ def test_a_report_is_written_again(evenstep: Run, recipe: Path) -> None:
     done = evenstep("report", "runs/tiny")
     assert (done.code, done.out) == (0, "runs/tiny/report.html\n")
     assert (recipe / "runs" / "tiny" / "report.html").is_file()
-
-
-def test_tensors_of_which_files_have_bytes_only_are_compared_by_their_values(evenstep: Run, tmp_path: Path) -> None:
-    def state(value: complex) -> dict[str, Any]:
-        turned = torch.tensor([1.0, value], dtype=torch.complex128)
-        return {"model": {"turned": turned, "scale": torch.full((3,), value.real).to(torch.float8_e5m2fnuz)}}
-
-    a, b = (write_checkpoint(tmp_path / name / "checkpoints", 5, state(v)) for name, v in (("a", 1j), ("b", 3 + 1j)))
-    done = evenstep("inspect", str(a), "--diff", str(b))
-    assert "model/turned: 1 of 2 elements differ, by at most 3; |a - b| / |a| = 2.1" in done.out
-    assert "model/scale: 3 of 3 elements differ, by at most 3; |a - b| / |a| = inf" in done.out

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evenstep.cli.new import recipes
+from evenstep.cli.tools import recipes
 
 Run = Callable[..., Any]
 
@@ -32,8 +32,8 @@ def test_a_copy_passes_the_check(evenstep: Run) -> None:
     [
         (["mine", "--from", "digit"], "`--from` must be a recipe, but is digit; did you mean `digits`?"),
         (["mine", "--from", "zzz"], "but is zzz; there are digits, "),
-        (["mine"], "`--from` must say which recipe to copy; there are digits, "),
-        (["there", "--from", "digits"], "`there` is there already, and nothing is overwritten"),
+        (["mine"], "`--from` must be a recipe; there are digits, "),
+        (["there", "--from", "digits"], "`there` exists already, and nothing is overwritten"),
         (["a b", "--from", "digits"], "`a b` must end in a name"),
         (["file/mine", "--from", "digits"], "`file/mine` can't be written: "),
     ],
@@ -56,7 +56,7 @@ def test_a_disk_that_is_full_is_said_in_few_words_and_nothing_is_left(
     def full(source: str, target: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", target)
 
-    monkeypatch.setattr("evenstep.cli.new.copyfile", full)
+    monkeypatch.setattr("evenstep.cli.tools.copyfile", full)
     done = evenstep("new", "mine", "--from", "digits")
     assert done.code == 2 and done.err.count("No space left on device") == 1, done.err
     assert not Path("mine").exists()

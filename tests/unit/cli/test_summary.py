@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
-from evenstep.cli.model_table import shapes_of, table
+from evenstep.cli.tools import shapes_of, table_of
 
 Run = Callable[..., Any]
 
@@ -42,7 +43,10 @@ def test_it_fits_the_screen_and_frozen_parameters_are_told_apart(columns: int) -
     deep[1].bias.requires_grad_(False)
 
     shapes = {"": "8×1000000", "head": "8×1000000"}
-    lines = table(deep, shapes, 3, columns)
+    console = Console(width=columns)
+    with console.capture() as drawn:
+        console.print(table_of(deep, shapes, 3))
+    lines = drawn.get().splitlines()
     assert max(map(len, lines)) <= columns
     head = next(line.split() for line in lines if line.startswith("head"))
     assert head[-2:] == ["129,000,000", "128,000,000"]

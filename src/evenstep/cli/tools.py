@@ -1,0 +1,210 @@
+"""Commands around a run: `demo`, `new`, `config-schema`, `summary` and `find-lr`."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from shlex import quote
+from shutil import Error as CopyError
+from shutil import copyfile, copytree, ignore_patterns, rmtree
+from typing import Any, cast
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from evenstep.arguments import advice
+from evenstep.builders import build_parts, open_run
+from evenstep.cli.check import parameters_of
+from evenstep.cli.session import building, on_ranks
+from evenstep.cli.train import train
+from evenstep.config.faults import refused_at
+from evenstep.config.schema import Config
+from evenstep.config.sources import settings_of
+from evenstep.errors import ConfigError, EvenstepError, clause
+from evenstep.parallel import Group, device_of_rank
+from evenstep.pipeline import PipelineModel
+from evenstep.pipeline.layers import arguments
+from evenstep.process import EXIT_DONE
+from evenstep.train import FoundLr, find_lr
+from evenstep.train.tryouts.lr_finder import check_range
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_BAR = 40  # characters
+_ROWS = 25
+
+
+def demo(settings: list[str]) -> int:
+    """Train the recipe gpt_bytes, which needs no data but Python itself; gives the exit code."""
+    return train(str(recipes()["gpt_bytes"] / "run.toml"), settings)
+
+
+def print_schema() -> int:
+    print(json.dumps(Config.model_json_schema(), indent=2))
+    return EXIT_DONE
+
+
+def new(folder: Path, recipe: str) -> int:
+    """Copy a recipe to a new folder and print what to do next; gives the exit code."""
+    known = recipes()
+    if recipe not in known:
+        asked = f"`--from` must be a recipe, but is {recipe}" if recipe else "`--from` must be a recipe"
+        raise ConfigError([f"{asked}; {advice(recipe, known)}"])
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", folder.name):
+        raise ConfigError([f"`{folder}` must end in a name of a-z, A-Z, digits, `.`, `_` and `-`; give another."])
+    if folder.exists():
+        raise ConfigError([f"`{folder}` exists already, and nothing is overwritten; give another name."])
+    try:
+        _copy(known[recipe], folder, recipe)
+    except OSError as error:
+        rmtree(folder, ignore_errors=True)
+        why = error.strerror or clause(error.args[0][0][2] if isinstance(error, CopyError) else error)
+        raise ConfigError([f"`{folder}` can't be written: {why}; give another folder, or make room."]) from error
+    file = quote(str(folder / "run.toml"))
+    print(f"{folder} is a copy of the recipe {recipe}: {', '.join(sorted(file.name for file in folder.iterdir()))}")
+    print(f"  evenstep check {file}    builds it and tries one update")
+    print(f"  evenstep train {file}    trains it, into runs/{folder.name}")
+    return EXIT_DONE
+
+
+def _copy(recipe: Path, folder: Path, name: str) -> None:
+    # copyfile: an installed recipe may be read-only
+    copytree(recipe, folder, ignore=ignore_patterns("__pycache__", "runs", ".*"), copy_function=copyfile)
+    for file in folder.rglob("*"):
+        if file.suffix in (".toml", ".py", ".md"):
+            text = file.read_text(encoding="utf-8").replace(f"recipes/{name}/", f"{folder.as_posix()}/")
+            if file.name == "run.toml":
+                text = re.sub(r'^name = ".*"$', f'name = "{folder.name}"', text, count=1, flags=re.M)
+            file.write_text(text, encoding="utf-8")
+
+
+def recipes() -> dict[str, Path]:
+    """The folders of the recipes by name, in an installation or in the source tree.
+
+    Raises:
+        EvenstepError: there are none.
+    """
+    for place in (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes"):
+        files = sorted(place.glob("*/run.toml"))
+        if files:
+            return {file.parent.name: file.parent for file in files}
+    raise EvenstepError("this installation of evenstep has no recipes; install it again, or from its sources.")
+
+
+def summary(path: str, settings: list[str], depth: int) -> int:
+    """Print the modules of a run's model with shapes and numbers of parameters; gives the exit code.
+
+    Args:
+        depth: number of levels of modules.
+    """
+    with open_run(Path(path), settings_of(settings)) as run:
+        parts = build_parts(run)
+        with closing(parts):
+            if isinstance(parts.model, PipelineModel):
+                raise ConfigError(["`parallel.pipeline` divides the model into stages; add `--parallel none`."])
+            device = device_of_rank(parts.config.device)
+            model = parts.model.to(device)
+            batch, inputs = parts.first_inputs(device)
+            Console(highlight=False).print(table_of(model, shapes_of(model, inputs), depth))
+            print(f"\nof a micro-batch of {batch.microbatches[0].num_samples} samples; nothing was written")
+    return EXIT_DONE
+
+
+def shapes_of(model: nn.Module, inputs: Any) -> dict[str, str]:
+    """Shapes of the outputs of each module, by its name, in a forward of a task's `inputs`."""
+    shapes: dict[str, str] = {}
+
+    def noting(name: str) -> Any:
+        def note(module: nn.Module, given: Any, output: Any) -> None:
+            written = ["×".join(map(str, tensor.shape)) or "one number" for tensor in _tensors(output)]
+            shapes[name] = ", ".join(written[:3]) + (", …" if len(written) > 3 else "")
+
+        return note
+
+    handles = [module.register_forward_hook(noting(name)) for name, module in model.named_modules()]
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            positional, named = arguments((), inputs, True)
+            model(*positional, **named)
+    finally:
+        model.train(was_training)
+        for handle in handles:
+            handle.remove()
+    return shapes
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = list(cast("Mapping[Any, Any]", value).values())
+    if not isinstance(value, list | tuple):
+        return []
+    return [tensor for part in cast("Sequence[Any]", value) for tensor in _tensors(part)]
+
+
+def table_of(model: nn.Module, shapes: Mapping[str, str], depth: int) -> Table:
+    """Table of modules: name, class, shapes of the output, parameters, trained parameters."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("module", "class", "gives"):
+        table.add_column(column, no_wrap=True, overflow="ellipsis")
+    widest = max(len("parameters"), len(f"{parameters_of(model)[0]:,}"))
+    for column in ("parameters", "trained"):
+        table.add_column(column, no_wrap=True, justify="right", min_width=widest)
+    for name, module in model.named_modules():
+        level = name.count(".") + 1 if name else 0
+        if level <= depth:
+            parameters, trained = parameters_of(module)
+            numbers = (f"{parameters:,}", f"{trained:,}") if parameters else ("", "")
+            inner = "  " * max(level - 1, 0) + name.rpartition(".")[2]
+            table.add_row(inner, type(module).__name__, shapes.get(name, ""), *numbers)
+    return table
+
+
+def try_rates(path: str, settings: list[str], *, lowest: float, highest: float, tries: int) -> int:
+    """Make updates of a run at ever larger learning rates and print a suggestion; gives the exit code."""
+    given: dict[str, Any] = {"lowest": lowest, "highest": highest, "updates": tries}
+    with refused_at("evenstep find-lr"):
+        check_range(**given)
+    again = ["--lowest", str(lowest), "--highest", str(highest), "--tries", str(tries)]
+    with open_run(Path(path), settings_of(settings)) as run:
+        if run.config.parallel.pipeline > 1:
+            raise ConfigError(["`parallel.pipeline` must be 1 for `evenstep find-lr`; add `--parallel none`."])
+
+        def work(group: Group) -> int:
+            with building(run, group) as session:
+                found = find_lr(session.without_rewinds().trainer(), **given)
+            if group.rank == 0:
+                print("\n".join(described(found)), flush=True)
+            return EXIT_DONE
+
+        return on_ranks(run, ["find-lr", path, *again, *settings], work, restarts=False)
+
+
+def described(found: FoundLr) -> list[str]:
+    """Lines with losses and bars, at most 25 of them, and the suggested learning rate.
+
+    >>> print("\\n".join(described(FoundLr(rates=(0.1, 1.0), losses=(2.0, 1.0), suggestion=0.1))))
+    learning rate        loss    smoothed
+          1.0e-01           2           2  ########################################
+          1.0e+00           1       1.474  #############################
+    suggested   --optimizer.lr 1.0e-01: there the smoothed loss falls fastest
+    """
+    smoothed = found.smoothed
+    last = len(found.rates) - 1
+    rows = sorted({round(number * last / (_ROWS - 1)) for number in range(_ROWS)}) if last >= _ROWS else range(last + 1)
+    top = max(smoothed)
+    lines = [f"{'learning rate':>13}{'loss':>12}{'smoothed':>12}"]
+    for number in rows:
+        bar = "#" * round(_BAR * max(smoothed[number], 0.0) / top) if top > 0 else ""
+        lines.append(
+            f"{found.rates[number]:>13.1e}{found.losses[number]:>12.4g}{smoothed[number]:>12.4g}  {bar}".rstrip()
+        )
+    if found.suggestion is None:
+        advised = "try more updates (`--tries`), lower rates (`--lowest`) or larger batches"
+        return [*lines, f"suggested   nothing: the loss did not fall by more than its noise; {advised}"]
+    return [*lines, f"suggested   --optimizer.lr {found.suggestion:.1e}: there the smoothed loss falls fastest"]
