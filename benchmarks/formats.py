@@ -21,7 +21,8 @@ from torch import Tensor, nn  # noqa: E402
 
 from evenstep import Engine, Task  # noqa: E402
 from evenstep.internals import foreach_copy  # noqa: E402
-from evenstep.optim.stepping import MasterSteps, RoundedSteps  # noqa: E402
+from evenstep.optim.masters import MasterStepper  # noqa: E402
+from evenstep.optim.rounded import RoundedStepper  # noqa: E402
 from evenstep.train.memory.footprint import footprint  # noqa: E402
 from harness.row import Row, Times, compared, table, write_rows  # noqa: E402
 
@@ -67,18 +68,18 @@ def by_hand(count: int, shape: Sequence[int], format: torch.dtype) -> Step:
 def with_masters(count: int, shape: Sequence[int], format: torch.dtype) -> Step:
     own = weights(count, shape)
     optimizer = fused(own)
-    steps = MasterSteps(optimizer, {str(number): one for number, one in enumerate(own)}, format)
+    stepper = MasterStepper(optimizer, {str(number): one for number, one in enumerate(own)}, format)
     gradients(own)
-    return lambda: steps(optimizer, 1)
+    return lambda: stepper.step(1)
 
 
 def without_masters(count: int, shape: Sequence[int], format: torch.dtype) -> Step:
     own = [nn.Parameter(one.detach().to(format)) for one in weights(count, shape)]
     optimizer = fused(own)
     names = {id(one): str(number) for number, one in enumerate(own)}
-    steps = RoundedSteps(optimizer, names, seed=1, first_element=lambda tensor: 0)
+    stepper = RoundedStepper(optimizer, names, seed=1, first_element=lambda tensor: 0)
     gradients(own)
-    return lambda: steps(optimizer, 1)
+    return lambda: stepper.step(1)
 
 
 CONTENDERS = {BY_HAND: by_hand, "with masters": with_masters, "without masters": without_masters}

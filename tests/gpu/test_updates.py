@@ -25,6 +25,7 @@ from evenstep import Ema, Engine, Failures, Loss, Task, Training
 from evenstep.data import GlobalBatch
 from evenstep.events import Hook, Incident, UpdateBegin, UpdateEnd
 from evenstep.optim.apply import CLIP_EPSILON, build_apply, gradients, norms
+from evenstep.optim.stepper import Stepper
 from evenstep.options import Logging
 from evenstep.precision import PRECISIONS
 from evenstep.train.global_batch import global_batch
@@ -62,7 +63,7 @@ def test_the_fused_multiplier_is_the_formula(device: torch.device, name: str, di
     exact = network(dropout=0.0).double()
     optimizer = FUSED[name](model.parameters())
     reference = type(optimizer)(exact.parameters(), **{**FUSED[name].keywords, "fused": False})
-    apply = build_apply(optimizer, clip_norm=clip, device=device, defer=True)
+    apply = build_apply(Stepper(optimizer), clip_norm=clip, device=device, defer=True)
     generator = torch.Generator().manual_seed(1)
     for _ in range(4):
         for one, other in zip(model.parameters(), exact.parameters(), strict=True):
@@ -85,7 +86,7 @@ def test_the_fused_multiplier_is_the_formula(device: torch.device, name: str, di
 def test_a_kernel_that_skips_leaves_parameters_and_state_as_they_are(device: torch.device, name: str) -> None:
     model = network(dropout=0.0).to(device)
     optimizer = FUSED[name](model.parameters())
-    apply = build_apply(optimizer, clip_norm=1.0, device=device, defer=True)
+    apply = build_apply(Stepper(optimizer), clip_norm=1.0, device=device, defer=True)
 
     def step(value: float) -> Any:
         for one in model.parameters():

@@ -7,7 +7,7 @@ Loss scale, late weight and clip coefficient are one deferred multiplier, which 
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from evenstep.internals import (
 )
 from evenstep.optim.fused import may_draw
 from evenstep.optim.multi import inner
-from evenstep.optim.stepping import Steps
+from evenstep.optim.stepper import Stepper
 from evenstep.tensors import parameters_in
 
 CLIP_EPSILON = 1e-6
@@ -77,22 +77,19 @@ class Apply:
     """Takes the step of one update; reads the norm on the host before it: free on CPU, one wait on an accelerator.
 
     Args:
-        optimizer: any optimizer of parameters on one device.
+        stepper: takes the optimizer's steps, on one device.
         clip_norm: c of the formula above; None does not clip.
-        in_kernel: whether the optimizer's kernel divides the gradient by itself (`takes_scale`).
-        steps: in which format the step is taken.
+        in_kernel: True if the optimizer's kernel divides the gradient by itself.
 
     Attributes:
-        reads_at_once: whether the host knows at once what became of a gradient.
+        reads_at_once: True if the host knows at once whether a step was made.
     """
 
     reads_at_once = True
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, *, clip_norm: float | None, in_kernel: bool, steps: Steps
-    ) -> None:
-        self._optimizer = cast("Any", optimizer)
-        self._step = steps
+    def __init__(self, stepper: Stepper, *, clip_norm: float | None, in_kernel: bool) -> None:
+        self._stepper = stepper
+        self._optimizer: Any = stepper.optimizer
         self._clip_norm = clip_norm
         self._in_kernel = in_kernel
 
@@ -110,15 +107,14 @@ class Apply:
             return Applied(norm=norm, aborted=1.0)
         if self._clip_norm is not None:
             divisor *= max(1.0, (norm + CLIP_EPSILON) / self._clip_norm)
-        if divisor == 1.0:
-            self._step(self._optimizer, update)
-        elif divisor <= _LARGEST_FLOAT32 and self._divides_in_kernel():
+        if divisor != 1.0 and divisor <= _LARGEST_FLOAT32 and self._divides_in_kernel():
             self._optimizer.grad_scale = torch.full((), divisor, device=squared.device)
-            self._step(self._optimizer, update)
+            self._stepper.step(update)
             del self._optimizer.grad_scale
-        else:
+            return Applied(norm=norm, aborted=0.0)
+        if divisor != 1.0:
             foreach_multiply([local_tensor(grad) for grad in grads], 1 / divisor)
-            self._step(self._optimizer, update)
+        self._stepper.step(update)
         return Applied(norm=norm, aborted=0.0)
 
     def _divides_in_kernel(self) -> bool:
@@ -137,13 +133,13 @@ class Apply:
 class DeviceApply(Apply):
     """Leaves the verdict on the device: the optimizer's kernel skips the step where the norm is not finite.
 
-    The host learns of it later. Until it has answered (`resume`), every following step is skipped as well, so that
-    an abort noticed late has still been applied to nothing. The first step is decided by the host: torch 2.13's fused
-    SGD leaves its momentum uninitialised when its kernel skips the step that makes it.
+    The host reads it later. Until it has answered (`resume`), every following step is skipped as well, so that an abort
+    noticed late has still been applied to nothing. The first step is decided by the host: torch 2.13's fused SGD leaves
+    its momentum uninitialised when its kernel skips the step that makes it.
     """
 
     reads_at_once = False
-    _is_first = True  # whether no step was made yet
+    _is_first = True
     _halted: Tensor | None = None
 
     def __call__(self, grads: list[Tensor], squared: Tensor, divisor: float | Tensor, update: int = 0) -> Applied:
@@ -151,7 +147,7 @@ class DeviceApply(Apply):
         not_finite = (norm * 0).ne_(0).float()  # 0·inf and 0·NaN are NaN, which differs from 0
         aborted = not_finite if self._halted is None else torch.maximum(self._halted, not_finite)
         self._halted = aborted
-        # by the same arithmetic as all others: a resumed run begins anew with the first
+        # a first step has the arithmetic of all others, since a resumed run has another first step
         if self._is_first and float(aborted):
             return Applied(norm=norm, aborted=1.0)
         self._is_first = False
@@ -164,7 +160,7 @@ class DeviceApply(Apply):
         else:
             foreach_divide([local_tensor(grad) for grad in grads], scale)
         self._optimizer.found_inf = aborted
-        self._step(self._optimizer, update)
+        self._stepper.step(update)
         del self._optimizer.found_inf
         if in_kernel:
             del self._optimizer.grad_scale
@@ -174,24 +170,16 @@ class DeviceApply(Apply):
         self._halted = None
 
 
-def build_apply(
-    optimizer: torch.optim.Optimizer,
-    *,
-    clip_norm: float | None,
-    device: torch.device,
-    defer: bool | None = None,
-    steps: Steps | None = None,
-) -> Apply:
+def build_apply(stepper: Stepper, *, clip_norm: float | None, device: torch.device, defer: bool | None = None) -> Apply:
     """The way of applying that costs least for this optimizer and device.
 
     Args:
-        device: where the parameters are.
-        defer: whether the verdict stays on the device; None: on an accelerator, if the optimizer can skip a step.
-        steps: by default in the format of the parameters.
+        device: device of the parameters.
+        defer: True leaves the verdict on the device; None: on an accelerator, if the optimizer can skip a step.
     """
-    scales = takes_scale(optimizer)
-    # The kernels read the scale as float32: too coarse for float64 parameters.
-    in_kernel = scales and all(p.dtype != torch.float64 for p in parameters_in(optimizer))
+    scales = takes_scale(stepper.optimizer)
+    # kernels read the scale as float32: too coarse for float64 parameters
+    in_kernel = scales and all(one.dtype != torch.float64 for one in parameters_in(stepper.optimizer))
     defer = device.type != "cpu" if defer is None else defer
     kind = DeviceApply if defer and scales else Apply
-    return kind(optimizer, clip_norm=clip_norm, in_kernel=in_kernel, steps=steps or Steps())
+    return kind(stepper, clip_norm=clip_norm, in_kernel=in_kernel)

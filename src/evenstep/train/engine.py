@@ -28,7 +28,6 @@ from evenstep.errors import EvenstepError, LostRankError, clause
 from evenstep.events import Bus, Incident, Record
 from evenstep.internals import unwrapped
 from evenstep.optim.schedules import LrSchedule
-from evenstep.optim.step import let_begin_late
 from evenstep.options import Training, check_length
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
@@ -161,7 +160,6 @@ class Engine:
         self._last_loss: SummedLoss | None = None
         check_ties(unwrapped(self.model), parts.core.trained.names)
         connect(self, setup.tasks.by_name)
-        let_begin_late(self.optimizer)
         self._causes = AbortCauses(parts.core, self.model, parts.execution, parts.context)
 
     # --- for loops of one's own

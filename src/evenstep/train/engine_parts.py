@@ -17,7 +17,7 @@ from evenstep.keys import branch, key_below
 from evenstep.optim.apply import Apply, build_apply
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.modes import Modes
-from evenstep.optim.stepping import Steps
+from evenstep.optim.stepper import Stepper
 from evenstep.parallel import Strategy
 from evenstep.pipeline.compiled import release
 from evenstep.precision import LossScale, Precision
@@ -30,7 +30,7 @@ from evenstep.train.linear_layers import convert_linear_layers
 from evenstep.train.loss_check import LossCheck
 from evenstep.train.memory.activation_checkpointing import recompute
 from evenstep.train.memory.split_limit import SplitLimit
-from evenstep.train.number_formats import averaged_as, build_steps
+from evenstep.train.number_formats import averaged_as, build_stepper
 from evenstep.train.setup import Setup
 from evenstep.train.state.pipeline_state import build_pipeline_state_sharding
 from evenstep.train.state.settings import settings_of
@@ -109,7 +109,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     # After the strategy has made replicas equal: the average begins as a copy of the parameters.
     saved = _saved(setup, execution, names, rounded, context.loss_scale)
     teacher = build_teacher(tasks.by_name, model, saved.average)
-    apply = _apply(setup, execution, saved.steps)
+    apply = _apply(setup, saved.stepper)
     core = Update(
         model=model,
         parameters=_stepped(model, names),
@@ -193,7 +193,9 @@ def _saved(
     reducers = execution.reducers
     layout = reducers.layout
     sharding = build_pipeline_state_sharding(model, execution.trainer.peers.wire)
-    steps = build_steps(precision, model=model, optimizer=optimizer, rounded=rounded, layout=layout, seed=setup.seed)
+    stepper = build_stepper(
+        precision, model=model, optimizer=optimizer, rounded=rounded, layout=layout, seed=setup.seed
+    )
     return TrainState(
         model=unwrapped(model),
         optimizer=optimizer,
@@ -201,21 +203,20 @@ def _saved(
         layout=layout,
         ema=ema,
         loss_scale=loss_scale,
-        steps=steps,
+        stepper=stepper,
         averaged_as=averaged_as(precision, model, rounded),
         trained=TrainedParameters(model, optimizer, names, share=reducers.share, check=precision.check_trained),
         sharding=sharding,
     )
 
 
-def _apply(setup: Setup, execution: Execution, steps: Steps) -> Apply:
+def _apply(setup: Setup, stepper: Stepper) -> Apply:
     settle = setup.train.settle_every_updates
     return build_apply(
-        setup.optimizer,
+        stepper,
         clip_norm=setup.train.clip_norm,
         device=setup.device,
         defer=None if settle is None else settle > 1,
-        steps=steps,
     )
 
 

@@ -11,10 +11,11 @@ from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
 from evenstep.internals import local_tensor
+from evenstep.optim.masters import MasterStepper
 from evenstep.optim.modes import has_modes
 from evenstep.optim.multi import inner
-from evenstep.optim.stepping import MasterSteps, RoundedSteps, Steps
-from evenstep.optim.stepping.stepping import is_narrow
+from evenstep.optim.rounded import RoundedStepper
+from evenstep.optim.stepper import Stepper, is_narrow
 from evenstep.parallel import ParameterLayout, Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
@@ -42,7 +43,7 @@ def check_formats(precision: Precision, *, optimizer: Optimizer, strategy: Strat
         )
 
 
-def build_steps(
+def build_stepper(
     precision: Precision,
     *,
     model: nn.Module,
@@ -50,7 +51,7 @@ def build_steps(
     rounded: Sequence[str],
     layout: ParameterLayout,
     seed: int,
-) -> Steps:
+) -> Stepper:
     """How the optimizer steps a model of this precision.
 
     Args:
@@ -59,14 +60,14 @@ def build_steps(
         rounded: the names of the parameters that the optimizers of all ranks hold and the model has in 16 bits.
     """
     if precision.format is None:
-        return Steps()
+        return Stepper(optimizer)
     named = named_parameters(model)
     if precision.keeps_masters:  # what is in shards is rounded when it is gathered
         own = {name: named[name] for name in rounded if local_tensor(named[name]) is named[name]}
-        return MasterSteps(optimizer, own, precision.format)
+        return MasterStepper(optimizer, own, precision.format)
     aliases = model.aliases if isinstance(model, PipelineModel) else {}
     names = {id(parameter): aliases.get(name, name) for name, parameter in named.items()}
-    return RoundedSteps(optimizer, names, seed=seed, first_element=layout.first_element)
+    return RoundedStepper(optimizer, names, seed=seed, first_element=layout.first_element)
 
 
 def averaged_as(precision: Precision, model: nn.Module, rounded: Sequence[str]) -> dict[str, torch.dtype]:

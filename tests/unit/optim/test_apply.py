@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from evenstep.optim.apply import build_apply, gradients, norms
 from evenstep.optim.multi import MultiOptimizer
+from evenstep.optim.stepper import Stepper
 
 
 def squared_norm(grads: list[torch.Tensor]) -> torch.Tensor:
@@ -45,7 +46,7 @@ def test_plain_sgd_gets_the_gradient_unscaled_and_clipped_exactly_once(
     parameters = made()
     optimizer = torch.optim.SGD(parameters, lr=0.5, fused=fused)
     grads = gradients(parameters)
-    build_apply(optimizer, clip_norm=clip, device=CPU, defer=defer)(grads, squared_norm(grads), divisor)
+    build_apply(Stepper(optimizer), clip_norm=clip, device=CPU, defer=defer)(grads, squared_norm(grads), divisor)
     for parameter, wanted in zip(parameters, expected(0.5, divisor, clip), strict=True):
         torch.testing.assert_close(parameter.detach().double(), wanted, rtol=2e-6, atol=2e-6)
 
@@ -53,9 +54,9 @@ def test_plain_sgd_gets_the_gradient_unscaled_and_clipped_exactly_once(
 def test_the_verdict_stays_on_the_device_only_for_optimizers_that_can_skip_a_step() -> None:
     parameters = made()
     fused, plain = torch.optim.SGD(parameters, fused=True), torch.optim.SGD(parameters)
-    assert build_apply(fused, clip_norm=None, device=CPU).reads_at_once
-    assert not build_apply(fused, clip_norm=None, device=CPU, defer=True).reads_at_once
-    assert build_apply(plain, clip_norm=None, device=CPU, defer=True).reads_at_once
+    assert build_apply(Stepper(fused), clip_norm=None, device=CPU).reads_at_once
+    assert not build_apply(Stepper(fused), clip_norm=None, device=CPU, defer=True).reads_at_once
+    assert build_apply(Stepper(plain), clip_norm=None, device=CPU, defer=True).reads_at_once
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
@@ -67,7 +68,7 @@ def test_a_gradient_that_is_not_finite_is_never_applied(bad: float, defer: bool)
     assert parameters[1].grad is not None
     parameters[1].grad[2] = bad
     grads = gradients(parameters)
-    applied = build_apply(optimizer, clip_norm=1.0, device=CPU, defer=defer)(grads, squared_norm(grads), 1.0)
+    applied = build_apply(Stepper(optimizer), clip_norm=1.0, device=CPU, defer=defer)(grads, squared_norm(grads), 1.0)
     assert float(applied.aborted) == 1.0
     assert all(torch.equal(a, b) for a, b in zip(parameters, before, strict=True))
     assert all(float(state["step"]) == 0 for state in optimizer.state.values())
@@ -75,7 +76,9 @@ def test_a_gradient_that_is_not_finite_is_never_applied(bad: float, defer: bool)
 
 def test_after_an_abort_nothing_is_applied_until_the_host_has_answered() -> None:
     parameters = made()
-    apply = build_apply(torch.optim.SGD(parameters, lr=1.0, fused=True), clip_norm=None, device=CPU, defer=True)
+    apply = build_apply(
+        Stepper(torch.optim.SGD(parameters, lr=1.0, fused=True)), clip_norm=None, device=CPU, defer=True
+    )
 
     def step(value: float) -> float:
         for parameter in parameters:
@@ -102,10 +105,10 @@ def test_a_first_step_has_the_bits_of_a_later_one_so_that_a_resumed_run_has_thos
     def trained(stops_after: int) -> Tensor:
         parameter = nn.Parameter(torch.zeros(64, dtype=dtype))
         optimizer = torch.optim.SGD([parameter], lr=1.0, fused=True)
-        apply = build_apply(optimizer, clip_norm=0.3, device=CPU, defer=True)
+        apply = build_apply(Stepper(optimizer), clip_norm=0.3, device=CPU, defer=True)
         for number, value in enumerate(values):
             if number == stops_after:
-                apply = build_apply(optimizer, clip_norm=0.3, device=CPU, defer=True)
+                apply = build_apply(Stepper(optimizer), clip_norm=0.3, device=CPU, defer=True)
             parameter.grad = value.clone()
             apply(gradients([parameter]), squared_norm([value]), 3.0)
         return parameter.detach()
@@ -140,7 +143,7 @@ def test_code_that_looks_at_gradients_before_the_kernel_gets_what_is_to_be_stepp
         if by == "hook of one of several":
             optimizer = MultiOptimizer(optimizer)
         grads = gradients(parameters)
-        build_apply(optimizer, clip_norm=1.0, device=CPU, defer=defer)(grads, squared_norm(grads), 1024.0)
+        build_apply(Stepper(optimizer), clip_norm=1.0, device=CPU, defer=defer)(grads, squared_norm(grads), 1024.0)
         return [parameter.detach() for parameter in parameters]
 
     for mine, wanted in zip(stepped(fused=True), stepped(fused=False), strict=True):
@@ -153,7 +156,7 @@ def test_groups_of_a_fused_optimizer_that_are_not_fused_are_scaled_before_the_st
         groups = [{"params": parameters[:1]}, {"params": parameters[1:], **second}]
         optimizer = torch.optim.SGD(groups, lr=1.0, fused=True)
         grads = gradients(parameters)
-        build_apply(optimizer, clip_norm=0.5, device=CPU)(grads, squared_norm(grads), 3.0)
+        build_apply(Stepper(optimizer), clip_norm=0.5, device=CPU)(grads, squared_norm(grads), 3.0)
         return [parameter.detach() for parameter in parameters]
 
     for mine, wanted in zip(stepped(fused=False), stepped(fused=True), strict=True):
@@ -164,7 +167,7 @@ def test_a_divisor_of_zero_is_not_finite() -> None:
     parameters = made()
     grads = gradients(parameters)
     for defer in (False, True):
-        apply = build_apply(torch.optim.SGD(parameters, fused=True), clip_norm=None, device=CPU, defer=defer)
+        apply = build_apply(Stepper(torch.optim.SGD(parameters, fused=True)), clip_norm=None, device=CPU, defer=defer)
         assert float(apply(grads, squared_norm(grads), torch.tensor(0.0)).aborted) == 1.0
 
 
@@ -186,7 +189,7 @@ def test_float64_parameters_are_scaled_in_float64() -> None:
     before = [parameter.detach().clone() for parameter in parameters]
     wanted = [b - grad / 3.0 for b, grad in zip(before, [g.clone() for g in grads], strict=True)]
     optimizer = torch.optim.SGD(parameters, lr=1.0, fused=True)
-    build_apply(optimizer, clip_norm=None, device=CPU)(grads, squared_norm(grads), 3.0)
+    build_apply(Stepper(optimizer), clip_norm=None, device=CPU)(grads, squared_norm(grads), 3.0)
     for parameter, value in zip(parameters, wanted, strict=True):
         torch.testing.assert_close(parameter.detach(), value, rtol=1e-15, atol=1e-15)
 
@@ -198,5 +201,5 @@ def test_a_loss_scale_that_is_no_float32_leaves_a_step_of_gradients_that_are_0_a
     parameter.grad = torch.zeros(3)
     optimizer = torch.optim.SGD([parameter], lr=0.5, weight_decay=0.5, fused=fused)
     grads = [parameter.grad]
-    build_apply(optimizer, clip_norm=None, device=CPU)(grads, squared_norm(grads), 2.0**140)
+    build_apply(Stepper(optimizer), clip_norm=None, device=CPU)(grads, squared_norm(grads), 2.0**140)
     assert parameter.tolist() == [0.75] * 3

@@ -135,7 +135,7 @@ def test_layers_with_running_statistics_stay_float32_and_their_buffers_too() -> 
     assert {str(one.dtype) for one in model[1].parameters()} == {"torch.float32"}
     assert model[1].running_mean.dtype == torch.float32 and model[1].running_mean.abs().sum() > 0
     assert model.table.dtype == torch.bfloat16 and model.index.dtype == torch.int64
-    assert {"1.weight", "1.bias"}.isdisjoint(engine.parts.saved.steps.masters)
+    assert {"1.weight", "1.bias"}.isdisjoint(engine.parts.saved.stepper.masters)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -176,7 +176,7 @@ def test_a_frozen_parameter_that_the_optimizer_does_not_hold_costs_16_bits_only(
     before = model[0].weight.clone()
     train(engine, 2)
     assert model[0].weight.dtype == DTYPES[name] and torch.equal(model[0].weight, before)
-    assert "0.weight" not in engine.parts.saved.steps.masters
+    assert "0.weight" not in engine.parts.saved.stepper.masters
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -24,7 +24,7 @@ def footprint(state: TrainState) -> dict[str, int]:
             mapped(dict(of_parameter), lambda one: moments.extend(inner_tensors(one)) if one.ndim else None)
     return {
         "model": _bytes(one for name, one in parameters.items() if name not in formats),
-        "masters": _bytes([*state.steps.masters.values(), *(parameters[name] for name in formats)]),
+        "masters": _bytes([*state.stepper.masters.values(), *(parameters[name] for name in formats)]),
         "gradients": sum(local_tensor(one).numel() * gradient_format(one).itemsize for one in trained),
         "optimizer": _bytes(moments),
         "average": 0 if state.average is None else _bytes(state.average.state_dict()[name] for name in parameters),

@@ -15,7 +15,7 @@ from evenstep.checkpoint import ALONE, RankGroup, Shard, on_all_ranks
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.internals import unwrapped
 from evenstep.optim.ema import Average, Ema
-from evenstep.optim.stepping import Steps
+from evenstep.optim.stepper import Stepper
 from evenstep.parallel import ParameterLayout, ShardedTensorRef, States, mapped
 from evenstep.pipeline.pipeline_model import in_stages
 from evenstep.precision import LossScale
@@ -57,7 +57,7 @@ class TrainState:
         optimizer: of its parameters, or of those that this rank steps.
         names: of each of the optimizer's groups' parameters, over all ranks.
         loss_scale: the loss scale, whose state is saved.
-        steps: whose masters, where there are some, are the values of the parameters.
+        stepper: takes the steps; its masters, if any, are the values of the parameters.
         averaged_as: the formats in which the average takes parameters that are held in others, by name.
         sharding: which part of the whole model this rank holds.
 
@@ -71,7 +71,7 @@ class TrainState:
     ema: Ema | None
     loss_scale: LossScale
     trained: TrainedParameters
-    steps: Steps = field(default_factory=Steps)
+    stepper: Stepper
     averaged_as: Mapping[str, torch.dtype] = field(default_factory=dict)
     sharding: PipelineStateSharding = field(default_factory=PipelineStateSharding)
     average: Average | None = field(init=False)
@@ -111,7 +111,7 @@ class TrainState:
         return self.sharding.gathered({**tree, "trained": self.trained.state_dict()})
 
     def part(self) -> Tree:
-        tree, others = self._tree(dict, lambda states: states), self.steps.rounded - self.steps.masters.keys()
+        tree, others = self._tree(dict, lambda states: states), self.stepper.rounded - self.stepper.masters.keys()
         elsewhere = _under_all_names(self.model, dict.fromkeys(others))  # ranks that hold their masters give them
         model = {name: one for name, one in tree["model"].items() if name not in elsewhere}
         return self.sharding.part({**tree, "model": model, "trained": self.trained.state_dict()})
@@ -121,7 +121,7 @@ class TrainState:
             raise CheckpointError(f"the state can't be saved, since it could not be resumed: {fault}.")
         self.trained.check_groups()
         state = optimizer_state(self.optimizer, self._own, self._built)
-        own = {name: one.detach() for name, one in self.steps.masters.items()}
+        own = {name: one.detach() for name, one in self.stepper.masters.items()}
         everybody = of_all(_with_masters(state["state"], own))
         for group, names in zip(state["groups"], self.names, strict=True):
             group["parameters"] = list(names)
@@ -136,7 +136,7 @@ class TrainState:
         }
 
     def _check(self, state: Tree) -> None:
-        masters = _under_all_names(self.model, dict.fromkeys(self.steps.rounded, torch.float32))
+        masters = _under_all_names(self.model, dict.fromkeys(self.stepper.rounded, torch.float32))
         check_fits(state["model"], state_of(self.model), "model", formats=masters)
         _check_tied(state["model"], self.model)
         if state["optimizer"] is not None:
@@ -188,7 +188,7 @@ class TrainState:
 
     def load_state_dict(self, state: Tree) -> list[str]:
         load_state(self.model, state["model"])
-        self.steps.load_masters(state["model"])
+        self.stepper.load_masters(state["model"])
         if state["optimizer"] is not None:
             load_optimizer(state["optimizer"], self.optimizer, self._own, self._built)
         self.loss_scale.load_state_dict(state["precision"])

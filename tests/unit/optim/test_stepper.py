@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from evenstep.keys import branch
 from evenstep.optim.apply import build_apply
+from evenstep.optim.masters import MasterStepper
 from evenstep.optim.multi import MultiOptimizer
-from evenstep.optim.stepping import MasterSteps, RoundedSteps
-from evenstep.optim.stepping.rounded import round_into
+from evenstep.optim.rounded import RoundedStepper, round_into
 
 CPU = torch.device("cpu")
 FORMATS = (torch.bfloat16, torch.float16)
@@ -47,14 +47,14 @@ def named(parameters: list[nn.Parameter]) -> dict[str, nn.Parameter]:
 def test_masters_are_stepped_to_the_bit_as_float32_parameters_are(name: str, format: torch.dtype) -> None:
     plain, narrow = weights(), weights()
     wanted, optimizer = OPTIMIZERS[name](plain), OPTIMIZERS[name](narrow)
-    steps = MasterSteps(optimizer, named(narrow), format)
+    stepper = MasterStepper(optimizer, named(narrow), format)
     for update in range(1, 6):
         for one, other, gradient in zip(plain, narrow, gradients(update), strict=True):
             one.grad, other.grad = gradient, gradient.clone()
         wanted.step()
-        steps(optimizer, update)
+        stepper.step(update)
     for number, (one, other) in enumerate(zip(plain, narrow, strict=True)):
-        assert torch.equal(steps.masters[f"p{number}"], one)
+        assert torch.equal(stepper.masters[f"p{number}"], one)
         assert other.dtype == format and torch.equal(other, one.detach().to(format))
         for key, value in wanted.state[one].items():
             assert torch.equal(torch.as_tensor(optimizer.state[other][key]), torch.as_tensor(value)), key
@@ -69,13 +69,13 @@ def test_the_loss_scale_is_taken_out_once_with_plain_sgd(clip: float | None, fus
     scale, weight = 128.0, nn.Parameter(torch.tensor([3.0, 4.0]))
     sgd = torch.optim.SGD([weight], lr=0.5, fused=fused)
     if masters:
-        steps: Any = MasterSteps(sgd, {"w": weight}, torch.float16)
+        stepper: Any = MasterStepper(sgd, {"w": weight}, torch.float16)
     else:
         weight.data = weight.data.half()
         weight.grad_dtype = torch.float32
-        steps = RoundedSteps(sgd, {id(weight): "w"}, seed=1, first_element=lambda tensor: 0)
+        stepper = RoundedStepper(sgd, {id(weight): "w"}, seed=1, first_element=lambda tensor: 0)
     weight.grad = torch.tensor([0.75, 1.0]) * scale  # of norm 1.25
-    apply = build_apply(sgd, clip_norm=clip, device=CPU, steps=steps)
+    apply = build_apply(stepper, clip_norm=clip, device=CPU)
     applied = apply([weight.grad], weight.grad.square().sum(), scale, 1)
     share = 1.0 if clip is None else 0.5 / (1.25 + 1e-6)
     wanted = torch.tensor([3.0, 4.0], dtype=torch.float64) - 0.5 * share * torch.tensor([0.75, 1.0])
@@ -90,14 +90,14 @@ def test_updates_far_below_the_last_bit_add_up(format: torch.dtype) -> None:
         weight = nn.Parameter(torch.ones(256))
         sgd = torch.optim.SGD([weight], lr=1.0)
         if masters:
-            steps: Any = MasterSteps(sgd, {"w": weight}, format)
+            stepper: Any = MasterStepper(sgd, {"w": weight}, format)
         else:
             weight.data = weight.data.to(format)
             weight.grad_dtype = torch.float32
-            steps = RoundedSteps(sgd, {id(weight): "w"}, seed=1, first_element=lambda tensor: 0)
+            stepper = RoundedStepper(sgd, {id(weight): "w"}, seed=1, first_element=lambda tensor: 0)
         for update in range(1, 1001):
             weight.grad = torch.full((256,), -(2.0**-14))
-            steps(sgd, update)
+            stepper.step(update)
         mean = float(weight.detach().double().mean())
         assert mean == pytest.approx(1 + 1000 * 2**-14, rel=2e-3)
 
@@ -105,26 +105,26 @@ def test_updates_far_below_the_last_bit_add_up(format: torch.dtype) -> None:
 def test_what_somebody_writes_into_a_parameter_counts_and_nothing_else_changes() -> None:
     weight = nn.Parameter(torch.tensor([1.001, 2.002, 3.003]))
     sgd = torch.optim.SGD([weight], lr=1.0)
-    steps = MasterSteps(sgd, {"w": weight}, torch.bfloat16)
-    kept = steps.masters["w"].clone()
+    stepper = MasterStepper(sgd, {"w": weight}, torch.bfloat16)
+    kept = stepper.masters["w"].clone()
     with torch.no_grad():
         weight[1] = -5.0
     weight.grad = torch.zeros(3)
-    steps(sgd, 1)
-    assert steps.masters["w"].tolist() == [kept[0].item(), -5.0, kept[2].item()]
+    stepper.step(1)
+    assert stepper.masters["w"].tolist() == [kept[0].item(), -5.0, kept[2].item()]
 
 
 def test_values_put_away_and_back_leave_the_masters_as_they_are() -> None:
     weight = nn.Parameter(torch.tensor([1.001, 2.002]))
     sgd = torch.optim.SGD([weight], lr=1.0)
-    steps = MasterSteps(sgd, {"w": weight}, torch.bfloat16)
-    before, kept = steps.masters["w"].clone(), weight.detach().clone()
+    stepper = MasterStepper(sgd, {"w": weight}, torch.bfloat16)
+    before, kept = stepper.masters["w"].clone(), weight.detach().clone()
     with torch.no_grad():
         weight.fill_(9.0)  # as an average does for an evaluation
         weight.copy_(kept)
     weight.grad = torch.zeros(2)
-    steps(sgd, 1)
-    assert torch.equal(steps.masters["w"], before)
+    stepper.step(1)
+    assert torch.equal(stepper.masters["w"], before)
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "several"])
@@ -137,11 +137,11 @@ def test_stepping_in_pieces_gives_the_bits_of_stepping_at_once(name: str) -> Non
             one.grad_dtype = torch.float32
         optimizer = OPTIMIZERS[name](parameters)
         names = {id(one): key for key, one in named(parameters).items()}
-        steps = RoundedSteps(optimizer, names, seed=1, first_element=lambda tensor: 0, piece_bytes=piece_bytes)
+        stepper = RoundedStepper(optimizer, names, seed=1, first_element=lambda tensor: 0, piece_bytes=piece_bytes)
         for update in range(1, 4):
             for one, gradient in zip(parameters, gradients(update), strict=True):
                 one.grad = gradient
-            steps(optimizer, update)
+            stepper.step(update)
         states = [value for one in parameters for value in optimizer.state[one].values() if isinstance(value, Tensor)]
         assert all(value.dtype == torch.float32 for value in states)
         results.append([*(one.detach() for one in parameters), *states])
@@ -162,20 +162,20 @@ def test_an_optimizer_of_ones_own_is_stepped_once() -> None:
         one.grad_dtype = torch.float32
     counting = Counting(parameters, lr=0.1)
     names = {id(one): key for key, one in named(parameters).items()}
-    steps = RoundedSteps(counting, names, seed=1, first_element=lambda tensor: 0, piece_bytes=1)
+    stepper = RoundedStepper(counting, names, seed=1, first_element=lambda tensor: 0, piece_bytes=1)
     for one, gradient in zip(parameters, gradients(1), strict=True):
         one.grad = gradient
-    steps(counting, 1)
+    stepper.step(1)
     assert counting.steps == 1
 
 
 def test_parameters_without_a_gradient_stay_as_they_are() -> None:
     one, other = (nn.Parameter(torch.ones(2, dtype=torch.bfloat16)) for _ in range(2))
     adamw = torch.optim.AdamW([one, other], lr=0.1)
-    steps = RoundedSteps(adamw, {id(one): "a", id(other): "b"}, seed=1, first_element=lambda tensor: 0)
+    stepper = RoundedStepper(adamw, {id(one): "a", id(other): "b"}, seed=1, first_element=lambda tensor: 0)
     one.grad_dtype = torch.float32
     one.grad = torch.ones(2)
-    steps(adamw, 1)
+    stepper.step(1)
     assert other.tolist() == [1.0, 1.0] and other not in adamw.state and one in adamw.state
 
 
@@ -184,7 +184,7 @@ def test_state_that_was_made_in_16_bits_becomes_float32() -> None:
     adagrad = torch.optim.Adagrad([weight], lr=0.1)  # makes its state when it is built
     assert adagrad.state[weight]["sum"].dtype == torch.bfloat16
     weight.data = weight.data.float()
-    MasterSteps(adagrad, {"w": weight}, torch.bfloat16)
+    MasterStepper(adagrad, {"w": weight}, torch.bfloat16)
     assert adagrad.state[weight]["sum"].dtype == torch.float32
 
 
@@ -204,17 +204,17 @@ def test_state_that_a_step_puts_in_the_place_of_another_or_gives_up_is_what_is_s
     optimizer = NewState(parameters)
     optimizer.state["steps"] = 3
     if masters:
-        steps: Any = MasterSteps(optimizer, named(parameters), torch.bfloat16)
+        stepper: Any = MasterStepper(optimizer, named(parameters), torch.bfloat16)
     else:
         names = {id(one): name for name, one in named(parameters).items()}
         for one in parameters:
             one.data = one.data.bfloat16()
-        steps = RoundedSteps(optimizer, names, seed=1, first_element=lambda tensor: 0)
+        stepper = RoundedStepper(optimizer, names, seed=1, first_element=lambda tensor: 0)
     for update in (1, 2):
         for one in parameters:
             one.grad_dtype = torch.float32
             one.grad = torch.zeros(one.shape)
-        steps(optimizer, update)
+        stepper.step(update)
     last = len(parameters) - 1
     assert optimizer.state_dict()["state"] == {**{number: {"count": 2} for number in range(last)}, "steps": 5}
 
@@ -266,7 +266,7 @@ def test_shards_are_rounded_as_the_whole_is(rows: int, cut: int, seed: int) -> N
 
 
 def test_shards_across_blocks_are_rounded_as_the_whole_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evenstep.optim.stepping.rounded._BLOCK", 8)
+    monkeypatch.setattr("evenstep.optim.rounded._BLOCK", 8)
     wide = torch.randn(50, generator=torch.Generator().manual_seed(1))
     whole, parts = torch.empty(50, dtype=torch.bfloat16), torch.empty(50, dtype=torch.bfloat16)
     round_into(whole, wide, branch=1)

@@ -6,8 +6,7 @@ Stand-ins are made for a few parameters at a time, to save memory. Only torch's 
 """
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -19,29 +18,27 @@ from evenstep.internals import local_tensor
 from evenstep.keys import branch, branch_below, key_below
 from evenstep.optim.multi import inner
 from evenstep.optim.sharing import TORCH
-from evenstep.optim.step import step
-from evenstep.optim.stepping.stepping import Steps, is_narrow, standing_in, widen_state
+from evenstep.optim.stepper import Stepper, is_narrow, swapped_parameters, widen_state
 from evenstep.tensors import parameters_in
 
 PIECE_BYTES = 64 * 2**20  # of stand-ins at a time; a larger parameter is a piece by itself
 
 
 @final
-class RoundedSteps(Steps):
+class RoundedStepper(Stepper):
     """Steps parameters of 16 bits in float32, and rounds them stochastically.
 
     Args:
-        optimizer: of the parameters that this rank steps.
-        names: of parameters, by their `id`.
-        seed: the run's.
+        names: names of parameters, by their `id`.
+        seed: the run's seed.
         first_element: offset of this rank's shard in the whole tensor, in elements.
         piece_bytes: memory of the stand-ins of a piece.
 
     >>> weight = nn.Parameter(torch.ones(4096, dtype=torch.bfloat16)); weight.grad_dtype = torch.float32
     >>> sgd = torch.optim.SGD([weight], lr=1.0)
-    >>> steps = RoundedSteps(sgd, {id(weight): "weight"}, seed=1, first_element=lambda tensor: 0)
+    >>> stepper = RoundedStepper(sgd, {id(weight): "weight"}, seed=1, first_element=lambda tensor: 0)
     >>> weight.grad = torch.full((4096,), -0.001)
-    >>> for update in range(1, 11): steps(sgd, update)
+    >>> for update in range(1, 11): stepper.step(update)
     >>> round(weight.mean(dtype=torch.float32).item(), 3)
     1.01
     """
@@ -55,6 +52,7 @@ class RoundedSteps(Steps):
         first_element: Callable[[Tensor], int],
         piece_bytes: int = PIECE_BYTES,
     ) -> None:
+        super().__init__(optimizer)
         own = [one for one in parameters_in(optimizer) if is_narrow(one)]
         widen_state(optimizer)
         self._names = {id(one): names[id(one)] for one in own}
@@ -64,36 +62,36 @@ class RoundedSteps(Steps):
         in_pieces = all(type(one) in TORCH for one in inner(optimizer))
         self._pieces = _cut(own, piece_bytes) if in_pieces else [own]
 
-    def __call__(self, optimizer: Any, update: int) -> None:
-        of_update = branch_below(self._branch, update)
+    def step(self, update: int) -> None:
+        branch_of_update = branch_below(self._branch, update)
         for number, piece in enumerate(self._pieces):
             pairs = [(one, _stand_in(one)) for one in piece if one.grad is not None]
-            place, beside = {id(one): other for one, other in pairs}, self._others if number == 0 else ()
-            with standing_in(optimizer, place, beside=beside), _having_state(optimizer, pairs):
-                _step_piece(optimizer, number)
+            place = {id(one): other for one, other in pairs}
+            _move_states(self.optimizer, pairs)
+            try:
+                with swapped_parameters(self.optimizer, place, beside=() if number else self._others):
+                    self._take_step()
+            except OutOfMemoryError as error:
+                if not number:
+                    raise
+                raise OutOfMemoryError(
+                    f"memory ran out when some parameters had been stepped and others not: {error} Resume from a "
+                    f"checkpoint."
+                ) from error
+            finally:
+                _move_states(self.optimizer, [(stand_in, parameter) for parameter, stand_in in pairs])
             for parameter, stand_in in pairs:
-                self._round(parameter, stand_in, of_update)
+                self._round(parameter, stand_in, branch_of_update)
 
-    def _round(self, parameter: nn.Parameter, stand_in: nn.Parameter, of_update: int) -> None:
-        with torch.no_grad():
-            round_into(
-                local_tensor(parameter),
-                local_tensor(stand_in),
-                branch=branch_below(of_update, self._names[id(parameter)]),
-                first=self._first_element(parameter),
-                size=parameter.numel(),
-            )
-
-
-def _step_piece(optimizer: Any, number: int) -> None:
-    try:
-        step(optimizer)
-    except OutOfMemoryError as error:
-        if not number:
-            raise
-        raise OutOfMemoryError(
-            f"memory ran out when some parameters had been stepped and others not: {error} Resume from a checkpoint."
-        ) from error
+    @torch.no_grad()
+    def _round(self, parameter: nn.Parameter, stand_in: nn.Parameter, branch_of_update: int) -> None:
+        round_into(
+            local_tensor(parameter),
+            local_tensor(stand_in),
+            branch=branch_below(branch_of_update, self._names[id(parameter)]),
+            first=self._first_element(parameter),
+            size=parameter.numel(),
+        )
 
 
 def _stand_in(parameter: nn.Parameter) -> nn.Parameter:
@@ -103,21 +101,12 @@ def _stand_in(parameter: nn.Parameter) -> nn.Parameter:
     return made
 
 
-@contextmanager
-def _having_state(optimizer: Optimizer, pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> Generator[None]:
-    _hand_over(optimizer, pairs)
-    try:
-        yield
-    finally:
-        _hand_over(optimizer, [(stand_in, parameter) for parameter, stand_in in pairs])
-
-
-def _hand_over(optimizer: Optimizer, pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
+def _move_states(optimizer: Optimizer, pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
     for one in inner(optimizer):
         states: dict[Any, Any] = one.state
-        for parameter, other in pairs:
-            if parameter in states:
-                states[other] = states.pop(parameter)
+        for source, target in pairs:
+            if source in states:
+                states[target] = states.pop(source)
 
 
 def _cut(parameters: Sequence[nn.Parameter], piece_bytes: int) -> list[list[nn.Parameter]]:

@@ -17,69 +17,61 @@ from torch.optim import Optimizer
 
 from evenstep.internals import foreach_copy, times_written
 from evenstep.optim.multi import inner
-from evenstep.optim.step import step
-from evenstep.optim.stepping.stepping import Steps, standing_in, widen_state
+from evenstep.optim.stepper import Stepper, swapped_parameters, widen_state
 from evenstep.tensors import parameters_in
 
 
 @final
-class MasterSteps(Steps):
+class MasterStepper(Stepper):
     """Steps master weights.
 
     Args:
-        optimizer: optimizer of the parameters that this rank steps.
         parameters: float32 parameters by name; cast here, in place.
         format: number format of the rounded parameters.
 
     >>> weight = nn.Parameter(torch.tensor([1.0]))
-    >>> steps = MasterSteps(sgd := torch.optim.SGD([weight], lr=1.0), {"weight": weight}, torch.bfloat16)
+    >>> stepper = MasterStepper(torch.optim.SGD([weight], lr=1.0), {"weight": weight}, torch.bfloat16)
     >>> weight.grad = torch.tensor([-0.001])
-    >>> for update in (1, 2): steps(sgd, update)
-    >>> weight.item(), round(steps.masters["weight"].item(), 6)
+    >>> for update in (1, 2): stepper.step(update)
+    >>> weight.item(), round(stepper.masters["weight"].item(), 6)
     (1.0, 1.002)
     """
 
     def __init__(self, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], format: torch.dtype) -> None:
+        super().__init__(optimizer)
         names = {id(parameter): name for name, parameter in parameters.items()}
-        own = [one for one in parameters_in(optimizer) if id(one) in names]
+        self._parameters = [one for one in parameters_in(optimizer) if id(one) in names]
         widen_state(optimizer)
-        self._parameters: Sequence[nn.Parameter] = own
-        self._masters = [nn.Parameter(one.detach().clone(), requires_grad=False) for one in own]
+        self._masters = [nn.Parameter(one.detach().clone(), requires_grad=False) for one in self._parameters]
         self._pairs = list(zip(self._parameters, self._masters, strict=True))
         self._place = {id(one): master for one, master in self._pairs}
         self._states = [_States(one, self._pairs) for one in inner(optimizer)]
-        self._by_name = {names[id(one)]: master for one, master in self._pairs}
-        self._rounded = frozenset(parameters)
+        self.masters = {names[id(one)]: master for one, master in self._pairs}
+        self.rounded = frozenset(parameters)
         for parameter in parameters.values():
             parameter.data = parameter.data.to(format)
             parameter.grad_dtype = torch.float32
         self._written = self._marks()
 
-    @property
-    def masters(self) -> Mapping[str, Tensor]:
-        return self._by_name
-
-    @property
-    def rounded(self) -> frozenset[str]:
-        return self._rounded
-
+    @torch.no_grad()
     def load_masters(self, values: Mapping[str, Tensor]) -> None:
-        with torch.no_grad():
-            for name, master in self._by_name.items():
-                master.copy_(values[name])
+        for name, master in self.masters.items():
+            master.copy_(values[name])
         self._written = self._marks()
 
-    def __call__(self, optimizer: Any, update: int) -> None:
+    def step(self, update: int) -> None:
         if self._marks() != self._written:
-            self._follow()
-        with ExitStack() as stack:
-            stack.callback(self._let_go)
-            for parameter, master in self._pairs:
-                master.grad = parameter.grad
-            stack.enter_context(standing_in(optimizer, self._place))
-            for states in self._states:
-                stack.enter_context(states.of_masters())
-            step(optimizer)
+            self._follow_writes()
+        for parameter, master in self._pairs:
+            master.grad = parameter.grad
+        try:
+            with swapped_parameters(self.optimizer, self._place), ExitStack() as stack:
+                for states in self._states:
+                    stack.enter_context(states.of_masters())
+                self._take_step()
+        finally:
+            for master in self._masters:
+                master.grad = None
         with torch.no_grad():
             foreach_copy(self._parameters, self._masters)
         self._written = self._marks()
@@ -87,19 +79,17 @@ class MasterSteps(Steps):
     def _marks(self) -> list[int]:
         return [*map(times_written, self._parameters), *map(Tensor.data_ptr, self._parameters)]
 
-    def _let_go(self) -> None:
-        for master in self._masters:
-            master.grad = None
-
-    def _follow(self) -> None:
-        with torch.no_grad():
-            for parameter, master in self._pairs:
-                same = parameter == master.to(parameter.dtype)
-                master.copy_(torch.where(same, master, parameter.to(master.dtype)))
+    @torch.no_grad()
+    def _follow_writes(self) -> None:
+        for parameter, master in self._pairs:
+            same = parameter == master.to(parameter.dtype)
+            master.copy_(torch.where(same, master, parameter.to(master.dtype)))
 
 
 @final
 class _States:
+    """State of an optimizer by parameter and by master; hashing tensors is slow, so both dicts are kept."""
+
     def __init__(self, optimizer: Optimizer, pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
         self._optimizer: Any = optimizer
         self._master = {id(parameter): master for parameter, master in pairs}
@@ -118,8 +108,9 @@ class _States:
         try:
             yield
         finally:
-            self._of_masters, self._optimizer.state = self._optimizer.state, own
+            self._of_masters = self._optimizer.state
+            self._optimizer.state = own
             self._known = list(map(id, self._of_masters.values()))
-            if self._known != known:  # a step may make states, put others in their place, or give them up
+            if self._known != known:  # a step may make, replace or drop states
                 own.clear()
                 own.update((self._parameter.get(id(key), key), state) for key, state in self._of_masters.items())
