@@ -69,8 +69,6 @@ OWN = [
         says="streams of 1 rank are, but this run has 2",
         slow=True,
     ),
-    Row(stream="without_state", outcome="refused", says="this stream has no `state_dict`", slow=True),
-    Row(stream="generator", outcome="refused", says="this stream has no `state_dict`", slow=True),
 ]
 
 _LOADERS = ("loader_of_map", "loader_of_map_shuffled")

@@ -146,14 +146,6 @@ def late_state(rank: int, ranks: int) -> Data:
     return _own(LateState())
 
 
-def without_state(rank: int, ranks: int) -> Data:
-    return _own(Plain())
-
-
-def generator(rank: int, ranks: int) -> Data:
-    return _own(sample(number) for number in range(EPOCH))
-
-
 def _loader(dataset: Any, rank: int, ranks: int, **options: Any) -> Data:
     from torchdata.stateful_dataloader import StatefulDataLoader
 

@@ -16,7 +16,7 @@ from evenstep.config.schema import FailuresTable
 from evenstep.config.schema_data import DataTable
 from evenstep.data import Data, MapData, Reading, StreamData
 from evenstep.data.batch_sizes import largest
-from evenstep.errors import ConfigError, DataError, EvenstepError
+from evenstep.errors import ConfigError, EvenstepError
 
 
 def build_data(
@@ -163,18 +163,13 @@ def _stream_data(config: DataTable, stream: Iterable[Any], collate: Call | None,
     _refuse(config, key, _OF_MAPS, why)
     if isinstance(config.global_batch_size, tuple):
         raise ConfigError([f"`{key}.global_batch_size` as a list of pairs is for {why}; give one number."])
-    data = StreamData(
+    return StreamData(
         stream,
         global_batch_size=config.global_batch_size,
         micro_batch_size=None if config.micro_batch_size == "auto" else config.micro_batch_size,
         **config.model_dump(include=_OF_STREAMS),
         **_collate(collate),
     )
-    if not data.resumable:
-        raise DataError(
-            f"the stream ({type(stream).__name__}) cannot resume; give it `state_dict` and `load_state_dict`."
-        )
-    return data
 
 
 def _lengths(dataset: object, config: DataTable) -> Any:

@@ -102,7 +102,7 @@ def _check(run: OpenRun, folder: Path, group: Group) -> int:
             trainer.resume(config.resume, new_settings=True, reset=config.reset)
         result = trainer.train()
         pack(hooks.state_dict(), "hooks", {})
-        pack(parts.data.state_dict(), "data", {})
+        pack({} if parts.data.state is None else parts.data.state.state_dict(), "data", {})
         pack(_state_of(parts.optimizer), "optimizer", {})
         parameters, _ = parameters_of(parts.model)
         if trainer.is_first_rank:

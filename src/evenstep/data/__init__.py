@@ -6,14 +6,23 @@ from evenstep.data.order import order
 from evenstep.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from evenstep.data.batch import Data, DataFault, GlobalBatch, Microbatch, Part, Position
-    from evenstep.data.fetch import Reading
+    from evenstep.data.batch import (
+        Batch,
+        Data,
+        DataFault,
+        GlobalBatch,
+        Microbatch,
+        Part,
+        Position,
+        State,
+        batches_in,
+    )
+    from evenstep.data.from_loader import data_of
+    from evenstep.data.iterable import StreamData, UpdateData
+    from evenstep.data.loader import Reading
     from evenstep.data.map_data import MapData
     from evenstep.data.mixture import AllTasks, Mixing, Mixture, RoundRobin, Sampled
-    from evenstep.data.resolve import data_of
     from evenstep.data.split import samples_in
-    from evenstep.data.stream_data import StreamData
-    from evenstep.data.update_data import Batch, UpdateData, batches_in
 
 __all__ = [
     "AllTasks",
@@ -30,6 +39,7 @@ __all__ = [
     "Reading",
     "RoundRobin",
     "Sampled",
+    "State",
     "StreamData",
     "UpdateData",
     "batches_in",
@@ -41,13 +51,12 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        ".batch": "Data DataFault GlobalBatch Microbatch Part Position",
+        ".batch": "Batch Data DataFault GlobalBatch Microbatch Part Position State batches_in",
+        ".iterable": "StreamData UpdateData",
         ".map_data": "MapData",
         ".mixture": "AllTasks Mixing Mixture RoundRobin Sampled",
-        ".fetch": "Reading",
-        ".resolve": "data_of",
+        ".loader": "Reading",
+        ".from_loader": "data_of",
         ".split": "samples_in",
-        ".stream_data": "StreamData",
-        ".update_data": "Batch UpdateData batches_in",
     },
 )

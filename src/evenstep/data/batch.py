@@ -3,11 +3,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast, final
+
+import numpy as np
+from torch import Tensor
 
 from evenstep.errors import DataError
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
+Total: TypeAlias = Callable[[Sequence[float]], Sequence[float]]
+"""Sums numbers over all ranks; all call it together."""
 
 
 class Position(NamedTuple):
@@ -112,109 +117,142 @@ class GlobalBatch:
     parts: tuple[Part, ...] = ()
 
 
-class Data(ABC):
-    """A source of global batches that can start at any of its positions.
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One batch of a named task; it is never taken for several.
 
-    Attributes:
-        limit_batches: the most global batches of an epoch, to try things out; None for no limit.
+    >>> Batch(task="box", data=[1, 2]).task
+    'box'
     """
 
+    task: str
+    data: Any
+
+
+def batches_in(item: object) -> list[Batch]:
+    """The batches of one update.
+
+    A plain tuple is several batches, except a pair (data, task name), which is one; it must not hold bare tensors. A
+    list, a dict, a named tuple, a `Batch` and any other object is one. A batch without a task's name is of the task "".
+
+    Raises:
+        DataError: a tuple without a batch, or with bare tensors or numbers, which may be one batch or several.
+
+    >>> [(batch.task, batch.data) for batch in batches_in(([1], ([2], "box"), Batch(task="class", data=[3])))]
+    [('', [1]), ('box', [2]), ('class', [3])]
+    """
+    if type(item) is not tuple or _is_pair(cast("tuple[object, ...]", item)):
+        return [named_batch(item)]
+    several = cast("tuple[object, ...]", item)
+    if not several:
+        raise DataError("an update was given as an empty tuple, but must hold one batch at least.")
+    bare = next((one for one in several if _is_bare(one)), None)
+    if bare is not None and len(several) > 1:
+        raise DataError(
+            f"an update was given as a tuple of {len(several)} with a bare {type(bare).__name__} in it, which may be "
+            f"one batch of {len(several)} parts or {len(several)} batches: give `(batch,)` for one batch that is a "
+            f'tuple, and `(Batch(task="", data=x), …)` for several that are tensors.'
+        )
+    return [named_batch(one) for one in several]
+
+
+def _is_bare(one: object) -> bool:
+    return isinstance(one, Tensor | np.ndarray | np.generic | int | float | complex)
+
+
+def _is_pair(item: tuple[object, ...]) -> bool:
+    return len(item) == 2 and isinstance(item[1], str)
+
+
+def named_batch(item: object) -> Batch:
+    """One batch with its task's name: of a `Batch` and a pair (data, task name) theirs, of anything else ""."""
+    if isinstance(item, Batch):
+        return item
+    if type(item) is tuple and _is_pair(cast("tuple[object, ...]", item)):
+        data, task = cast("tuple[object, str]", item)
+        return Batch(task=task, data=data)
+    return Batch(task="", data=item)
+
+
+class State(Protocol):
+    """State of data that can't start at any position by themselves.
+
+    Attributes:
+        scope: "run": all ranks have the same state, also of other numbers of ranks; "rank": each has its own.
+        positions: positions that the data can go on from: "all", the "last" one given out, or the begins of "epochs".
+    """
+
+    @property
+    def scope(self) -> Literal["run", "rank"]: ...
+
+    @property
+    def positions(self) -> Literal["all", "last", "epochs"]: ...
+
+    def state_dict(self, at: Position | None = None) -> dict[str, Any]:
+        """State at a position, by default after the last global batch given out.
+
+        Raises:
+            DataError: the state there is not known.
+        """
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go where `state_dict` was taken; the next `batches` starts there.
+
+        Raises:
+            DataError: the state is of other data.
+        """
+        ...
+
+
+class Data(ABC):
+    """A source of global batches.
+
+    Attributes:
+        tasks: names of the tasks that it has batches for; ("",) without names, None where only reading tells.
+        state: what a resume needs beside the position; None for data that can start at any position.
+        limit_batches: most global batches of an epoch; None for no limit.
+    """
+
+    tasks: tuple[str, ...] | None = ("",)
     limit_batches: int | None = None
+
+    @property
+    def state(self) -> State | None:
+        return None
 
     @abstractmethod
     def batches(
-        self, start: Position, *, seed: int, rank: int = 0, ranks: int = 1, pin_memory: bool = False
+        self,
+        start: Position,
+        *,
+        seed: int,
+        rank: int = 0,
+        ranks: int = 1,
+        total: Total | None = None,
+        pin_memory: bool = False,
     ) -> Iterator[GlobalBatch]:
         """Give the global batches from `start` on, epoch after epoch.
 
         Args:
             seed: the run's seed; order and augmentation follow from it.
             rank: whose micro-batches, 0..ranks-1.
-            ranks: how many data-parallel ranks share each global batch.
+            ranks: number of data-parallel ranks that share each global batch.
+            total: sums numbers over the ranks, which call it together; streams need it, as none knows the others'.
             pin_memory: whether batches are put in pinned memory, where there is an accelerator.
 
         Raises:
             DataError: the data cannot start at `start`; later, a sample or a worker fails.
         """
 
-    def batches_together(
-        self,
-        start: Position,
-        *,
-        seed: int,
-        rank: int,
-        ranks: int,
-        total: Callable[[Sequence[float]], Sequence[float]],
-        pin_memory: bool = False,
-    ) -> Iterator[GlobalBatch]:
-        """The same, where only all ranks together know what a global batch is, as of streams without a length.
-
-        Args:
-            start, seed, rank, ranks, pin_memory: as for `batches`.
-            total: sums numbers over all ranks; all ranks take their global batches together.
-
-        Raises:
-            DataError: as `batches`; or what ranks read does not go together, on all of them.
-        """
-        return self.batches(start, seed=seed, rank=rank, ranks=ranks, pin_memory=pin_memory)
-
     @abstractmethod
     def num_batches(self, epoch: int, *, seed: int) -> int | None:
-        """How many global batches `epoch` has; None where only reading tells."""
-
-    @property
-    def knows_length(self) -> bool:
-        """Whether `num_batches` gives a number; asked where counting a whole epoch would be too much."""
-        return self.num_batches(0, seed=0) is not None
+        """Number of global batches of `epoch`; None where only reading tells."""
 
     @abstractmethod
     def fingerprint(self) -> dict[str, JSON]:
-        """What must be equal for a resumed run to be exact."""
-
-    def cut(self) -> dict[str, JSON]:
-        """What must be equal on all ranks besides, though not in a resumed run: how a global batch is cut."""
-        return {}
-
-    @property
-    def tasks(self) -> tuple[str, ...] | None:
-        """The names of the tasks that it has batches for; ("",) without names, None where only reading tells."""
-        return ("",)
-
-    @property
-    def resumable(self) -> bool:
-        """Whether `batches` can start at any position (of a stream: after `load_state_dict`)."""
-        return True
-
-    @property
-    def moving_stream(self) -> object:
-        """The stream that a second reader would move; None for data without one."""
-        return None
-
-    @property
-    def state_is_of_rank(self) -> bool:
-        """Whether `state_dict` is of this rank alone, and each rank must go on with its own."""
-        return False
-
-    def state_dict(self, at: Position | None = None) -> dict[str, object]:
-        """What a resume needs beside the position; only streams need anything.
-
-        Args:
-            at: the position to resume at: that of the last global batch given, or the one after it, which is the
-                default.
-        """
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Take up what `state_dict` gave.
-
-        Raises:
-            DataError: the state is not of this data.
-        """
-        if state:
-            raise DataError(
-                f"{type(self).__name__} carries no state, but was given {sorted(state)}; "
-                "the checkpoint is of other data: resume with the data it was written with."
-            )
+        """Everything that must be equal for a resumed run to be exact; `cut`, if there, must be on all ranks only."""
 
     def close(self) -> None:
         """Stop whatever runs in the background; the data may be used again after."""

@@ -1,11 +1,8 @@
-"""Properties of map-style datasets, also inside torch's `Subset` and `ConcatDataset`.
-
-Those wrappers hide `set_epoch` and fingerprint, and `Subset` has a `__getitems__` that its dataset may lack.
-"""
+"""Properties of map-style datasets, also inside torch's `Subset` and `ConcatDataset`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol, cast, final
+from typing import Any, ClassVar, Protocol, cast, final
 from weakref import WeakValueDictionary
 from zlib import crc32
 
@@ -19,7 +16,7 @@ from evenstep.errors import ArgumentError, DataError
 
 
 class MapDataset(Protocol):
-    """Samples by number: `dataset[i]` for i in 0..len(dataset)-1. Lists and torch datasets are."""
+    """Samples by number: `dataset[i]` for i in 0..len(dataset)-1, as of lists and torch's datasets."""
 
     def __len__(self) -> int: ...
 
@@ -27,6 +24,7 @@ class MapDataset(Protocol):
 
 
 def count_samples(dataset: object) -> int:
+    """Number of samples of a map-style dataset, at least 1."""
     name = type(dataset).__name__
     is_text = isinstance(dataset, str | bytes)
     is_table = isinstance(dataset, Mapping) and 0 not in dataset
@@ -34,7 +32,7 @@ def count_samples(dataset: object) -> int:
     if is_text or is_table or is_stream or not hasattr(dataset, "__len__"):
         raise ArgumentError(
             f"`dataset` must have `dataset[i]` and `len(dataset)`, but is a {name}; give a DataLoader's `.dataset`, or "
-            "feed a stream with `StreamData`.",
+            f"feed a stream with `StreamData`.",
             field="dataset",
         )
     num_samples = len(cast(MapDataset, dataset))
@@ -44,6 +42,7 @@ def count_samples(dataset: object) -> int:
 
 
 def epoch_setters(dataset: object) -> list[Callable[[int], object]]:
+    """The `set_epoch` of a dataset, or of the datasets that it is made of."""
     set_epoch = getattr(dataset, "set_epoch", None)
     if callable(set_epoch):
         return [set_epoch]
@@ -56,41 +55,50 @@ def epoch_setters(dataset: object) -> list[Callable[[int], object]]:
 
 
 @final
-class Told:
-    """Whether a reader is the last who told some objects of an epoch.
+class EpochSetters:
+    """Calls `set_epoch` of objects, and knows whether another reader of the same objects has called it since.
 
-    Parts of one dataset may be read by turns, each of them in an epoch of its own: those that are trained on and
-    evaluated, or the tasks of a mixture.
+    Parts of one dataset may be read in turns, each in its own epoch: training and evaluation, or tasks of a mixture.
     """
 
-    def __init__(self, set_epoch: Sequence[Callable[[int], object]]) -> None:
-        self._objects = [id(getattr(one, "__self__", one)) for one in set_epoch]
+    _callers: ClassVar["WeakValueDictionary[int, EpochSetters]"] = (
+        WeakValueDictionary()
+    )  # the last ones, by ids of the objects
 
-    @property
-    def by_others(self) -> bool:
-        return any(_LAST_TOLD.get(one) is not self for one in self._objects)
+    def __init__(self, setters: Sequence[Callable[[int], object]]) -> None:
+        self._setters = setters
+        self._objects = [id(getattr(setter, "__self__", setter)) for setter in setters]
+        self._epoch: int | None = None
 
-    def remember(self) -> None:
-        """This reader has told them just now."""
-        for one in self._objects:
-            _LAST_TOLD[one] = self
+    def are_at(self, epoch: int) -> bool:
+        """Whether the objects are in `epoch` by the last call, which was this reader's."""
+        if not self._setters:
+            return True
+        return self._epoch == epoch and all(self._callers.get(one) is self for one in self._objects)
 
-
-_LAST_TOLD: "WeakValueDictionary[int, Told]" = WeakValueDictionary()  # by the ids of the objects
-
-
-def whole(dataset: object) -> object:
-    while type(dataset) is Subset:
-        dataset = cast("Subset[object]", dataset).dataset
-    return dataset
+    def __call__(self, epoch: int, before_each: Callable[[], object] | None = None) -> None:
+        for set_epoch in self._setters:
+            if before_each is not None:
+                before_each()
+            set_epoch(epoch)
+        self._epoch = epoch
+        self._callers.update(dict.fromkeys(self._objects, self))
 
 
 def fetches_many(dataset: object) -> bool:
-    return callable(getattr(whole(dataset), "__getitems__", None))
+    """Whether it has `__getitems__`; a `Subset` has one that its dataset may lack."""
+    return callable(getattr(_innermost(dataset), "__getitems__", None))
 
 
 def draws_nothing(dataset: object) -> bool:
-    return type(whole(dataset)) in (TensorDataset, list, tuple, range, np.ndarray, Tensor)
+    """Whether reading it is known to draw no random numbers."""
+    return type(_innermost(dataset)) in (TensorDataset, list, tuple, range, np.ndarray, Tensor)
+
+
+def _innermost(dataset: object) -> object:
+    while type(dataset) is Subset:
+        dataset = cast("Subset[object]", dataset).dataset
+    return dataset
 
 
 def fingerprint_of(dataset: object) -> JSON:
@@ -117,18 +125,18 @@ def fingerprint_of(dataset: object) -> JSON:
     return None
 
 
-def _is_json(value: object) -> bool:
+def _is_json(value: Any) -> bool:
     if isinstance(value, dict):
-        items = cast(dict[object, object], value).items()
+        items = cast("dict[object, object]", value).items()
         return all(isinstance(name, str) and _is_json(part) for name, part in items)
     if isinstance(value, list):
-        return all(_is_json(part) for part in cast(list[object], value))
-    return value is None or isinstance(value, (bool, int, float, str))
+        return all(map(_is_json, cast("list[object]", value)))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def rows_of(dataset: object) -> Callable[[list[int]], list[Tensor]] | None:
-    """Takes many rows of a `TensorDataset`, or of a `Subset` of one, at once: what `default_collate` makes of them,
-    without the copying; None for any other dataset.
+    """Reader of many rows at once of a `TensorDataset`, or a `Subset` of one, as `default_collate` batches them; None
+    for any other dataset.
 
     >>> rows_of(Subset(TensorDataset(torch.arange(5)), [-1, 0]))([0, 1])
     [tensor([4, 0])]
@@ -146,6 +154,6 @@ def _rows(tensors: Sequence[Tensor], choices: list[Sequence[int]], rows: list[in
     for choice in choices:
         rows = [choice[row] for row in rows]
     places = np.array(rows)
-    places[places < 0] += len(tensors[0])  # which count from the end
+    places[places < 0] += len(tensors[0])
     index = torch.as_tensor(places)  # a third of the time of torch.tensor(rows)
     return [tensor.index_select(0, index) for tensor in tensors]

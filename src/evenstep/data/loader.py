@@ -1,55 +1,214 @@
-"""Answers requests in this process, or ahead of time in worker processes.
+"""Reads and collates micro-batches, in this process or ahead of time in worker processes, with the same result.
 
-The workers are one torch `DataLoader` over an endless sequence of requests, so prefetching crosses ends of epochs.
+The workers are one torch `DataLoader` over an endless sequence of requests, so prefetching crosses ends of epochs. A
+failure in user code is returned as a value. A sample that fails may be read again or left out.
 """
 
-import atexit
-import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterator
+import traceback
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from errno import EMFILE
 from itertools import islice
-from math import ceil
+from multiprocessing.util import Finalize
 from pickle import PicklingError
 from types import FrameType
-from typing import Any, cast, final
-from weakref import WeakSet
+from typing import Any, Literal, NamedTuple, cast, final
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    default_collate,  # pyright: ignore[reportUnknownVariableType] - torch leaves the type of its list open
+)
 
-from evenstep.data.fetch import Fetcher, Reading, Reply, Request, Seeding
-from evenstep.data.seeding import undisturbed
+from evenstep.data.batch import DataFault
+from evenstep.data.dataset import EpochSetters, MapDataset, draws_nothing, epoch_setters, fetches_many, rows_of
+from evenstep.data.seeding import seed_generators, undisturbed
+from evenstep.data.split import num_arrived
+from evenstep.data.tree import pin
 from evenstep.errors import DataError, clause
 from evenstep.internals import end_workers, workers_of
+from evenstep.keys import key, mix
 from evenstep.process import REQUEUE
+
+Collate = Callable[[list[Any]], object]
+DEFAULT_COLLATE = cast(Collate, default_collate)
 
 _LONGEST_WAIT_S = 2e6  # 23 days: a queue takes its milliseconds in 31 bits
 _OUTLIVED = (*REQUEUE, signal.SIGINT)
 
 
 @final
-class Here:
-    """Answers in this process, when asked, leaving its random generators as they were."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How `MapData` reads samples; which samples make an update does not depend on it.
 
-    def __init__(self, fetcher: Fetcher, *, pin_memory: bool) -> None:
+    Args:
+        prefetch_batches: global batches that the workers read ahead, all together.
+        timeout_s: longest wait for a worker, in seconds.
+        retries: how many times a sample that fails is read again.
+        skip_failing: whether a sample that still fails is left out, as an incident, with its weight; if it fails in
+            `collate` or `__getitems__`, with all of its micro-batch. Else it is an error.
+        seed_samples: False leaves the generators alone, for datasets that draw no random numbers.
+
+    >>> Reading(retries=2).timeout_s
+    300.0
+    """
+
+    prefetch_batches: int = 2
+    timeout_s: float = 300.0
+    retries: int = 0
+    skip_failing: bool = False
+    seed_samples: bool = True
+
+
+class Request(NamedTuple):
+    """One micro-batch to read: its place, its samples (perhaps none), and the epoch's key for randomness."""
+
+    epoch: int
+    batch: int
+    microbatch: int
+    samples: list[int]
+    epoch_key: int
+
+    def __str__(self) -> str:
+        return f"micro-batch {self.microbatch} of batch {self.batch} of epoch {self.epoch}"
+
+
+class Failure(NamedTuple):
+    """An error of user code: a sentence that says what to do, the traceback, and the sample or the work it came in."""
+
+    message: str
+    details: str
+    doing: int | str
+
+    def error(self) -> DataError:
+        error = DataError(self.message)
+        error.add_note(self.details)
+        return error
+
+
+class Reply(NamedTuple):
+    """A micro-batch, or why there is none; and the faults that it survived."""
+
+    data: object
+    failure: Failure | None
+    num_samples: int = 0
+    faults: tuple[DataFault, ...] = ()
+
+    def pin_memory(self) -> "Reply":
+        """Called by torch's pinning thread."""
+        return self._replace(data=pin(self.data))
+
+
+@final
+class Fetcher(Dataset[Reply]):
+    """Answers requests. To a `DataLoader` it looks like a dataset whose samples are micro-batches."""
+
+    def __init__(self, dataset: MapDataset, collate: Collate, reading: Reading, *, packed: bool) -> None:
+        self._dataset = dataset
+        self._collate = collate
+        self._reading = reading
+        self._setters = EpochSetters(epoch_setters(dataset))
+        self._rows = rows_of(dataset) if collate is DEFAULT_COLLATE else None
+        self._many: Any = getattr(dataset, "__getitems__", None) if fetches_many(dataset) else None
+        self._may_drop = collate is not DEFAULT_COLLATE and not packed  # rows of packed samples are no samples
+        self.seeded: Literal["sample", "microbatch", "never"] = "sample"
+        if not reading.seed_samples or (draws_nothing(dataset) and collate is DEFAULT_COLLATE):
+            self.seeded = "never"
+        elif draws_nothing(dataset) or self._many is not None:
+            self.seeded = "microbatch"
+
+    def __getitem__(self, request: Request) -> Reply:
+        faults: list[DataFault] = []
+        reply = self._read(request)
+        tries = 1
+        while reply.failure is not None and tries <= self._reading.retries:
+            tries += 1
+            failure = reply.failure
+            reply = self._read(request)
+            if reply.failure is None:
+                samples = [failure.doing] if isinstance(failure.doing, int) else []
+                faults.append(_survived(failure, f"it was read at try {tries}", samples))
+        while reply.failure is not None and self._reading.skip_failing and reply.failure.doing != "set_epoch":
+            doing = reply.failure.doing
+            left_out = [doing] if isinstance(doing, int) else request.samples
+            faults.append(_survived(reply.failure, "left out", left_out, num_skipped=len(left_out)))
+            request = request._replace(samples=[sample for sample in request.samples if sample not in left_out])
+            reply = self._read(request)
+        return reply._replace(faults=tuple(faults)) if faults else reply
+
+    def _read(self, request: Request) -> Reply:
+        if not request.samples:
+            return Reply(None, None)
+        doing: int | str = "set_epoch"
+        try:
+            if not self._setters.are_at(request.epoch):
+                seed = mix(key(request.epoch_key, "set_epoch"))
+                self._setters(request.epoch, None if self.seeded == "never" else lambda: seed_generators(seed))
+            doing = "samples"
+            if self._rows is not None:
+                return Reply(self._rows(request.samples), None, len(request.samples))
+            if self.seeded == "microbatch":
+                seed_generators(mix(key(request.epoch_key, "microbatch", request.batch, request.microbatch)))
+            if self._many is not None:
+                samples = self._many(request.samples)
+            else:
+                samples: list[object] = []
+                for doing in request.samples:
+                    if self.seeded == "sample":
+                        seed_generators(mix(request.epoch_key ^ doing))
+                    samples.append(self._dataset[doing])
+            doing = "collate"
+            batch = self._collate(samples)
+            return Reply(batch, None, num_arrived(batch, samples) if self._may_drop else len(request.samples))
+        except Exception as error:  # noqa: BLE001 - carried as a value, out of the worker; the receiver raises it
+            return Reply(None, _failure(request, doing, error))
+
+
+def _failure(request: Request, doing: int | str, error: Exception) -> Failure:
+    some = ", ".join(map(str, request.samples[:8])) + (", …" if len(request.samples) > 8 else "")
+    what, advice = {
+        "set_epoch": (f"set_epoch({request.epoch}) of the dataset", "correct it"),
+        "samples": (f"reading the samples {some} of the dataset at once", "correct its `__getitems__`"),
+        "collate": (f"collating the samples {some}", "make them alike, or pass a `collate` function that batches them"),
+    }.get(str(doing), (f"sample {doing} of the dataset", f"`dataset[{doing}]` shows it alone: correct or remove it"))
+    details = "".join(traceback.format_exception(error)).rstrip()
+    return Failure(f"{what} raised {clause(error)} ({request}); {advice}.", details, doing)
+
+
+def _survived(failure: Failure, outcome: str, samples: Sequence[int], *, num_skipped: int = 0) -> DataFault:
+    which = f" (samples {', '.join(map(str, samples))})" if len(samples) > 1 else ""
+    message = f"{outcome}{which}: {failure.message}"
+    return DataFault(message=message, samples=samples, num_skipped=num_skipped, details=failure.details)
+
+
+@final
+class InlineLoader:
+    """Answers requests in this process, when asked, leaving its random generators as they were."""
+
+    def __init__(self, fetcher: Fetcher, *, pins: bool) -> None:
         self._fetcher = fetcher
-        self._pins = pin_memory
+        self._pins = pins
         self._requests: Iterator[Request] = iter(())
 
     def start(self, requests: Iterator[Request]) -> None:
         self._requests = requests
 
     def take(self, count: int) -> list[Reply]:
-        """Fetch the replies to the next `count` requests."""
+        """Replies to the next `count` requests."""
         requests = islice(self._requests, count)
-        with nullcontext() if self._fetcher.seeding is Seeding.NEVER else undisturbed():
+        with nullcontext() if self._fetcher.seeded == "never" else undisturbed():
             replies = [self._fetcher[request] for request in requests]
         return [reply.pin_memory() for reply in replies] if self._pins else replies
 
+    def close(self) -> None: ...
 
+
+@final
 class _Requests:
     def __init__(self) -> None:
         self.source: Iterator[Request] = iter(())
@@ -58,179 +217,105 @@ class _Requests:
         return self.source
 
 
-def _as_it_is(reply: Reply) -> Reply:
-    return reply
-
-
 @final
-class Workers:
-    """Processes that answer requests ahead of time."""
+class WorkerLoader:
+    """Processes that answer requests ahead of time.
 
-    def __init__(
-        self, fetcher: Fetcher, *, num_workers: int, prefetch: int, timeout_s: float, pin_memory: bool
-    ) -> None:
-        self.pins = pin_memory
-        self.lost = False
+    Args:
+        prefetch: requests that each process answers ahead.
+        timeout_s: longest wait for a reply, in seconds.
+        pins: whether replies are put in pinned memory.
+    """
+
+    def __init__(self, fetcher: Fetcher, *, num_workers: int, prefetch: int, timeout_s: float, pins: bool) -> None:
+        self.pins = pins
+        self.is_lost = False
         self._num_workers = num_workers
         self._timeout_s = timeout_s
         self._requests = _Requests()
-        self._loader: DataLoader[Reply] | None = DataLoader(
+        self._loader: DataLoader[Reply] = DataLoader(
             fetcher,
             batch_size=None,
             sampler=cast(Any, self._requests),
             num_workers=num_workers,
-            collate_fn=cast(Any, _as_it_is),
-            pin_memory=pin_memory,
+            collate_fn=_unchanged,
+            pin_memory=pins,
             timeout=min(timeout_s, _LONGEST_WAIT_S),
-            # Of its own, or the loader would draw its first number from the user's generator.
-            generator=torch.Generator(),
+            generator=torch.Generator(),  # its own, or the loader would draw a number from the user's generator
             prefetch_factor=prefetch,
             persistent_workers=True,
             worker_init_fn=_outlive_signals,
         )
         self._replies: Iterator[Reply] | None = None
-        self._num_taken = 0
+        self._finalize: object = None
+        self._is_closed = False
 
     def start(self, requests: Iterator[Request]) -> None:
-        """Answer `requests` from now on, in their order; replies due to earlier ones are thrown away.
-
-        The first requests are sent to the processes, which are started if they are not running.
-        """
-        assert self._loader is not None
-        _end_at_exit(self)
+        """Answer `requests` from now on, in their order; replies due to earlier ones are thrown away."""
         self._requests.source = requests
-        self._num_taken = 0
         try:
             with _signals_wait() if self._replies is None else nullcontext(), _sigchld_kept():
                 self._replies = iter(self._loader)
         except (TypeError, AttributeError, PicklingError) as error:
-            self.lost = True
+            self.is_lost = True
             raise DataError(
                 f"the data workers could not be started: {clause(str(error))}. Dataset and collate are pickled "
-                "for them: define both at the top of a module, without lambdas or open files."
+                f"for them: define both at the top of a module, without lambdas or open files.",
+                field="num_workers",
             ) from error
         except (RuntimeError, OSError, EOFError) as error:
-            raise self._loss(error, "their first micro-batches") from error
+            raise self._loss(error) from error
+        if self._finalize is None:
+            # At exit Python sends a signal that the workers ignore, and waits for them; this comes before.
+            self._finalize = Finalize(self, _end, args=(self._replies,), exitpriority=10)
 
     def take(self, count: int) -> list[Reply]:
         """Wait for the replies to the next `count` requests."""
-        return [self._take_one() for _ in range(count)]
+        if self._is_closed or self._replies is None:
+            raise DataError("the data were closed while they were read; call `batches` again to go on.")
+        replies: list[Reply] = []
+        try:
+            for _ in range(count):
+                for worker in workers_of(self._replies):
+                    if not worker.is_alive():
+                        raise RuntimeError(f"data worker {worker.pid} has ended with exit code {worker.exitcode}")
+                replies.append(next(self._replies))
+        except (RuntimeError, OSError, EOFError) as error:
+            raise self._loss(error) from error
+        return replies
 
     def close(self) -> None:
         """End the processes."""
-        replies, self._replies, self._loader = self._replies, None, None
-        workers = workers_of(replies)
-        with _sigchld_kept(meanwhile=signal.SIG_DFL):
-            if self.lost:
-                for worker in workers:
-                    worker.kill()  # one that hangs would not hear a request to end, for which torch waits 5 s
-            end_workers(replies)
-            for worker in workers:
-                if worker.is_alive():  # it hangs, and does not end at torch's SIGTERM
-                    worker.kill()
-                    worker.join()
+        self._is_closed = True
+        _end(self._replies, at_once=self.is_lost)
 
-    def _take_one(self) -> Reply:
-        if self._replies is None:
-            raise DataError("the data were closed while they were read; call `batches` again to go on.")
-        try:
-            for worker in workers_of(self._replies):
-                if not worker.is_alive():
-                    raise RuntimeError(f"data worker {worker.pid} has ended with exit code {worker.exitcode}.")
-            reply = next(self._replies)
-        except (RuntimeError, OSError, EOFError) as error:
-            # The loader gives requests to its workers in turn.
-            worker = self._num_taken % self._num_workers
-            raise self._loss(error, f"a micro-batch, the task of worker {worker}") from error
-        self._num_taken += 1
-        return reply
-
-    def _loss(self, error: Exception, waiting_for: str) -> DataError:
-        self.lost = True
-        why = clause(str(error) or type(error).__name__)
-        what = f"the {self._num_workers} data workers did not deliver {waiting_for}: {why}"
+    def _loss(self, error: Exception) -> DataError:
+        self.is_lost = True
+        what = f"the {self._num_workers} data workers failed: {clause(str(error) or type(error).__name__)}"
         if isinstance(error, OSError) and error.errno == EMFILE:
-            return DataError(f"{what}. Raise the limit, `ulimit -n 65536`, or use fewer workers.")
+            return DataError(f"{what}. Raise the limit, `ulimit -n 65536`, or use fewer workers.", field="num_workers")
         return DataError(
             f"{what}. A killed worker has mostly run out of memory: use fewer workers. One that hangs shows why with "
-            f"`num_workers=0`; if fetching may take longer than {self._timeout_s:g} s, raise `timeout_s`."
+            f"`num_workers=0`; if reading may take longer than {self._timeout_s:g} s, raise `timeout_s`.",
+            field="num_workers",
         )
 
 
-@final
-class Pool:
-    """Keeps the workers of one dataset alive between uses, so that frequent evaluations start no processes.
-
-    A reader holds its workers alone; a second reader at the same time gets its own.
-    """
-
-    def __init__(self, new_fetcher: Callable[[], Fetcher], *, num_workers: int, reading: Reading) -> None:
-        self._new_fetcher = new_fetcher
-        self._num_workers = num_workers
-        self._reading = reading
-        self._idle: Workers | None = None
-        self._used: set[Workers] = set()
-
-    @contextmanager
-    def loader(self, *, microbatches_per_batch: int, pin_memory: bool) -> Generator[Here | Workers]:
-        """A loader for the length of the block."""
-        if self._num_workers == 0:
-            yield Here(self._new_fetcher(), pin_memory=pin_memory)
-            return
-        workers = self._take(microbatches_per_batch, pin_memory=pin_memory)
-        self._used.add(workers)
-        try:
-            yield workers
-        finally:
-            # Lost workers wait for `close`: ending one that hangs takes seconds, and the error should not.
-            if workers in self._used and not workers.lost:
-                self._used.discard(workers)
-                if self._idle is None:
-                    self._idle = workers
-                else:
-                    workers.close()
-
-    def close(self) -> None:
-        """End all processes, also those in use."""
-        if self._idle is not None:
-            self._idle.close()
-            self._idle = None
-        while self._used:
-            self._used.pop().close()
-
-    def _take(self, microbatches_per_batch: int, *, pin_memory: bool) -> Workers:
-        idle, self._idle = self._idle, None
-        if idle is not None:
-            if idle.pins == pin_memory:
-                return idle
-            idle.close()
-        return Workers(
-            self._new_fetcher(),
-            num_workers=self._num_workers,
-            prefetch=max(1, ceil(self._reading.prefetch_batches * microbatches_per_batch / self._num_workers)),
-            timeout_s=self._reading.timeout_s,
-            pin_memory=pin_memory,
-        )
+def _unchanged(reply: Any) -> Any:
+    return reply
 
 
-_OPEN: "WeakSet[Workers]" = WeakSet()
-_watching: set[int] = set()  # the process that ends the open workers; one that was forked from it has none
-
-
-def _end_at_exit(workers: Workers) -> None:
-    # At exit Python would send a signal that workers ignore, and wait for them.
-    if os.getpid() not in _watching:
-        _OPEN.clear()
-        _watching.clear()
-        _watching.add(os.getpid())
-        atexit.register(_end_all, os.getpid())
-    _OPEN.add(workers)
-
-
-def _end_all(process: int) -> None:
-    if os.getpid() == process:
-        for workers in list(_OPEN):
-            workers.close()
+def _end(replies: object, *, at_once: bool = False) -> None:
+    workers = workers_of(replies)
+    with _sigchld_kept(meanwhile=signal.SIG_DFL):
+        if at_once:
+            for worker in workers:
+                worker.kill()  # a worker that hangs would not hear a request to end, for which torch waits 5 s
+        end_workers(replies)
+        for worker in workers:
+            if worker.is_alive():  # it does not end at torch's SIGTERM
+                worker.kill()
+                worker.join()
 
 
 @contextmanager

@@ -1,16 +1,17 @@
 """Global batches of a map-style dataset, the same for every number of ranks and workers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, tee
+from math import ceil
 from typing import NamedTuple, final
 from zlib import crc32
 
-from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Position
+from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Position, Total
 from evenstep.data.batch_sizes import Unit
 from evenstep.data.batching import Lengths, Oversized, share
 from evenstep.data.dataset import MapDataset, count_samples, fingerprint_of
-from evenstep.data.fetch import DEFAULT_COLLATE, Collate, Fetcher, Reading, Reply, Request
-from evenstep.data.loader import Pool
+from evenstep.data.loader import DEFAULT_COLLATE, Collate, Fetcher, InlineLoader, Reading, Reply, Request, WorkerLoader
 from evenstep.data.sampling import EpochBatches, Sampling
 from evenstep.data.tree import can_pin
 from evenstep.errors import DataError
@@ -119,9 +120,11 @@ class MapData(Data):
         self._in_columns = collate is DEFAULT_COLLATE
         self._fingerprint: dict[str, JSON] | None = None
         self._epochs: dict[tuple[int, int, int | None], EpochBatches] = {}
-        self._pool = Pool(
-            lambda: Fetcher(dataset, collate, reading, packed=packed), num_workers=num_workers, reading=reading
-        )
+        self._collate = collate
+        self._num_workers = num_workers
+        self._reading = reading
+        self._idle: WorkerLoader | None = None  # its processes serve the next reader
+        self._used: set[WorkerLoader] = set()
 
     @property
     def num_samples(self) -> int:
@@ -132,10 +135,6 @@ class MapData(Data):
     def num_skipped(self) -> int:
         """How many samples are left out of every epoch because they are longer than a token budget."""
         return self._sampling.num_skipped
-
-    @property
-    def knows_length(self) -> bool:
-        return True
 
     def num_batches(self, epoch: int, *, seed: int) -> int:
         """How many global batches `epoch` has.
@@ -148,17 +147,13 @@ class MapData(Data):
     def fingerprint(self) -> dict[str, JSON]:
         """The dataset's size, lengths and own fingerprint, and every choice that decides which samples make an update.
 
-        How a global batch is cut into micro-batches is not among them: with another cut the same samples make the
-        same updates, up to the rounding of sums and the micro-batches' own randomness.
+        `cut` is how a global batch is cut into micro-batches: with another cut the same samples make the same updates,
+        up to the rounding of sums and the micro-batches' own randomness.
         """
         if self._fingerprint is None:  # made once: every checkpoint holds it
             self._fingerprint = self._new_fingerprint()
         limit: dict[str, JSON] = {} if self.limit_batches is None else {"limit_batches": self.limit_batches}
         return {**self._fingerprint, **limit}
-
-    def cut(self) -> dict[str, JSON]:
-        size, tokens = self._sampling.micro_batch_size, self._sampling.micro_batch_tokens
-        return {"micro_batch_size": size, "micro_batch_tokens": tokens}
 
     def _new_fingerprint(self) -> dict[str, JSON]:
         sampling = self._sampling
@@ -180,10 +175,18 @@ class MapData(Data):
             "lengths": None if sampling.measured is None else crc32(sampling.measured.data),
             "dataset": fingerprint_of(self._dataset),
             **ordered,
+            "cut": {"micro_batch_size": sampling.micro_batch_size, "micro_batch_tokens": sampling.micro_batch_tokens},
         }
 
     def batches(
-        self, start: Position, *, seed: int, rank: int = 0, ranks: int = 1, pin_memory: bool = False
+        self,
+        start: Position,
+        *,
+        seed: int,
+        rank: int = 0,
+        ranks: int = 1,
+        total: Total | None = None,
+        pin_memory: bool = False,
     ) -> Iterator[GlobalBatch]:
         """Give this rank's part of the global batches from `start` on, to the end of `num_epochs`.
 
@@ -201,7 +204,39 @@ class MapData(Data):
 
     def close(self) -> None:
         """End the worker processes; `batches` starts new ones."""
-        self._pool.close()
+        idle, self._idle = self._idle, None
+        for loader in (*self._used, *([idle] if idle else [])):
+            loader.close()
+        self._used.clear()
+
+    @contextmanager
+    def _loader(self, microbatches_per_batch: int, *, pins: bool) -> Generator[InlineLoader | WorkerLoader]:
+        fetcher = Fetcher(self._dataset, self._collate, self._reading, packed=self._sampling.packed)
+        if self._num_workers == 0:
+            yield InlineLoader(fetcher, pins=pins)
+            return
+        loader, self._idle = self._idle, None
+        if loader is None or loader.pins != pins:
+            if loader is not None:
+                loader.close()
+            prefetch = max(1, ceil(self._reading.prefetch_batches * microbatches_per_batch / self._num_workers))
+            loader = WorkerLoader(
+                fetcher,
+                num_workers=self._num_workers,
+                prefetch=prefetch,
+                timeout_s=self._reading.timeout_s,
+                pins=pins,
+            )
+        self._used.add(loader)
+        try:
+            yield loader
+        finally:
+            is_open = loader in self._used
+            self._used.discard(loader)
+            if is_open and not loader.is_lost and self._idle is None:
+                self._idle = loader
+            else:
+                loader.close()
 
     def _generate(
         self, start: Position, *, seed: int, rank: int, ranks: int, pin_memory: bool
@@ -211,7 +246,7 @@ class MapData(Data):
         if first is None:
             return
         plan, ahead = tee(chain([first], plan))  # which keeps what it has given for a while: nothing with data in it
-        with self._pool.loader(microbatches_per_batch=len(first.requests), pin_memory=pin_memory) as loader:
+        with self._loader(len(first.requests), pins=pin_memory) as loader:
             loader.start(request for planned in ahead for request in planned.requests)
             for planned in plan:
                 replies = loader.take(len(planned.requests))

@@ -1,6 +1,7 @@
 """Global batches of several tasks, each with its own data.
 
-The tasks of update u are a pure function of (seed, u) and of the lengths of the tasks' data, so nothing is saved.
+The tasks of update u are a pure function of (seed, u) and of the lengths of the tasks' data. A checkpoint holds how far
+each task is, so that a resume costs the same at any update.
 """
 
 import math
@@ -8,16 +9,17 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import KW_ONLY, field, replace
 from itertools import accumulate
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, cast, final, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, cast, final, get_args
 
-from evenstep.arguments import require_count, require_number, require_word
-from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Part, Position
-from evenstep.data.resolve import data_of
+from evenstep.arguments import require_word
+from evenstep.data.batch import JSON, Data, DataFault, GlobalBatch, Microbatch, Part, Position, Total
+from evenstep.data.from_loader import data_of
 from evenstep.errors import ArgumentError, DataError
 from evenstep.keys import key
+from evenstep.schema import Count, Positive, option
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -49,58 +51,56 @@ class Mixing(ABC):
         """What must be equal for a resumed run to be exact."""
 
 
-class _Repeated(Mixing):
-    def __init__(self, *, repeats: Mapping[str, int] | None = None) -> None:
-        self._repeats = dict(repeats or {})
-        for name, count in self._repeats.items():
-            require_count(f"repeats[{name!r}]", count)
-
-    def check(self, tasks: Sequence[str]) -> None:
-        _check_known("repeats", self._repeats, tasks)
-
-    def _all(self, tasks: Mapping[str, int]) -> list[str]:
-        return [name for name in tasks for _ in range(self._repeats.get(name, 1))]
-
-
 @final
-class AllTasks(_Repeated):
+@option
+class AllTasks(Mixing):
     """One batch of each task, or as many as its repeat factor says.
-
-    Args:
-        repeats: batches of a task in each update, by task; 1 by default.
 
     >>> AllTasks(repeats={"box": 2})(0, {"class": 9, "box": 9}, seed=1)
     ['class', 'box', 'box']
     """
 
+    _: KW_ONLY
+    repeats: Mapping[str, Count] = field(default_factory=dict[str, int])
+    """Batches of a task in each update, by task; 1 by default."""
+
     def __call__(self, number: int, sizes: Mapping[str, int], *, seed: int) -> Sequence[str]:
-        return self._all(sizes)
+        return _repeated(sizes, self.repeats)
+
+    def check(self, tasks: Sequence[str]) -> None:
+        _check_known("repeats", self.repeats, tasks)
 
     def fingerprint(self) -> dict[str, JSON]:
-        return {"kind": "all", "repeats": dict(self._repeats)}
+        return {"kind": "all", "repeats": dict(self.repeats)}
 
 
 @final
-class RoundRobin(_Repeated):
+@option
+class RoundRobin(Mixing):
     """One task after the other, each for as many updates as its repeat factor says.
-
-    Args:
-        repeats: updates of a task in each round, by task; 1 by default.
 
     >>> mixing = RoundRobin(repeats={"box": 2})
     >>> [mixing(number, {"class": 9, "box": 9}, seed=1) for number in range(4)]
     [['class'], ['box'], ['box'], ['class']]
     """
 
+    _: KW_ONLY
+    repeats: Mapping[str, Count] = field(default_factory=dict[str, int])
+    """Updates of a task in each round, by task; 1 by default."""
+
     def __call__(self, number: int, sizes: Mapping[str, int], *, seed: int) -> Sequence[str]:
-        turns = self._all(sizes)
+        turns = _repeated(sizes, self.repeats)
         return [turns[number % len(turns)]]
 
+    def check(self, tasks: Sequence[str]) -> None:
+        _check_known("repeats", self.repeats, tasks)
+
     def fingerprint(self) -> dict[str, JSON]:
-        return {"kind": "round_robin", "repeats": dict(self._repeats)}
+        return {"kind": "round_robin", "repeats": dict(self.repeats)}
 
 
 @final
+@option
 class Sampled(Mixing):
     """Tasks drawn at random, in proportion to their data or flatter.
 
@@ -112,48 +112,41 @@ class Sampled(Mixing):
 
     Reference: Arivazhagan et al., "Massively multilingual neural machine translation in the wild", 2019 (temperature).
 
-    Args:
-        temperature: T of the formula, above 0.
-        weights: n_t of the formula; the tasks' batches per epoch by default.
-        draws: how many batches an update takes, each drawn by itself.
-
-    Raises:
-        ArgumentError: a number that cannot be.
-
     >>> mixing = Sampled()
     >>> names = [mixing(number, {"class": 30, "box": 10}, seed=1)[0] for number in range(1000)]
     >>> 720 < names.count("class") < 780
     True
     """
 
-    def __init__(self, *, temperature: float = 1.0, weights: Mapping[str, float] | None = None, draws: int = 1) -> None:
-        require_number("temperature", temperature, "(0, inf)", "finite and above 0", "1 is proportional")
-        self._temperature = float(temperature)
-        self._weights = dict(weights or {})
-        self._draws = require_count("draws", draws)
+    _: KW_ONLY
+    temperature: Positive = 1.0
+    """T of the formula."""
+    weights: Mapping[str, Positive] = field(default_factory=dict[str, float])
+    """n_t of the formula; the tasks' batches per epoch by default."""
+    draws: Count = 1
+    """Batches of an update, each drawn by itself."""
 
     def __call__(self, number: int, sizes: Mapping[str, int], *, seed: int) -> Sequence[str]:
         names = list(sizes)
         # relative to the largest, so that a small temperature overflows nothing
-        logs = [math.log(self._weights.get(name, sizes[name])) / self._temperature for name in names]
+        logs = [math.log(self.weights.get(name, sizes[name])) / self.temperature for name in names]
         edges = list(accumulate(math.exp(log - max(logs)) for log in logs))
-        return sorted(
-            (names[_place(edges, key(seed, "mixture", number, draw))] for draw in range(self._draws)), key=names.index
-        )
+        drawn = [_place(edges, key(seed, "mixture", number, draw)) for draw in range(self.draws)]
+        return [names[place] for place in sorted(drawn)]
 
     def check(self, tasks: Sequence[str]) -> None:
-        _check_known("weights", self._weights, tasks)
-        if self._weights and len(self._weights) != len(tasks):
-            missing = next(name for name in tasks if name not in self._weights)
+        _check_known("weights", self.weights, tasks)
+        if self.weights and len(self.weights) != len(tasks):
+            missing = next(name for name in tasks if name not in self.weights)
             raise ArgumentError(f"`weights` of task `{missing}` must be given, since others have one.", field="weights")
 
     def fingerprint(self) -> dict[str, JSON]:
-        return {
-            "kind": "sampled",
-            "temperature": self._temperature,
-            "weights": dict(self._weights),
-            "draws": self._draws,
-        }
+        options: dict[str, JSON] = {"temperature": float(self.temperature), "weights": dict(self.weights)}
+        return {"kind": "sampled", **options, "draws": self.draws}
+
+
+def _repeated(tasks: Mapping[str, int], repeats: Mapping[str, int]) -> list[str]:
+    return [name for name in tasks for _ in range(repeats.get(name, 1))]
 
 
 def _place(edges: list[float], drawn: int) -> int:
@@ -171,39 +164,61 @@ def _check_known(argument: str, given: Mapping[str, object], tasks: Sequence[str
 
 @final
 class _Walk:
-    def __init__(self, data: Mapping[str, Data], mixing: Mixing, end: End, limit: int | None, seed: int) -> None:
-        self._data = data
-        self._mixing = mixing
-        self._end = end
-        self._limit = limit
+    """Places of the tasks' data, from one global batch of the mixture to the next."""
+
+    def __init__(self, mixture: "Mixture", seed: int) -> None:
+        self._mixture = mixture
         self.seed = seed
-        self.places = dict.fromkeys(data, Position())
-        self.number, self.position = 0, Position()
-        self._ended: set[str] = set()  # the tasks whose data have come to an end in this epoch of the mixture
-        self._sizes: dict[str, tuple[int, int]] = {}  # which epoch a task's data is in, and its batches
+        self.places = dict.fromkeys(mixture.data, Position())
+        self.number = 0
+        self.position = Position()
+        self._ended: set[str] = set()  # tasks whose data have come to an end in this epoch of the mixture
+        self._sizes: dict[str, tuple[int, int]] = {}  # epoch of a task's data, and its batches
+
+    def go_to(self, position: Position) -> None:
+        """Step to `position`, if it is one of the mixture's, or past it."""
+        while self.position < position:
+            self.step()
 
     def step(self) -> Sequence[str]:
-        ready = [name for name in self._data if self._end != "max" or name not in self._ended]
-        sizes = {name: self._size(name) for name in ready}
-        tasks = [name for name in self._mixing(self.number, sizes, seed=self.seed) if self._take(name)]
+        """The tasks of the next global batch."""
+        data, end = self._mixture.data, self._mixture.end
+        sizes = {name: self._size(name) for name in data if end != "max" or name not in self._ended}
+        tasks = [name for name in self._mixture.mixing(self.number, sizes, seed=self.seed) if self._take(name)]
         self.number += 1
-        ends_epoch = bool(self._ended) if self._end == "min" else len(self._ended) == len(self._data)
-        ends_epoch = ends_epoch or self.position.batch + 1 == self._limit
+        ends_epoch = bool(self._ended) if end == "min" else len(self._ended) == len(data)
+        ends_epoch = ends_epoch or self.position.batch + 1 == self._mixture.limit_batches
         self.position = self.position.after(ends_epoch=ends_epoch)
         if ends_epoch:
             self._ended = set()
         return tasks
 
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "seed": self.seed,
+            "position": list(self.position),
+            "number": self.number,
+            "places": {name: list(place) for name, place in self.places.items()},
+            "ended": sorted(self._ended),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Self:
+        self.position = Position(*state["position"])
+        self.number = state["number"]
+        self.places = {name: Position(*state["places"][name]) for name in self.places}
+        self._ended = set(state["ended"])
+        return self
+
     def _size(self, name: str) -> int:
         epoch = self.places[name].epoch
         known, size = self._sizes.get(name, (-1, 0))
         if known != epoch:
-            size = cast("int", self._data[name].num_batches(epoch, seed=task_seed(self.seed, name)))
+            size = cast("int", self._mixture.data[name].num_batches(epoch, seed=task_seed(self.seed, name)))
             self._sizes[name] = epoch, size
         return size
 
     def _take(self, name: str) -> bool:
-        if self._end == "max" and name in self._ended:
+        if self._mixture.end == "max" and name in self._ended:
             return False
         place = self.places[name]
         ends = place.batch + 1 == self._size(name)
@@ -233,7 +248,7 @@ class Mixture(Data):
     Args:
         data: of each task, by its name; data that know how many batches they have, or a `DataLoader`.
         mixing: chooses the tasks of each update; all by default.
-        end: what happens when a task comes to the end of its data.
+        end: when the mixture's epoch ends.
         limit_batches: the most global batches of an epoch; the next epoch goes on with the batches that follow.
 
     Raises:
@@ -247,6 +262,9 @@ class Mixture(Data):
     [[(0, 'class', 1), (1, 'box', 10)], [(0, 'class', 2), (1, 'box', 20)], [(0, 'class', 3)]]
     """
 
+    scope: Literal["run"] = "run"
+    positions: Literal["all"] = "all"
+
     def __init__(
         self,
         data: "Mapping[str, Data | DataLoader[Any]]",
@@ -257,24 +275,38 @@ class Mixture(Data):
     ) -> None:
         if not data:
             raise ArgumentError("a mixture needs the data of one task at least, but `data` is empty.", field="data")
-        self._data = {name: data_of(one, f"data[{name!r}]") for name, one in data.items()}
-        for name, one in self._data.items():
+        self.data: Mapping[str, Data] = {name: data_of(one, f"data[{name!r}]") for name, one in data.items()}
+        for name, one in self.data.items():
             _check_task(name, one)
         require_word("end", end, get_args(End))
-        self._mixing = mixing or AllTasks()
-        self._end: End = end
+        self.mixing = mixing or AllTasks()
+        self.mixing.check(list(data))
+        self.end: End = end
         self.limit_batches = limit_batches
-        self._mixing.check(list(data))
+        self.tasks = tuple(self.data)
+        self._walk: _Walk | None = None  # of the last reader
+        self._known: dict[str, Any] = {}  # state at the last position that was asked for or loaded
         self._epochs: dict[int, tuple[_Walk, list[int]]] = {}
 
     @property
-    def tasks(self) -> tuple[str, ...]:
-        return tuple(self._data)
+    def state(self) -> Self:
+        return self
 
-    @property
-    def data(self) -> Mapping[str, Data]:
-        """The data of each task."""
-        return self._data
+    def state_dict(self, at: Position | None = None) -> dict[str, Any]:
+        """How far each task's data is at a position."""
+        if self._walk is None:
+            return {}
+        walk = self._walk_to(self._walk.position if at is None else at, self._walk.seed)
+        self._known = walk.state_dict()
+        return walk.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state and ("places" not in state or set(state["places"]) != set(self.data)):
+            raise DataError(
+                f"the state given holds {sorted(state)}, which is not that of a mixture of {', '.join(self.data)}; "
+                f"resume with the data that the checkpoint was written with."
+            )
+        self._known = dict(state)
 
     def preview(self, count: int, *, seed: int) -> list[Sequence[str]]:
         """The tasks of the first `count` global batches.
@@ -284,15 +316,11 @@ class Mixture(Data):
         >>> Mixture(data, mixing=RoundRobin()).preview(2, seed=1)
         [['class'], ['box']]
         """
-        walk = self._walk(seed)
+        walk = _Walk(self, seed)
         return [walk.step() for _ in range(count)]
 
-    @property
-    def knows_length(self) -> bool:
-        return True
-
     def num_batches(self, epoch: int, *, seed: int) -> int:
-        walk, counts = self._epochs.setdefault(seed, (self._walk(seed), []))
+        walk, counts = self._epochs.setdefault(seed, (_Walk(self, seed), []))
         while len(counts) <= epoch:
             last = walk.position.batch
             walk.step()
@@ -302,41 +330,50 @@ class Mixture(Data):
 
     def fingerprint(self) -> dict[str, JSON]:
         """Each task's, in order, and everything that decides which of them make an update."""
+        prints = {name: one.fingerprint() for name, one in self.data.items()}
+        cut: dict[str, JSON] = {name: one.pop("cut", None) for name, one in prints.items()}
         return {
             "kind": "mixture",
-            "tasks": [[name, one.fingerprint()] for name, one in self._data.items()],
-            "mixing": self._mixing.fingerprint(),
-            "end": self._end,
+            "tasks": [[name, one] for name, one in prints.items()],
+            "mixing": self.mixing.fingerprint(),
+            "end": self.end,
             **({} if self.limit_batches is None else {"limit_batches": self.limit_batches}),
+            "cut": cut,
         }
 
-    def cut(self) -> dict[str, JSON]:
-        return {name: one.cut() for name, one in self._data.items()}
-
     def batches(
-        self, start: Position, *, seed: int, rank: int = 0, ranks: int = 1, pin_memory: bool = False
+        self,
+        start: Position,
+        *,
+        seed: int,
+        rank: int = 0,
+        ranks: int = 1,
+        total: Total | None = None,
+        pin_memory: bool = False,
     ) -> Iterator[GlobalBatch]:
-        walk = self._walk(seed)
-        while walk.position != start:
-            if walk.position > start:
-                raise DataError(
-                    f"the mixture has no batch {start.batch} in epoch {start.epoch}; its data or the way of mixing are "
-                    f"others than when the run was saved: set them back, or start a new run."
-                )
-            walk.step()
+        walk = self._walk = self._walk_to(start, seed)
+        if walk.position != start:
+            raise DataError(
+                f"the mixture has no batch {start.batch} in epoch {start.epoch}; its data or the way of mixing are "
+                f"others than when the run was saved: set them back, or start a new run."
+            )
         return self._generate(walk, rank=rank, ranks=ranks, pin_memory=pin_memory)
 
     def close(self) -> None:
-        for one in self._data.values():
+        for one in self.data.values():
             one.close()
 
-    def _walk(self, seed: int) -> _Walk:
-        return _Walk(self._data, self._mixing, self._end, self.limit_batches, seed)
+    def _walk_to(self, position: Position, seed: int) -> _Walk:
+        walk = _Walk(self, seed)
+        if self._known and self._known["seed"] == seed and Position(*self._known["position"]) <= position:
+            walk.load_state_dict(self._known)
+        walk.go_to(position)
+        return walk
 
     def _generate(self, walk: _Walk, *, rank: int, ranks: int, pin_memory: bool) -> Iterator[GlobalBatch]:
         with ExitStack() as stack:
             sources: dict[str, Iterator[GlobalBatch]] = {}
-            for place, (name, one) in enumerate(self._data.items()):
+            for place, (name, one) in enumerate(self.data.items()):
                 sources[name] = one.batches(
                     walk.places[name],
                     seed=task_seed(walk.seed, name),
@@ -353,6 +390,7 @@ def _next_of(walk: _Walk, sources: Mapping[str, Iterator[GlobalBatch]]) -> Globa
     position, tasks = walk.position, walk.step()
     parts: list[Part] = []
     microbatches: list[Microbatch] = []
+    faults: list[DataFault] = []
     count = 0
     for name in tasks:
         began = perf_counter()
@@ -362,11 +400,11 @@ def _next_of(walk: _Walk, sources: Mapping[str, Iterator[GlobalBatch]]) -> Globa
                 f"the data of task `{name}` ended, but a mixture goes on; give it data without `num_epochs`.",
                 field=name,
             )
-        waited = perf_counter() - began
-        parts.append(
-            Part(task=name, num_microbatches=batch.num_microbatches, num_samples=batch.num_samples, data_s=waited)
-        )
+        waited_s = perf_counter() - began
+        counts = {"num_microbatches": batch.num_microbatches, "num_samples": batch.num_samples}
+        parts.append(Part(task=name, data_s=waited_s, **counts))
         microbatches += [replace(one, index=count + one.index, task=name) for one in batch.microbatches]
+        faults += batch.faults
         count += batch.num_microbatches
     return GlobalBatch(
         position=position,
@@ -375,14 +413,17 @@ def _next_of(walk: _Walk, sources: Mapping[str, Iterator[GlobalBatch]]) -> Globa
         num_microbatches=count,
         num_samples=sum(part.num_samples for part in parts),
         ends_epoch=walk.position.batch == 0,
+        faults=tuple(faults),
         parts=tuple(parts),
     )
 
 
 def _check_task(name: str, data: Data) -> None:
     if not isinstance(cast("object", name), str) or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
-        raise ArgumentError(f"a task's name must be of letters, digits, `_` and `-`, but one is {name!r}; rename it.")
-    if data.tasks != ("",) or not data.knows_length:
+        raise ArgumentError(
+            f"a task's name must be of letters, digits, `_` and `-`, but one is {name!r}; rename it.", field="data"
+        )
+    if data.tasks != ("",) or data.state is not None:
         raise ArgumentError(
             f"the data of task `{name}` must be of one task and know their length, but are {type(data).__name__}; give "
             f"`MapData`, or mix in the stream itself and give it to `UpdateData`.",

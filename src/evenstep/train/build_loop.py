@@ -52,7 +52,7 @@ def build_loop(
     folder, config, train = trainer.folder, dict(checkpoint.config or {}), setup.train
     tryout = partial(count_flops, engine, reporter.report, log.peak_tflops) if log.flops else None
     settle = train.settle_every_updates or log.every_updates
-    known_at_once = engine.parts.reads_at_once or not data.knows_length
+    known_at_once = engine.parts.reads_at_once or (data.state is not None and data.state.positions != "all")
     evaluator = Evaluations(engine=engine, sets=sets, reporter=reporter)
     requests = Requests()
     state = RunState(

@@ -15,6 +15,7 @@ from torch.optim import LBFGS, Optimizer
 
 from evenstep.arguments import advice
 from evenstep.data import Data
+from evenstep.data.iterable import IterableData
 from evenstep.errors import ArgumentError, ReplicaError, TaskError
 from evenstep.internals import unwrapped
 from evenstep.optim.ema import Ema
@@ -306,16 +307,8 @@ def check_saves(folder: object, checkpoint: Checkpointing) -> None:
         )
 
 
-def check_keeping(
-    data: Data, *, keeps: bool, policies: Policies, failures: Failures, checkpoint: Checkpointing
-) -> None:
-    """Raise ArgumentError for checkpoints that can't be resumed, or a rewind without enough of them."""
-    if keeps and not data.resumable:
-        raise ArgumentError(
-            "this stream has no `state_dict`, so checkpoints could not be resumed: give it `state_dict` and "
-            "`load_state_dict`, or save none, `checkpoint=Checkpointing(keep_last=0)`.",
-            field="data",
-        )
+def check_keeping(*, keeps: bool, policies: Policies, failures: Failures, checkpoint: Checkpointing) -> None:
+    """Raise ArgumentError for a rewind without enough checkpoints."""
     if policies.may_rewind and not keeps:
         raise ArgumentError("a policy that rewinds needs checkpoints: give the run a `folder`.", field="folder")
     spike = policies.spikes and policies.spikes.policy
@@ -345,7 +338,7 @@ def check_tasks(
         _check_names("`data`", data.tasks, by_name)
     for name, one in evaluations.items():
         _check_names(f"the evaluation '{name}'", one.tasks, by_name)
-        if data is not None and one.moving_stream is not None and one.moving_stream is data.moving_stream:
+        if data is not None and _moving_stream(one) is not None and _moving_stream(one) is _moving_stream(data):
             raise ArgumentError(
                 f"evaluation '{name}' reads the stream that `data` reads, but must not move it: give it its own.",
                 field="evaluations",
@@ -357,6 +350,10 @@ def check_tasks(
         )
     if isinstance(model, PipelineModel):
         _check_stages(tasks, policy)
+
+
+def _moving_stream(data: Data) -> object:
+    return data.moving_stream if isinstance(data, IterableData) else None
 
 
 def check_whole_model(tasks: Mapping[str, Task], ema: Ema | None, model: nn.Module, strategy: Strategy) -> None:

@@ -85,7 +85,7 @@ class Evaluation:
 
     def _run(self, update: int) -> None:
         reducers, context = self._execution.reducers, self._context
-        batches = self._data.batches_together(
+        batches = self._data.batches(
             Position(),
             seed=context.seed,
             rank=reducers.data_group.rank,

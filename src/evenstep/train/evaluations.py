@@ -62,6 +62,11 @@ class Evaluations:
                 hear=lambda batch: self.reporter.data_faults(batch, self.engine.progress.update + 1),
             )
 
+    def close(self) -> None:
+        """End the processes that read the sets."""
+        for data in self.sets.values():
+            data.close()
+
     @contextmanager
     def _running(self) -> Generator[None]:
         self.is_running = True

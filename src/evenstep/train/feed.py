@@ -50,7 +50,7 @@ class Feed:
     def opened(self, position: Position) -> Generator[None]:
         self._again.clear()
         self.ended = False
-        self._batches = self.data.batches_together(
+        self._batches = self.data.batches(
             position,
             seed=self.seed,
             rank=self.reducers.data_group.rank,

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 from evenstep.data import Batch, Data, GlobalBatch, Microbatch, Part, Position
-from evenstep.data.batch import JSON
+from evenstep.data.batch import JSON, Total, named_batch
 from evenstep.data.split import samples_in
-from evenstep.data.update_data import named_batch
 from evenstep.errors import DataError
 from evenstep.parallel import Group
 
@@ -65,7 +64,14 @@ class OneBatch(Data):
         self._batch = batch
 
     def batches(
-        self, start: Position, *, seed: int, rank: int = 0, ranks: int = 1, pin_memory: bool = False
+        self,
+        start: Position,
+        *,
+        seed: int,
+        rank: int = 0,
+        ranks: int = 1,
+        total: Total | None = None,
+        pin_memory: bool = False,
     ) -> Iterator[GlobalBatch]:
         yield self._batch
 

@@ -201,9 +201,9 @@ class Loop:
         self.feed.ended = True
         if self.updates is not None or progress.position.epoch < cast("int", self.epochs):
             wanted = f"{self.epochs} epochs" if self.updates is None else f"{self.updates} updates"
-            why = "can be iterated only once, as a generator. Give an object whose `__iter__` begins anew, or"
-            if self.feed.data.knows_length:
-                why = "end there, as a `MapData` with `num_epochs` does. Leave that out, or"
+            why = "end there, as a `MapData` with `num_epochs` does. Leave that out, or"
+            if self.feed.data.state is not None:
+                why = "can be iterated only once, as a generator. Give an object whose `__iter__` begins anew, or"
             message = (
                 f"the data ended after {progress.update} updates, before the {wanted} that were asked for: they {why} "
                 f"ask for fewer."
@@ -254,6 +254,14 @@ class Loop:
 
     def _remark(self) -> None:
         self._has_remarked, engine = True, self.engine
+        state = self.feed.data.state
+        if self.checkpointer.enabled and state is not None and state.positions == "epochs":
+            message = (
+                "the stream has no `state_dict`: checkpoints are kept, but a resume begins the stream at its epoch's "
+                "start. To resume exactly, give it `state_dict` and `load_state_dict`; torchdata's "
+                "`StatefulDataLoader` has both."
+            )
+            self.reporter.report(Incident(kind="loader", update=engine.progress.update, message=message))
         outside = engine.core.trained.outside_names
         if outside:
             incident = Incident(

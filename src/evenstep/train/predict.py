@@ -66,9 +66,7 @@ def predict(
         keep = partial(_kept_together, recovery=recovery)
     found: list[Prediction] = []
     total = reducers.group.sum_floats
-    batches = data.batches_together(
-        Position(), seed=context.seed, rank=reducers.rank, ranks=reducers.ranks, total=total
-    )
+    batches = data.batches(Position(), seed=context.seed, rank=reducers.rank, ranks=reducers.ranks, total=total)
     try:
         with evaluating(model, context.device, context.tasks.values()), closing(cast("Any", batches)):
             for batch in batches:

@@ -31,7 +31,7 @@ class Replica:
         self._is_whole = True
         if loop.engine.parts.execution.part_held[1] > 1:
             raise ArgumentError("ranks that may be lost must each hold the whole state; use `Ddp` or `Ordered`.")
-        if not loop.feed.data.knows_length:
+        if (state := loop.feed.data.state) is not None and state.positions != "all":
             raise ArgumentError(
                 "the data of ranks that may be lost must be dealt anew over those that are left, which a stream can't; "
                 "give a dataset with a length, or let a lost rank stop the run."

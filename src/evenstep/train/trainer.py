@@ -42,6 +42,8 @@ from evenstep.training_mode import require_gradients
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
+    from evenstep.train.evaluations import Evaluations
+
 T = TypeVar("T")
 
 
@@ -142,7 +144,7 @@ class Trainer:
             keeps=keeps,
             averages=any(one.averages_ranks for one in given if isinstance(one, Hook)),
         )
-        check_keeping(batches, keeps=keeps, policies=policies, failures=failures, checkpoint=checkpoint)
+        check_keeping(keeps=keeps, policies=policies, failures=failures, checkpoint=checkpoint)
         self._group = setup.group
         self._sharing = type(setup.strategy).__name__
         self._is_training = self._has_trained = False
@@ -380,6 +382,7 @@ class Trainer:
             self.holding_folder(),
             writers.opened(self.folder, self.progress.update),
             closing(loop.feed.data),
+            closing(loop.evaluator),
             undisturbed(self.device),
             torch.enable_grad(),
         ):
@@ -441,7 +444,7 @@ class Trainer:
         self._check_hooks()
         self._check_idle("evaluate", "call `request_evaluate`, which does it when the update is complete")
         self._loop.engine.require_own_format("evaluate")
-        with self._together(), self._writing():
+        with self._together(self._loop.evaluator), self._writing():
             self._loop.settle_between_updates()
             return self._loop.evaluator(sets)
 
@@ -459,7 +462,7 @@ class Trainer:
         self._check_idle("predict", "call it in `after_update`, `after_evaluate`, or when training has ended")
         self._loop.engine.require_own_format("predict")
         batches = data_of(data, "data")
-        with self._together():
+        with self._together(batches):
             self._loop.settle_between_updates(write=False)
             return self._loop.evaluator.predict(batches, collect=collect)
 
@@ -476,8 +479,11 @@ class Trainer:
             yield
 
     @contextmanager
-    def _together(self) -> Generator[None]:
-        with nullcontext() if self._is_training else self._loop.engine.together():
+    def _together(self, reader: "Data | Evaluations | None" = None) -> Generator[None]:
+        if self._is_training:
+            yield
+            return
+        with self._loop.engine.together(), nullcontext() if reader is None else closing(reader):
             yield
 
     def save(self) -> Path:

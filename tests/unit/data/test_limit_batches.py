@@ -58,7 +58,7 @@ def test_the_epochs_of_a_mixture_end_early_too() -> None:
 def test_a_stream_ends_with_the_limit() -> None:
     first = StreamData(iter(range(9)), global_batch_size=2, limit_batches=2)
     assert [one.ends_epoch for one in taken(first)] == [False, True]
-    assert not first.resumable
+    assert first.state.positions == "epochs"
 
 
 def test_sizes_that_change_by_updates_count_the_batches_that_are_taken() -> None:

@@ -1,7 +1,7 @@
 import pytest
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
-from evenstep.data.stream import Stateful, stream_epoch_setters
+from evenstep.data.iterable import Stateful, stream_epoch_setters
 from evenstep.errors import ArgumentError
 
 

@@ -235,9 +235,47 @@ def test_a_state_of_other_data_is_refused() -> None:
         by_samples(Counting(4), 2).load_state_dict({"step": 3})
 
 
-def test_a_stream_without_state_cannot_start_in_the_middle() -> None:
+def test_a_stream_without_state_begins_its_epoch_again_and_says_so_once() -> None:
+    data = by_samples(range(5), 2)
+    assert (data.state.positions, data.state.scope, data.state_dict()) == ("epochs", "run", {})
+    first, second, third = islice(data.batches(Position(epoch=1, batch=3), seed=1), 3)
+    assert [numbers(batch) for batch in (first, second, third)] == [[[0, 1]], [[2, 3]], [[4]]]
+    assert (first.position, third.following) == (Position(epoch=1, batch=3), Position(epoch=2))
+    assert "StatefulDataLoader" in first.faults[0].message
+    assert not second.faults
+
+
+def test_a_stream_with_state_cannot_start_where_it_has_none() -> None:
     with pytest.raises(DataError):
-        by_samples(range(10), 2).batches(Position(epoch=1, batch=3), seed=1)
+        by_samples(Counting(10), 2).batches(Position(epoch=1, batch=3), seed=1)
+
+
+class Stale(Counting):
+    """Its state is that of the item given last, also right after another one was loaded."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.told = {"next": 0}
+
+    def __iter__(self) -> Iterator[int]:
+        for number in super().__iter__():
+            self.told = {"next": self.next}
+            yield number
+
+    def state_dict(self) -> dict[str, int]:
+        return self.told
+
+
+@pytest.mark.parametrize("resumed_at", [0, 1, 2, 3, 4])
+def test_a_state_that_is_stale_until_an_item_is_given_loses_nothing(resumed_at: int) -> None:
+    whole = list(islice(by_samples(Stale(6), 2).batches(Position(), seed=1), 8))
+    first = by_samples(Stale(6), 2)
+    position = ([Position(), *(one.following for one in islice(first.batches(Position(), seed=1), resumed_at))])[-1]
+    second = by_samples(Stale(6), 2)
+    second.load_state_dict(first.state_dict(position))
+    second.batches(position, seed=1)  # such as to try a batch out
+    assert second.state_dict(position) == first.state_dict(position)
+    assert list(islice(second.batches(position, seed=1), 8 - resumed_at)) == whole[resumed_at:]
 
 
 def test_a_stream_goes_on_where_it_was_left_in_the_same_process() -> None:
@@ -269,7 +307,6 @@ def test_ranks_take_their_share_of_the_micro_batches_each_from_its_own_stream() 
     ]
     assert [numbers(batch) for batch in of_ranks] == [[[0, 1, 2, 3]], [[0, 1, 2, 3], [4, 5]]]
     assert [[microbatch.index for microbatch in batch.microbatches] for batch in of_ranks] == [[0], [1, 2]]
-    assert [batch.num_samples for batch in of_ranks] == [10, 10]
     assert [batch.num_microbatches for batch in of_ranks] == [3, 3]
 
 
@@ -290,6 +327,7 @@ def test_the_fingerprint_holds_the_sizes_and_the_streams_own() -> None:
         "batched": False,
         "num_microbatches": 1,
         "stream": "numbers-1",
+        "cut": {"micro_batch_size": 2},
     }
 
 

@@ -1,3 +1,5 @@
+import functools
+import operator
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -6,7 +8,8 @@ from threading import Barrier, Lock
 import pytest
 
 from evenstep.data import GlobalBatch, Position, StreamData, UpdateData
-from evenstep.errors import DataError
+from evenstep.errors import ArgumentError, DataError
+from refused import refused
 
 
 class Summing:
@@ -35,7 +38,7 @@ def together(data: Sequence[StreamData | UpdateData], count: int, start: Positio
     def read(rank: int) -> object:
         options = {"seed": 1, "rank": rank, "ranks": len(data), "total": total}
         try:
-            return list(islice(data[rank].batches_together(start or Position(), **options), count))
+            return list(islice(data[rank].batches(start or Position(), **options), count))
         except DataError as error:
             return str(error)
 
@@ -97,6 +100,56 @@ def test_unequal_streams_resume_at_every_position_each_with_its_own_state(stop: 
     for rank, batches in enumerate(together(taken_up, 6, position)):
         assert samples(batches) == samples(undisturbed[rank][stop:])
         assert [batch.following for batch in batches] == [batch.following for batch in undisturbed[rank][stop:]]
+
+
+class Dealt:
+    """Items `rank`, `rank + ranks`, … of 0..length-1; its state counts the items of all ranks."""
+
+    global_state = True
+
+    def __init__(self, length: int, rank: int, ranks: int) -> None:
+        self.length, self.rank, self.ranks, self.given = length, rank, ranks, 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.given + self.rank < self.length:
+            self.given += self.ranks
+            yield self.given - self.ranks + self.rank
+        self.given = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.given = state["given"]
+
+
+def dealt(length: int, ranks: int) -> list[StreamData]:
+    sizes = {"global_batch_size": 8, "micro_batch_size": 2, "collate": list}
+    return [StreamData(Dealt(length, rank, ranks), **sizes) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 1), (1, 2)])
+@pytest.mark.parametrize("stop", [1, 2, 3, 4])
+def test_a_stream_with_global_numbers_resumes_on_another_number_of_ranks(before: int, after: int, stop: int) -> None:
+    def of_updates(ranks: list[list[GlobalBatch]]) -> list[list[int]]:
+        return [
+            sorted(functools.reduce(operator.iadd, (samples([one])[0] for one in of_ranks), []))
+            for of_ranks in zip(*ranks, strict=True)
+        ]
+
+    first = dealt(21, before)
+    position = together(first, stop)[0][-1].following
+    second = dealt(21, after)
+    for one in second:
+        assert one.state.scope == "run"
+        one.load_state_dict(first[0].state_dict(position))
+    whole = of_updates(together(dealt(21, 1), stop + 5))
+    assert of_updates(together(second, 5, position)) == whole[stop:]
+
+
+def test_ranks_of_a_stream_with_global_numbers_must_take_equally_many() -> None:
+    with refused(ArgumentError, "micro_batch_size"):
+        dealt(21, 3)[0].batches(Position(), seed=1, ranks=3)
 
 
 def test_a_rank_whose_stream_is_empty_takes_part_without_samples() -> None:

@@ -96,7 +96,6 @@ def test_it_goes_on_where_it_was_saved() -> None:
     for _ in range(3):
         following = next(batches).following
     resumed = UpdateData(Stream())
-    assert resumed.resumable
     resumed.load_state_dict(data.state_dict())
     rest = resumed.batches(following, seed=1)
     assert shown(next(rest) for _ in range(3)) == shown(whole[3:])

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -18,7 +18,6 @@ from evenstep.errors import (
 from evenstep.events import EvaluateEnd, Incident, StepEnd, TrainEnd, UpdateEnd
 from evenstep.events.hooks import Best, Save
 from evenstep.optim.schedules import Linear
-from refused import refused
 
 
 class Square(Task):
@@ -384,15 +383,24 @@ def test_a_stream_without_length_trains_and_ends_with_its_data() -> None:
     assert (result.update, result.outcome) == (5, "done")
 
 
-def test_a_stream_that_cannot_be_resumed_is_refused_where_checkpoints_would_be_saved(tmp_path: Path) -> None:
-    stream = StreamData([(torch.randn(6, 4), torch.randn(6))] * 3, batched=True)
-    with refused(ArgumentError, "data"):
-        trainer_of(data=stream, folder=tmp_path)
-    trainer = trainer_of(data=stream, folder=tmp_path, checkpoint=Checkpointing(keep_last=0))
-    assert trainer.train().update == 7
-    assert not (tmp_path / "checkpoints").exists()
-    with pytest.raises(ArgumentError):
-        trainer.save()
+def test_a_stream_without_state_keeps_checkpoints_and_says_once_how_a_resume_begins(tmp_path: Path) -> None:
+    class Listen(Hook):
+        said: ClassVar[list[str]] = []
+
+        def on_incident(self, event: Incident) -> None:
+            self.said.append(event.message)
+
+    def stopped_at(updates: int) -> Trainer:
+        batches = [(torch.randn(6, 4), torch.randn(6))] * 3
+        data = StreamData(batches, batched=True)
+        return trainer_of(data=data, folder=tmp_path, updates=updates, hooks=[Listen()])
+
+    stopped_at(2).train()
+    assert [message for message in Listen.said if "StatefulDataLoader" in message] == Listen.said[:1]
+    again = stopped_at(7)
+    assert again.resume() == tmp_path / "checkpoints" / "step-00000002"
+    assert again.train().update == 7
+    assert again.progress.position == (1, 2)  # epoch 0 began again and had 5 updates
 
 
 class Counting:

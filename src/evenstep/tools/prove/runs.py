@@ -143,20 +143,16 @@ def widen(subject: Subject) -> None:
 def wide_data(data: Data) -> Data:
     """The same data, with floating-point numbers in float64."""
 
-    def widening(read: Callable[..., Iterator[GlobalBatch]]) -> Callable[..., Iterator[GlobalBatch]]:
-        def batches(*args: Any, **options: Any) -> Iterator[GlobalBatch]:
-            with closing(cast("Any", read(*args, **options))) as given:
-                for batch in given:
-                    for one in batch.microbatches:
-                        one.data = widened(one.data)
-                    yield batch
+    read = data.batches
 
-        return batches
+    def batches(*args: Any, **options: Any) -> Iterator[GlobalBatch]:
+        with closing(cast("Any", read(*args, **options))) as given:
+            for batch in given:
+                for one in batch.microbatches:
+                    one.data = widened(one.data)
+                yield batch
 
-    together, alone = data.batches_together, data.batches
-    vars(data)["batches"] = widening(alone)
-    if type(data).batches_together is not Data.batches_together:  # which calls `batches`
-        vars(data)["batches_together"] = widening(together)
+    vars(data)["batches"] = batches
     return data
 
 

@@ -56,7 +56,7 @@ class RunState:
             whole: False to leave tensors that are cut over ranks as they are.
         """
         data = self._own_data()
-        if self.data.state_is_of_rank:
+        if self._has_state_of_rank:
             everybody = self.engine.reducers.data_group.gather(data["states"])
             data["states"] = {rank: state for theirs in everybody for rank, state in theirs.items()}
         state = self._with_counters(self.engine.tensors(whole=whole), data)
@@ -76,24 +76,31 @@ class RunState:
 
     @property
     def part_held(self) -> tuple[int, int]:
-        if self.data.state_is_of_rank or self._holds_own_model:
+        if self._has_state_of_rank or self._holds_own_model:
             return self.engine.group.rank, self.engine.group.ranks
         return self.engine.parts.execution.part_held
 
     @property
     def _holds_copy(self) -> bool:
         reducers = self.engine.reducers
-        return self.data.state_is_of_rank and reducers.rank >= reducers.layout.num_shards and not self._holds_own_model
+        return self._has_state_of_rank and reducers.rank >= reducers.layout.num_shards and not self._holds_own_model
 
     @property
     def _place_of_data(self) -> tuple[int, int]:
         group = self.engine.reducers.data_group
-        return (group.rank, group.ranks) if self.data.state_is_of_rank else (0, 0)
+        return (group.rank, group.ranks) if self._has_state_of_rank else (0, 0)
+
+    @property
+    def _has_state_of_rank(self) -> bool:
+        return self.data.state is not None and self.data.state.scope == "rank"
 
     def _own_data(self) -> Tree:
         rank, ranks = self._place_of_data
-        states = {rank: self.data.state_dict(self.engine.progress.position)}
-        return {"fingerprint": self.data.fingerprint(), "ranks": ranks, "states": states}
+        state = {} if self.data.state is None else self.data.state.state_dict(self.engine.progress.position)
+        return {"fingerprint": self._fingerprint(), "ranks": ranks, "states": {rank: state}}
+
+    def _fingerprint(self) -> Tree:
+        return {name: value for name, value in self.data.fingerprint().items() if name != "cut"}
 
     def _with_counters(self, tensors: Tree, data: Tree) -> Tree:
         engine = self.engine
@@ -186,7 +193,7 @@ class RunState:
             )
         check_same_run(
             {**state["run"], "data": state["data"]["fingerprint"]},
-            {"seed": engine.seed, "precision": engine.precision.name, "data": self.data.fingerprint()},
+            {"seed": engine.seed, "precision": engine.precision.name, "data": self._fingerprint()},
         )
         return self._data_of_rank(state["data"])
 
@@ -207,7 +214,8 @@ class RunState:
     def _restored(self, own: Tree, data: Tree) -> list[str]:
         self.engine.core.is_whole = False  # hooks and data may raise; the engine, which comes last, makes it whole
         changed = self.engine.bus.load_state_dict(own["hooks"])
-        self.data.load_state_dict(data)
+        if self.data.state is not None:
+            self.data.state.load_state_dict(data)
         changed += self.engine.load_own(own)
         if self.epochs is not None and (begun_at := (own["run"].get("begun") or {}).get("data", 0)):
             self.engine.stretch(self._planned(begun_at))

@@ -166,7 +166,7 @@ def _check(loop: "Loop") -> None:
         )
     if loop.engine.group.can_change:
         raise ArgumentError("`find_lr` is for ranks that stay, but those of this run come and go; try it without.")
-    if not loop.feed.data.resumable:
+    if (state := loop.feed.data.state) is not None and state.positions == "epochs":
         raise ArgumentError(
             "`find_lr` reads batches that the run then reads again, but this stream can't say where it is; give it "
             "`state_dict` and `load_state_dict`, or try a dataset with a length.",

@@ -5,7 +5,7 @@ from typing import Any, cast
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from evenstep.data.batch import Data
-from evenstep.data.fetch import Reading
+from evenstep.data.loader import Reading
 from evenstep.data.map_data import MapData
 from evenstep.errors import ArgumentError
 
