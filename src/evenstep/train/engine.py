@@ -142,7 +142,7 @@ class Engine:
         return engine
 
     def _build(self, setup: "Setup", *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> None:
-        from evenstep.train.causes.aborts import AbortCauses
+        from evenstep.train.aborts import AbortCauses
         from evenstep.train.checks import check_ties
         from evenstep.train.engine_parts import build_parts
 

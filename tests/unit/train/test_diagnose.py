@@ -11,7 +11,7 @@ from evenstep import MapData, Task, Trainer
 from evenstep.errors import NonFiniteError
 from evenstep.events import Hook, Incident
 from evenstep.parallel import Group
-from evenstep.train.causes.diagnose import diagnose, gradient_norms
+from evenstep.train.aborts import diagnose, gradient_norms
 
 
 class Root(nn.Module):

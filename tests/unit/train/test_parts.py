@@ -15,8 +15,8 @@ from evenstep.data.seeding import undisturbed
 from evenstep.errors import ReplicaError, TaskError
 from evenstep.keys import key
 from evenstep.parallel import Group
+from evenstep.train.aborts import diagnose
 from evenstep.train.buffers import Buffers
-from evenstep.train.causes.diagnose import diagnose
 from evenstep.train.checks import check_same_on_all_ranks
 from evenstep.train.randomness import seed_torch
 from evenstep.train.tasks.task import Loss, Task, weight_of

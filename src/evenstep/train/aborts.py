@@ -1,0 +1,255 @@
+"""Why an update was aborted: the kind of its incident, the micro-batches and the module, and the error if the run ends.
+
+Losses that are inf or NaN are known. Where there are none, the update is computed again with the same randomness and
+parameters: at the lowest loss scale, and, before the run ends, with a look at the output of each module. Gradients that
+are not finite behind finite outputs are left to `torch.autograd.detect_anomaly`. All ranks call everything together.
+"""
+
+import math
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.arguments import first_of
+from evenstep.data import Position
+from evenstep.errors import NonFiniteError, TaskError
+from evenstep.events import Incident
+from evenstep.internals import local_tensor, unwrapped
+from evenstep.optim.apply import norms
+from evenstep.parallel import Group
+from evenstep.pipeline.compiled import as_written
+from evenstep.tensors import named_parameters
+from evenstep.train.update.context import MicrobatchResults, TrainContext
+from evenstep.train.update.execution import Execution
+from evenstep.train.update.outcome import PendingUpdate
+from evenstep.train.update.update import Update
+
+
+class BadLoss(NamedTuple):
+    """A micro-batch whose loss is inf or NaN."""
+
+    microbatch: int
+    task: str
+    loss: float
+
+    def __str__(self) -> str:
+        task = f"task `{self.task}`, " if self.task else ""
+        return f"{task}micro-batch {self.microbatch}: its loss is {self.loss}"
+
+
+def bad_losses(gathered: MicrobatchResults, group: Group) -> list[BadLoss]:
+    """Losses of all ranks that are inf or NaN, by micro-batch; reads the losses from the device.
+
+    >>> losses = {0: ("class", torch.tensor(1.0)), 1: ("box", torch.tensor(math.nan))}
+    >>> print(*bad_losses(MicrobatchResults(losses=losses), Group()))
+    task `box`, micro-batch 1: its loss is nan
+    """
+    mine = [BadLoss(number, task, float(loss)) for number, (task, loss) in gathered.losses.items()]
+    bad = [one for one in mine if not math.isfinite(one.loss)]
+    return sorted(one for theirs in group.gather(bad) for one in theirs)
+
+
+@final
+@dataclass(slots=True)
+class AbortCauses:
+    """Explains aborted updates of an engine."""
+
+    core: Update
+    model: nn.Module
+    execution: Execution
+    context: TrainContext
+    _overflowing: tuple[int, Position] | None = None  # the update that is tried again at lower and lower scales
+    _scale_before: dict[str, float | int | None] = field(default_factory=dict)
+
+    def incident(self, pending: PendingUpdate) -> Incident:
+        number, position, scale = pending.number, pending.batch.position, self.context.loss_scale
+        retries_overflow = self.context.precision.retries_overflow
+        details: dict[str, Any] = {"epoch": position.epoch, "batch": position.batch}
+        where = f"update {number} (global batch {position.batch} of epoch {position.epoch}) was aborted"
+        overflowed, bad = self._causes(pending)
+        if bad:
+            details["tasks"] = sorted({one.task for one in bad if one.task})
+            details["microbatches"] = [one.microbatch for one in bad]
+        if retries_overflow:
+            details["loss_scale"] = scale.value
+        if float(pending.total) == 0:
+            kind = "no_weight"
+            message = (
+                f"{where}: the weights of all its micro-batches are 0, or no task gave a loss, or no loss depends on a "
+                f"parameter of this model."
+            )
+        elif overflowed:
+            kind = "overflow"
+            message = f"{where}: its gradient overflowed at a loss scale of {scale.value:g}."
+        else:
+            kind = "non_finite"
+            message = f"{where}: its gradient is not finite"
+            if retries_overflow:
+                message += f", at a loss scale of {scale.value:g} or any other down to the `floor` of {scale.floor:g}"
+            message += f"; {first_of(bad, 3, '; ')}." if bad else "."
+        return Incident(kind=kind, update=number, message=message, details=details)
+
+    def _causes(self, pending: PendingUpdate) -> tuple[bool, list[BadLoss]]:
+        """Whether the loss scale was too high, and the losses that are not finite."""
+        if float(pending.total) == 0:
+            return False, []
+        place = pending.number, pending.batch.position
+        if self._overflowing == place:
+            return True, []
+        self._overflowing = None
+        bad = bad_losses(pending.gathered, self.execution.group)
+        if bad or not self.context.precision.retries_overflow:
+            return False, bad
+        with self._at_lowest_scale():
+            self.core.rerun(pending.batch, pending.number)
+            overflowed = self.core.has_finite_gradient()
+        self.context.storage.discard_from(pending.number)
+        if overflowed:
+            self._overflowing = place
+            self._scale_before = self.context.loss_scale.state_dict()
+        return overflowed, []
+
+    @contextmanager
+    def _at_lowest_scale(self) -> Generator[None]:
+        scale = self.context.loss_scale
+        before = scale.value
+        scale.value = scale.floor
+        try:
+            yield
+        finally:
+            scale.value = before
+
+    def lower_scale(self) -> None:
+        """Let an update that overflowed be tried again.
+
+        Raises:
+            NonFiniteError: there is no lower scale. It is the one from before the update again.
+        """
+        try:
+            self.context.loss_scale.overflowed()
+        except NonFiniteError:
+            self.context.loss_scale.load_state_dict(self._scale_before)
+            raise
+
+    def ending(self, incident: Incident, pending: PendingUpdate) -> tuple[Incident, Exception]:
+        """The incident with all that could be found out, and the error of the run that ends with it.
+
+        A TaskError if there was nothing to train on, else a NonFiniteError.
+        """
+        kept = f"The parameters are those after update {incident.update - 1}."
+        if incident.kind == "no_weight":
+            return incident, TaskError(
+                f"{incident.message} The same held for the global batches before it; look at the data, and at "
+                f"`weight` of the task. {kept}"
+            )
+        with self._at_lowest_scale():
+            cause = diagnose(self.model, lambda: self.core.rerun(pending.batch, pending.number))
+        causes = self.execution.group.gather(cause)
+        found = f"{incident.message} When it is run again, {min(causes, key=_specificity)}."
+        grad_norms = gradient_norms(unwrapped(self.model), self.execution.group)
+        self.context.storage.discard_from(incident.update)
+        details = {**incident.details, "grad_norms": grad_norms}
+        return replace(incident, message=found, details=details), NonFiniteError(
+            f"{found} {kept} Look at this batch and at the loss, lower the learning rate or clip gradients, or let "
+            f"such batches be skipped."
+        )
+
+
+def _specificity(cause: str) -> tuple[int, str]:
+    kinds = ("the output of", "the gradients of")
+    return next((place for place, words in enumerate(kinds) if words in cause), len(kinds)), cause
+
+
+def diagnose(model: nn.Module, rerun: Callable[[], object]) -> str:
+    """Run `rerun` and name the first module whose output is inf or NaN, or else the parameters with such gradients.
+
+    Args:
+        rerun: runs the forwards and backwards of the failed update, leaving gradients in `.grad`.
+
+    >>> model = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
+    >>> _ = model[0].weight.data.fill_(float("nan"))
+    >>> diagnose(model, lambda: model(torch.ones(1, 1)).sum().backward())
+    'the output of module `0` (Linear) is not finite'
+    """
+    found: list[str] = []
+
+    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def look(module: nn.Module, args: Any, output: Any) -> None:
+            if not found and not all(map(_is_nowhere_nan_or_inf, _tensors_in(output))):
+                place = f"module `{name}` ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
+                found.append(f"the output of {place} is not finite")
+
+        return look
+
+    handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
+    try:
+        with as_written():
+            rerun()
+    finally:
+        for handle in handles:
+            handle.remove()
+    if found:
+        return found[0]
+    gradients = {name: one.grad for name, one in named_parameters(model).items() if one.grad is not None}
+    bad = [name for name, gradient in gradients.items() if not bool(_values(gradient).isfinite().all())]
+    if bad:
+        return (
+            f"all outputs are finite, but the gradients of {first_of(bad, 3)} are not: look at the loss, and train "
+            f"under `torch.autograd.detect_anomaly()` to see the line"
+        )
+    squared = sum(_norm(gradient) ** 2 for gradient in gradients.values())
+    if squared > torch.finfo(torch.float32).max:
+        return f"all numbers are finite, but the gradient's norm is {math.sqrt(squared):.3g}: training has diverged"
+    return "all numbers are finite: the model or its task computes differently each time"
+
+
+def gradient_norms(model: nn.Module, group: Group) -> dict[str, float | str]:
+    """‖g‖₂ of each parameter's gradient, over all ranks; "inf" and "nan" as words, as JSON wants.
+
+    >>> model = nn.Linear(2, 1)
+    >>> model.weight.grad = torch.tensor([[3.0, 4.0]])
+    >>> gradient_norms(model, Group())
+    {'weight': 5.0}
+    """
+    mine: dict[tuple[str, int], float] = {}
+    for name, parameter in named_parameters(model).items():
+        grad: Any = parameter.grad
+        if grad is not None:
+            place = grad.device_mesh.get_local_rank() if hasattr(grad, "device_mesh") else 0
+            mine[name, place] = _norm(grad)
+    # copies of one shard are equal, so each place counts once
+    of_places = {place: norm for theirs in group.gather(mine) for place, norm in theirs.items()}
+    squares: dict[str, float] = {}
+    for (name, _), norm in of_places.items():
+        squares[name] = squares.get(name, 0.0) + norm * norm
+    whole = {name: math.sqrt(square) for name, square in squares.items()}
+    return {name: norm if math.isfinite(norm) else str(norm) for name, norm in whole.items()}
+
+
+def _values(gradient: Tensor) -> Tensor:
+    return local_tensor(gradient.coalesce().values() if gradient.is_sparse else gradient)
+
+
+def _norm(gradient: Tensor) -> float:
+    values = _values(gradient)
+    return float(norms([values], torch.float64 if values.device.type != "mps" else torch.float32))
+
+
+def _is_nowhere_nan_or_inf(tensor: Tensor) -> bool:
+    values = local_tensor(tensor)
+    # masks are made of -inf; the harm that it does shows up in a later module
+    return not bool((values.isnan() | (values == torch.inf)).any())
+
+
+def _tensors_in(item: Any) -> list[Tensor]:
+    if isinstance(item, Tensor):
+        return [item] if item.is_floating_point() or item.is_complex() else []
+    if isinstance(item, dict):
+        item = list(cast("dict[Any, Any]", item).values())
+    if isinstance(item, tuple | list):
+        return [tensor for part in cast("list[Any]", item) for tensor in _tensors_in(part)]
+    return []
