@@ -115,6 +115,12 @@ def forget_gradient(shard: Any) -> None:
         shard.unsharded_accumulated_grad = None
 
 
+def set_gradient(shard: Any, local: Tensor) -> None:
+    """Make `local` this rank's part of the gradient, where its part of the parameter is."""
+    live = shard.sharded_param
+    live.grad = shard.to_sharded_dtensor(local.to(live.device))
+
+
 def add_late_gradient(shard: Any) -> None:
     """Add what came into `.grad` after a backward to its sum, as FSDP2 does at the end of one."""
     if _sums_beside(shard):

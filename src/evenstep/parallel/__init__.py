@@ -11,15 +11,10 @@ if TYPE_CHECKING:
     from evenstep.parallel.named import device_of_rank, launched_group, strategy_named
     from evenstep.parallel.processes import Processes
     from evenstep.parallel.rank_info import RankInfo, rank_info_of
-    from evenstep.parallel.reducer.ddp import Ddp
-    from evenstep.parallel.reducer.fsdp import Fsdp
-    from evenstep.parallel.reducer.ordered import Ordered
-    from evenstep.parallel.reducer.ordered_fsdp import OrderedFsdp
-    from evenstep.parallel.reducer.reducer import Reducer
-    from evenstep.parallel.reducer.single import Single
-    from evenstep.parallel.reducer.strategy import Strategy
-    from evenstep.parallel.reducer.zero1 import Zero1
+    from evenstep.parallel.fsdp import Fsdp, OrderedFsdp
+    from evenstep.parallel.reducer import Reducer
     from evenstep.parallel.reducers import Reducers
+    from evenstep.parallel.strategies import Ddp, Ordered, Single, Strategy, Zero1
 
 __all__ = [
     "Ddp",
@@ -56,14 +51,9 @@ __getattr__, __dir__ = lazy_names(
         ".named": "device_of_rank launched_group strategy_named",
         ".processes": "Processes",
         ".rank_info": "RankInfo rank_info_of",
-        ".reducer.ddp": "Ddp",
-        ".reducer.fsdp": "Fsdp",
-        ".reducer.ordered": "Ordered",
-        ".reducer.ordered_fsdp": "OrderedFsdp",
-        ".reducer.reducer": "Reducer",
-        ".reducer.single": "Single",
-        ".reducer.zero1": "Zero1",
+        ".fsdp": "Fsdp OrderedFsdp",
+        ".reducer": "Reducer",
         ".reducers": "Reducers",
-        ".reducer.strategy": "Strategy",
+        ".strategies": "Ddp Ordered Single Strategy Zero1",
     },
 )

@@ -103,6 +103,13 @@ class Group:
         """
         raise AssertionError("a group of one has nobody to receive from")
 
+    def all_to_all(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> Callable[[], None]:
+        """Begin to send a tensor to each rank and to receive one from each; call the result to wait for all.
+
+        Both lists are by rank; what a rank gives itself is not copied. Tensors without elements are not sent.
+        """
+        return _nothing
+
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
         """Overwrite `tensors` with those of `rank`."""
 

@@ -212,6 +212,22 @@ class Processes(Group):
 
         return self._through(tensor, begin, comes_back=True)
 
+    def all_to_all(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> Callable[[], None]:
+        if self._of(sent[self.rank]) is not self._hosts and not self._share_devices:
+            everything = list(received)
+            everything[self.rank] = torch.empty_like(sent[self.rank])
+            act = partial(dist.all_to_all, everything, list(sent), group=self._devices, async_op=True)
+            return self._begin("exchange gradients", sent[self.rank], act)
+        others = [rank for rank in range(self.ranks) if rank != self.rank]  # gloo's own exchange is slow
+        waits = [self.begin_receive(received[rank], rank) for rank in others if received[rank].numel()]
+        waits += [self.begin_send(sent[rank], rank) for rank in others if sent[rank].numel()]
+
+        def wait() -> None:
+            for each in waits:
+                each()
+
+        return wait
+
     def _of(self, tensor: Tensor) -> dist.ProcessGroup:
         return self._hosts if tensor.device.type == "cpu" else self._devices
 

@@ -12,11 +12,9 @@ from torch import nn
 
 from evenstep.parallel.buffers import Before, SharedBuffers
 from evenstep.parallel.layout import mapped
-from evenstep.parallel.reducer.padded import PaddedReducer
-from evenstep.parallel.reducer.per_plan import PlanReducer
-from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer
-from evenstep.parallel.reducer.strategy import Strategy
-from evenstep.parallel.reducer.zero1 import Owners
+from evenstep.parallel.fsdp import PassReducer, PlanReducer
+from evenstep.parallel.reducer import ChoosesTrained, Reducer
+from evenstep.parallel.strategies import Owners, Strategy
 from evenstep.tensors import parameters_in
 
 
@@ -45,7 +43,7 @@ class Reducers:
         self.data_group = strategy.data_group
         self._owners = self.layout if isinstance(self.layout, Owners) else None
         self.gather_dtype = strategy.gather_dtype
-        self.per_pass: list[PaddedReducer] = []
+        self.per_pass: list[PassReducer] = []
         self.gather_per_plan = False
         self._all: list[Reducer] = []
         self.beginning: list[Reducer] = []
@@ -77,7 +75,7 @@ class Reducers:
             self._comparing.append(own)
         if self.group.ranks > 1:
             self._buffers.append(SharedBuffers(module, self.group))
-        if isinstance(own, PaddedReducer):
+        if isinstance(own, PassReducer):
             self.per_pass.append(own)
         self.gather_per_plan = self.gather_per_plan or isinstance(own, PlanReducer)
         return wrapped, own

@@ -1,0 +1,216 @@
+"""Ordered sums of gradients: numbered micro-batches, added in one fixed binary tree over all ranks.
+
+Node i of level l is the sum of nodes 2i and 2i + 1 of level l - 1; a gradient that does not exist is no summand. A rank
+adds the micro-batches of its own nodes. Of the nodes above them each rank adds one slice, so as many bytes are sent as
+in a ring all-reduce. Addition is commutative: the bits depend on the numbers alone, never on who adds.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias, TypeVar, final
+
+import torch
+from torch import Tensor
+
+from evenstep.parallel.group import Group
+
+T = TypeVar("T")
+Place: TypeAlias = "tuple[int, int]"  # level and index of a node
+Gradients: TypeAlias = "list[Tensor | None]"
+Slice: TypeAlias = "tuple[int, int]"  # first element and end
+
+_NEUTRAL = -0.0  # x + -0.0 has the bits of x, for each x
+_ADDED_ALIKE = (torch.float32, torch.float64)  # formats in which the backend's sum of two is a + b
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Dealing:
+    """The ranks that run an update's micro-batches.
+
+    Args:
+        owners: for each micro-batch, by its global number, the data-parallel rank that runs it; -1 for none.
+
+    >>> Dealing((0, 0, 0, 1)).nodes
+    (((1, 0), 0), ((0, 2), 0), ((0, 3), 1))
+    >>> Dealing.of_one(3).nodes
+    (((2, 0), 0),)
+    """
+
+    owners: tuple[int, ...]
+
+    @classmethod
+    def of_one(cls, num_microbatches: int) -> "Dealing":
+        """All micro-batches on one rank."""
+        return cls((0,) * num_microbatches)
+
+    @property
+    def depth(self) -> int:
+        """Level of the root."""
+        return (len(self.owners) - 1).bit_length() if self.owners else 0
+
+    @property
+    def nodes(self) -> tuple[tuple[Place, int], ...]:
+        """The largest nodes whose micro-batches one rank runs, with that rank."""
+        return _nodes(self.owners)
+
+    def nodes_of(self, rank: int) -> list[Place]:
+        return [place for place, owner in self.nodes if owner == rank]
+
+    def last_of(self, rank: int) -> int:
+        """The last micro-batch that `rank` runs."""
+        return max(number for number, owner in enumerate(self.owners) if owner == rank)
+
+
+@lru_cache(maxsize=256)
+def _nodes(owners: tuple[int, ...]) -> tuple[tuple[Place, int], ...]:
+    def below(level: int, index: int) -> Iterator[tuple[Place, int]]:
+        here = {owner for owner in owners[index << level : (index + 1) << level] if owner >= 0}
+        if len(here) == 1:
+            yield (level, index), here.pop()
+        elif here:
+            yield from below(level - 1, 2 * index)
+            yield from below(level - 1, 2 * index + 1)
+
+    return tuple(below((len(owners) - 1).bit_length(), 0)) if owners else ()
+
+
+def _combined(parts: dict[Place, T], place: Place, add: Callable[[T, T], T]) -> T | None:
+    """Sum of the parts below a node; None without any."""
+    if place in parts:
+        return parts[place]
+    level, index = place
+    if level == 0:
+        return None
+    left = _combined(parts, (level - 1, 2 * index), add)
+    right = _combined(parts, (level - 1, 2 * index + 1), add)
+    if left is None or right is None:
+        return right if left is None else left
+    return add(left, right)
+
+
+def _joined(left: Gradients, right: Gradients) -> Gradients:
+    return [b if a is None else a if b is None else a.add_(b) for a, b in zip(left, right, strict=True)]
+
+
+@final
+class Tree:
+    """Partial sums of an update's gradients on one rank: at most log₂(n) + 1 of them.
+
+    >>> tree = Tree()
+    >>> for microbatch in range(3):
+    ...     tree.add(microbatch, [torch.tensor(1.0 + microbatch)])
+    >>> sorted(tree.held)  # micro-batches 0 and 1 together, and 2
+    [(0, 2), (1, 0)]
+    >>> tree.node((2, 0))
+    [tensor(6.)]
+    """
+
+    def __init__(self) -> None:
+        self.held: dict[Place, Gradients] = {}
+
+    def add(self, microbatch: int, gradients: Gradients) -> None:
+        """Add the gradients of a micro-batch, in ascending order; they belong to the tree from now on."""
+        level, index = 0, microbatch
+        while index % 2 and (level, index - 1) in self.held:
+            gradients = _joined(self.held.pop((level, index - 1)), gradients)
+            level, index = level + 1, index // 2
+        self.held[level, index] = gradients
+
+    def node(self, place: Place) -> Gradients | None:
+        """The sum of a node; None where none of its micro-batches was added."""
+        return _combined(self.held, place, _joined)
+
+
+class Sum:
+    """The sum of a flat tensor over ranks, on its way."""
+
+    def __init__(self, flat: Tensor, wait: Callable[[], None]) -> None:
+        self._flat, self._wait = flat, wait
+
+    def share(self) -> None:
+        """Begin the second half, if there is one."""
+
+    def finish(self) -> Tensor:
+        """Wait for the whole sum."""
+        self._wait()
+        return self._flat
+
+
+@final
+class OrderedSum(Sum):
+    """The sum of a flat tensor over ranks in the order of the tree; all ranks begin their sums in one order.
+
+    Args:
+        flats: this rank's nodes, in the order of `dealing.nodes_of`.
+        slices: for each rank, the elements that it adds.
+        like: a tensor of the device and format of the sum.
+    """
+
+    def __init__(
+        self, group: Group, dealing: Dealing, flats: Sequence[Tensor], slices: Sequence[Slice], *, like: Tensor
+    ) -> None:
+        self._group, self._slices, self._root = group, slices, (dealing.depth, 0)
+        first, end = slices[group.rank]
+        places = [dealing.nodes_of(rank) for rank in range(group.ranks)]
+        sent = [_one([flat[begin:stop] for flat in flats], like) for begin, stop in slices]
+        received = [like.new_empty(len(theirs) * (end - first)) for theirs in places]
+        received[group.rank] = sent[group.rank]
+        self._parts = list(zip(places, received, strict=True))
+        super().__init__(like.new_empty(max(stop for _, stop in slices)), group.all_to_all(sent, received))
+
+    def slice(self) -> Tensor:
+        """Wait for the slices of all ranks; gives the sum of this rank's slice."""
+        self._wait()
+        first, end = self._slices[self._group.rank]
+        parts: dict[Place, Tensor] = {}
+        for places, received in self._parts:
+            if places and end > first:
+                parts |= zip(places, received.split(end - first), strict=True)
+        self._parts = []
+        total = _combined(parts, self._root, lambda left, right: left.add_(right))
+        return self._flat.new_full((end - first,), _NEUTRAL) if total is None else total
+
+    def share(self) -> None:
+        total = self.slice()
+        pieces = [self._flat[first:end] for first, end in self._slices]
+        pieces[self._group.rank].copy_(total)
+        self._wait = self._group.all_to_all([total] * self._group.ranks, pieces)
+
+
+def _one(pieces: Sequence[Tensor], like: Tensor) -> Tensor:
+    if len(pieces) == 1:
+        return pieces[0]
+    return torch.cat(list(pieces)) if pieces else like.new_empty(0)
+
+
+def packed(gradients: Gradients, sizes: Sequence[int], like: Tensor) -> Tensor:
+    """Gradients in one flat tensor, row by row; what is missing is the neutral summand -0.0.
+
+    >>> packed([torch.ones(1, 2), None], [2, 1], torch.empty(0))
+    tensor([1., 1., -0.])
+    """
+    pieces = [
+        like.new_full((size,), _NEUTRAL) if gradient is None else gradient.reshape(-1)
+        for gradient, size in zip(gradients, sizes, strict=True)
+    ]
+    return torch.cat(pieces)
+
+
+def even_slices(elements: int, ranks: int) -> list[Slice]:
+    """As many neighbouring slices as ranks, equal to within one element.
+
+    >>> even_slices(5, 2)
+    [(0, 2), (2, 5)]
+    """
+    return [(elements * rank // ranks, elements * (rank + 1) // ranks) for rank in range(ranks)]
+
+
+def begin_ordered_sum(group: Group, dealing: Dealing, flats: Sequence[Tensor], like: Tensor, elements: int) -> Sum:
+    """Begin to sum a flat tensor over ranks; the arguments are those of `OrderedSum`."""
+    alone = group.ranks == 2 and all(len(dealing.nodes_of(rank)) <= 1 for rank in range(2))
+    if alone and like.dtype in _ADDED_ALIKE:  # a + b is the tree
+        flat = flats[0] if flats else like.new_full((elements,), _NEUTRAL)
+        return Sum(flat, group.sum(flat))
+    return OrderedSum(group, dealing, flats, even_slices(elements, group.ranks), like=like)

@@ -1,0 +1,262 @@
+"""How a stage's gradients become their sums over data-parallel ranks: six verbs, and a power that most have.
+
+Every reduction is a plain SUM, since each loss is divided by the update's weight before its backward.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from evenstep.parallel.blocks import Dealing, Gradients, Sum, Tree, begin_ordered_sum, packed
+from evenstep.parallel.group import Group
+from evenstep.parallel.replicas import compare_replicas, synchronise
+from evenstep.tensors import gradient_format, laid_out
+
+BUCKET_BYTES = 25 * 2**20  # as torch's DDP has it
+
+
+class Reducer:
+    """The verbs between an update and the data-parallel ranks of one stage.
+
+    Attributes:
+        collects: each micro-batch's gradients are taken out of `.grad` by `collect`.
+    """
+
+    collects: bool = False
+
+    def __init__(self, module: nn.Module, group: Group) -> None:
+        self.module = module
+        self.group = group
+
+    def wrap(self) -> nn.Module:
+        """Make the module equal on all ranks and ready to train; gives the module to call in its place.
+
+        Parameters keep their names, but others may take their place in the module.
+        """
+        return self.module
+
+    def begin(self) -> None:
+        """The accumulation of an update begins, perhaps anew: forget an earlier or failed one."""
+
+    def arm(self, dealing: Dealing) -> None:
+        """The module's next backward is its last of this update: gradients may be reduced as they appear.
+
+        Args:
+            dealing: of the update's micro-batches.
+        """
+
+    def collect(self, microbatch: int) -> None:
+        """The backward of `microbatch` has just added its gradients to those of the module."""
+
+    def reduce(self) -> None:
+        """Return when the module's gradients are summed over all ranks, or will be before they are read."""
+
+    def after_update(self, update: int) -> None:
+        """Called after `update` was committed; now and then replicas are compared."""
+
+
+class ChoosesTrained(ABC):
+    """The power to sum the gradients of some parameters only."""
+
+    @abstractmethod
+    def share(self, parameters: Sequence[nn.Parameter]) -> None:
+        """From now on these parameters' gradients are summed, and no others'; between updates, after `wrap`.
+
+        Args:
+            parameters: those that are trained, in the module's order; the same on all ranks.
+        """
+
+
+@final
+@dataclass(slots=True)
+class _Bucket:
+    parameters: list[nn.Parameter]
+    missing: int = 0
+    tree: Tree = field(default_factory=Tree)
+    sum: Sum | None = None
+    present: list[bool] = field(default_factory=list)
+
+    @property
+    def sizes(self) -> list[int]:
+        return [parameter.numel() for parameter in self.parameters]
+
+    def like(self) -> Tensor:
+        first = self.parameters[0]
+        return torch.empty(0, dtype=gradient_format(first), device=first.device)
+
+
+@final
+class BucketReducer(Reducer, ChoosesTrained):
+    """Sums buckets of gradients of a whole model while the last backward runs.
+
+    Args:
+        ordered: micro-batches are added in the order of `blocks`; else as they come, and ranks as the backend does.
+        wire_dtype: number format in which the backend sends and sums; by default that of the gradients.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        group: Group,
+        *,
+        ordered: bool,
+        bucket_bytes: int = BUCKET_BYTES,
+        wire_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(module, group)
+        self.collects = ordered
+        self._bucket_bytes = bucket_bytes
+        self._wire_dtype = wire_dtype
+        self._buckets: list[_Bucket] = []
+        self._hooks: list[RemovableHandle] = []
+        self._dealing: Dealing | None = None  # while armed
+        self._next = 0
+
+    def wrap(self) -> nn.Module:
+        synchronise(self.module, self.group)
+        self.share([parameter for parameter in self.module.parameters() if parameter.requires_grad])
+        return self.module
+
+    def share(self, parameters: Sequence[nn.Parameter]) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if self.group.ranks == 1:
+            self._buckets = [_Bucket(list(parameters))] if parameters else []
+        else:  # a backward reaches the last parameters first
+            self._buckets = _in_buckets(list(reversed(parameters)), self._bucket_bytes)
+            for bucket in self._buckets:
+                ready = self._hook_of(bucket)
+                self._hooks += [each.register_post_accumulate_grad_hook(ready) for each in bucket.parameters]
+        self.begin()
+
+    def begin(self) -> None:
+        self._dealing = None
+        self._next = 0
+        for bucket in self._buckets:
+            bucket.tree = Tree()
+            bucket.sum = None
+
+    def arm(self, dealing: Dealing) -> None:
+        self._dealing = dealing
+        self._next = 0
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.parameters)
+
+    def collect(self, microbatch: int) -> None:
+        if self.collects and self._dealing is None:  # else the launch of each bucket does it
+            for bucket in self._buckets:
+                _collect(bucket, microbatch)
+
+    def reduce(self) -> None:
+        dealing = self._dealing
+        assert dealing is not None
+        if self.group.ranks == 1:
+            self._reduce_here(dealing)
+        else:
+            self._launch_until(len(self._buckets))
+            self._finish()
+        self.begin()
+
+    def after_update(self, update: int) -> None:
+        compare_replicas(self.module, self.group, update)
+
+    def _reduce_here(self, dealing: Dealing) -> None:
+        for bucket in self._buckets:
+            _collect_last(bucket, dealing, rank=0)
+            total = bucket.tree.node((dealing.depth, 0)) or [None] * len(bucket.parameters)
+            for parameter, gradient in zip(bucket.parameters, total, strict=True):
+                parameter.grad = gradient
+
+    def _finish(self) -> None:
+        # Gradients that exist on any rank: others must stay None, or an idle head's optimizer state would move.
+        flags = self.group.sum_floats([float(has) for bucket in self._buckets for has in bucket.present])
+        sums = [bucket.sum for bucket in self._buckets if bucket.sum is not None]
+        for each in sums:
+            each.share()
+        anywhere = iter(flags)
+        for bucket, each in zip(self._buckets, sums, strict=True):
+            total = each.finish().to(gradient_format(bucket.parameters[0]))
+            for parameter, gradient in zip(bucket.parameters, total.split(bucket.sizes), strict=True):
+                parameter.grad = laid_out(gradient, parameter) if next(anywhere) else None
+
+    def _hook_of(self, bucket: _Bucket) -> Callable[[Tensor], None]:
+        def ready(_: Tensor) -> None:
+            if self._dealing is not None:
+                bucket.missing -= 1
+                if bucket.missing == 0:
+                    self._launch_ready()
+
+        return ready
+
+    def _launch_ready(self) -> None:
+        ready = self._next
+        while ready < len(self._buckets) and self._buckets[ready].missing == 0:
+            ready += 1
+        self._launch_until(ready)
+
+    def _launch_until(self, end: int) -> None:
+        for bucket in self._buckets[self._next : end]:
+            bucket.sum = self._ordered(bucket) if self.collects else self._fast(bucket)
+            self._next += 1  # one by one: memory may run out at the next
+
+    def _ordered(self, bucket: _Bucket) -> Sum:
+        dealing, rank = self._dealing, self.group.rank
+        assert dealing is not None
+        _collect_last(bucket, dealing, rank=rank)
+        missing: Gradients = [None] * len(bucket.parameters)
+        nodes = [bucket.tree.node(place) or missing for place in dealing.nodes_of(rank)]
+        bucket.present = [any(one is not None for one in each) for each in zip(*nodes, strict=True)]
+        bucket.present = bucket.present or [False] * len(missing)
+        flats = [packed(node, bucket.sizes, bucket.like()) for node in nodes]
+        return begin_ordered_sum(self.group, dealing, flats, bucket.like(), sum(bucket.sizes))
+
+    def _fast(self, bucket: _Bucket) -> Sum:
+        gradients = [parameter.grad for parameter in bucket.parameters]
+        bucket.present = [gradient is not None for gradient in gradients]
+        flat = _flat(bucket, gradients, self._wire_dtype)
+        return Sum(flat, self.group.sum(flat))
+
+
+def _collect(bucket: _Bucket, microbatch: int) -> None:
+    bucket.tree.add(microbatch, [parameter.grad for parameter in bucket.parameters])
+    for parameter in bucket.parameters:
+        parameter.grad = None
+
+
+def _collect_last(bucket: _Bucket, dealing: Dealing, *, rank: int) -> None:
+    if any(parameter.grad is not None for parameter in bucket.parameters):
+        _collect(bucket, dealing.last_of(rank))
+
+
+def _flat(bucket: _Bucket, gradients: Gradients, wire_dtype: torch.dtype | None) -> Tensor:
+    like = bucket.like()
+    pieces = [
+        like.new_zeros(size) if gradient is None else gradient.reshape(-1)
+        for gradient, size in zip(gradients, bucket.sizes, strict=True)
+    ]
+    if wire_dtype is None:
+        return torch.cat(pieces)
+    flat = torch.empty(sum(bucket.sizes), dtype=wire_dtype, device=like.device)
+    for room, piece in zip(flat.split(bucket.sizes), pieces, strict=True):
+        room.copy_(piece)  # casts on the way: no second buffer of full width
+    return flat
+
+
+def _in_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[_Bucket]:
+    buckets: list[_Bucket] = []
+    room = 0
+    for parameter in parameters:
+        format = gradient_format(parameter)
+        size = parameter.numel() * format.itemsize
+        if not buckets or size > room or gradient_format(buckets[-1].parameters[0]) != format:
+            buckets.append(_Bucket([]))
+            room = bucket_bytes
+        buckets[-1].parameters.append(parameter)
+        room -= size
+    return buckets

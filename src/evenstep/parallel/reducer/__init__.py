@@ -1,1 +1,0 @@
-"""Reducers: how the gradients of a stage become their sums over all data-parallel ranks, one variant in each file."""

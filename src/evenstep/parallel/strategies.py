@@ -1,0 +1,226 @@
+"""How gradients and parameters are shared between data-parallel ranks, as users say it.
+
+A strategy is a description, from which a `Reducer` per stage and a `ParameterLayout` are made.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Self, final
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.arguments import said
+from evenstep.errors import ArgumentError
+from evenstep.parallel.group import Group
+from evenstep.parallel.layout import OwnStates, ParameterLayout, States
+from evenstep.parallel.reducer import BUCKET_BYTES, BucketReducer, Reducer
+from evenstep.tensors import parameters_in
+
+
+class Strategy(ABC):
+    """The description of how ranks share a model.
+
+    Args:
+        group: the data-parallel ranks; a group of one by default.
+        layout: who holds what of a tensor; by default every rank holds all.
+
+    Attributes:
+        data_group: the ranks that the data are dealt to and that save together; those of `group`, but for `Single`.
+        gather_dtype: the number format in which parameters are gathered and used; None for their own.
+    """
+
+    gather_dtype: torch.dtype | None = None
+
+    def __init__(self, group: Group | None = None, layout: ParameterLayout | None = None) -> None:
+        self.group = group or Group()
+        self.data_group = self.group
+        self.layout = layout or ParameterLayout(self.group)
+
+    @property
+    def rank(self) -> int:
+        """This process's number among the data-parallel ranks."""
+        return self.group.rank
+
+    @property
+    def ranks(self) -> int:
+        """How many data-parallel ranks there are."""
+        return self.group.ranks
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What updates depend on beside gradients that are summed, as plain values by their names in a run file."""
+        return {}
+
+    def gathering(self, dtype: torch.dtype) -> Self:
+        """This strategy for a model that computes in `dtype`: how it gathers parameters, where it does.
+
+        Raises:
+            ArgumentError: it was told to gather them in another format.
+        """
+        return self
+
+    @abstractmethod
+    def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
+        """What sums the gradients of a stage.
+
+        Args:
+            module: the stage's; its device and parameters are final.
+            per_plan: whether parameters are whole while a plan runs, instead of being gathered by each pass.
+        """
+
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise ArgumentError for an optimizer that can't step what this rank holds; it is as the user has built it."""
+
+
+@final
+class Single(Strategy):
+    """Each rank trains a model of its own: one process, or ranks under a hook that averages them.
+
+    Args:
+        ranks: the ranks of the run, which need such a hook (`contrib.local_sgd`); none for a single process.
+
+    >>> Single().ranks
+    1
+    """
+
+    def __init__(self, ranks: Group | None = None) -> None:
+        super().__init__()
+        if ranks is not None:
+            self.data_group = ranks
+
+    def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
+        return Reducer(module, self.group)
+
+
+@final
+class Ddp(Strategy):
+    """Every rank holds the whole model; gradients are summed over ranks during the last backward of an update.
+
+    Args:
+        group: the ranks, such as `Processes(device)`.
+        bucket_bytes: bytes of gradients that are sent in one message.
+        wire_dtype: the number format in which they are sent and summed; by default their own. With bfloat16 each
+            component of the sum of R ranks is off by at most ((1 + 2⁻⁸)ᴿ - 1)·Σᵣ|gᵣ|; all ranks use the same sum.
+    """
+
+    def __init__(
+        self, group: Group, *, bucket_bytes: int = BUCKET_BYTES, wire_dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__(group)
+        self._bucket_bytes = bucket_bytes
+        self.wire_dtype = wire_dtype
+
+    def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
+        return BucketReducer(
+            module, self.group, ordered=False, bucket_bytes=self._bucket_bytes, wire_dtype=self.wire_dtype
+        )
+
+
+@final
+class Ordered(Strategy):
+    """As `Ddp`, with gradients added in the order of the micro-batches' numbers: the same bits on any number of ranks.
+
+    It keeps up to log₂(n) + 1 sets of gradients for the n micro-batches of a rank.
+
+    Args:
+        group: the ranks, such as `Processes(device)`; by default one, which adds in the same order.
+        bucket_bytes: bytes of gradients that are sent in one message.
+
+    >>> Ordered().ranks
+    1
+    """
+
+    def __init__(self, group: Group | None = None, *, bucket_bytes: int = BUCKET_BYTES) -> None:
+        super().__init__(group)
+        self._bucket_bytes = bucket_bytes
+
+    def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
+        return BucketReducer(module, self.group, ordered=True, bucket_bytes=self._bucket_bytes)
+
+
+@final
+class Zero1(Strategy):
+    """Every rank holds the whole model, and the optimizer state of a part of its parameters, which it steps for all.
+
+    Parameters are dealt out whole, so optimizers step as in one process (ZeRO 1, https://arxiv.org/abs/1910.02054).
+
+    Args:
+        replicas: how gradients are summed: `Ddp` or `Ordered`.
+    """
+
+    def __init__(self, replicas: Strategy) -> None:
+        if type(replicas.layout) is not ParameterLayout:
+            raise ArgumentError(
+                f"`replicas` must be a strategy whose ranks hold all, `Ddp` or `Ordered`, but is {said(replicas)}; "
+                f"write `Zero1(Ddp(Processes(device)))`."
+            )
+        super().__init__(replicas.group, Owners(replicas.group))
+        self._replicas = replicas
+
+    def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
+        return self._replicas.reducer(module, per_plan=per_plan)
+
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self._replicas.check_optimizer(optimizer)
+
+
+@final
+class Owners(OwnStates):
+    """Every rank holds every parameter and gradient; the optimizer state of each parameter is one rank's."""
+
+    divides = "parameters"
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group)
+        self._owned: list[list[nn.Parameter]] = [[] for _ in range(group.ranks)]
+
+    def optimizer_state(self, states: States) -> States:
+        return {name: one for theirs in self.of_all(states).values() for name, one in theirs.items()}
+
+    def deal(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let `optimizer` hold the parameters that this rank steps, and no others."""
+        parameters = parameters_in(optimizer)
+        self._owned = dealt(parameters, self.group.ranks)
+        own = {id(parameter) for parameter in self._owned[self.group.rank]}
+        for group in optimizer.param_groups:
+            group["params"] = [parameter for parameter in group["params"] if id(parameter) in own]
+        for parameter in parameters:  # some optimizers make their state when they are built
+            if id(parameter) not in own and parameter in optimizer.state:
+                del optimizer.state[parameter]
+
+    def fetch_parameters(self) -> None:
+        """Get the parameters that other ranks have stepped; all ranks call it together."""
+        with torch.no_grad():
+            for owner, parameters in enumerate(self._owned):
+                for alike in _by_dtype(parameters):
+                    flat = torch.cat([parameter.detach().reshape(-1) for parameter in alike])
+                    self.group.broadcast([flat], owner)
+                    if owner != self.group.rank:
+                        _spread(flat, alike)
+
+
+def dealt(parameters: Sequence[nn.Parameter], ranks: int) -> list[list[nn.Parameter]]:
+    """Each rank's parameters: the largest first, always to the rank that has least.
+
+    >>> [[p.numel() for p in own] for own in dealt([nn.Parameter(torch.zeros(n)) for n in (4, 1, 2, 5)], 2)]
+    [[5, 1], [4, 2]]
+    """
+    owned: list[list[nn.Parameter]] = [[] for _ in range(ranks)]
+    load = [0] * ranks
+    for parameter in sorted(parameters, key=lambda parameter: -parameter.numel()):
+        owner = load.index(min(load))
+        owned[owner].append(parameter)
+        load[owner] += parameter.numel()
+    return owned
+
+
+def _by_dtype(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    dtypes = dict.fromkeys(parameter.dtype for parameter in parameters)
+    return [[parameter for parameter in parameters if parameter.dtype == dtype] for dtype in dtypes]
+
+
+def _spread(flat: Tensor, parameters: Sequence[nn.Parameter]) -> None:
+    sizes = [parameter.numel() for parameter in parameters]
+    for parameter, values in zip(parameters, flat.split(sizes), strict=True):
+        parameter.copy_(values.view_as(parameter))
