@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from evenstep.parallel import Dealing
 from evenstep.pipeline import Op, Stage
 
 
@@ -20,7 +21,7 @@ class ReadyStep:
     def __init__(self, inputs: Sequence[Tensor], loss: Callable[[Tensor, int], Tensor]) -> None:
         self._inputs = inputs
         self._loss = loss
-        self.num_microbatches = len(inputs)
+        self.dealing = Dealing.of_one(len(inputs))
 
     def forward(
         self, stage: Stage, received: Mapping[int, Any], microbatch: int

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from evenstep.errors import ArgumentError, NonFiniteError, ReplicaError
 from evenstep.events import Hook, TrainBegin, UpdateEnd
 from evenstep.parallel import Group
+from evenstep.parallel.blocks import Dealing, begin_ordered_sum
 from evenstep.parallel.replicas import bits
-from evenstep.parallel.tree import TreeSum
 from evenstep.tensors import named_buffers, named_parameters
 
 if TYPE_CHECKING:
@@ -193,10 +193,9 @@ def mean_over(group: Group, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for dtype in dict.fromkeys(one.dtype for one in values.values()):
         alike = {name: one for name, one in values.items() if one.dtype == dtype}
         flat = torch.cat([one.detach().reshape(-1) for one in alike.values()])
-        tree = TreeSum([flat])
-        tree.add(group.rank, [flat.clone()])
-        (total,) = tree.total(group, num_microbatches=group.ranks)
-        assert total is not None, "each rank has given a summand"
-        pieces = total.div_(group.ranks).split([one.numel() for one in alike.values()])
+        dealing = Dealing(tuple(range(group.ranks)))
+        total = begin_ordered_sum(group, dealing, [flat], like=flat, elements=flat.numel())
+        total.share()
+        pieces = total.finish().div_(group.ranks).split([one.numel() for one in alike.values()])
         means |= {name: piece.view(one.shape) for (name, one), piece in zip(alike.items(), pieces, strict=True)}
     return means

@@ -5,10 +5,10 @@ adds the micro-batches of its own nodes. Of the nodes above them each rank adds 
 in a ring all-reduce. Addition is commutative: the bits depend on the numbers alone, never on who adds.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias, TypeVar, final
+from typing import TypeVar, final
 
 import torch
 from torch import Tensor
@@ -16,9 +16,9 @@ from torch import Tensor
 from evenstep.parallel.group import Group
 
 T = TypeVar("T")
-Place: TypeAlias = "tuple[int, int]"  # level and index of a node
-Gradients: TypeAlias = "list[Tensor | None]"
-Slice: TypeAlias = "tuple[int, int]"  # first element and end
+Place = tuple[int, int]  # level and index of a node
+Gradients = list[Tensor | None]
+Slice = tuple[int, int]  # first element and end
 
 _NEUTRAL = -0.0  # x + -0.0 has the bits of x, for each x
 _ADDED_ALIKE = (torch.float32, torch.float64)  # formats in which the backend's sum of two is a + b
@@ -44,6 +44,11 @@ class Dealing:
     def of_one(cls, num_microbatches: int) -> "Dealing":
         """All micro-batches on one rank."""
         return cls((0,) * num_microbatches)
+
+    def of(self, numbers: Iterable[int]) -> "Dealing":
+        """The same tree with some of its micro-batches."""
+        kept = set(numbers)
+        return Dealing(tuple(owner if number in kept else -1 for number, owner in enumerate(self.owners)))
 
     @property
     def depth(self) -> int:
@@ -186,16 +191,16 @@ def _one(pieces: Sequence[Tensor], like: Tensor) -> Tensor:
 
 
 def packed(gradients: Gradients, sizes: Sequence[int], like: Tensor) -> Tensor:
-    """Gradients in one flat tensor, row by row; what is missing is the neutral summand -0.0.
+    """Gradients in one flat tensor, row by row; the rest of their room is the neutral summand -0.0.
 
-    >>> packed([torch.ones(1, 2), None], [2, 1], torch.empty(0))
-    tensor([1., 1., -0.])
+    >>> packed([torch.ones(1, 2), None], [3, 1], torch.empty(0))
+    tensor([1., 1., -0., -0.])
     """
-    pieces = [
-        like.new_full((size,), _NEUTRAL) if gradient is None else gradient.reshape(-1)
-        for gradient, size in zip(gradients, sizes, strict=True)
-    ]
-    return torch.cat(pieces)
+    flat = like.new_full((sum(sizes),), _NEUTRAL)
+    for room, gradient in zip(flat.split(list(sizes)), gradients, strict=True):
+        if gradient is not None:
+            room[: gradient.numel()].view(gradient.shape).copy_(gradient)
+    return flat
 
 
 def even_slices(elements: int, ranks: int) -> list[Slice]:

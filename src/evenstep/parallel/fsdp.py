@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from typing import Any, Self, TypeVar, cast, final
 
 import torch
@@ -314,7 +315,6 @@ class ShardedReducer(Reducer, ChoosesTrained):
         for number, gradient in zip(having, total.split([one.numel() for one in having]), strict=True):
             number.grad = gradient.view(number.shape).to(gradient_format(number))
 
-
     def _collect_ordered(self, microbatch: int, gradients: Gradients) -> None:
         self._forget_gradients()
         formats = self._formats()
@@ -366,22 +366,12 @@ class ShardedReducer(Reducer, ChoosesTrained):
             sizes = [self._numbers[place - len(self._shards)].numel() for place in bucket.places]
             flats = [packed(node, sizes, like) for node in nodes]
             return begin_ordered_sum(self.group, self._dealing, flats, like, sum(sizes))
-        count = self._strategy.layout.num_shards
+        num_shards = self._strategy.layout.num_shards
         shapes = [self._shards[place].unsharded_param.shape for place in bucket.places]
-        rows = [_rows_of(shape[0], count) for shape in shapes]
-        sizes = [[(end - first) * shape[1:].numel() for first, end in each] for each, shape in zip(rows, shapes)]
-        lengths = [sum(size[part] for size in sizes) for part in range(count)]
-        edges = [sum(lengths[:part]) for part in range(count + 1)]
-        flats = [
-            torch.cat(
-                [
-                    packed([g if g is None else g[slice(*each[part])] for g, each in zip(node, rows)], of_part, like)
-                    for part, of_part in enumerate(zip(*sizes, strict=True))
-                ]
-            )
-            for node in nodes
-        ]
-        slices = [(edges[rank % count], edges[rank % count + 1]) for rank in range(self.group.ranks)]
+        lengths = [sum(_num_elements(shape, num_shards, part) for shape in shapes) for part in range(num_shards)]
+        edges = [0, *accumulate(lengths)]
+        slices = [(edges[rank % num_shards], edges[rank % num_shards + 1]) for rank in range(self.group.ranks)]
+        flats = [_by_shard(node, shapes, num_shards, like) for node in nodes]
         return OrderedSum(self.group, self._dealing, flats, slices, like=like)
 
     def _keep(self, bucket: _Bucket, total: Sum) -> None:
@@ -392,21 +382,32 @@ class ShardedReducer(Reducer, ChoosesTrained):
             for number, piece in zip(numbers, pieces, strict=True):
                 number.grad = piece.view(number.shape)
             return
-        shards = [self._shards[place] for place in bucket.places]
+        layout = self._strategy.layout
         mine = cast("OrderedSum", total).slice()
-        own = self._strategy.layout.shard_index
-        for shard in shards:
+        for shard in (self._shards[place] for place in bucket.places):
             shape = shard.unsharded_param.shape
-            first, end = _rows_of(shape[0], self._strategy.layout.num_shards)[own]
-            size = (end - first) * shape[1:].numel()
-            set_gradient(shard, mine[:size].view(end - first, *shape[1:]))
+            size = _num_elements(shape, layout.num_shards, layout.shard_index)
+            set_gradient(shard, mine[:size].view(-1, *shape[1:]))
             mine = mine[size:]
 
 
-def _rows_of(rows: int, parts: int) -> list[tuple[int, int]]:
-    """The rows of each part, as `torch.chunk` cuts them."""
-    each = -(-rows // parts)
-    return [(min(part * each, rows), min((part + 1) * each, rows)) for part in range(parts)]
+def _rows(shape: torch.Size, num_shards: int, part: int) -> slice:
+    each = -(-shape[0] // num_shards)  # as `torch.chunk` cuts them
+    return slice(min(part * each, shape[0]), min((part + 1) * each, shape[0]))
+
+
+def _num_elements(shape: torch.Size, num_shards: int, part: int) -> int:
+    rows = _rows(shape, num_shards, part)
+    return (rows.stop - rows.start) * shape[1:].numel()
+
+
+def _by_shard(gradients: Gradients, shapes: Sequence[torch.Size], num_shards: int, like: Tensor) -> Tensor:
+    pieces: list[Tensor] = []
+    for part in range(num_shards):
+        rows = [_rows(shape, num_shards, part) for shape in shapes]
+        here = [g if g is None else g[own] for g, own in zip(gradients, rows, strict=True)]
+        pieces.append(packed(here, [_num_elements(shape, num_shards, part) for shape in shapes], like))
+    return torch.cat(pieces)
 
 
 def _summed_in(shard: Any) -> torch.dtype:
@@ -576,9 +577,9 @@ class PassReducer(ShardedReducer):
 
 @final
 class PlanReducer(ShardedReducer):
-    """Shards of one stage, gathered before a plan and kept until they are reduced: replicas may differ in micro-batches.
+    """Shards of one stage, gathered before a plan and kept until they are reduced.
 
-    FSDP2 keeps, gathers and scatters; the plan says when.
+    FSDP2 keeps, gathers and scatters; the plan says when. Replicas may run different numbers of micro-batches.
     """
 
     def begin(self) -> None:

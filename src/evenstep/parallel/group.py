@@ -106,9 +106,17 @@ class Group:
     def all_to_all(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> Callable[[], None]:
         """Begin to send a tensor to each rank and to receive one from each; call the result to wait for all.
 
-        Both lists are by rank; what a rank gives itself is not copied. Tensors without elements are not sent.
+        Both lists are by rank; a rank sends itself nothing, and nobody a tensor without elements.
         """
-        return _nothing
+        others = [rank for rank in range(self.ranks) if rank != self.rank]
+        waits = [self.begin_receive(received[rank], rank) for rank in others if received[rank].numel()]
+        waits += [self.begin_send(sent[rank], rank) for rank in others if sent[rank].numel()]
+
+        def wait() -> None:
+            for each in waits:
+                each()
+
+        return wait
 
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
         """Overwrite `tensors` with those of `rank`."""

@@ -9,16 +9,11 @@ import torch
 
 from evenstep.arguments import choose
 from evenstep.errors import ArgumentError
+from evenstep.parallel.fsdp import Fsdp, OrderedFsdp
 from evenstep.parallel.group import Group
 from evenstep.parallel.processes import Processes
 from evenstep.parallel.rank_info import rank_info_of
-from evenstep.parallel.reducer.ddp import Ddp
-from evenstep.parallel.reducer.fsdp import Fsdp
-from evenstep.parallel.reducer.ordered import Ordered
-from evenstep.parallel.reducer.ordered_fsdp import OrderedFsdp
-from evenstep.parallel.reducer.single import Single
-from evenstep.parallel.reducer.strategy import Strategy
-from evenstep.parallel.reducer.zero1 import Zero1
+from evenstep.parallel.strategies import Ddp, Ordered, Single, Strategy, Zero1
 
 STRATEGIES = {name: name for name in ("auto", "single", "ddp", "fsdp", "zero1")}
 INSTEAD_OF_LOCAL = '"single" with the hook `evenstep.contrib.local_sgd:LocalSgd`'

@@ -213,20 +213,13 @@ class Processes(Group):
         return self._through(tensor, begin, comes_back=True)
 
     def all_to_all(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> Callable[[], None]:
-        if self._of(sent[self.rank]) is not self._hosts and not self._share_devices:
-            everything = list(received)
-            everything[self.rank] = torch.empty_like(sent[self.rank])
-            act = partial(dist.all_to_all, everything, list(sent), group=self._devices, async_op=True)
-            return self._begin("exchange gradients", sent[self.rank], act)
-        others = [rank for rank in range(self.ranks) if rank != self.rank]  # gloo's own exchange is slow
-        waits = [self.begin_receive(received[rank], rank) for rank in others if received[rank].numel()]
-        waits += [self.begin_send(sent[rank], rank) for rank in others if sent[rank].numel()]
-
-        def wait() -> None:
-            for each in waits:
-                each()
-
-        return wait
+        own = sent[self.rank]
+        if self._share_devices or self._of(own) is self._hosts:
+            return super().all_to_all(sent, received)  # gloo's own exchange is slow
+        everything = list(received)
+        everything[self.rank] = torch.empty_like(own)
+        act = partial(dist.all_to_all, everything, list(sent), group=self._devices, async_op=True)
+        return self._begin("exchange gradients", own, act)
 
     def _of(self, tensor: Tensor) -> dist.ProcessGroup:
         return self._hosts if tensor.device.type == "cpu" else self._devices

@@ -18,6 +18,7 @@ from evenstep.parallel.replicas import compare_replicas, synchronise
 from evenstep.tensors import gradient_format, laid_out
 
 BUCKET_BYTES = 25 * 2**20  # as torch's DDP has it
+_ALIGNED = 64  # bytes, as torch aligns tensors
 
 
 class Reducer:
@@ -85,6 +86,12 @@ class _Bucket:
     def sizes(self) -> list[int]:
         return [parameter.numel() for parameter in self.parameters]
 
+    @property
+    def room(self) -> list[int]:
+        """Elements of each parameter in an ordered sum: gradients are aligned, as kernels may add by alignment."""
+        aligned = _ALIGNED // gradient_format(self.parameters[0]).itemsize
+        return [-(-size // aligned) * aligned for size in self.sizes]
+
     def like(self) -> Tensor:
         first = self.parameters[0]
         return torch.empty(0, dtype=gradient_format(first), device=first.device)
@@ -126,7 +133,7 @@ class BucketReducer(Reducer, ChoosesTrained):
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        if self.group.ranks == 1:
+        if self.group.ranks == 1 and self.collects:
             self._buckets = [_Bucket(list(parameters))] if parameters else []
         else:  # a backward reaches the last parameters first
             self._buckets = _in_buckets(list(reversed(parameters)), self._bucket_bytes)
@@ -156,7 +163,7 @@ class BucketReducer(Reducer, ChoosesTrained):
     def reduce(self) -> None:
         dealing = self._dealing
         assert dealing is not None
-        if self.group.ranks == 1:
+        if self.group.ranks == 1 and self.collects:
             self._reduce_here(dealing)
         else:
             self._launch_until(len(self._buckets))
@@ -182,8 +189,9 @@ class BucketReducer(Reducer, ChoosesTrained):
         anywhere = iter(flags)
         for bucket, each in zip(self._buckets, sums, strict=True):
             total = each.finish().to(gradient_format(bucket.parameters[0]))
-            for parameter, gradient in zip(bucket.parameters, total.split(bucket.sizes), strict=True):
-                parameter.grad = laid_out(gradient, parameter) if next(anywhere) else None
+            room = bucket.room if self.collects else bucket.sizes
+            for parameter, piece in zip(bucket.parameters, total.split(room), strict=True):
+                parameter.grad = laid_out(piece[: parameter.numel()], parameter) if next(anywhere) else None
 
     def _hook_of(self, bucket: _Bucket) -> Callable[[Tensor], None]:
         def ready(_: Tensor) -> None:
@@ -213,8 +221,8 @@ class BucketReducer(Reducer, ChoosesTrained):
         nodes = [bucket.tree.node(place) or missing for place in dealing.nodes_of(rank)]
         bucket.present = [any(one is not None for one in each) for each in zip(*nodes, strict=True)]
         bucket.present = bucket.present or [False] * len(missing)
-        flats = [packed(node, bucket.sizes, bucket.like()) for node in nodes]
-        return begin_ordered_sum(self.group, dealing, flats, bucket.like(), sum(bucket.sizes))
+        flats = [packed(node, bucket.room, bucket.like()) for node in nodes]
+        return begin_ordered_sum(self.group, dealing, flats, bucket.like(), sum(bucket.room))
 
     def _fast(self, bucket: _Bucket) -> Sum:
         gradients = [parameter.grad for parameter in bucket.parameters]

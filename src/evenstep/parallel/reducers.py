@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from evenstep.parallel.buffers import Before, SharedBuffers
-from evenstep.parallel.layout import mapped
 from evenstep.parallel.fsdp import PassReducer, PlanReducer
+from evenstep.parallel.layout import mapped
 from evenstep.parallel.reducer import ChoosesTrained, Reducer
 from evenstep.parallel.strategies import Owners, Strategy
 from evenstep.tensors import parameters_in

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import PlanError
-from evenstep.parallel.reducer.per_plan import PlanReducer
-from evenstep.parallel.reducer.reducer import Reducer
+from evenstep.parallel.blocks import Dealing
+from evenstep.parallel.fsdp import PlanReducer
+from evenstep.parallel.reducer import Reducer
 from evenstep.pipeline.action import Action, Op
 from evenstep.pipeline.boundary import Crossing, Gradients, detached
 from evenstep.pipeline.deferred import Deferral, Work, accumulate
@@ -26,8 +27,8 @@ class PlanStep(Protocol):
     """The micro-batches that go through a plan, asked for by stages under the plan's numbers."""
 
     @property
-    def num_microbatches(self) -> int:
-        """Of the update, over all ranks."""
+    def dealing(self) -> Dealing:
+        """The ranks that run the update's micro-batches."""
         ...
 
     def forward(
@@ -117,8 +118,8 @@ class Stage:
             Op.SEND_GRADIENT: lambda action, step: self._edges.send(action),
             Op.RECEIVE_INPUT: lambda action, step: self._edges.receive(action),
             Op.RECEIVE_GRADIENT: lambda action, step: self._edges.receive(action),
-            Op.ARM: lambda action, step: reducer.arm(),
-            Op.REDUCE: lambda action, step: reducer.reduce(step.num_microbatches),
+            Op.ARM: lambda action, step: reducer.arm(step.dealing),
+            Op.REDUCE: lambda action, step: reducer.reduce(),
             Op.UNSHARD: lambda action, step: cast("PlanReducer", reducer).unshard(),
             Op.RESHARD: lambda action, step: cast("PlanReducer", reducer).reshard(),
         }

@@ -13,7 +13,7 @@ from evenstep.errors import ArgumentError
 from evenstep.internals import children_of
 from evenstep.internals.compiler import compile_each_shape
 from evenstep.parallel import Strategy
-from evenstep.parallel.reducer.sharded import Sharded, units
+from evenstep.parallel.fsdp import Sharded, units
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.compiled import compile_in_place
 from evenstep.train.layer_keys import layers_of, may_draw

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from evenstep.parallel import Ddp
+from evenstep.parallel import Ddp, Dealing
 
 
 def of_rank(rank: int, seed: int) -> list[Tensor]:
@@ -28,10 +28,10 @@ def test_a_sum_is_off_by_no_more_than_the_stated_bound(
         module = nn.ParameterList([torch.zeros(40), torch.zeros(7)])
         reducer = Ddp(group, wire_dtype=torch.bfloat16).reducer(module)
         reducer.wrap()
-        reducer.arm()
+        reducer.arm(Dealing.of_one(4))
         for parameter, gradient in zip(module, of_rank(group.rank, seed), strict=True):
             parameter.grad = gradient
-        reducer.reduce(ranks)
+        reducer.reduce()
         return torch.cat([parameter.grad for parameter in module]).double()
 
     each = torch.stack([torch.cat(of_rank(rank, seed)) for rank in range(ranks)]).double()
@@ -54,9 +54,9 @@ def test_half_as_many_bytes_travel(on_ranks: Callable[..., list[Any]]) -> None:
             return whole(tensor)
 
         group.sum = counted
-        reducer.arm()
+        reducer.arm(Dealing.of_one(4))
         module(torch.ones(1, 50)).sum().backward()
-        reducer.reduce(2)
+        reducer.reduce()
         assert module.weight.grad is not None and module.weight.grad.dtype is torch.float32
         return bytes_sent
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError, ReplicaError
-from evenstep.parallel import Ddp, Ordered, Reducers
+from evenstep.parallel import Ddp, Dealing, Ordered, Reducers
 from evenstep.train.buffers import Buffers
 
 
@@ -37,6 +37,7 @@ def inputs(microbatch: int) -> Tensor:
 
 # By rank: (micro-batch, head). Head 2 is used by nobody; the last rank has no work.
 WORK = [[(0, 0), (1, 1), (2, 0)], [(3, 0)], []]
+DEALING = Dealing((0, 0, 0, 1))
 
 
 def reference() -> dict[str, Tensor | None]:
@@ -53,7 +54,7 @@ def test_the_gradient_is_that_of_one_process_whatever_a_rank_has_used(
     on_ranks: Callable[..., list[Any]], strategy: Any, bucket_bytes: int
 ) -> None:
     def act(group: Any) -> dict[str, Tensor | None]:
-        made_strategy = Ddp(group, bucket_bytes=bucket_bytes) if strategy is Ddp else Ordered(group)
+        made_strategy = strategy(group, bucket_bytes=bucket_bytes)
         model = made(group.rank)  # different at first: wrapping makes them equal
         reducer = made_strategy.reducer(model)
         module = reducer.wrap()
@@ -61,12 +62,12 @@ def test_the_gradient_is_that_of_one_process_whatever_a_rank_has_used(
         for place, (microbatch, head) in enumerate(work):
             loss = module(inputs(microbatch), head)
             if place == len(work) - 1:
-                reducer.arm()
+                reducer.arm(DEALING)
             loss.backward()
             reducer.collect(microbatch)
         if not work:
-            reducer.arm()
-        reducer.reduce(4)
+            reducer.arm(DEALING)
+        reducer.reduce()
         return {name: parameter.grad for name, parameter in model.named_parameters()}
 
     wanted = reference()
@@ -113,10 +114,10 @@ def test_all_ranks_say_the_same_in_the_same_order(on_ranks: Callable[..., list[A
     def act(group: Any) -> list[str]:
         reducer = Ddp(group, bucket_bytes=64).reducer(made(0))
         module = reducer.wrap()
-        reducer.arm()
+        reducer.arm(DEALING)
         for microbatch, head in WORK[group.rank][-1:]:
             module(inputs(microbatch), head).backward()
-        reducer.reduce(4)
+        reducer.reduce()
         return group.said
 
     first, second, third = on_ranks(3, act)

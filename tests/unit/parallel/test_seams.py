@@ -20,11 +20,9 @@ from evenstep.parallel import (
     Strategy,
     Zero1,
 )
+from evenstep.parallel.fsdp import PassReducer, PlanReducer
 from evenstep.parallel.layout import Shards, each_norm, squared_norm
-from evenstep.parallel.reducer.ddp import DdpReducer
-from evenstep.parallel.reducer.padded import PaddedReducer
-from evenstep.parallel.reducer.per_plan import PlanReducer
-from evenstep.parallel.reducer.reducer import ChoosesTrained
+from evenstep.parallel.reducer import BucketReducer, ChoosesTrained
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
 MADE: list[Callable[[Group], Strategy]] = [
@@ -76,18 +74,18 @@ def test_a_strategy_describes() -> None:
     ("make", "per_plan", "powers"),
     [
         (Single, False, set[type]()),
-        (Ddp, False, {ChoosesTrained, DdpReducer}),
-        (Ddp, True, {ChoosesTrained, DdpReducer}),
-        (Ordered, False, {ChoosesTrained}),
-        (Fsdp, False, {ChoosesTrained, PaddedReducer}),
+        (Ddp, False, {ChoosesTrained, BucketReducer}),
+        (Ddp, True, {ChoosesTrained, BucketReducer}),
+        (Ordered, False, {ChoosesTrained, BucketReducer}),
+        (Fsdp, False, {ChoosesTrained, PassReducer}),
         (Fsdp, True, {ChoosesTrained, PlanReducer}),
-        (OrderedFsdp, False, {ChoosesTrained, PaddedReducer}),
+        (OrderedFsdp, False, {ChoosesTrained, PassReducer}),
         (OrderedFsdp, True, {ChoosesTrained, PlanReducer}),
     ],
 )
 def test_reducers_have_the_powers_that_they_need(make: Any, per_plan: bool, powers: set[type]) -> None:
     reducer = make(Group()).reducer(nn.Linear(1, 1), per_plan=per_plan)
-    known = {ChoosesTrained, DdpReducer, PaddedReducer, PlanReducer}
+    known = {ChoosesTrained, BucketReducer, PassReducer, PlanReducer}
     assert {one for one in known if isinstance(reducer, one)} == powers
 
 

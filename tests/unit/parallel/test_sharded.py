@@ -7,8 +7,7 @@ from torch.torch_version import TorchVersion
 
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Fsdp, Group
-from evenstep.parallel.reducer.per_plan import layers
-from evenstep.parallel.reducer.sharded import units
+from evenstep.parallel.fsdp import layers, units
 from refused import refused
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from evenstep.errors import PlanError
-from evenstep.parallel import Group
-from evenstep.parallel.reducer.reducer import Reducer
+from evenstep.parallel import Dealing, Group
+from evenstep.parallel.reducer import Reducer
 from evenstep.pipeline import SCHEDULES, Action, Layout, Op, Plan, Runner, Stage, executed, forwards
 
 ONE = Layout.chain(ranks=1)
@@ -26,20 +26,20 @@ def sequential(microbatches: list[int]) -> Plan:
 class Log(Reducer):
     """Writes down what it is asked for, as a reducer and as a step of micro-batches."""
 
-    num_microbatches = 7
+    dealing = Dealing.of_one(7)
 
     def __init__(self) -> None:
         super().__init__(nn.Identity(), Group())
         self.said: list[str] = []
 
-    def arm(self) -> None:
+    def arm(self, dealing: Dealing) -> None:
+        assert dealing is self.dealing
         self.said.append("arm")
 
     def collect(self, microbatch: int) -> None:
         self.said.append(f"collect {microbatch}")
 
-    def reduce(self, num_microbatches: int) -> None:
-        assert num_microbatches == 7
+    def reduce(self) -> None:
         self.said.append("reduce")
 
     def unshard(self) -> None:

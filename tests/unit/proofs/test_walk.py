@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "proofs"))
 from fake_group import CollectiveRecord, Fake
 
 from evenstep.parallel import Ddp, Fsdp, Group, Reducer, Single, Strategy, Zero1
-from evenstep.parallel.reducer.ddp import BUCKET_BYTES, DdpReducer
+from evenstep.parallel.reducer import BUCKET_BYTES, BucketReducer
 from rows import walk
 from rows.walk import FLAT, MESH
 
@@ -43,18 +43,20 @@ def test_a_walk_with_an_update_says_little_more_than_its_gradients() -> None:
     counts = walk.bytes_per_update(MESH(511).said)
     gradients = 4 * (8 * 96 + 96 + 96 * 96 + 96)
     assert counts["sum"] == gradients
-    assert sum(counts.values()) - gradients == 8 * (91 + 5 + 4)  # weights, what is trained, which gradients, asks
+    assert sum(counts.values()) - gradients == 8 * (
+        2 * 91 + 5 + 4
+    )  # weights, their ranks, what is trained, which gradients, asks
 
 
-class ForgetfulReducer(DdpReducer):  # which is final, but a mistake must be made somewhere
+class ForgetfulReducer(BucketReducer):  # which is final, but a mistake must be made somewhere
     """Ranks without work do not take part: the mistake that a walk is there to find."""
 
-    def reduce(self, num_microbatches: int) -> None:
+    def reduce(self) -> None:
         if any(parameter.grad is not None for parameter in self.module.parameters()):
-            super().reduce(num_microbatches)
+            super().reduce()
 
 
-class VerboseReducer(DdpReducer):
+class VerboseReducer(BucketReducer):
     """One rank sends more."""
 
     def after_update(self, update: int) -> None:
@@ -66,12 +68,12 @@ class VerboseReducer(DdpReducer):
 class Mistaken(Strategy):
     """Replicas whose gradients are summed by a reducer with a mistake."""
 
-    def __init__(self, group: Group, kind: type[DdpReducer]) -> None:
+    def __init__(self, group: Group, kind: type[BucketReducer]) -> None:
         super().__init__(group)
         self._kind = kind
 
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
-        return self._kind(module, self.group, bucket_bytes=BUCKET_BYTES, wire_dtype=None)
+        return self._kind(module, self.group, ordered=False, bucket_bytes=BUCKET_BYTES)
 
 
 @pytest.mark.parametrize("strategy", [lambda group: Zero1(Ddp(group)), Fsdp, lambda group: Fsdp(group, shard_ranks=8)])

@@ -6,13 +6,13 @@ g = Σ_t λ_t · Σ_{m∈t} ∇S_m / Σ_{m∈t} w_m. It does not look at outputs
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self, final
 
 from evenstep.arguments import advice
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import ReplicaError, TaskError
-from evenstep.parallel import Group
+from evenstep.parallel import Dealing, Group
 from evenstep.train.tasks.task import Task, weight_of
 
 
@@ -24,7 +24,8 @@ class Weights:
     Args:
         totals: Σw_m of each task that has work, over all micro-batches and ranks; how many these are where its weights
             are late.
-        num_microbatches: of the update, over all ranks.
+        dealing: the ranks that run the update's micro-batches.
+        numbers: the global numbers of each task's micro-batches.
         each: w_m of this rank's micro-batches, by their global number; none of those that are late.
         divisors: what the summed losses of each task are divided by before the backward: the total, or 1 if it is late.
         work: this rank's micro-batches that have a weight above 0, or a late one.
@@ -33,12 +34,18 @@ class Weights:
     """
 
     totals: Mapping[str, float]
-    num_microbatches: int
+    dealing: Dealing
     each: dict[int, float]
     divisors: Mapping[str, float]
     work: tuple[Microbatch, ...]
     num_tasks: int
     skipped_samples: int = 0
+    numbers: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
+
+    @property
+    def num_microbatches(self) -> int:
+        """Micro-batches of the update, over all ranks."""
+        return len(self.dealing.owners)
 
     @property
     def total(self) -> float:
@@ -49,18 +56,25 @@ class Weights:
     def of_one(cls, microbatch: Microbatch, *, weight: float) -> Self:
         totals, number = {microbatch.task: 1.0}, microbatch.index
         each = {number: weight}
-        return cls(totals=totals, num_microbatches=1, each=each, divisors=totals, work=(microbatch,), num_tasks=1)
+        dealing = Dealing.of_one(1)
+        return cls(totals=totals, dealing=dealing, each=each, divisors=totals, work=(microbatch,), num_tasks=1)
 
     @classmethod
     def of_forwards(cls, task: str, work: tuple[Microbatch, ...], *, num_microbatches: int) -> Self:
         each = {one.index: 1.0 for one in work}
         return cls(
-            totals={task: 1.0}, num_microbatches=num_microbatches, each=each, divisors={}, work=work, num_tasks=1
+            totals={task: 1.0},
+            dealing=Dealing.of_one(num_microbatches),
+            each=each,
+            divisors={},
+            work=work,
+            num_tasks=1,
         )
 
     def of(self, *tasks: str) -> Self:
         work = tuple(microbatch for microbatch in self.work if microbatch.task in tasks)
-        return replace(self, totals={task: self.totals[task] for task in tasks}, work=work)
+        dealing = self.dealing.of(number for task in tasks for number in self.numbers[task])
+        return replace(self, totals={task: self.totals[task] for task in tasks}, work=work, dealing=dealing)
 
 
 def weigh(tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, stamp: float = 1.0) -> Weights:
@@ -73,8 +87,9 @@ def weigh(tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, stamp:
     """
     each: dict[int, float] = {}
     work: list[Microbatch] = []
-    # the last two for the samples that had to be left out, and for what is trained
-    mine = [0.0] * (batch.num_microbatches + 2)
+    count = batch.num_microbatches
+    # weights, the numbers of the ranks from 1 on, the samples that had to be left out, and the stamp
+    mine = [0.0] * (2 * count + 2)
     mine[-1] = stamp
     for microbatch in batch.microbatches:
         weight, number = 1.0, microbatch.index
@@ -84,6 +99,7 @@ def weigh(tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, stamp:
             each[number] = weight
         if weight > 0:
             mine[number] = weight
+            mine[count + number] = group.rank + 1.0
             work.append(microbatch)
     for fault in batch.faults:
         mine[-2] += fault.num_skipped
@@ -94,7 +110,9 @@ def weigh(tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, stamp:
             f"`requires_grad` or the optimizer's `lr` was changed on some ranks only. Change it on all of them at the "
             f"same update; a hook that is `first_rank_only` runs on one."
         )
-    totals = _totals(batch, everybody)
+    numbers = _numbers(batch)
+    totals = {name: math.fsum(everybody[number] for number in theirs) for name, theirs in numbers.items()}
+    totals = {name: total for name, total in totals.items() if total > 0}
     late = [name for name in totals if tasks[name].late_weight]
     if len(late) > 1:
         raise TaskError(
@@ -104,27 +122,26 @@ def weigh(tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, stamp:
         )
     return Weights(
         totals=totals,
-        num_microbatches=batch.num_microbatches,
+        dealing=Dealing(tuple(int(owner) - 1 for owner in everybody[count : 2 * count])),
         each=each,
         divisors={name: 1.0 if name in late else total for name, total in totals.items()},
         work=tuple(work),
         num_tasks=len(totals),
         skipped_samples=int(everybody[-2]),
+        numbers=numbers,
     )
 
 
-def _totals(batch: GlobalBatch, everybody: Sequence[float]) -> dict[str, float]:
+def _numbers(batch: GlobalBatch) -> dict[str, Sequence[int]]:
     if not batch.parts:
-        each = {"": list(everybody[: batch.num_microbatches])}
-    else:
-        each: dict[str, list[float]] = {}
-        first = 0
-        for part in batch.parts:
-            last = first + part.num_microbatches
-            each.setdefault(part.task, []).extend(everybody[first:last])
-            first = last
-    totals = {name: math.fsum(weights) for name, weights in each.items()}
-    return {name: total for name, total in totals.items() if total > 0}
+        return {"": range(batch.num_microbatches)}
+    numbers: dict[str, list[int]] = {}
+    first = 0
+    for part in batch.parts:
+        last = first + part.num_microbatches
+        numbers.setdefault(part.task, []).extend(range(first, last))
+        first = last
+    return dict(numbers)
 
 
 def task_of(tasks: Mapping[str, Task], microbatch: Microbatch) -> Task:

@@ -1,0 +1,102 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from evenstep.parallel.blocks import Dealing, OrderedSum, Tree, begin_ordered_sum, even_slices, packed
+
+PARAMETERS = [torch.zeros(3), torch.zeros(2, 2)]
+
+
+def gradients(microbatch: int, present: tuple[bool, bool]) -> list[Tensor | None]:
+    generator = torch.Generator().manual_seed(microbatch)
+    made = [torch.randn(p.shape, generator=generator) * 10 ** (microbatch % 5) for p in PARAMETERS]
+    return [g if has else None for g, has in zip(made, present, strict=True)]
+
+
+def in_tree(leaves: list[Any]) -> Any:
+    """The sum as the docstring draws it, level by level; None is no summand."""
+    while len(leaves) > 1:
+        leaves = [*leaves, None] if len(leaves) % 2 else leaves
+        leaves = [a if b is None else b if a is None else a + b for a, b in zip(leaves[::2], leaves[1::2], strict=True)]
+    return leaves[0]
+
+
+def flats_of(tree: Tree, dealing: Dealing, rank: int) -> list[Tensor]:
+    sizes = [p.numel() for p in PARAMETERS]
+    nodes = [tree.node(place) or [None, None] for place in dealing.nodes_of(rank)]
+    return [packed(node, sizes, torch.empty(0)) for node in nodes]
+
+
+@given(
+    present=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=13),
+    owners=st.lists(st.integers(-1, 3), min_size=13, max_size=13),
+    ranks=st.integers(1, 4),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_sum_has_the_same_bits_whoever_runs_which_microbatches(
+    on_ranks: Callable[..., list[Any]], present: list[tuple[bool, bool]], owners: list[int], ranks: int
+) -> None:
+    count = len(present)
+    dealing = Dealing(tuple(min(owner, ranks - 1) for owner in owners[:count]))
+
+    def act(group: Any) -> Any:
+        tree = Tree()
+        for microbatch, owner in enumerate(dealing.owners):
+            if owner == group.rank:
+                tree.add(microbatch, gradients(microbatch, present[microbatch]))
+        flats = flats_of(tree, dealing, group.rank)
+        total = begin_ordered_sum(group, dealing, flats, torch.empty(0), 7)
+        total.share()
+        return total.finish()
+
+    leaves = [[None] * 2 if owner < 0 else gradients(k, present[k]) for k, owner in enumerate(dealing.owners)]
+    wanted = packed([in_tree([leaf[part] for leaf in leaves]) for part in range(2)], [3, 4], torch.empty(0))
+    for total in on_ranks(ranks, act):
+        assert torch.equal(total.view(torch.int32), wanted.view(torch.int32))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_as_many_bytes_are_sent_as_in_a_ring(on_ranks: Callable[..., list[Any]], ranks: int) -> None:
+    """2(R - 1)/R of the tensor from each rank, where each rank holds one node."""
+    elements = 840
+    dealing = Dealing(tuple(range(ranks)))
+
+    def act(group: Any) -> int:
+        sent = 0
+        plain = group.begin_send
+
+        def counted(tensor: Tensor, rank: int, channel: int = 0) -> Any:
+            nonlocal sent
+            sent += tensor.numel()
+            return plain(tensor, rank, channel)
+
+        group.begin_send = counted
+        slices = even_slices(elements, ranks)
+        total = OrderedSum(group, dealing, [torch.ones(elements)], slices, like=torch.empty(0))
+        total.share()
+        assert torch.equal(total.finish(), torch.full((elements,), float(ranks)))
+        return sent
+
+    assert set(on_ranks(ranks, act)) == {2 * (ranks - 1) * elements // ranks}
+
+
+def test_no_more_than_log_n_plus_one_partial_sums_are_held() -> None:
+    tree = Tree()
+    most = 0
+    for microbatch in range(64):
+        tree.add(microbatch, gradients(microbatch, (True, True)))
+        most = max(most, len(tree.held))
+    assert most <= 7
+
+
+def test_the_case_above_can_fail_another_order_has_other_bits() -> None:
+    leaves = [gradients(k, (True, True))[0] for k in range(13)]
+    straight = leaves[0]
+    for leaf in leaves[1:]:
+        straight = straight + leaf  # type: ignore[operator]
+    assert not torch.equal(straight, in_tree(leaves))  # type: ignore[arg-type]
