@@ -11,6 +11,7 @@ from evenstep import Task
 from evenstep.data import Microbatch
 from evenstep.events import Bus, Storage
 from evenstep.parallel import Ordered, Single, Strategy
+from evenstep.parallel import Dealing
 from evenstep.pipeline import SCHEDULES, Layout, Runner, Stage
 from evenstep.precision import FullPrecision
 from evenstep.train.memory.split_limit import SplitLimit
@@ -48,7 +49,7 @@ def step_of(sizes: list[int], limit: int | None = None) -> MicrobatchStep:
     )
     weights = Weights(
         totals={"": float(sum(sizes))},
-        num_microbatches=3 + 2 * len(sizes),
+        dealing=Dealing.of_one(3 + 2 * len(sizes)),
         each={one.index: float(one.num_samples) for one in work},
         divisors={one.index: 1.0 for one in work},
         work=work,
