@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from evenstep import Task
 from evenstep.data import Microbatch
 from evenstep.events import Bus, Storage
-from evenstep.parallel import Ordered, Single, Strategy
-from evenstep.parallel import Dealing
+from evenstep.parallel import Dealing, Ordered, Single, Strategy
 from evenstep.pipeline import SCHEDULES, Layout, Runner, Stage
 from evenstep.precision import FullPrecision
 from evenstep.train.memory.split_limit import SplitLimit
