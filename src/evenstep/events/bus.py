@@ -14,6 +14,7 @@ from evenstep.arguments import advice
 from evenstep.errors import HookError, LostRankError, clause
 from evenstep.events.event import Event, Incident
 from evenstep.events.hook import Hook
+from evenstep.events.plain import as_plain, like
 from evenstep.single_use import check_unused
 
 SpanName = Literal["train", "epoch", "update", "microbatch", "forward", "backward", "step", "evaluate", "save"]
@@ -147,7 +148,7 @@ class Bus:
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """State of every hook that may have some, by its name (`Best`, `Best#2`, …)."""
         states = {key: (hook, hook.state_dict()) for key, hook in self._by_key().items()}
-        return {key: state for key, (hook, state) in states.items() if state or _has_state(hook)}
+        return {key: as_plain(state) for key, (hook, state) in states.items() if state or _has_state(hook)}
 
     def load_state_dict(self, states: Mapping[str, dict[str, Any]]) -> list[str]:
         """Restore the state of every hook; hooks without a saved state stay as they are.
@@ -166,7 +167,7 @@ class Bus:
                 if state:
                     said.append(f"hook `{key}` is gone, and so is its state")
             elif state or hooks[key].state_dict():
-                changed = hooks[key].load_state_dict(state)
+                changed = hooks[key].load_state_dict(like(state, hooks[key].state_dict()))
                 if changed:
                     said.append(f"hook `{key}` {changed}")
         return said

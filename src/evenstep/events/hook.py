@@ -79,7 +79,7 @@ class Hook:
         trainer = None if self._trainer is None else self._trainer()
         if trainer is None:
             raise HookError(
-                f"hook `{self.name}` has no trainer; pass it to one, `Trainer(hooks=[…])`, and keep the trainer.",
+                f"hook `{self.name}` has no trainer; pass it to one, `Trainer(hooks=[…])`.",
                 field=self.name,
             )
         return trainer

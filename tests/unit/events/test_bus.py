@@ -1,13 +1,17 @@
 import gc
+import json
 import weakref
+from collections import deque
 from contextlib import suppress
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenstep.checkpoint.state import pack, unpack
 from evenstep.errors import HookError
 from evenstep.events import Bus, EpochBegin, EpochEnd, Event, Hook, Incident, UpdateBegin, UpdateEnd
 from refused import refused
@@ -303,6 +307,41 @@ def test_a_hook_that_had_no_state_at_a_checkpoint_has_none_when_the_run_goes_bac
     early = bus.state_dict()
     hook.value = 7
     assert bus.load_state_dict(early) == [] and hook.value == 0
+
+
+def test_a_torch_scheduler_in_a_hook_is_saved_and_restored(trainer: Any) -> None:
+    class Scheduled(Hook):
+        def __init__(self) -> None:
+            optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+            self.inner = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[2, 4], gamma=0.5)
+            self.recent: deque[float] = deque(maxlen=2)
+
+        def step(self) -> float:
+            self.inner.optimizer.step()
+            self.inner.step()
+            self.recent.append(self.inner.get_last_lr()[0])
+            return self.recent[-1]
+
+        def state_dict(self) -> dict[str, Any]:
+            return {
+                "inner": self.inner.state_dict(),
+                "recent": self.recent,
+                "optimizer": self.inner.optimizer.state_dict(),
+            }
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.inner.load_state_dict(state["inner"])
+            self.inner.optimizer.load_state_dict(state["optimizer"])
+            self.recent = state["recent"]
+
+    hook, again = Scheduled(), Scheduled()
+    for _ in range(3):
+        hook.step()
+    tensors, skeleton = pack(Bus([hook], trainer).state_dict(), "hooks")
+    state: Any = unpack(json.loads(json.dumps(skeleton)), tensors, "hooks")
+    assert Bus([again], trainer).load_state_dict(state) == []
+    assert again.recent == hook.recent and again.recent.maxlen == 2
+    assert [again.step() for _ in range(3)] == [hook.step() for _ in range(3)] == [0.25, 0.25, 0.25]
 
 
 def test_a_method_that_no_event_calls_is_refused(trainer: Any) -> None:
