@@ -1,4 +1,4 @@
-"""Runs a command and turns its end into an exit code and one paragraph on standard error."""
+"""Runs a command and turns its end into an exit code and a paragraph on standard error."""
 
 import errno
 import io
@@ -32,26 +32,64 @@ from evenstep.process import (
     user_line,
 )
 
-_TRAINS = ("train", "demo", "resume")  # commands that a scheduler runs again after it stopped them
+_TRAINS = ("train", "demo", "resume")  # a scheduler that stops one of these should run it again
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; see `evenstep.cli.main`."""
-    leaves = arguments is None
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if leaves:
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="backslashreplace")
-        ignore_at_the_end()
-    code = _run(given, leaves=leaves)
-    if leaves:
-        _leave_code(code)
-        leave_with(code)
+    if arguments is not None:
+        return _run(list(arguments), leaves=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    ignore_at_the_end()
+    code = _run(sys.argv[1:], leaves=True)
+    _write_code(code)
+    leave_with(code)
     return code
 
 
+def _run(given: list[str], *, leaves: bool) -> int:
+    """Run a command; gives the exit code.
+
+    Args:
+        leaves: the process ends with it.
+    """
+    code = EXIT_DONE
+    try:
+        code = _caught(given, leaves=leaves)
+        sys.stdout.flush()
+    except OSError as error:  # of standard output
+        write_to_nowhere(sys.stdout)
+        if code == EXIT_DONE and not isinstance(error, BrokenPipeError):
+            _print(f"evenstep: standard output can't be written: {error.strerror}; make room, or write it elsewhere.")
+        return code or EXIT_ERROR
+    return code
+
+
+def _caught(given: list[str], *, leaves: bool) -> int:
+    try:
+        return _dispatch(given, leaves=leaves)
+    except BrokenPipeError:
+        raise
+    except KeyboardInterrupt as error:
+        is_requeued = isinstance(error, Terminated)
+        what = "terminated" if is_requeued else "interrupted"
+        _print(" ".join([f"evenstep: {what}.", *getattr(error, "__notes__", [])]))
+        return EXIT_REQUEUE if is_requeued else EXIT_INTERRUPTED
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the outermost place: each becomes a message and a code
+        if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
+            raise error.__context__ from None  # rich ends a program whose reader has gone
+        if leaves and isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename:
+            os.write(sys.stdout.fileno(), b"\n")  # raises as well if it is standard output that is full
+        _tell_torchrun(error)
+        if "--traceback" in given:
+            sys.excepthook(type(error), error, error.__traceback__)
+        _print(message_of(error, hint="--traceback" not in given))
+        return _exit_code(error)
+
+
 def _dispatch(given: list[str], *, leaves: bool) -> int:
-    if "_EVENSTEP_COMPLETE" in os.environ:  # the shell asks for completions
+    if "_EVENSTEP_COMPLETE" in os.environ:  # a shell asks for completions
         app(prog_name="evenstep")
     group = cast(TyperGroup, get_command(app))
     own = [in_home(argument) for argument in given if argument != "--traceback"] or ["--help"]
@@ -59,110 +97,72 @@ def _dispatch(given: list[str], *, leaves: bool) -> int:
     name = own[0]
     command = group.commands.get(name)
     if isinstance(command, WithSettings):
-        options = ["--help", *(text for param in command.params for text in param.opts if text.startswith("--"))]
-        rest, settings = split(own[1:], options)
+        options = [text for parameter in command.params for text in parameter.opts if text.startswith("--")]
+        rest, settings = split(own[1:], ["--help", *options])
         own = [name, *rest]
     try:
         with (
             ending(leaves=leaves) if name in _TRAINS else nullcontext(),
-            group.make_context("evenstep", own, obj=settings) as ctx,
+            group.make_context("evenstep", own, obj=settings) as context,
         ):
-            return group.invoke(ctx)
+            return group.invoke(context)
     except Exit as done:
         return done.exit_code
     except TyperException as error:
-        shown = f"evenstep {name}" if command is not None else "evenstep"
+        shown = "evenstep" if command is None else f"evenstep {name}"
         raise ConfigError([f"{error.format_message().rstrip('.')}; see `{shown} --help`."]) from None
-
-
-def _run(given: list[str], *, leaves: bool) -> int:
-    traceback = "--traceback" in given
-    code = EXIT_DONE
-    try:
-        try:
-            code = _dispatch(given, leaves=leaves)
-        except BrokenPipeError:
-            raise
-        except KeyboardInterrupt as error:
-            code = EXIT_REQUEUE if isinstance(error, Terminated) else EXIT_INTERRUPTED
-            what = "terminated" if code == EXIT_REQUEUE else "interrupted"
-            _say(" ".join([f"evenstep: {what}.", *getattr(error, "__notes__", [])]))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the outermost place: all becomes a message and a code
-            if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
-                raise error.__context__ from None  # rich ends a program whose reader has gone
-            if leaves and isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename:
-                os.write(sys.stdout.fileno(), b"\n")  # fails alike if it is standard output that is full
-            code = _exit_code(error)
-            _tell_launcher(error)
-            if traceback:
-                sys.excepthook(type(error), error, error.__traceback__)
-            _say(paragraphs(error, hint=not traceback))
-        sys.stdout.flush()
-    except OSError as error:
-        # of standard output; if whoever read it has gone, nothing can be said to them
-        write_to_nowhere(sys.stdout)
-        if code == EXIT_DONE and not isinstance(error, BrokenPipeError):
-            _say(f"evenstep: standard output can't be written: {error.strerror}; make room, or write it elsewhere.")
-        return code or EXIT_ERROR
-    return code
 
 
 def _exit_code(error: BaseException) -> int:
     if isinstance(error, SystemExit):
-        code = error.code & 0xFF if isinstance(error.code, int) else EXIT_ERROR  # of an int a system keeps 8 bits
-        return code if code != EXIT_DONE else EXIT_ERROR
+        code = error.code & 0xFF if isinstance(error.code, int) else EXIT_ERROR  # systems keep 8 bits
+        return code or EXIT_ERROR
     return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_ERROR
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     try:
         print(text, file=sys.stderr, flush=True)
-    except OSError:  # the code still tells
+    except OSError:  # the exit code still tells
         write_to_nowhere(sys.stderr)
 
 
-def _tell_launcher(error: BaseException) -> None:
+def _tell_torchrun(error: BaseException) -> None:
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-        with suppress(OSError):  # it is shown below as well
+        with suppress(OSError):  # it is printed as well
             get_error_handler().record_exception(error)
 
 
-def _leave_code(code: int) -> None:
+def _write_code(code: int) -> None:
+    """Leave the exit code of rank 0 for evenstep's launcher."""
     if CODE_FILE in os.environ and os.environ.get("RANK") == "0":
         with suppress(OSError):  # the launcher then goes by the signal
             Path(os.environ[CODE_FILE]).write_text(str(code), encoding="utf-8")
 
 
-def paragraphs(error: BaseException, *, hint: bool) -> str:
-    """What to print about `error`.
+def message_of(error: BaseException, *, hint: bool) -> str:
+    """The paragraph about an error: its text, and the line of the user's code that raised it.
 
     Args:
-        hint: whether to say that `--traceback` shows more.
+        hint: mention `--traceback` where it shows more.
     """
-    all_notes: list[str] = list(getattr(error, "__notes__", []))
-    notes = [note for note in all_notes if "\n" not in note]  # a worker's traceback comes as a note
-    shows_more = len(notes) < len(all_notes)
+    every: list[str] = list(getattr(error, "__notes__", []))
+    notes = [note for note in every if "\n" not in note]  # the traceback of a worker is a note with lines
     if isinstance(error, ConfigError) and len(error.faults) > 1:
         faults = [f"  {fault}" for fault in error.faults]
         return "\n".join([f"evenstep: {len(faults)} faults in the configuration:", *faults, *notes])
-    if isinstance(error, EvenstepError):
-        place = user_line(error.__cause__) if error.__cause__ is not None else ""
-        text = f"{error}{f' (raised at {place})' if place and place not in str(error) else ''}"
-    else:
-        place = user_line(error)
-        text = _foreign(error, place)
-        shows_more = True
-    if hint and shows_more:
-        notes.append("--traceback shows the whole way there.")
-    return " ".join(["evenstep:", text, *notes])
-
-
-def _foreign(error: BaseException, place: str) -> str:
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    if place:
+    is_ours = isinstance(error, EvenstepError)
+    text = str(error) if is_ours else f"{type(error).__name__}: {error}".removesuffix(": ")
+    raised = error.__cause__ if is_ours else error
+    place = "" if raised is None else user_line(raised)
+    if place and place not in text:
         text += f" (raised at {place})"
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and not is_ours:
         text += ". The disk is full"
-    return text if text.endswith((".", "?", "!")) else f"{text}."
+    if not is_ours and not text.endswith((".", "?", "!")):
+        text += "."
+    if hint and (not is_ours or len(notes) < len(every)):
+        notes.append("--traceback shows the full traceback.")
+    return " ".join(["evenstep:", text, *notes])

@@ -151,10 +151,9 @@ def table_of(model: nn.Module, shapes: Mapping[str, str], depth: int) -> Table:
     """Table of modules: name, class, shapes of the output, parameters, trained parameters."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("module", "class", "gives"):
-        table.add_column(column, no_wrap=True, overflow="ellipsis")
-    widest = max(len("parameters"), len(f"{parameters_of(model)[0]:,}"))
+        table.add_column(column, overflow="fold")
     for column in ("parameters", "trained"):
-        table.add_column(column, no_wrap=True, justify="right", min_width=widest)
+        table.add_column(column, no_wrap=True, justify="right")
     for name, module in model.named_modules():
         level = name.count(".") + 1 if name else 0
         if level <= depth:

@@ -1,8 +1,6 @@
-import json
 import os
 import signal
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +9,6 @@ from scripts import Script
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from evenstep import process
-from evenstep.cli import entry
 from evenstep.cli import launch as launcher
 from evenstep.process import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE, Terminated
 from evenstep.tools.prove import part as prove_part
@@ -99,7 +96,7 @@ def test_a_process_of_a_certificate_says_nothing_on_this_terminal(
 ) -> None:
     assert prove_part._process(["resume", "nowhere"], tmp_path) == EXIT_ERROR
     assert capfd.readouterr() == ("", "")
-    assert "nowhere must be the folder of a run" in (tmp_path / "said.0").read_text()
+    assert "nowhere must be the folder of a run" in (tmp_path / "log.0").read_text()
 
     silent = list[int]()
 
@@ -108,7 +105,7 @@ def test_a_process_of_a_certificate_says_nothing_on_this_terminal(
         return EXIT_DONE
 
     monkeypatch.setattr(launcher, "_attempt", attempt)
-    assert prove_part._ranks(2, ["prove"]) == EXIT_DONE
+    assert launcher.launch(2, ["prove"], silent=True) == EXIT_DONE
     assert silent == [0, 1]
 
 
@@ -126,7 +123,7 @@ def test_a_process_of_a_certificate_starts_where_a_file_is_called_as_one_of_pyth
 ) -> None:
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     (tmp_path / "queue.py").write_text("raise RuntimeError('not this one')")
-    assert prove_part._process(["--version"], tmp_path) == EXIT_DONE, (tmp_path / "said.0").read_text()
+    assert prove_part._process(["--version"], tmp_path) == EXIT_DONE, (tmp_path / "log.0").read_text()
 
 
 def test_a_rank_whose_launcher_has_ended_before_it_could_ask_ends_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,23 +146,3 @@ def test_a_signal_to_the_ranks_of_a_row_ends_the_certificate(
     with pytest.raises(error) as raised:
         prove_part.Elsewhere(tmp_path / "run.toml", [], {})(Variant(cut="1", ranks=2), updates=1)
     assert type(raised.value) is error
-
-
-def test_a_signal_to_a_row_is_not_answered_by_what_its_first_rank_has_come_to(
-    monkeypatch: pytest.MonkeyPatch, pauses: list[float], tmp_path: Path
-) -> None:
-    part = tmp_path / "part.json"
-    part.write_text(json.dumps({"variant": {"cut": "1"}}))
-    for name, stand_in in (("end_with_parent", bool), ("_said_to", nullcontext), ("_run", lambda *_: EXIT_DONE)):
-        monkeypatch.setattr(prove_part, name, stand_in)
-
-    def ended(*_: object) -> int:
-        file = os.environ["_EVENSTEP_CODE_FILE"]
-        assert prove_part.run_part(tmp_path / "run.toml", [], part) == EXIT_DONE
-        entry._leave_code(EXIT_DONE)
-        os.environ["_EVENSTEP_CODE_FILE"] = file  # the launcher's own is that of another process
-        raise SignalException("while they ended", sigval=signal.SIGINT)
-
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setattr(launcher, "_ended", ended)
-    assert launcher.launch(2, ["prove"], silent=True) == EXIT_INTERRUPTED
