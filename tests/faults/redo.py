@@ -17,7 +17,7 @@ from threads import on_ranks
 
 from evenstep.errors import LostRankError
 from evenstep.parallel import Group
-from evenstep.train.memory.split_limit import SplitLimit
+from evenstep.train.cut import SplitLimit
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
 from evenstep.train.update.recovery import Recovery

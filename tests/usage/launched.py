@@ -39,7 +39,7 @@ _PRELOADED = [
     "evenstep.train.aborts",
     "evenstep.train.aborts",
     "evenstep.train.emergency",
-    "evenstep.train.memory.footprint",
+    "evenstep.train.footprint",
     "evenstep.train.setup",
     "evenstep.train.signal_handling",
     "evenstep.train.trainer",

@@ -30,7 +30,7 @@ from evenstep.parallel.rank_info import is_launched
 from evenstep.pipeline import PipelineModel, pipeline_of
 from evenstep.process import EXIT_DONE
 from evenstep.train import Trainer
-from evenstep.train.memory.footprint import per_parameter
+from evenstep.train.footprint import per_parameter
 from evenstep.train.standard_hooks import writers_of
 
 _MOST_NAMES = 6

@@ -16,8 +16,8 @@ from evenstep.parallel import Strategy
 from evenstep.parallel.fsdp import Sharded, units
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.compiled import compile_in_place
+from evenstep.train.blocks import is_block, repeated_blocks
 from evenstep.train.layer_keys import layers_of, may_draw
-from evenstep.train.memory.blocks import is_block, repeated_blocks
 
 
 def check_compiled(model: nn.Module, strategy: Strategy) -> None:
@@ -31,7 +31,7 @@ def compiled_parts(model: nn.Module) -> dict[str, nn.Module]:
     """The modules that are compiled by themselves, by name; "" is the model.
 
     They are the model's layers, where those are known, as far as they are blocks; else its repeated blocks
-    (`evenstep.train.memory.blocks`).
+    (`evenstep.train.blocks`).
 
     >>> block = lambda: nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     >>> [*compiled_parts(nn.ModuleDict({"wte": nn.Embedding(3, 2), "blocks": nn.ModuleList([block(), block()])}))]

@@ -32,10 +32,10 @@ from evenstep.options import Training, check_length
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used
+from evenstep.train.cut import SplitLimit
 from evenstep.train.engine_events import EVALUATION, around_evaluation, around_update
 from evenstep.train.failures import LOSS, Stop
 from evenstep.train.global_batch import OneBatch, global_batch
-from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.progress import Progress
 from evenstep.train.state import Tree
 from evenstep.train.state.settings import changed_settings, check_parts, check_same_run

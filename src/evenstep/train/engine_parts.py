@@ -25,12 +25,12 @@ from evenstep.tensors import make_current, named_parameters
 from evenstep.train.checks import check_shared
 from evenstep.train.compiled import compile_model
 from evenstep.train.compute import Compute, ComputeParts
+from evenstep.train.cut import SplitLimit
 from evenstep.train.layer_keys import in_order, key_layers
 from evenstep.train.linear_layers import convert_linear_layers
 from evenstep.train.loss_check import LossCheck
-from evenstep.train.memory.activation_checkpointing import recompute
-from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.number_formats import averaged_as, build_stepper
+from evenstep.train.recompute import recompute
 from evenstep.train.setup import Setup
 from evenstep.train.state.pipeline_state import build_pipeline_state_sharding
 from evenstep.train.state.settings import settings_of

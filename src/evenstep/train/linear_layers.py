@@ -13,7 +13,7 @@ from evenstep.pipeline.deferred import DeferredLinear
 from evenstep.precision import Float8Mixed, Precision
 from evenstep.precision.float8 import is_converted, restore, why_not
 from evenstep.tensors import plain
-from evenstep.train.memory.blocks import Chosen, chosen, modules_meant
+from evenstep.train.blocks import Chosen, chosen, modules_meant
 
 _KEY = "float8.layers"
 

@@ -21,8 +21,8 @@ from evenstep.errors import LostRankError, TaskError
 from evenstep.oom import give_back, is_out_of_memory
 from evenstep.parallel.buffers import is_batch_norm
 from evenstep.pipeline.compiled import as_written
+from evenstep.train.cut import SubBatch, part_of, parts_of, whole_of
 from evenstep.train.evaluating import evaluating
-from evenstep.train.memory.sub_batch import SubBatch, part_of, parts_of, whole_of
 from evenstep.train.tasks.now import checking_losses
 from evenstep.train.tasks.task import Loss, ObservedTask, Task, weight_of
 from evenstep.train.update.context import TrainContext

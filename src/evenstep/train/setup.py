@@ -24,6 +24,7 @@ from evenstep.parallel import Group, Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
 from evenstep.single_use import check_unused
+from evenstep.train.blocks import Chosen, choose_modules
 from evenstep.train.checks import (
     check_covers,
     check_launched,
@@ -38,7 +39,6 @@ from evenstep.train.checks import (
 from evenstep.train.compiled import check_compiled
 from evenstep.train.failures import Policies
 from evenstep.train.linear_layers import choose_linear_layers
-from evenstep.train.memory.blocks import Chosen, choose_modules
 from evenstep.train.number_formats import check_formats
 from evenstep.train.resolve import combine_named, device_of, lr_schedule_of, precision_of, strategy_of
 from evenstep.train.tasks.metrics import build_storage

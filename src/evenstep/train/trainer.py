@@ -296,7 +296,7 @@ class Trainer:
 
     def footprint(self) -> dict[str, int]:
         """Bytes on this rank for parameters, by use; with optimizer state after the first update."""
-        from evenstep.train.memory.footprint import footprint
+        from evenstep.train.footprint import footprint
 
         return footprint(self._loop.engine.parts.saved)
 

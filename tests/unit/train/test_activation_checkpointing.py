@@ -20,8 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 import evenstep
 from evenstep import Engine, Memory, Task, Training
-from evenstep.train.memory.activation_checkpointing import CheckpointedForward, recompute
 from evenstep.train.randomness import Randomness
+from evenstep.train.recompute import CheckpointedForward, recompute
 
 BLOCKS, WIDTH, ROWS = 8, 32, 64
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from evenstep.errors import ArgumentError
 from evenstep.pipeline import PipelineModel
-from evenstep.train.memory.blocks import choose_modules
+from evenstep.train.blocks import choose_modules
 from refused import refused
 
 

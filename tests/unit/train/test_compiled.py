@@ -16,8 +16,8 @@ from evenstep.errors import ArgumentError, NonFiniteError
 from evenstep.options import Memory
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline import compiled as forwards
+from evenstep.train.blocks import choose_modules
 from evenstep.train.compiled import compiled_parts
-from evenstep.train.memory.blocks import choose_modules
 from refused import refused
 
 # torch's own, while it compiles a part that is called with the output of another

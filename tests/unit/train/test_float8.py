@@ -13,9 +13,9 @@ from evenstep import Aborted, Committed, Ema, Engine, Float8Mixed, Memory, Task,
 from evenstep.errors import CheckpointError
 from evenstep.pipeline import Layers, PipelineModel
 from evenstep.tools.planning.layers import measure
+from evenstep.train.blocks import choose_modules
+from evenstep.train.footprint import footprint, per_parameter
 from evenstep.train.linear_layers import choose_linear_layers
-from evenstep.train.memory.blocks import choose_modules
-from evenstep.train.memory.footprint import footprint, per_parameter
 
 pytest.importorskip("torchao", reason="the extra `float8` is not installed")
 

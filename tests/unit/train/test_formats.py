@@ -15,7 +15,7 @@ from evenstep import Aborted, Committed, Ema, Engine, Failures, Logging, Loss, M
 from evenstep.errors import ArgumentError, NonFiniteError
 from evenstep.parallel import Fsdp, OrderedFsdp
 from evenstep.precision import PRECISIONS, Bf16NoMaster, Bf16True, Fp16NoMaster, Fp16True, FullPrecision, SixteenBits
-from evenstep.train.memory.footprint import footprint
+from evenstep.train.footprint import footprint
 from evenstep.train.number_formats import check_formats
 
 FORMATS = ("bf16-true", "16-true", "bf16-true-no-master", "16-true-no-master")

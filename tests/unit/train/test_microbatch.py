@@ -13,7 +13,7 @@ from evenstep.events import Bus, Storage
 from evenstep.parallel import Dealing, Ordered, Single, Strategy
 from evenstep.pipeline import SCHEDULES, Layout, Runner, Stage
 from evenstep.precision import FullPrecision
-from evenstep.train.memory.split_limit import SplitLimit
+from evenstep.train.cut import SplitLimit
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.microbatch import MicrobatchStep
 from evenstep.train.update.weigh import Weights

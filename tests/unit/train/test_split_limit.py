@@ -10,8 +10,7 @@ from evenstep import MapData, StreamData, Task, Trainer
 from evenstep.data.split import halves
 from evenstep.data.tree import num_elements
 from evenstep.errors import TaskError
-from evenstep.train.memory.split_limit import SplitLimit
-from evenstep.train.memory.sub_batch import SubBatch
+from evenstep.train.cut import SplitLimit, SubBatch
 
 Pair = namedtuple("Pair", "x y")
 

@@ -23,7 +23,7 @@ from evenstep.keys import branch, branch_below
 from evenstep.oom import is_out_of_memory
 from evenstep.parallel.buffers import running_statistics
 from evenstep.train.compute import ComputeParts
-from evenstep.train.memory.sub_batch import SubBatch
+from evenstep.train.cut import SubBatch
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import branch_of
 from evenstep.train.tasks.task import Loss, Task

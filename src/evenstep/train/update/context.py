@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from evenstep.events import Bus, Storage
 from evenstep.precision import LossScale, Precision
-from evenstep.train.memory.split_limit import SplitLimit
+from evenstep.train.cut import SplitLimit
 from evenstep.train.phases import Phases
 from evenstep.train.randomness import Randomness
 from evenstep.train.tasks.task import Task

@@ -15,9 +15,9 @@ from evenstep.internals import run_backward, unwrapped
 from evenstep.keys import branch
 from evenstep.pipeline import Stage
 from evenstep.pipeline.compiled import as_written
-from evenstep.train.memory.activation_checkpointing import MAY_DEPEND
-from evenstep.train.memory.sub_batch import SubBatch, part_of, whole_of
+from evenstep.train.cut import SubBatch, part_of, whole_of
 from evenstep.train.randomness import LOSS, branch_of
+from evenstep.train.recompute import MAY_DEPEND
 from evenstep.train.tasks.task import evaluates_itself, loss_of
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.microbatch_events import MicrobatchEvents

@@ -9,7 +9,7 @@ from torch import Tensor
 from evenstep.data import Microbatch
 from evenstep.errors import TaskError
 from evenstep.tensors import scalar_on
-from evenstep.train.memory.sub_batch import SubBatch
+from evenstep.train.cut import SubBatch
 from evenstep.train.tasks.metrics import check_names, checked_counts, is_number, no_pair, observations
 from evenstep.train.tasks.task import Loss, Task, weight_of
 from evenstep.train.update.context import MicrobatchResults, TrainContext

@@ -9,8 +9,8 @@ from evenstep.errors import LostRankError, OutOfMemoryError
 from evenstep.events import Incident, Json
 from evenstep.oom import give_back, is_out_of_memory
 from evenstep.parallel.group import Interrupted
+from evenstep.train.cut import described
 from evenstep.train.failures import Answer, FailurePolicy
-from evenstep.train.memory.sub_batch import described
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
 from evenstep.train.update.microbatch import MicrobatchStep

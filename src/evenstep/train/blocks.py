@@ -1,0 +1,170 @@
+"""Repeated blocks of a model, and the modules that an option means: the blocks, or what fits a pattern.
+
+Blocks are items of an `nn.ModuleList` or `nn.Sequential`, or layers of a model in stages, of a class that stands there
+at least twice; they hold parameters and are more than one layer of torch's. Blocks are not looked for inside of blocks.
+All ranks of a pipeline ask together and get the same answer.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from evenstep.arguments import first_of
+from evenstep.errors import ArgumentError
+from evenstep.internals import children_of, compiled_in_place, unwrapped
+from evenstep.parallel import Group
+from evenstep.pipeline import PipelineModel, pipeline_of
+from evenstep.tensors import plain
+
+
+class Chosen(NamedTuple):
+    """The modules that an option means.
+
+    Args:
+        here: those of this process, by name.
+        names: of all, also of those on other ranks of its pipeline.
+    """
+
+    here: Mapping[str, nn.Module]
+    names: tuple[str, ...]
+
+
+def choose_modules(model: nn.Module, meant: str) -> Chosen:
+    """The modules that `memory.checkpoint` means.
+
+    Args:
+        meant: as for `modules_meant`.
+
+    Raises:
+        ArgumentError: there is none, or one is inside a module that was compiled.
+
+    >>> block = lambda: nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    >>> model = nn.Sequential(nn.Linear(3, 2), block(), block())
+    >>> choose_modules(model, "blocks").names, choose_modules(model, "1*").names
+    (('1', '2'), ('1',))
+    """
+    here = modules_meant(model, meant, "memory.checkpoint")
+    is_compiled = unwrapped(model) is not model or compiled_in_place(model)
+    compiled = [one for one in unwrapped(model).modules() if unwrapped(one) is not one or compiled_in_place(one)]
+    inside = {id(part) for one in compiled for part in one.modules() if part is not one}
+    for name, module in here.items():
+        if is_compiled or id(module) in inside:
+            raise ArgumentError(
+                f"`memory.checkpoint` means `{name}`, which is inside a compiled module, where nothing can be computed "
+                f"again by itself; compile the blocks one by one (`model.blocks[0].compile()`).",
+                field="memory.checkpoint",
+            )
+    return chosen(model, here)
+
+
+def modules_meant(model: nn.Module, meant: str, key: str) -> dict[str, nn.Module]:
+    """The modules of this process that are meant, by name.
+
+    Args:
+        meant: "none", "blocks", or a pattern of names, in which `*` stands for any characters, dots as well; of modules
+            that fit it within each other the outermost is meant.
+        key: of the option that means them.
+
+    Raises:
+        ArgumentError: there is none, on any rank.
+    """
+    if meant == "none":
+        return {}
+    pipeline, layers = pipeline_of(model), _layers_of(model)
+    if meant == "blocks":
+        in_stages = isinstance(model, PipelineModel)
+        found = repeated_blocks(
+            layers, pipeline if in_stages else None, is_list=in_stages or _is_list(unwrapped(model))
+        )
+    else:
+        found = _matching(layers, meant)
+    everybody = pipeline.gather((list(layers), bool(found)))
+    if not any(is_found for _, is_found in everybody):
+        names = [name for theirs, _ in everybody for name in theirs]
+        raise ArgumentError(
+            f"`{key}` is {meant!r}, which no module fits: give a pattern of names of modules that are called, such as "
+            f"those in {first_of(names)}.",
+            field=key,
+        )
+    return found
+
+
+def chosen(model: nn.Module, here: Mapping[str, nn.Module]) -> Chosen:
+    names = dict.fromkeys(name for theirs in pipeline_of(model).gather(tuple(here)) for name in theirs)
+    return Chosen(here, tuple(names))
+
+
+def repeated_blocks(
+    items: Mapping[str, nn.Module], pipeline: Group | None = None, *, is_list: bool = False
+) -> dict[str, nn.Module]:
+    """The blocks among some modules, and within those that are none; the outermost ones, each once.
+
+    Args:
+        items: by name.
+        pipeline: the ranks that hold items of the same list; they ask together.
+        is_list: whether the items stand in one list.
+    """
+    return _each_once(_repeated(items, pipeline, is_list=is_list))
+
+
+def is_block(module: nn.Module) -> bool:
+    is_layer = type(module).__module__.startswith(("torch.nn.", "evenstep.")) and not children_of(module)
+    return not is_layer and _is_called(module) and any(True for _ in module.parameters())
+
+
+def _layers_of(model: nn.Module) -> dict[str, nn.Module]:
+    return model.own_layers() if isinstance(model, PipelineModel) else dict(children_of(unwrapped(model)))
+
+
+def _each_once(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, nn.Module]:
+    firsts: dict[int, str] = {}
+    return {name: module for name, module in modules if firsts.setdefault(id(module), name) == name}
+
+
+def _repeated(
+    items: Mapping[str, nn.Module], pipeline: Group | None, *, is_list: bool, above: str = ""
+) -> Iterator[tuple[str, nn.Module]]:
+    kinds = {name: _kind(one) for name, one in items.items() if is_list and is_block(one) and not _lists_blocks(one)}
+    counts = Counter(kinds.values())
+    if pipeline is not None:
+        counts = Counter(kind for theirs in pipeline.gather(list(kinds.values())) for kind in theirs)
+    for name, module in items.items():
+        full = f"{above}{name}"
+        if name in kinds and counts[kinds[name]] > 1:
+            yield plain(full), module
+        else:
+            yield from _repeated(children_of(module), None, is_list=_is_list(module), above=f"{full}.")
+
+
+def _is_list(module: nn.Module) -> bool:
+    return isinstance(module, nn.ModuleList | nn.Sequential)
+
+
+def _lists_blocks(module: nn.Module) -> bool:
+    return _is_list(module) and any(map(is_block, children_of(module).values()))
+
+
+def _kind(module: nn.Module) -> str:
+    kind = type(unwrapped(module))
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _is_called(module: nn.Module) -> bool:
+    if isinstance(module, torch.jit.ScriptModule):
+        return False  # its forward can't be replaced
+    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
+
+
+def _matching(layers: Mapping[str, nn.Module], pattern: str) -> dict[str, nn.Module]:
+    every = {
+        plain(f"{name}.{inner}".rstrip(".")): part
+        for name, module in layers.items()
+        for inner, part in module.named_modules(remove_duplicate=False)
+    }
+    called = {name: one for name, one in every.items() if fnmatchcase(name, pattern) and _is_called(one)}
+    outermost = (name for name in called if not any(name.startswith(f"{other}.") for other in called))
+    return _each_once((name, called[name]) for name in outermost)
