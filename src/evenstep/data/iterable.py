@@ -4,7 +4,6 @@ A stream is read one item ahead, because only that tells whether an epoch has en
 """
 
 import pickle
-from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
@@ -14,7 +13,7 @@ from zlib import crc32
 from torch.utils.data import DataLoader
 
 from evenstep.arguments import require_count
-from evenstep.data.batch import JSON, Batch, Data, DataFault, GlobalBatch, Microbatch, Part, Position, Total, batches_in
+from evenstep.data.batch import JSON, Data, DataFault, GlobalBatch, Microbatch, Part, Position, Total, batches_in
 from evenstep.data.batching import cut_by_count, share
 from evenstep.data.dataset import EpochSetters, epoch_setters, fingerprint_of
 from evenstep.data.loader import DEFAULT_COLLATE, Collate
@@ -51,9 +50,6 @@ class Reader:
     torch's, numpy's and Python's global generators are seeded from (seed, epoch, number of the item, rank) before each
     item, so its random numbers depend neither on the model nor on where the run was stopped.
 
-    Args:
-        rank: whose stream it is; 0 for one that all ranks read.
-
     Attributes:
         ahead: the next item; `END` where the epoch has ended, or none was begun.
         state: a copy of the stream's state after the items taken last; None before, or without one.
@@ -62,8 +58,7 @@ class Reader:
     def __init__(self, stream: Iterable[Any], setters: EpochSetters, *, seed: int, rank: int) -> None:
         self.ahead: object = END
         self.state: dict[str, Any] | None = None
-        self._stream = stream
-        self._stateful = stream if isinstance(stream, Stateful) else None
+        self._stream: Any = stream
         self._setters = setters
         self._seed = seed
         self._rank = rank
@@ -84,9 +79,10 @@ class Reader:
         before = self._iterator
         self._failure = None
         with undisturbed():
-            self._enter(epoch, number)
+            self._set_epoch(epoch)
+            self._number = number - 1
             if state is not None:
-                cast(Stateful, self._stateful).load_state_dict(deepcopy(state))
+                self._stream.load_state_dict(deepcopy(state))
             self._iterator = iter(self._stream)
             self.ahead = self._next()
         return self.ahead is not END or before is None or self._iterator is not before
@@ -98,14 +94,14 @@ class Reader:
         items = [self.ahead]
         with nullcontext() if self._draws is False else undisturbed():
             if not self._setters.are_at(self._epoch):
-                self._set_epoch()
+                self._set_epoch(self._epoch)
             item: object = None
             while len(items) < count and item is not END:
                 item = self._next()
                 if item is not END:
                     items.append(item)
-            if self._stateful is not None:  # before looking ahead, as a resumed run must be given that item
-                self.state = _copy_of(self._stateful.state_dict())
+            if isinstance(self._stream, Stateful):  # before looking ahead, as a resumed run must be given that item
+                self.state = _copy_of(self._stream.state_dict())
             try:
                 self.ahead = END if item is END else self._next()
             except Exception as error:  # noqa: BLE001 - due with the next items: these are whole
@@ -116,36 +112,28 @@ class Reader:
     def beginning(self) -> dict[str, Any] | None:
         """State of the stream before it is read; None if it has none yet."""
         with undisturbed():
-            self._enter(0, 0)
+            self._set_epoch(0)
             try:
-                return deepcopy(cast(Stateful, self._stateful).state_dict())
+                return deepcopy(self._stream.state_dict())
             except Exception:  # noqa: BLE001 - some streams have a state only once they are read
                 return None
 
-    def _enter(self, epoch: int, number: int) -> None:
-        self._epoch_key = key(self._seed, "stream", epoch, self._rank)
+    def _set_epoch(self, epoch: int) -> None:
         self._epoch = epoch
-        self._number = number - 1
-        self._set_epoch()
-
-    def _set_epoch(self) -> None:
+        self._epoch_key = key(self._seed, "stream", epoch, self._rank)
         seed_generators(self._epoch_key)  # also for `iter`, in which a loader draws the order of its epoch
-        self._setters(self._epoch)
+        self._setters(epoch)
 
     def _next(self) -> object:
         self._number += 1
         if self._draws is False:
             return next(self._iterator, END)
         seed_generators(mix(self._epoch_key ^ self._number))
-        if self._draws:
-            return next(self._iterator, END)
-        before = global_states()
+        before = None if self._draws else global_states()
         item = next(self._iterator, END)
-        self._watched += 1
-        if global_states() != before:
-            self._draws = True
-        elif self._watched == _WATCHED:
-            self._draws = False
+        if before is not None:
+            self._watched += 1
+            self._draws = True if global_states() != before else None if self._watched < _WATCHED else False
         return item
 
 
@@ -165,30 +153,25 @@ class StreamShare:
     Args:
         edges: of the micro-batches of a global batch, in items.
         shared: whether all ranks read one stream, and take their micro-batches of it.
-        total: None for one rank.
 
     Attributes:
         stream: the rank whose stream is read; 0 where all read the same.
         num_items: items that are read for a global batch.
-        num_microbatches: over all ranks; None where what is read tells.
+        num_microbatches: over all ranks; None where the items tell.
     """
 
     def __init__(self, edges: Sequence[int], *, rank: int, ranks: int, shared: bool, total: Total | None) -> None:
         self.shared = shared or ranks == 1
-        self._total = total if ranks > 1 else None
+        self._total = total
         self._rank, self._ranks = rank, ranks
+        mine = range(len(edges) - 1) if self.shared else share(len(edges) - 1, rank=rank, ranks=ranks)
         self.stream = 0 if self.shared else rank
-        self.first = 0
-        self.num_items = edges[-1]
-        self.num_microbatches: int | None = None
-        if not self.shared:
-            mine = share(len(edges) - 1, rank=rank, ranks=ranks)
-            self.first = mine.start
-            self.num_items = edges[mine.stop] - edges[mine.start]
-            self.num_microbatches = len(edges) - 1
+        self.first = mine.start
+        self.num_items = edges[mine.stop] - edges[mine.start]
+        self.num_microbatches = None if self.shared else len(edges) - 1
 
     def numbers(self, num_read: int) -> range:
-        """Which of the micro-batches read are this rank's."""
+        """Numbers of this rank's micro-batches among those read."""
         return share(num_read, rank=self._rank, ranks=self._ranks) if self.shared else range(num_read)
 
     def begun(self, epoch: int, *, gives: bool, over: bool) -> bool:
@@ -198,17 +181,11 @@ class StreamShare:
             gives: whether this rank's stream gives something in it.
             over: whether this rank's stream can't be iterated again.
         """
-        giving, ended = self._sum(gives, over)
-        asked = 1 if self._total is None else self._ranks
-        if self.shared and not {giving, ended} <= {0, asked}:
-            raise self._differ(f"in epoch {epoch} that of {int(giving)} ranks gives something")
-        if ended == asked:
+        giving, ended, ranks = self._sum(gives, over, 1)
+        if ended == ranks:
             return False
-        if ended:
-            raise DataError(
-                f"the streams of {int(ended)} of the {self._ranks} ranks can be iterated only once and have ended, but "
-                f"those of the others begin epoch {epoch}; give all ranks an object whose `__iter__` begins anew."
-            )
+        if ended or (self.shared and giving not in (0, ranks)):
+            raise self._differ(f"in epoch {epoch} those of {int(giving)} ranks give something")
         if not giving:
             raise DataError(
                 f"the stream gave nothing in epoch {epoch}; check what it reads. A generator, and what is made of one, "
@@ -218,42 +195,36 @@ class StreamShare:
 
     def taken(self, num_samples: int, *, more: bool) -> tuple[int, bool]:
         """Samples of a global batch over all ranks, and whether any rank has more in this epoch."""
-        if self._total is None:
-            return num_samples, more
-        samples, having_more, squares = self._sum(num_samples, more, num_samples**2)
+        samples, having_more, squares, ranks = self._sum(num_samples, more, num_samples**2, 1)
         if not self.shared:
             return int(samples), having_more > 0
-        if squares * self._ranks != samples**2 or having_more not in (0, self._ranks):
-            mine = f"a global batch has {num_samples} samples here and {samples / self._ranks:g} on average, and"
-            raise self._differ(f"{mine} {int(having_more)} have more in this epoch")
+        if squares * ranks != samples**2 or having_more not in (0, ranks):
+            found = f"a global batch has {num_samples} samples here and {samples / ranks:g} on average, and"
+            raise self._differ(f"{found} {int(having_more)} have more in this epoch")
         return num_samples, more
 
     def reads_the_same(self, items: object) -> bool:
         """Whether ranks that should read different streams have read the same items."""
-        if self._total is None or self.shared:
+        if self.shared:
             return False
         try:
             mine = float(crc32(pickle.dumps(items)) % 2**20)  # whose square is exact
         except Exception:  # noqa: BLE001 - what can't be pickled can't be compared
             mine = float("nan")
-        sums, squares = self._sum(mine, mine**2)
-        return squares * self._ranks == sums**2
+        sums, squares, ranks = self._sum(mine, mine**2, 1)
+        return ranks > 1 and squares * ranks == sums**2
 
     def _sum(self, *numbers: float) -> Sequence[float]:
         own = [float(number) for number in numbers]
-        return own if self._total is None else self._total(own)
+        return own if self._total is None or self._ranks == 1 else self._total(own)
 
     def _differ(self, found: str) -> DataError:
-        return DataError(
-            f"all {self._ranks} ranks must read the same stream, of which each takes its micro-batches, but {found}; "
-            f"give all the same, whatever their rank."
-        )
+        must = "read the same stream, whatever their rank" if self.shared else "read streams that begin anew alike"
+        return DataError(f"all {self._ranks} ranks must {must}, but {found}; give each rank such a stream.")
 
 
 class _Piece(NamedTuple):
-    """Items of one micro-batch."""
-
-    items: Any
+    items: Any  # of one micro-batch
     num_samples: int
     task: str = ""
 
@@ -268,44 +239,77 @@ class _Cursor:
         self.faults: list[str] = []
 
 
-class IterableData(Data):
-    """Global batches of anything that can be iterated.
+class StreamData(Data):
+    """Global batches of an iterable.
 
-    The stream's state is kept before and after the last global batch, since that batch may not be committed.
+    Each epoch iterates the stream again; a run on a generator, which can be iterated only once, ends with it. If the
+    stream has `set_epoch(epoch)`, that is called before each epoch. Random numbers that the stream draws from the
+    global generators of torch, numpy and Python are keyed by (seed, epoch, item, rank).
+
+    With `state_dict` and `load_state_dict` a run resumes exactly, without reading the stream from its beginning. A
+    stream without them trains and keeps checkpoints too, but a resume begins its epoch again; torchdata's
+    `StatefulDataLoader` resumes exactly.
+
+    On several ranks each rank has its own stream, and takes its part of the micro-batches from it. Streams may differ
+    in length: an epoch ends for all when the longest one has ended; until then the others take part without samples.
+    Such a run resumes on the same number of ranks only, unless the stream has an attribute `global_state = True`: then
+    its state counts the items of all ranks, and may be loaded on another number of ranks. With `shared` all ranks read
+    the same stream whole, and each collates its part of the micro-batches: the run is that of one process, and resumes
+    on any number of ranks.
+
+    Args:
+        stream: gives samples; or, if `batched`, ready-made batches, each of them a micro-batch.
+        global_batch_size: samples of one update, over all ranks; the last of an epoch may be fewer.
+        micro_batch_size: the most samples of a micro-batch, not more than of a global batch; None for no limit.
+        collate: makes the batch of a list of samples.
+        batched: whether the stream gives ready-made batches.
+        num_microbatches: ready-made batches of one update, over all ranks; the last of an epoch may be fewer.
+        samples_in: the number of samples of a ready-made batch; by default dim 0 of its tensors.
+        shared: whether all ranks read the same stream, instead of each its own.
+        limit_batches: the global batches after which the data end, to try things out; None for no limit.
+
+    Raises:
+        ArgumentError: `stream` can't be iterated, or a size is no whole number above 0.
+
+    >>> data = StreamData(range(10), global_batch_size=4)
+    >>> batches = data.batches(Position(), seed=1)
+    >>> [next(batches).num_samples for _ in range(4)]
+    [4, 4, 2, 4]
     """
 
     def __init__(
         self,
         stream: Iterable[Any],
         *,
-        samples_in: Callable[[Any], int],
-        shared: bool,
+        global_batch_size: int | None = None,
+        micro_batch_size: int | None = None,
+        collate: Collate = DEFAULT_COLLATE,
+        batched: bool = False,
+        num_microbatches: int = 1,
+        samples_in: Callable[[Any], int] = samples_in,
+        shared: bool = False,
         limit_batches: int | None = None,
     ) -> None:
+        check_stream(stream, gives_batches=batched or collate is not DEFAULT_COLLATE)
+        if not batched:
+            require_count("global_batch_size", global_batch_size)
         self.limit_batches = limit_batches
-        self._samples_in = samples_in
         self._stream = stream
+        self._global_batch_size = global_batch_size
+        self._micro_batch_size = micro_batch_size
+        self._collate = collate
+        self._batched = batched
+        self._num_microbatches = require_count("num_microbatches", num_microbatches)
+        self._samples_in = samples_in
         self._shared = shared
         self._stateful = stream if isinstance(stream, Stateful) else None
+        self._has_global_state = bool(getattr(stream, "global_state", False))
         self._setters = EpochSetters(stream_epoch_setters(stream))
         self._cursor: _Cursor | None = None
-        self._states: dict[Position, dict[str, Any]] = {}  # of the last two positions, the newest last
+        # before and after the last global batch, which may not be committed; the newest last
+        self._states: dict[Position, dict[str, Any]] = {}
         self._beginning: dict[str, Any] | None = None  # state of the stream before it was read
         self._said: set[str] = set()
-
-    @abstractmethod
-    def _edges(self) -> Sequence[int]:
-        """Edges of the micro-batches of a global batch, in items."""
-
-    @abstractmethod
-    def _pieces(self, items: list[Any]) -> list[_Piece]:
-        """Micro-batches that are made of the items of a global batch."""
-
-    def _made(self, piece: _Piece, index: int, position: Position) -> Microbatch:
-        counted = self._samples_in is not _BY_SHAPE
-        return Microbatch(
-            index=index, data=piece.items, num_samples=piece.num_samples, task=piece.task, counted=counted
-        )
 
     @property
     def state(self) -> Self:
@@ -313,8 +317,7 @@ class IterableData(Data):
 
     @property
     def scope(self) -> Literal["run", "rank"]:
-        is_of_all = self._shared or self.positions == "epochs" or self._is_global
-        return "run" if is_of_all else "rank"
+        return "run" if self._shared or self._has_global_state or self.positions == "epochs" else "rank"
 
     @property
     def positions(self) -> Literal["last", "epochs"]:
@@ -325,12 +328,20 @@ class IterableData(Data):
         """The stream that a second reader would move; None for one that begins anew for each."""
         return self._stream if self._stateful is not None or isinstance(self._stream, Iterator) else None
 
-    @property
-    def _is_global(self) -> bool:
-        return bool(getattr(self._stream, "global_state", False))
-
     def num_batches(self, epoch: int, *, seed: int) -> None:
         """None: only reading the stream tells."""
+
+    def fingerprint(self) -> dict[str, JSON]:
+        """The sizes, and the stream's own `fingerprint`."""
+        fingerprint: dict[str, JSON] = {
+            "kind": "stream",
+            "global_batch_size": self._global_batch_size,
+            "batched": self._batched,
+            "num_microbatches": self._num_microbatches,
+            "stream": fingerprint_of(self._stream),
+            "cut": {"micro_batch_size": self._micro_batch_size},
+        }
+        return {**fingerprint, "shared": True} if self._shared else fingerprint
 
     def state_dict(self, at: Position | None = None) -> dict[str, Any]:
         """State of the stream at the position before or after the last global batch; empty at the first.
@@ -354,7 +365,7 @@ class IterableData(Data):
                 f"{type(self._stream).__name__}; resume with the data that the checkpoint was written with."
             )
         self._cursor = None
-        self._states = {_position_of(state): deepcopy(dict(state))} if state else {}
+        self._states = {Position(state["epoch"], state["batch"]): deepcopy(dict(state))} if state else {}
 
     def batches(
         self,
@@ -368,7 +379,15 @@ class IterableData(Data):
     ) -> Iterator[GlobalBatch]:
         """Give the global batches from `start` on: where the stream is or was, or the begin of an epoch."""
         share = StreamShare(self._edges(), rank=rank, ranks=ranks, shared=self._shared, total=total)
-        self._check_share(share, ranks)
+        uneven = self._has_global_state and share.num_microbatches is not None and share.num_microbatches % ranks
+        if not share.num_items or uneven:
+            raise ArgumentError(
+                f"each of the {ranks} ranks reads its own stream and needs micro-batches of each global batch, of one "
+                f"with `global_state` as many as the others, but there are {share.num_microbatches}. Make more of "
+                f"them: a larger global batch, a smaller `micro_batch_size`, a larger `num_microbatches`; or pass "
+                f"`shared=True` if all ranks read the same stream.",
+                field="micro_batch_size",
+            )
         if self._cursor is None or self._cursor.position != start:
             reader = Reader(self._stream, self._setters, seed=seed, rank=share.stream)
             self._cursor = self._started(_Cursor(reader, share, start), start)
@@ -378,35 +397,28 @@ class IterableData(Data):
     def close(self) -> None:
         self._cursor = None
 
-    def _check_share(self, share: StreamShare, ranks: int) -> None:
-        if share.shared:
-            return
-        if not share.num_items or (self._is_global and cast(int, share.num_microbatches) % ranks):
-            raise ArgumentError(
-                f"each of the {ranks} ranks reads its own stream and needs micro-batches of each global batch, of one "
-                f"with `global_state` as many as the others, but there are {share.num_microbatches}. Make more of "
-                f"them: a larger global batch, a smaller `micro_batch_size`, a larger `num_microbatches`; or pass "
-                f"`shared=True` if all ranks read the same stream.",
-                field="micro_batch_size",
-            )
+    def _edges(self) -> Sequence[int]:
+        if self._batched:
+            return range(self._num_microbatches + 1)
+        size = cast(int, self._global_batch_size)
+        return cut_by_count(size, self._micro_batch_size or size)
 
     def _started(self, cursor: _Cursor, start: Position) -> _Cursor:
         state = self._states.get(start)
+        self._states = {start: state} if state else {}
         if state:
-            self._states = {start: state}
-            return self._resumed(cursor, state)
-        if start.batch and self.positions == "last":
+            self._resume(cursor, state)
+        elif start.batch and self.positions == "last":
             raise DataError(
                 f"the stream cannot start at batch {start.batch} of epoch {start.epoch}: it was given no state to go "
                 f"there; load the state that was saved with that position, or start at an epoch's beginning."
             )
-        if start.batch:
+        elif start.batch:
             cursor.faults.append(
                 f"the stream can't go to batch {start.batch} of epoch {start.epoch} and begins that epoch again, as it "
                 f"has no `state_dict`; torchdata's StatefulDataLoader goes on exactly"
             )
-        self._states = {}
-        if start == Position() and self._stateful is not None:
+        elif start == Position() and self._stateful is not None:
             if self._beginning is None:
                 self._beginning = cursor.reader.beginning()
             else:  # a run that goes back may have left it in the midst, and iterating it may go on from there
@@ -414,24 +426,23 @@ class IterableData(Data):
                     self._stateful.load_state_dict(deepcopy(self._beginning))
         return cursor
 
-    def _resumed(self, cursor: _Cursor, state: Mapping[str, Any]) -> _Cursor:
-        position, stream, epoch = cursor.position, state["stream"], state["stream_epoch"]
-        cursor.reader.state = stream
+    def _resume(self, cursor: _Cursor, state: Mapping[str, Any]) -> None:
+        position, reader = cursor.position, cursor.reader
+        reader.state = state["stream"]
         cursor.exhausted = bool(state["waiting"])
-        if position.batch == 0 or cursor.exhausted:
-            cursor.pending_state = stream, epoch
-            return cursor
-        with self._reading(position):
-            cursor.reader.begin(epoch, state=stream, number=position.batch * cursor.share.num_items)
-        if cursor.reader.ahead is END and self._is_global:
+        if position.batch and not cursor.exhausted:
+            with self._reading(position):
+                number = position.batch * cursor.share.num_items
+                reader.begin(state["stream_epoch"], state=state["stream"], number=number)
+            if reader.ahead is not END:
+                return
+            if not self._has_global_state:
+                raise DataError(
+                    f"the stream, put at batch {position.batch} of epoch {position.epoch}, gives nothing more, though "
+                    f"there was more when the run was saved; it is another stream, or its `load_state_dict` is wrong."
+                )
             cursor.exhausted = True
-            cursor.pending_state = stream, epoch
-        elif cursor.reader.ahead is END:
-            raise DataError(
-                f"the stream, put at batch {position.batch} of epoch {position.epoch}, gives nothing more, though "
-                f"there was more when the run was saved; it is another stream, or its `load_state_dict` is wrong."
-            )
-        return cursor
+        cursor.pending_state = state["stream"], state["stream_epoch"]
 
     def _generate(self, cursor: _Cursor, *, pins: bool) -> Iterator[GlobalBatch]:
         while cursor.exhausted or cursor.reader.ahead is not END or self._begins_epoch(cursor):
@@ -443,7 +454,7 @@ class IterableData(Data):
             try:
                 pieces = self._pieces(items)
                 numbers = share.numbers(len(pieces))
-                microbatches = [self._made(pieces[number], share.first + number, position) for number in numbers]
+                microbatches = [self._microbatch(pieces[one], share.first + one, position) for one in numbers]
             except Exception:
                 self._cursor = None  # a new start here must be given these items again
                 raise
@@ -464,13 +475,38 @@ class IterableData(Data):
                 num_samples=num_samples,
                 ends_epoch=not goes_on,
                 faults=self._faults(cursor, items),
-                parts=tuple(self._parts(pieces)),
+                parts=self._parts(pieces),
             )
             if is_last:  # a stream can't skip the rest of its epoch
                 return
 
-    def _parts(self, pieces: Sequence[_Piece]) -> Iterator[Part]:
-        return iter(())
+    def _pieces(self, items: list[Any]) -> list[_Piece]:
+        if self._batched:
+            return [_Piece(item, self._samples_in(item)) for item in items]
+        size = self._micro_batch_size or max(1, len(items))
+        pieces = [items[begin : begin + size] for begin in range(0, len(items), size)]
+        return [_Piece(piece, len(piece)) for piece in pieces]
+
+    def _microbatch(self, piece: _Piece, index: int, position: Position) -> Microbatch:
+        if self._batched:
+            counted = self._samples_in is not _BY_SHAPE
+            return Microbatch(
+                index=index, data=piece.items, num_samples=piece.num_samples, task=piece.task, counted=counted
+            )
+        try:
+            data = self._collate(piece.items)
+        except Exception as error:
+            raise DataError(
+                f"collating batch {position.batch} of epoch {position.epoch} of the stream raised {clause(error)}; "
+                f"make its samples alike, or pass a `collate` function that makes one batch of a list of them.",
+                field="collate",
+            ) from error
+        in_columns = self._collate is DEFAULT_COLLATE
+        arrived = piece.num_samples if in_columns else num_arrived(data, piece.items)
+        return Microbatch(index=index, data=data, num_samples=arrived, in_columns=in_columns)
+
+    def _parts(self, pieces: Sequence[_Piece]) -> tuple[Part, ...]:
+        return ()
 
     def _begins_epoch(self, cursor: _Cursor) -> bool:
         epoch, reader = cursor.position.epoch, cursor.reader
@@ -531,8 +567,41 @@ class IterableData(Data):
             ) from error
 
 
-def _position_of(state: Mapping[str, Any]) -> Position:
-    return Position(epoch=state["epoch"], batch=state["batch"])
+@final
+class UpdateData(StreamData):
+    """The updates of an iterable: a tuple of batches, or one batch; see `batches_in`.
+
+    On several ranks all iterate over the same updates, and each runs its share of an update's batches.
+
+    Args:
+        stream: gives one update after the other; iterating it again is the next epoch. To resume exactly it needs
+            `state_dict` and `load_state_dict`.
+        samples_in: the number of samples of a batch; by default dim 0 of its tensors.
+
+    Raises:
+        ArgumentError: it cannot be iterated.
+
+    >>> data = UpdateData([((["a"], "class"), (["b", "c"], "box"))], samples_in=len)
+    >>> batch = next(data.batches(Position(), seed=1))
+    >>> [(one.index, one.task, one.data) for one in batch.microbatches], batch.num_samples
+    ([(0, 'class', ['a']), (1, 'box', ['b', 'c'])], 3)
+    """
+
+    tasks = None
+
+    def __init__(self, stream: Iterable[Any], *, samples_in: Callable[[Any], int] = samples_in) -> None:
+        super().__init__(stream, batched=True, samples_in=samples_in, shared=True)
+
+    def fingerprint(self) -> dict[str, JSON]:
+        """The stream's own `fingerprint`."""
+        batches: dict[str, JSON] = {"kind": "stream", "global_batch_size": None, "batched": True, "num_microbatches": 1}
+        return {"kind": "updates", "stream": {**batches, "stream": fingerprint_of(self._stream)}}
+
+    def _pieces(self, items: list[Any]) -> list[_Piece]:
+        return [_Piece(one.data, self._samples_in(one.data), one.task) for one in batches_in(items[0])]
+
+    def _parts(self, pieces: Sequence[_Piece]) -> tuple[Part, ...]:
+        return tuple(Part(task=one.task, num_microbatches=1, num_samples=one.num_samples) for one in pieces)
 
 
 def check_stream(stream: object, *, gives_batches: bool) -> None:
@@ -566,149 +635,3 @@ def stream_epoch_setters(stream: object) -> list[Callable[[int], object]]:
             field="stream",
         )
     return of_dataset + epoch_setters(loader.sampler) + epoch_setters(loader.batch_sampler)
-
-
-@final
-class StreamData(IterableData):
-    """Global batches of an iterable.
-
-    Each epoch iterates the stream again; a run on a generator, which can be iterated only once, ends with it. If the
-    stream has `set_epoch(epoch)`, that is called before each epoch. Random numbers that the stream draws from the
-    global generators of torch, numpy and Python are keyed by (seed, epoch, item, rank).
-
-    With `state_dict` and `load_state_dict` a run resumes exactly, without reading the stream from its beginning. A
-    stream without them trains and keeps checkpoints too, but a resume begins its epoch again; torchdata's
-    `StatefulDataLoader` resumes exactly.
-
-    On several ranks each rank has its own stream, and takes its part of the micro-batches from it. Streams may differ
-    in length: an epoch ends for all when the longest one has ended; until then the others take part without samples.
-    Such a run resumes on the same number of ranks only, unless the stream has an attribute `global_state = True`: then
-    its state counts the items of all ranks, and may be loaded on another number of ranks. With `shared` all ranks read
-    the same stream whole, and each collates its part of the micro-batches: the run is that of one process, and resumes
-    on any number of ranks.
-
-    Args:
-        stream: gives samples; or, if `batched`, ready-made batches, each of them a micro-batch.
-        global_batch_size: samples of one update, over all ranks; the last of an epoch may be fewer.
-        micro_batch_size: the most samples of a micro-batch, not more than of a global batch; None for no limit.
-        collate: makes the batch of a list of samples.
-        batched: whether the stream gives ready-made batches.
-        num_microbatches: ready-made batches of one update, over all ranks; the last of an epoch may be fewer.
-        samples_in: the number of samples of a ready-made batch; by default dim 0 of its tensors.
-        shared: whether all ranks read the same stream, instead of each its own.
-        limit_batches: the global batches after which the data end, to try things out; None for no limit.
-
-    Raises:
-        ArgumentError: `stream` can't be iterated, or a size is no whole number above 0.
-
-    >>> data = StreamData(range(10), global_batch_size=4)
-    >>> batches = data.batches(Position(), seed=1)
-    >>> [next(batches).num_samples for _ in range(4)]
-    [4, 4, 2, 4]
-    """
-
-    def __init__(
-        self,
-        stream: Iterable[Any],
-        *,
-        global_batch_size: int | None = None,
-        micro_batch_size: int | None = None,
-        collate: Collate = DEFAULT_COLLATE,
-        batched: bool = False,
-        num_microbatches: int = 1,
-        samples_in: Callable[[Any], int] = samples_in,
-        shared: bool = False,
-        limit_batches: int | None = None,
-    ) -> None:
-        check_stream(stream, gives_batches=batched or collate is not DEFAULT_COLLATE)
-        if not batched:
-            require_count("global_batch_size", global_batch_size)
-        super().__init__(stream, samples_in=samples_in, shared=shared, limit_batches=limit_batches)
-        self._global_batch_size = global_batch_size
-        self._micro_batch_size = micro_batch_size
-        self._collate = collate
-        self._batched = batched
-        self._num_microbatches = require_count("num_microbatches", num_microbatches)
-
-    def fingerprint(self) -> dict[str, JSON]:
-        """The sizes, and the stream's own `fingerprint`."""
-        fingerprint: dict[str, JSON] = {
-            "kind": "stream",
-            "global_batch_size": self._global_batch_size,
-            "batched": self._batched,
-            "num_microbatches": self._num_microbatches,
-            "stream": fingerprint_of(self._stream),
-            "cut": {"micro_batch_size": self._micro_batch_size},
-        }
-        return {**fingerprint, "shared": True} if self._shared else fingerprint
-
-    def _edges(self) -> Sequence[int]:
-        if self._batched:
-            return range(self._num_microbatches + 1)
-        size = cast(int, self._global_batch_size)
-        return cut_by_count(size, self._micro_batch_size or size)
-
-    def _pieces(self, items: list[Any]) -> list[_Piece]:
-        if self._batched:
-            return [_Piece(item, self._samples_in(item)) for item in items]
-        size = self._micro_batch_size or max(1, len(items))
-        pieces = [items[begin : begin + size] for begin in range(0, len(items), size)]
-        return [_Piece(piece, len(piece)) for piece in pieces]
-
-    def _made(self, piece: _Piece, index: int, position: Position) -> Microbatch:
-        if self._batched:
-            return super()._made(piece, index, position)
-        try:
-            data = self._collate(piece.items)
-        except Exception as error:
-            raise DataError(
-                f"collating batch {position.batch} of epoch {position.epoch} of the stream raised {clause(error)}; "
-                f"make its samples alike, or pass a `collate` function that makes one batch of a list of them.",
-                field="collate",
-            ) from error
-        in_columns = self._collate is DEFAULT_COLLATE
-        arrived = piece.num_samples if in_columns else num_arrived(data, piece.items)
-        return Microbatch(index=index, data=data, num_samples=arrived, in_columns=in_columns)
-
-
-@final
-class UpdateData(IterableData):
-    """The updates of an iterable: a tuple of batches, or one batch; see `batches_in`.
-
-    On several ranks all iterate over the same updates, and each runs its share of an update's batches.
-
-    Args:
-        stream: gives one update after the other; iterating it again is the next epoch. To resume exactly it needs
-            `state_dict` and `load_state_dict`.
-        samples_in: the number of samples of a batch; by default dim 0 of its tensors.
-
-    Raises:
-        ArgumentError: it cannot be iterated.
-
-    >>> data = UpdateData([((["a"], "class"), (["b", "c"], "box"))], samples_in=len)
-    >>> batch = next(data.batches(Position(), seed=1))
-    >>> [(one.index, one.task, one.data) for one in batch.microbatches], batch.num_samples
-    ([(0, 'class', ['a']), (1, 'box', ['b', 'c'])], 3)
-    """
-
-    tasks = None
-
-    def __init__(self, stream: Iterable[Any], *, samples_in: Callable[[Any], int] = samples_in) -> None:
-        check_stream(stream, gives_batches=True)
-        super().__init__(stream, samples_in=samples_in, shared=True)
-
-    def fingerprint(self) -> dict[str, JSON]:
-        """The stream's own `fingerprint`."""
-        batches: dict[str, JSON] = {"kind": "stream", "global_batch_size": None, "batched": True, "num_microbatches": 1}
-        return {"kind": "updates", "stream": {**batches, "stream": fingerprint_of(self._stream)}}
-
-    def _edges(self) -> Sequence[int]:
-        return range(2)
-
-    def _pieces(self, items: list[Any]) -> list[_Piece]:
-        batches: list[Batch] = batches_in(items[0])
-        return [_Piece(batch.data, self._samples_in(batch.data), batch.task) for batch in batches]
-
-    def _parts(self, pieces: Sequence[_Piece]) -> Iterator[Part]:
-        for piece in pieces:
-            yield Part(task=piece.task, num_microbatches=1, num_samples=piece.num_samples)

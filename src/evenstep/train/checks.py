@@ -14,8 +14,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import LBFGS, Optimizer
 
 from evenstep.arguments import advice
-from evenstep.data import Data
-from evenstep.data.iterable import IterableData
+from evenstep.data import Data, StreamData
 from evenstep.errors import ArgumentError, ReplicaError, TaskError
 from evenstep.internals import unwrapped
 from evenstep.optim.ema import Ema
@@ -353,7 +352,7 @@ def check_tasks(
 
 
 def _moving_stream(data: Data) -> object:
-    return data.moving_stream if isinstance(data, IterableData) else None
+    return data.moving_stream if isinstance(data, StreamData) else None
 
 
 def check_whole_model(tasks: Mapping[str, Task], ema: Ema | None, model: nn.Module, strategy: Strategy) -> None:
