@@ -6,7 +6,7 @@ also after out-of-memory) or asks (the message that a person gets instead). The 
 
 import dataclasses
 from collections import UserDict, namedtuple
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -231,8 +231,3 @@ def samples_of(count: int = SAMPLES) -> list[Sample]:
         (torch.randn(length, FEATURES, dtype=torch.float64, generator=generator), torch.tensor(number % CLASSES))
         for number, length in enumerate(lengths)
     ]
-
-
-def as_dict(row: Kind | LossKind) -> Mapping[str, str]:
-    """What a page says of a row."""
-    return {"name": row.name, "outcome": row.outcome, "note": row.note}

@@ -183,7 +183,6 @@ TORCH = [
     Case(name="SparseAdam", build=of(O.SparseAdam), sparse=True, by_elements="no kernels of it for shards"),
 ]
 UNKNOWN = "nothing is known of"
-TOLD = "has a `state_dict` of its own"
 MULTI = [
     Case(
         name="MultiOptimizer(Muon, AdamW)",

@@ -91,7 +91,6 @@ TORCHDATA = [
     ),
 ]
 
-_DATASETS = ("hf_streaming", "hf_split_by_node")
 
 DATASETS = [
     *(Row(stream="hf_map", leaving=how, needs="datasets", slow=True) for how in LEAVINGS),

@@ -43,26 +43,3 @@ def of_strides(model: str, strategy: str, fused: bool, folder: str = "", stop: i
         trainer.resume("auto")
     trainer.train()
     return [float(value) for one in trainer.state_dict()["model"].values() for value in one.flatten()]
-
-
-def of_a_part(*, part: bool, fused: bool) -> list[float]:
-    """The weights of a line after an update, whose weights are a part of a larger tensor or not."""
-    torch.manual_seed(0)
-    line, larger = nn.Linear(3, 4), torch.randn(4, 6)
-    line.weight = nn.Parameter(larger[:, :3] if part else larger[:, :3].clone())
-    samples = [(torch.ones(3), torch.ones(4))] * 4
-
-    class Each(evenstep.Task):
-        def loss(self, output: torch.Tensor, batch: object) -> torch.Tensor:
-            return (output**2).sum()
-
-    evenstep.Trainer(
-        model=line,
-        task=Each(),
-        optimizer=torch.optim.SGD(line.parameters(), lr=0.125, fused=fused or None),
-        data=evenstep.MapData(samples, global_batch_size=4),
-        updates=1,
-        device="cpu",
-        log=evenstep.Logging(writers=()),
-    ).train()
-    return [round(value, 6) for value in line.weight.flatten().tolist()]

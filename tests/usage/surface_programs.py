@@ -1,6 +1,5 @@
 """What the tests of parameters and of the trainer's surface run on ranks: small models, trained by plain loops too."""
 
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -176,28 +175,6 @@ def trained(model: str, strategy: str, clip: float | None = 0.05) -> dict[str, l
     return numbers_of(trainer)
 
 
-def in_two_items() -> nn.Module:
-    """The formats of `TwoFormats` in items that are gathered one by one."""
-
-    class Items(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.items = nn.ModuleList([nn.Linear(3, 4), nn.Linear(4, 1).double()])
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.items[1](self.items[0](x.float()).double())
-
-    return Items()
-
-
-def in_two_items_trained(strategy: str) -> dict[str, list[float]]:
-    """The parameters of a run of `in_two_items`."""
-    trainer = trainer_of(in_two_items(), strategy)
-    trainer.train()
-    return numbers_of(trainer)
-
-
 def given_differently(differences: list[str]) -> dict[str, str]:
     """What is said on this rank where rank 1 is given something else."""
     from launched import group_of_ranks
@@ -247,25 +224,6 @@ def called_on_one_rank(method: str, folder: Path) -> None:
     trainer.train()
 
 
-def another_after_an_error(pause_s: float) -> int:
-    """The updates of a trainer that is built after another's has failed on all ranks, the first of which comes late."""
-    from launched import group_of_ranks
-
-    from evenstep import Hook
-    from evenstep.parallel import Ordered
-
-    class Fail(Hook):
-        def before_update(self, event: Any) -> None:
-            raise RuntimeError("as told")
-
-    group = group_of_ranks()
-    try:
-        trainer_of(three_layers(), "", strategy=Ordered(group), hooks=[Fail()]).train()
-    except RuntimeError:
-        time.sleep(pause_s * (group.rank == 0))
-    return trainer_of(three_layers(), "", strategy=Ordered(group)).train().update
-
-
 def another_rate_on_each_rank() -> int:
     """The updates of a run whose ranks have other learning rates."""
     import os
@@ -290,15 +248,3 @@ def changed_on_one_rank(what: str) -> int:
                 self.trainer.model[0].requires_grad_(True)
 
     return trainer_of(three_layers(), "ddp", hooks=[Change()]).train().update
-
-
-def cut_by_tensor_parallelism(strategy: str) -> int:
-    """The updates of a run of a model whose first layer is cut by torch's tensor parallelism."""
-    from launched import group_of_ranks, strategy_named
-    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-
-    model = three_layers()
-    model.requires_grad_(True)
-    group = group_of_ranks()
-    parallelize_module(model, group.mesh(group.ranks), {"0": ColwiseParallel()})
-    return trainer_of(model, strategy, strategy=strategy_named(strategy, group)).train().update

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import evenstep
-from evenstep.errors import ArgumentError, NonFiniteError, TaskError
+from evenstep.errors import ArgumentError, NonFiniteError
 from refused import refused
 
-_COUNTED = ("progress", "run", "data")
 PAIRS = [(torch.tensor([float(x), 1.0]), torch.tensor([2.0 * x])) for x in range(8)]
 
 
@@ -84,17 +83,6 @@ def test_a_norm_whose_square_overflows_is_not_finite() -> None:
     assert isinstance(engine.explain(aborted)[1], NonFiniteError)
 
 
-def _assert_same(one: Any, other: Any, where: str) -> None:
-    if isinstance(one, dict):
-        assert one.keys() == other.keys(), where
-        for name in one:
-            _assert_same(one[name], other[name], f"{where}.{name}")
-    elif isinstance(one, Tensor):
-        assert torch.equal(one, other), where
-    else:
-        assert one == other, where
-
-
 def _with(**members: Any) -> evenstep.Trainer:
     model = nn.Linear(2, 1)
     task = type("Own", (Line,), members)()
@@ -103,19 +91,5 @@ def _with(**members: Any) -> evenstep.Trainer:
     return evenstep.Trainer(model=model, task=task, optimizer=optimizer, data=data, updates=2, device="cpu")
 
 
-def test_an_error_of_the_loss_says_what_the_loss_was_called_with() -> None:
-    """Such as where the target alone was expected in the place of the batch."""
-    trainer = _with(loss=lambda self, output, target: (output - target).square().sum())
-    with pytest.raises(TypeError) as raised:
-        trainer.train()
-    assert "and the whole batch (`[0]` float32 [4, 2], `[1]` float32 [4, 1])." in raised.value.__notes__[0]
-
-
 def _loss(**given: Any) -> Any:
     return lambda self, output, batch: evenstep.Loss((output - batch[1]).square().sum(), **given)
-
-
-@pytest.mark.parametrize("state", [None, 3, [1], torch.ones(2)])
-def test_a_tasks_state_that_is_no_dict_is_refused(state: Any) -> None:
-    with refused(TaskError, "state_dict"):
-        _with(state_dict=lambda self: state).state_dict()

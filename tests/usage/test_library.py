@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import traceback
 from copy import deepcopy
 from pathlib import Path
@@ -20,9 +19,6 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    WeightedRandomSampler,
 )
 
 from evenstep import (
@@ -204,17 +200,6 @@ def test_a_failed_run_gets_a_report_that_tells_why(tmp_path: Path) -> None:
     assert [path.name for path in complete_checkpoints(tmp_path / "checkpoints")] == ["step-00000003"]
 
 
-def test_a_report_without_the_jsonl_writer_shows_the_values_of_the_csv_file(tmp_path: Path) -> None:
-    trainer_of(folder=tmp_path, log=Logging(writers=["csv"])).train()
-    page = (tmp_path / "report.html").read_text()
-    assert "train/loss" in page and "No values were logged" not in page
-
-
-def test_a_report_without_any_metrics_file_says_which_writer_it_needs(tmp_path: Path) -> None:
-    trainer_of(folder=tmp_path, log=Logging(writers=())).train()
-    assert "Give the run the writer <code>jsonl</code>" in (tmp_path / "report.html").read_text()
-
-
 def test_without_folder_and_watcher_nothing_is_said_or_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -234,14 +219,6 @@ def test_without_folder_and_watcher_python_s_logger_tells_incidents_unless_write
 
     assert any("the data ended after 2 updates, before the 3" in said for said in train(Logging()))
     assert not train(Logging(writers=()))
-
-
-def test_data_that_were_given_a_number_of_epochs_are_not_taken_for_a_generator(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    trainer_of(data=MapData(PAIRS, global_batch_size=4, num_epochs=1), updates=3).train()
-    [said] = [record.getMessage() for record in caplog.records if "the data ended after 2 updates" in record.message]
-    assert "as a `MapData` with `num_epochs` does. Leave that out" in said
 
 
 def test_a_stream_that_is_trained_and_evaluated_on_at_once_is_refused() -> None:
@@ -427,14 +404,6 @@ def test_a_handler_of_the_programs_own_is_left_alone() -> None:
     assert heard == [signal.SIGTERM]
 
 
-def test_outside_the_main_thread_training_sets_no_handler() -> None:
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(trainer_of().train()))
-    thread.start()
-    thread.join(60)
-    assert results[0].outcome == "done"
-
-
 # Names and loaders.
 
 
@@ -474,13 +443,6 @@ def test_a_name_and_a_loader_train_as_the_objects_they_stand_for(names: Any, obj
     assert torch.equal(*trained)
 
 
-def test_one_evaluation_set_is_called_valid() -> None:
-    for data in (MapData(PAIRS, global_batch_size=4, shuffle=False), DataLoader(PAIRS, batch_size=4)):
-        trainer = trainer_of(evaluations=data)
-        assert set(trainer.evaluate()) == {"valid"}
-    assert len(trainer_of().predict(DataLoader(PAIRS, batch_size=4))) == 2
-
-
 def test_strategies_by_name_join_the_ranks_that_were_launched_once_per_process() -> None:
     [alone] = on_ranks(1, library_programs.trained_by_name, "ddp")
     assert on_ranks(2, library_programs.trained_by_name, "zero1") == [alone, alone]
@@ -504,40 +466,7 @@ class Stream(IterableDataset):
         return iter(PAIRS)
 
 
-class Doubling(DataLoader[Any]):
-    def __iter__(self) -> Any:
-        return ((2 * x, y) for x, y in super().__iter__())
-
-
-LOADERS = {
-    "others": lambda: DataLoader(PAIRS, batch_size=4, sampler=SequentialSampler(PAIRS[:4])),
-    "own iteration": lambda: Doubling(PAIRS, batch_size=4),
-    "stream": lambda: DataLoader(Stream(), batch_size=4),
-    "weighted": lambda: DataLoader(PAIRS, batch_size=4, sampler=WeightedRandomSampler([1.0] * 8, 8)),
-    "fewer": lambda: DataLoader(PAIRS, batch_size=4, sampler=RandomSampler(PAIRS, num_samples=4)),
-    "batch sampler": lambda: DataLoader(PAIRS, batch_sampler=[[0, 1, 2, 3], [4, 5, 6, 7]]),
-    "drop_last": lambda: DataLoader(PAIRS, batch_size=3, drop_last=True),
-    "worker_init_fn": lambda: DataLoader(PAIRS, batch_size=4, worker_init_fn=print),
-}
-
-
-@pytest.mark.parametrize("kind", LOADERS)
-def test_a_loader_that_cannot_be_taken_over_is_refused_and_the_advice_works(kind: str) -> None:
-    loader = LOADERS[kind]()
-    with refused(ArgumentError, "data"):
-        trainer_of(data=loader)
-    assert trainer_of(data=StreamData(loader, batched=True)).train().update == 4
-    if not isinstance(loader.dataset, Stream):
-        assert trainer_of(data=MapData(loader.dataset, global_batch_size=4)).train().update == 4
-
-
 # Mistakes.
-
-
-def test_data_given_to_evaluate_instead_of_a_name_are_answered_with_where_they_belong() -> None:
-    for given in (PAIRS, DataLoader(PAIRS)):
-        with refused(ArgumentError, "name"):
-            trainer_of().evaluate(given)  # type: ignore[arg-type]
 
 
 # Errors of one's own code.
@@ -553,18 +482,3 @@ def shown(trainer: Trainer) -> list[str]:
     with pytest.raises(Exception) as raised:
         trainer.train()
     return "".join(traceback.format_exception(raised.value)).strip().splitlines()
-
-
-def test_an_error_of_ones_own_loss_says_what_it_was_called_with() -> None:
-    lines = shown(trainer_of(task=Labels()))
-    assert "KeyError: 'labels'" in lines
-    assert lines[-1] == (
-        "`Task.loss` was called with the output (float32 [4, 1]) and the whole batch (`[0]` float32 [4, 1], `[1]` "
-        "float32 [4, 1])."
-    )
-
-
-def test_the_incident_of_a_failure_keeps_the_whole_traceback(tmp_path: Path) -> None:
-    shown(trainer_of(folder=tmp_path, task=Labels()))
-    [file] = (tmp_path / "incidents").glob("*failed*")
-    assert "microbatch.py" in file.read_text()

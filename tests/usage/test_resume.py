@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from evenstep import Ema, GradNorm, Hook, Logging, MapData, Mixture, Task, Trainer, Training, Uncertainty
 from evenstep.errors import ArgumentError, CheckpointError
-from evenstep.events import Best, EarlyStop, Evaluate, EvaluateEnd, Image, Incident, UpdateEnd
+from evenstep.events import Best, EarlyStop, Evaluate, EvaluateEnd, Incident, UpdateEnd
 from evenstep.precision import Fp16Mixed
 from evenstep.train.state.settings import LEAVE_NO_TRACE, MAY_CHANGE
 
@@ -324,13 +324,6 @@ def test_an_early_stopped_run_goes_on_when_it_is_resumed(
 
 def used(folder: Path) -> None:
     trainer_of(folder, Heard(), log=Logging(writers=("jsonl", "csv", "console"))).train()
-
-
-class Shows(Hook):
-    """Shows an image."""
-
-    def after_update(self, event: UpdateEnd) -> None:
-        self.trainer.storage.show("seen", Image(torch.zeros(2, 2)), update=event.update)
 
 
 def test_a_checkpoint_without_its_manifest_is_passed_over_and_it_is_said(tmp_path: Path) -> None:

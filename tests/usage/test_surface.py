@@ -11,9 +11,9 @@ from launched import Failed, on_ranks
 from surface_programs import SAMPLES, UPDATES, optimizer_of, plain, three_layers, trainer_of
 from torch import Tensor, nn
 
-from evenstep import Ema, Failures, Hook, Logging, MapData, Task, Training
+from evenstep import Failures, Hook, Logging, MapData, Task
 from evenstep.errors import ArgumentError, CheckpointError, NonFiniteError, TaskError
-from evenstep.optim.schedules import Cosine, Linear
+from evenstep.optim.schedules import Cosine
 from evenstep.precision import Bf16Mixed, Fp16Mixed, FullPrecision
 from evenstep.train import Retry
 from refused import refused
@@ -90,49 +90,6 @@ def test_parameters_that_are_not_in_the_optimizer_stay_as_they_are_and_are_named
     assert "first `2.weight`" in said[0]
 
 
-@pytest.mark.parametrize(
-    "strategy", ["ddp", "ordered-fsdp", *(pytest.param(one, marks=pytest.mark.slow) for one in ("zero1", "fsdp"))]
-)
-@pytest.mark.parametrize("model", ["complex", "two formats", "empty"])
-def test_complex_mixed_and_empty_parameters_train_as_one_process_does_or_are_refused_by_name(
-    model: str, strategy: str
-) -> None:
-    [alone] = on_ranks(1, programs.trained, model, "single")
-    both = on_ranks(2, programs.trained, model, strategy)
-    if "fsdp" in strategy and model != "empty":
-        assert all(isinstance(one, Failed) for one in both)
-    else:
-        assert all(close(one, alone, 1e-6 if model == "two formats" else 1e-13) for one in both)
-
-
-@pytest.mark.parametrize("strategy", ["fsdp", "ordered-fsdp"])
-def test_formats_in_items_of_their_own_are_sharded_as_the_refusal_says(strategy: str) -> None:
-    [alone] = on_ranks(1, programs.in_two_items_trained, "single")
-    assert all(close(one, alone, 1e-6) for one in on_ranks(2, programs.in_two_items_trained, strategy))
-
-
-@pytest.mark.parametrize("model", ["complex", "two formats"])
-def test_the_norm_over_complex_and_mixed_formats_is_torchs(model: str) -> None:
-    net = programs.MODELS[model]()
-    x, y = (torch.stack([sample[i] for sample in SAMPLES]) for i in (0, 1))
-    ((net(x).squeeze(-1) - y) ** 2).mean().backward()
-    each = torch.stack(
-        [torch.linalg.vector_norm(one.grad).double() for one in net.parameters() if one.grad is not None]
-    )
-    trainer = trainer_of(programs.MODELS[model](), "single", updates=1)
-    assert trainer.train().metrics["train/grad_norm"] == pytest.approx(float(each.norm()), rel=1e-6)
-
-
-def test_an_average_follows_complex_parameters_too() -> None:
-    from evenstep import Ema
-
-    model = programs.Complex()
-    before = model.phase.detach().clone()
-    trainer = trainer_of(model, "single", updates=1, train=Training(ema=Ema(decay=0.5)))
-    trainer.train()
-    assert torch.allclose(trainer.state_dict()["ema"]["phase"], (before + model.phase.detach()) / 2)
-
-
 class Act(Hook):
     """Does something to the trainer after an update."""
 
@@ -175,17 +132,6 @@ def test_a_model_or_optimizer_that_is_changed_in_mid_run_is_refused_by_name(act:
         trainer_of(model, "single", hooks=[Act(3, act)]).train()
 
 
-def test_a_parameter_group_that_is_added_in_mid_run_is_refused() -> None:
-    def add_a_group(trainer: Any) -> None:
-        trainer.model[0].requires_grad_(True)
-        trainer.optimizer.add_param_group({"params": [*trainer.model[0].parameters()]})
-
-    model = three_layers()
-    optimizer = optimizer_of([*model[2].parameters(), *model[4].parameters()])
-    with refused(ArgumentError, "optimizer"):
-        trainer_of(model, "single", optimizer=optimizer, hooks=[Act(3, add_a_group)]).train()
-
-
 def test_a_layer_unfrozen_that_the_optimizer_does_not_hold_is_refused_by_name() -> None:
     model = three_layers()
     optimizer = optimizer_of([*model[2].parameters(), *model[4].parameters()])
@@ -199,20 +145,7 @@ def test_a_layer_unfrozen_that_the_optimizer_does_not_hold_is_refused_by_name() 
     assert not torch.equal(model[0].weight, before)
 
 
-def test_modules_without_parameters_may_come_and_go() -> None:
-    def add(trainer: Any) -> None:
-        trainer.model[1].extra = nn.Identity()
-
-    assert trainer_of(three_layers(), "single", hooks=[Act(2, add)]).train().update == UPDATES
-
-
 # --- what is refused when the trainer is built ---
-
-
-@pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp"])
-def test_parameters_that_tensor_parallelism_has_cut_are_refused_by_name(strategy: str) -> None:
-    for failed in on_ranks(2, programs.cut_by_tensor_parallelism, strategy):
-        assert isinstance(failed, Failed) and failed.startswith("ArgumentError: `0.weight` is a DTensor")
 
 
 @pytest.mark.parametrize("precision", [None, Bf16Mixed(), Fp16Mixed()])
@@ -250,15 +183,6 @@ def test_16_bit_parameters_that_are_frozen_are_fine_until_they_are_unfrozen() ->
     hook = Act(2, lambda trainer: trainer.model.base.requires_grad_(True))
     with pytest.raises(ArgumentError):
         trainer_of(Lora(), "single", hooks=[hook]).train()
-
-
-@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
-def test_a_parameter_that_is_in_the_optimizer_twice_is_refused_by_name() -> None:
-    model = three_layers()
-    model[3].again = model[4]
-    with refused(ArgumentError, "3.again.weight"):
-        trainer_of(model, "single", optimizer=optimizer_of([*model.parameters(), model[4].weight]))
-    assert trainer_of(model, "single", optimizer=optimizer_of(model.parameters()), updates=1).train().update == 1
 
 
 # --- learning rates ---
@@ -347,10 +271,6 @@ def test_a_run_with_an_lr_schedule_is_rewound_and_resumed_without_a_complaint(tm
     again = trainer_of(three_layers(), "single", lr_schedule=Cosine(), folder=tmp_path / "run", updates=8)
     again.resume()
     assert again.train().update == 8
-
-
-def test_another_trainer_is_built_after_an_error_of_all_ranks_that_come_to_it_at_different_times() -> None:
-    assert on_ranks(2, programs.another_after_an_error, 1.2) == [programs.UPDATES] * 2
 
 
 def test_another_rate_on_each_rank_is_found_before_the_first_update() -> None:
@@ -477,42 +397,6 @@ def test_the_number_of_updates_can_be_set_between_two_calls_of_train() -> None:
     assert programs.numbers_of(trainer) == programs.numbers_of(undisturbed)
     with refused(ArgumentError, "updates"):
         trainer.updates = 8
-
-
-def test_the_number_of_updates_is_not_set_where_it_would_have_no_effect() -> None:
-    def more(trainer: Any) -> None:
-        trainer.updates = 20
-
-    with pytest.raises(ArgumentError):
-        trainer_of(three_layers(), "single", hooks=[Act(2, more)]).train()
-    trainer = trainer_of(three_layers(), "single", updates=None, epochs=2)
-    with refused(ArgumentError, "updates"):
-        trainer.updates = 20
-    scheduled = trainer_of(three_layers(), "single", lr_schedule=Linear(warmup_updates=4))
-    with refused(ArgumentError, "warmup_updates"):
-        scheduled.updates = 3
-    assert scheduled.updates == UPDATES
-    averaged = trainer_of(three_layers(), "single", train=Training(ema=Ema(start_update=4)))
-    with refused(ArgumentError, "start_update"):
-        averaged.updates = 3
-    assert averaged.updates == UPDATES
-
-
-@pytest.mark.parametrize("name", ["model", "optimizer", "evaluations", "folder", "device", "train", "lr_schedule"])
-def test_setting_what_a_trainer_was_given_is_refused_by_name(name: str) -> None:
-    trainer = trainer_of(three_layers(), "single")
-    with pytest.raises(ArgumentError):
-        setattr(trainer, name, None)
-    with refused(ArgumentError, "update"):
-        trainer.update = 5
-
-
-def test_following_the_advice_another_trainer_goes_on_with_what_was_changed() -> None:
-    trainer = trainer_of(three_layers(), "single", updates=3)
-    trainer.train()
-    other = trainer_of(three_layers(), "single", train=Training(clip_norm=0.1))
-    other.load_state_dict(trainer.state_dict())
-    assert other.train().update == UPDATES
 
 
 # --- what is said ---

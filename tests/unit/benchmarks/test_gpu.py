@@ -13,11 +13,9 @@ from scripts import Script
 ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT / "benchmarks")]
 
-import wheels  # noqa: E402 - of tests/gpu
 
 import gpu as benchmark  # noqa: E402 - the folder of the benchmarks must be on the path first
 import run as benchmarks  # noqa: E402
-from harness.row import Row  # noqa: E402
 
 
 def _suite() -> Any:
@@ -64,31 +62,6 @@ def test_float8_is_measured_beside_bfloat16() -> None:
     ]
 
 
-def test_the_gpt_has_124m_parameters_and_a_share_of_the_peak_where_one_is_stated(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with torch.device("meta"):
-        model = benchmark.Gpt(benchmark.GPT_124M)
-    assert sum(one.numel() for one in model.parameters()) == pytest.approx(124e6, rel=0.01)
-    assert benchmark._of_peak(1e12, CPU) is None
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
-    assert benchmark._of_peak(494.5e12, torch.device("cuda:0")) == pytest.approx(0.5)
-    row = Row(case="gpt", contender="x", median=100.0, unit="ms/update", ratio=1.0, spread=0.0, wall_ratio=1.0)
-    tokens = 10 * 32768  # of a chunk
-    share = benchmark._speed(row, benchmark.GPT_124M, torch.device("cuda:0"), tokens)
-    assert share is not None
-    assert share.median == pytest.approx(100 * 327680 * benchmark.flops_per_token(benchmark.GPT_124M) / 989e12)
-
-
-def test_a_device_with_less_memory_takes_smaller_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = benchmark.GPT_124M
-    assert benchmark.fitted(whole, CPU) == whole
-    monkeypatch.setattr(benchmark, "_memory_of", lambda device: 16e9)
-    small = benchmark.fitted(whole, CPU)
-    assert small.batch * small.num_microbatches == whole.batch * whole.num_microbatches
-    assert small.batch < whole.batch
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here is a CUDA device")
 def test_without_a_device_it_is_said_and_nothing_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert benchmark.main() == []
@@ -109,14 +82,6 @@ def test_wheels_are_unpacked_and_found_before_what_is_installed(tmp_path: Path) 
     assert suite.unpack(tmp_path, tmp_path / "site") == ["rich-1-py3-none-any.whl"]
     found = suite._python(suite.environment(tmp_path / "site"), "import rich, evenstep; print(rich.here)")
     assert found.stdout == "True\n", found.stderr
-
-
-def test_what_is_missing_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite, "NEEDED", ("json", "no_such_module", "nor_this_one"))
-    with pytest.raises(SystemExit) as raised:
-        suite.described(suite.environment(tmp_path))
-    assert "lacks no_such_module, nor_this_one" in str(raised.value)
-    assert "make gpu-wheels" in str(raised.value)
 
 
 _TESTS = """
@@ -181,24 +146,3 @@ def test_all_tests_on_a_device_are_in_a_stage() -> None:
 @pytest.mark.slow  # the same call as the test before it, with what pytest itself says of a name that is nobody's
 def test_a_name_that_no_test_has_is_no_success(tmp_path: Path) -> None:
     assert suite.tests(suite.environment(tmp_path), "no_such_name", seconds=100) == ({}, 5)
-
-
-def test_rows_of_an_earlier_run_stay_on_the_same_device_only(tmp_path: Path) -> None:
-    path = tmp_path / "gpu-x.json"
-    what = {"device": "X", "torch": "2.11", "python": "3.12"}
-    path.write_text(json.dumps({**what, "tests": {"a": 1, "b": 1}, "rows": [{"case": "gpt", "contender": "e"}]}))
-    found = {**what, "tests": {"b": 2}, "rows": [{"case": "save", "contender": "e"}]}
-    merged = suite.merged(path, found)
-    assert merged["tests"] == {"a": 1, "b": 2}
-    assert [row["case"] for row in merged["rows"]] == ["gpt", "save"]
-    assert suite.merged(path, {**found, "torch": "2.12"})["tests"] == {"b": 2}
-    assert suite.slug("NVIDIA H100 80GB HBM3") == "nvidia-h100-80gb-hbm3"
-
-
-def test_the_wheels_are_what_evenstep_needs_beside_torch_and_what_tests_it() -> None:
-    wanted = wheels.requirements((ROOT / "pyproject.toml").read_text())
-    names = {wheels._name(one) for one in wanted}
-    assert names == {"pydantic", "rich", "pytest", "pytest-timeout", "hypothesis", "torchao"}
-    asked = wheels.command("3.12", "x86_64", Path("there"), wanted)
-    assert "--python-version=3.12" in asked and "--platform=manylinux_2_28_x86_64" in asked
-    assert names - {"torchao"} | {"torch", "numpy"} == {name.replace("_", "-") for name in suite.NEEDED}

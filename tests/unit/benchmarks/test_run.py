@@ -19,8 +19,6 @@ import run  # noqa: E402 - the folder of the benchmarks must be on the path firs
 from contenders.bare import train_ordinary, train_tuned  # noqa: E402
 from contenders.evenstep_ import train as train_evenstep  # noqa: E402
 from harness.feed import Feed  # noqa: E402
-from harness.imports import import_times  # noqa: E402
-from harness.live import Live  # noqa: E402
 from harness.rounds import TAIL_UPDATES, Train, chunk_of, interleave  # noqa: E402
 from harness.row import Row, Times, compared, read_rows, table, write_rows  # noqa: E402
 from harness.work import Work, mlp  # noqa: E402
@@ -142,13 +140,6 @@ def test_a_contender_that_does_not_do_the_work_is_an_error_and_leaves_no_thread(
     assert threading.active_count() == before
 
 
-def test_a_contender_that_would_begin_again_is_ended_too_when_another_fails() -> None:
-    before = threading.active_count()
-    with pytest.raises(ZeroDivisionError, match="broken"):
-        interleave({"broken": broken, "persistent": persistent}, mlp(), chunk_updates=5, rounds=1)
-    assert threading.active_count() == before
-
-
 def test_a_chunk_takes_at_least_the_time_asked_for() -> None:
     def busy(model: nn.Module, feed: Feed, work: Work) -> list[float]:
         for _ in feed:
@@ -178,12 +169,6 @@ def test_rows_are_written_with_whether_their_bound_holds_and_read_back(tmp_path:
     assert [line.split()[-1] for line in table(rows).splitlines()[2:]] == ["NO", "yes"]
 
 
-def test_imports_are_timed_in_every_round() -> None:
-    times = import_times(["import json", "import csv"], rounds=2)
-    assert {module: len(one.wall_s) for module, one in times.items()} == {"import json": 2, "import csv": 2}
-    assert all(0 < seconds < 60 for one in times.values() for seconds in one.wall_s)
-
-
 @pytest.fixture
 def benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], str]:
     """Makes a benchmark that gives one row of this ratio."""
@@ -205,29 +190,3 @@ def test_a_bound_that_fails_makes_the_exit_code_1(
     assert run.run([good]) == 0
     assert run.run([bad, good]) == 1
     assert capsys.readouterr().err == f"FAILED {bad}: work: x 1.500 ×, bound 1.000\n"
-
-
-def test_a_typo_lists_the_benchmarks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["run.py", "overhed"])
-    assert run.main() == 2
-    there = "checkpoint, formats, gpu, overhead, pipeline, ranks, scale, tasks"
-    assert capsys.readouterr().err.endswith(f"there are: {there}. Did you mean 'overhead'?\n")
-
-
-def test_all_benchmarks_run_unless_one_is_named() -> None:
-    names = ["checkpoint", "formats", "gpu", "overhead", "pipeline", "ranks", "scale", "tasks"]
-    assert run.names(BENCHMARKS) == names
-    assert run.choose("", ["a", "b"]) == run.choose(None, ["a", "b"]) == ["a", "b"]
-    assert run.choose("b", ["a", "b"]) == ["b"]
-
-
-def test_live_bytes_are_those_of_storages_that_something_refers_to() -> None:
-    weight = nn.Parameter(torch.ones(4, 4))
-    with Live(uncounted=[weight]) as live:
-        product = torch.ones(4, 4) @ weight  # its backward needs the ones, and nobody else holds them
-        assert live.now == 2 * 64
-        product.sum().backward()
-        del product
-        assert weight.grad is not None
-        assert live.now == weight.grad.nbytes
-    assert live.peak > 2 * 64

@@ -53,9 +53,6 @@ def test_an_environment_that_cannot_be_is_an_error_that_names_the_variable(
     assert str(raised.value).startswith(said)
 
 
-MEETING = {"MASTER_ADDR": "alpha", "MASTER_PORT": "29500"}
-
-
 def test_what_srun_sets_is_read() -> None:
     place = rank_info_of(SRUN)
     assert place is not None

@@ -10,7 +10,6 @@ from torch import Tensor
 from evenstep import (
     AlignedMtl,
     GradNorm,
-    Loss,
     MapData,
     Mixture,
     PcGrad,
@@ -129,18 +128,3 @@ def test_an_update_of_three_tasks_makes_one_round_of_gradient_reduction(several:
 
 class Bad(Exception):
     pass
-
-
-def bad_task(several: Any, what: str) -> Any:
-    marked = several.samples(24, 1)[5][1]
-
-    class Task(several.Regress):  # type: ignore[name-defined,misc]
-        def loss(self, output: Any, batch: Any) -> Any:
-            loss = super().loss(output, batch)
-            if not (batch[1] == marked).any():
-                return loss
-            if what == "raises":
-                raise Bad("on one rank")
-            return Loss(loss.sum * float("nan"))
-
-    return {name: (Task if name == "b" else several.Regress)(name) for name in SIZES}

@@ -1,21 +1,13 @@
-import sys
 from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 import torch
 
-from evenstep.errors import ArgumentError, MissingExtraError
-
 
 @pytest.fixture(scope="module")
 def digits_file(recipe_file: Callable[[str], ModuleType]) -> ModuleType:
     return recipe_file("digits/digits.py")
-
-
-def test_the_split_of_an_image_never_changes(digits_file: ModuleType):
-    tested = [index for index in range(60) if digits_file.split_of(index) == "test"]
-    assert tested == [6, 12, 29, 31, 37, 40, 44, 48, 51, 53]
 
 
 def test_every_image_is_in_one_split_and_about_a_fifth_are_tested(digits_file: ModuleType):
@@ -35,30 +27,6 @@ def test_a_shifted_image_is_the_image_moved_by_at_most_so_many_pixels(digits_fil
     torch.manual_seed(0)
     places = {tuple(shifted[0][0].nonzero()[0].tolist()) for _ in range(200)}
     assert places == {(0, row, column) for row in (2, 3, 4) for column in (3, 4, 5)}
-
-
-def test_without_a_shift_no_random_number_is_drawn(digits_file: ModuleType):
-    still = digits_file.Digits(torch.rand(1, 1, 8, 8), torch.tensor([5]))
-    before = torch.get_rng_state()
-    assert torch.equal(still[0][0], still[0][0])
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize("max_shift", [-1, 8])
-def test_a_shift_out_of_the_image_is_refused(digits_file: ModuleType, max_shift: int):
-    with pytest.raises(ArgumentError):
-        digits_file.Digits(torch.zeros(1, 1, 8, 8), torch.tensor([5]), max_shift=max_shift)
-
-
-def test_a_split_that_is_not_one_is_refused(digits_file: ModuleType):
-    with pytest.raises(ArgumentError):
-        digits_file.digits("valid")
-
-
-def test_without_scikit_learn_the_extra_to_install_is_named(digits_file: ModuleType, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(MissingExtraError):
-        digits_file.digits("train")
 
 
 def test_the_loss_is_summed_over_images(recipe_file: Callable[[str], ModuleType]):

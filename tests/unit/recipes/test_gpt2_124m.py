@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from evenstep.cli import check
-from evenstep.errors import DataError
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "gpt2_124m"
 
@@ -43,18 +42,6 @@ def test_a_file_is_laid_out_as_llm_c_does_it(tokens: ModuleType, tmp_path: Path)
     written = (tmp_path / "one.bin").read_bytes()
     assert struct.unpack("<256i", written[:1024]) == (20240520, 1, 3, *[0] * 253)
     assert struct.unpack("<3H", written[1024:]) == (1, 2, 50_256)
-
-
-def test_what_is_no_file_of_tokens_or_not_all_there_is_named(tokens: ModuleType, tmp_path: Path):
-    with pytest.raises(DataError):
-        tokens.Windows("none.bin", context=3)
-    (tmp_path / "other.bin").write_bytes(b"text")
-    with pytest.raises(DataError):
-        tokens.Windows("other.bin", context=3)
-    tokens.write_tokens(tmp_path / "cut.bin", range(9))
-    (tmp_path / "cut.bin").write_bytes((tmp_path / "cut.bin").read_bytes()[:-4])
-    with pytest.raises(DataError):
-        tokens.Windows("cut.bin", context=3)
 
 
 def test_it_begins_as_even_odds_and_reads_only_what_comes_before(recipe_file: Load):

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from evenstep.data import MapData
-from evenstep.errors import ArgumentError, DataError
 from evenstep.events import EvaluateEnd, TrainBegin, TrainEnd
 
 
@@ -49,43 +48,6 @@ def test_files_follow_each_other_in_the_order_of_their_paths(corpus: ModuleType,
     assert corpus.read_split("train", source) == b"".join((source / path).read_bytes() + b"\0" for path in train)
 
 
-def test_the_split_of_a_path_never_changes(corpus: ModuleType):
-    names = ["doctest.py", "shutil.py", "http/server.py", "os.py", "json/decoder.py", "asyncio/events.py"]
-    assert [corpus.split_of(name) for name in names] == ["valid"] * 3 + ["train"] * 3
-
-
-def test_the_standard_library_has_about_one_file_in_twenty_for_validation(corpus: ModuleType):
-    root = Path(corpus.sysconfig.get_paths()["stdlib"])
-    files = corpus.source_files(root)
-    share = sum(corpus.split_of(path) == "valid" for path in files) / len(files)
-    assert len(files) > 300
-    assert 0.03 < share < 0.08
-    assert not any({"test", "tests", "site-packages"} & set(Path(path).parts) for path in files)
-
-
-def test_two_reads_give_the_same_bytes(corpus: ModuleType):
-    first, second = (corpus.windows("valid", context=64) for _ in range(2))
-    assert first.fingerprint == second.fingerprint
-    assert torch.equal(first.text, second.text)
-
-
-def test_an_unreadable_file_is_an_error_that_names_it(corpus: ModuleType, source: Path):
-    broken = next(f"broken_{n}.py" for n in range(100) if corpus.split_of(f"broken_{n}.py") == "train")
-    (source / broken).symlink_to(source / "nowhere.py")
-    with pytest.raises(DataError):
-        corpus.read_split("train", source)
-
-
-def test_a_folder_that_is_not_there_is_an_error_that_names_it(corpus: ModuleType, tmp_path: Path):
-    with pytest.raises(DataError):
-        corpus.read_split("train", tmp_path / "nowhere")
-
-
-def test_a_folder_without_source_is_an_error(corpus: ModuleType, tmp_path: Path):
-    with pytest.raises(DataError):
-        corpus.read_split("train", tmp_path)
-
-
 def test_targets_are_inputs_shifted_by_one(corpus: ModuleType):
     text = bytes(range(256)) * 3
     windows = corpus.Windows(text, context=50)
@@ -110,23 +72,6 @@ def test_a_limit_spreads_the_windows_evenly_over_the_text(corpus: ModuleType):
     assert windows.lengths == [10] * 4
 
 
-@pytest.mark.parametrize("limit", [0, 11])
-def test_a_limit_that_cannot_be_is_refused(corpus: ModuleType, limit: int):
-    with pytest.raises(ArgumentError):
-        corpus.Windows(bytes(101), context=10, limit=limit)
-
-
-@pytest.mark.parametrize("size", [0, 1, 10])
-def test_a_text_shorter_than_a_window_is_refused(corpus: ModuleType, size: int):
-    with pytest.raises(ArgumentError):
-        corpus.Windows(bytes(size), context=10)
-
-
-def test_the_fingerprint_tells_texts_and_cuts_apart(corpus: ModuleType):
-    made = [corpus.Windows(text, context=n) for text, n in ((b"abcdef", 2), (b"abcdeg", 2), (b"abcdef", 3))]
-    assert len({windows.fingerprint for windows in made}) == 3
-
-
 def test_the_bits_of_the_bigram_model_are_those_of_numpy(corpus: ModuleType):
     random = np.random.default_rng(0)
     train, valid = (random.integers(90, 100, size=500, dtype=np.uint8) for _ in range(2))
@@ -137,12 +82,6 @@ def test_the_bits_of_the_bigram_model_are_those_of_numpy(corpus: ModuleType):
     codes = torch.from_numpy(valid).long()
     actual = corpus.ByteBigram(train.tobytes(), alpha=0.3).bits(codes[:-1], codes[1:])
     assert actual == pytest.approx(expected, rel=1e-12)
-
-
-def test_any_byte_can_be_shown_on_a_plain_terminal(corpus: ModuleType):
-    shown = corpus.printable(bytes(range(256)))
-    assert shown.isascii()
-    assert all(line.isprintable() for line in shown.split("\n"))
 
 
 class Writes(torch.nn.Module):
@@ -194,16 +133,3 @@ def test_a_run_that_was_stopped_is_compared_as_it_was_evaluated_last_if_ever(
     hook.after_evaluate(EvaluateEnd(update=5, name="valid", metrics={"valid/bits_per_byte": 1.25}))
     hook.after_train(end("done"))
     assert "valid bits per byte, after update 5\n  model   1.250" in capsys.readouterr().out
-
-
-def test_nothing_is_printed_after_a_failure(corpus: ModuleType, capsys: pytest.CaptureFixture[str]):
-    corpus.BigramAndSample().after_train(end("failed"))
-    assert capsys.readouterr().out == ""
-
-
-def test_the_hook_refuses_a_run_without_its_evaluation(corpus: ModuleType):
-    trainer = FakeTrainer()
-    hook = corpus.BigramAndSample(evaluation="valid")
-    hook.attach(trainer)
-    with pytest.raises(ArgumentError):
-        hook.before_train(TrainBegin(update=0, updates=7, resumed=False))

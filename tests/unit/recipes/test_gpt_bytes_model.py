@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evenstep.errors import ArgumentError
-
 
 @pytest.fixture(scope="module")
 def model_file(recipe_file: Callable[[str], ModuleType]) -> ModuleType:
@@ -70,11 +68,6 @@ def test_dropout_acts_in_training_only(build: Callable[..., Any]):
     assert torch.equal(model(inputs), model(inputs))
 
 
-def test_a_width_that_the_heads_cannot_share_is_refused(build: Callable[..., Any]):
-    with pytest.raises(ArgumentError):
-        build(width=36)
-
-
 def test_a_generator_decides_what_is_generated(build: Callable[..., Any]):
     model = build()
 
@@ -83,28 +76,3 @@ def test_a_generator_decides_what_is_generated(build: Callable[..., Any]):
 
     assert len(draw(1)) == 8
     assert draw(1) == draw(1) != draw(2)
-
-
-def test_at_a_low_temperature_the_likeliest_byte_is_drawn(build: Callable[..., Any]):
-    model = build()
-    with torch.no_grad():
-        model.embedding.weight.mul_(50)
-        likeliest = int(model(torch.tensor([[7, 8]]))[0, -1].argmax())
-    assert model.generate(b"\x07\x08", num_bytes=1, temperature=1e-4) == bytes([likeliest])
-
-
-def test_generating_leaves_the_mode_as_it_was(build: Callable[..., Any]):
-    model = build()
-    for training in (True, False):
-        model.train(training)
-        model.generate(b"a", num_bytes=1)
-        assert model.training is training
-
-
-@pytest.mark.parametrize("arguments", [{"prompt": b""}, {"temperature": 0.0}])
-def test_generating_from_nothing_or_without_temperature_is_refused(
-    build: Callable[..., Any], arguments: dict[str, object]
-):
-    model = build()
-    with pytest.raises(ArgumentError):
-        model.generate(**{"prompt": b"a", "num_bytes": 1, **arguments})

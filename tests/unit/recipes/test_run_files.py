@@ -25,17 +25,6 @@ def test_a_recipe_makes_its_first_update(path: Path, capsys: pytest.CaptureFixtu
     assert "checked     1 update" in capsys.readouterr().out
 
 
-def test_all_recipes_are_found():
-    assert [path.parent.name for path in RUN_FILES] == [
-        "digits",
-        "digits_multitask",
-        "gpt_bytes",
-        "sft",
-        "shakespeare",
-        "vit",
-    ]
-
-
 def test_a_mixture_shows_whose_batches_the_first_updates_hold(capsys: pytest.CaptureFixture[str]):
     path = RECIPES / "digits_multitask" / "run.toml"
     settings = ["--mixture.kind", "round_robin", "--tasks.box.repeats", "2", "--combine.kind", "pc_grad"]

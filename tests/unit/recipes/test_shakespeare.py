@@ -1,13 +1,12 @@
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from evenstep.errors import ArgumentError, DataError
+from evenstep.errors import ArgumentError
 
 TEXT = "it was the best of times, it was the worst of times, " * 8
 
@@ -35,23 +34,6 @@ def test_both_splits_hold_all_of_the_text_but_the_ends(corpus: ModuleType):
     assert TEXT[border:].startswith(read)
     assert len(TEXT) - border - len(read) <= 5
     assert train.alphabet == valid.alphabet == "".join(sorted(set(TEXT)))
-
-
-def test_windows_that_do_not_fit_are_refused(corpus: ModuleType):
-    with pytest.raises(ArgumentError):
-        corpus.Characters(TEXT, split="valid", context=50, stride=1)
-    with pytest.raises(ArgumentError):
-        corpus.Characters(TEXT, split="test", context=5, stride=1)
-    with pytest.raises(ArgumentError):
-        corpus.Characters("".join(map(chr, range(300))) * 2, split="train", context=5, stride=1)
-
-
-def test_a_file_is_the_text_and_one_that_cant_be_read_is_named(corpus: ModuleType, tmp_path: Path):
-    (tmp_path / "mine.txt").write_text(TEXT, encoding="utf-8")
-    assert corpus.read_text(str(tmp_path / "mine.txt")) == TEXT
-    with pytest.raises(DataError):
-        corpus.read_text(str(tmp_path / "nothing.txt"))
-    assert len(corpus.manual()) > 100_000
 
 
 def test_a_position_reads_only_what_comes_before_it(recipe_file: Load):

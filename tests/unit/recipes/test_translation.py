@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from evenstep import Logging, MapData, Trainer
-from evenstep.errors import DataError
 from evenstep.pipeline import PipelineModel
 
 
@@ -59,16 +58,6 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_catalogues_are_merged_and_contexts_left_out(corpus: ModuleType, root: Path) -> None:
-    found = corpus.messages("de", root)
-    assert (found["yes"], found["no"], found["n7"]) == ("ja", "nein", "Nr 7")
-
-
-def test_a_language_that_is_not_there_is_an_error_that_says_which_are(corpus: ModuleType, root: Path) -> None:
-    with pytest.raises(DataError):
-        corpus.messages("fr", root)
-
-
 def test_pairs_are_short_lines_that_differ_and_each_is_in_one_split(corpus: ModuleType, root: Path) -> None:
     train, valid = (corpus.Pairs(split=split, root=root) for split in ("train", "valid"))
     english = [pair[0].decode() for data in (train, valid) for pair in data.pairs]
@@ -107,14 +96,6 @@ def test_stages_compute_what_the_whole_model_does(model_file: ModuleType, stages
     assert torch.equal(staged(source=source, tokens=tokens), wanted)
     assert list(staged.state_dict()) != []
     assert set(staged.state_dict()) == set(whole.state_dict())
-
-
-def test_a_run_file_asks_for_the_layers_of_the_translator(model_file: ModuleType) -> None:
-    torch.manual_seed(0)
-    layers = model_file.in_layers(blocks=2, width=16, heads=2, context=12)
-    source, tokens = torch.randint(256, (3, 7)), torch.randint(256, (3, 5))
-    wanted = made(model_file)(source, tokens)
-    assert torch.equal(PipelineModel(layers, stages_per_rank=3)(source=source, tokens=tokens), wanted)
 
 
 def test_padding_of_the_source_changes_nothing(model_file: ModuleType) -> None:

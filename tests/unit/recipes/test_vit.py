@@ -39,8 +39,3 @@ def test_a_patch_is_a_square_of_the_image(recipe_file: Load):
     picture[0, 0, 2:4, 4:6] = 1.0  # the second row of patches, the third of it
     moved = (patches(picture) != empty).any(-1)
     assert moved.flatten().nonzero().flatten().tolist() == [4 + 2]
-
-
-def test_an_image_that_patches_do_not_fill_is_refused(recipe_file: Load):
-    with pytest.raises(ArgumentError):
-        recipe_file("vit/model.py").VisionTransformer(patch=3)
