@@ -228,11 +228,14 @@ def test_a_logarithmic_axis_is_switched_by_a_click_and_colours_follow_the_system
     before = pixels(tab, "--c0")
     tab.click(f"{LOSS} .log")
     assert pixels(tab, "--c0") not in (0, before)
+    tab.run(f"document.querySelector('{LOSS} canvas').id = 'light'")
     paper = "getComputedStyle(document.body).backgroundColor"
     assert tab.run(paper) == "rgb(255, 255, 255)"
     tab.prefer("dark")
     assert tab.run(paper) == "rgb(18, 20, 23)"
-    assert pixels(tab, "--c0") > 100  # drawn anew
+    tab.wait("!document.getElementById('light')")  # drawn anew
+    tab.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert pixels(tab, "--c0") > 100
     tab.prefer("light")
     assert tab.problems == []
 
