@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 from types import FrameType
@@ -27,8 +25,8 @@ def launch_elastic(ranks: int, arguments: list[str], *, max_restarts: int = 0, t
     """Run `evenstep` with `arguments` as `ranks` processes, any of which may be lost.
 
     Args:
-        max_restarts: how many times one that is lost is started again, in all.
-        timeout_s: how long the others wait for one that is alive and does not get on.
+        max_restarts: restarts of lost processes, in all.
+        timeout_s: longest wait for a process that is alive and makes no progress.
     """
     lighthouse: Any = coordination().LighthouseServer(
         bind="[::]:0",
@@ -40,12 +38,14 @@ def launch_elastic(ranks: int, arguments: list[str], *, max_restarts: int = 0, t
     # by this name, since a machine's own name need not lead back to it
     address = f"http://localhost:{lighthouse.address().rpartition(':')[2]}"
     logs = Path(tempfile.mkdtemp(prefix="evenstep-ranks-"))
-    print(f"ranks       {ranks} on this machine; what all but the first say is in {logs}", flush=True)
+    print(f"ranks       {ranks} on this machine; logs of all but the first in {logs}", flush=True)
     started = _Ranks(ranks, arguments, address, logs)
+    before = {number: signal.signal(number, started.forward) for number in heeded((*REQUEUE, signal.SIGINT))}
     try:
-        with started.passing_signals_on():
-            return started.run(max_restarts)
+        return started.run(max_restarts)
     finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
         started.kill()
         lighthouse.shutdown()
 
@@ -56,7 +56,7 @@ class _Ranks:
         self._command = [*command(), *arguments]
         self._environ = os.environ | {ADDRESS: lighthouse, COUNT: str(ranks)}
         self._logs = logs
-        self._signal: int | None = None
+        self._was_signalled = False
         self._processes = {number: self._start(number, attempt=0) for number in range(ranks)}
 
     def run(self, restarts_left: int) -> int:
@@ -67,16 +67,16 @@ class _Ranks:
                 code = self._processes[number].poll()
                 if code is None:
                     continue
-                if code in FINAL or self._signal is not None or not restarts_left:
+                if code in FINAL or self._was_signalled or not restarts_left:
                     over.add(number)
-                    self._tell(number, code)
+                    self._report(number, code)
                     continue
                 restarts_left -= 1
                 attempts[number] += 1
                 print(f"restart     rank {number}, {restarts_left} more", flush=True)
                 self._processes[number] = self._start(number, attempt=attempts[number])
             if 0 in over and (self._processes[0].returncode in FINAL or len(over) == len(self._processes)):
-                return self._left()
+                return self._exit_code()
             sleep(_LOOK_EVERY_S)
 
     def _start(self, number: int, *, attempt: int) -> subprocess.Popen[bytes]:
@@ -86,37 +86,29 @@ class _Ranks:
         with (self._logs / f"rank-{number}.log").open("ab") as log:
             return subprocess.Popen(self._command, env=environ, stdout=log, stderr=subprocess.STDOUT)
 
-    def _tell(self, number: int, code: int) -> None:
-        if code in FINAL or (number == 0 and code >= 0):  # what rank 0 has said is on this console
+    def _report(self, number: int, code: int) -> None:
+        if code in FINAL or (number == 0 and code >= 0):  # rank 0 has written its error to this console
             return
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        said = f"what it said is in {self._logs / f'rank-{number}.log'}" if number else "it keeps the run folder"
-        print(f"evenstep: rank {number} is lost ({how}); {said}.", file=sys.stderr)
+        where = f"its log is {self._logs / f'rank-{number}.log'}" if number else "it keeps the run folder"
+        print(f"evenstep: rank {number} is lost ({how}); {where}.", file=sys.stderr)
 
-    def _left(self) -> int:
+    def _exit_code(self) -> int:
+        """Exit code of rank 0, after the others have had time to leave."""
         until = monotonic() + _LEAVE_S
         while monotonic() < until and any(one.poll() is None for one in self._processes.values()):
             sleep(_LOOK_EVERY_S)
         code = self._processes[0].returncode
         return code if code >= 0 else EXIT_ERROR
 
+    def forward(self, number: int, _frame: FrameType | None) -> None:
+        self._was_signalled = True
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.send_signal(number)
+
     def kill(self) -> None:
         for process in self._processes.values():
             if process.poll() is None:
                 process.kill()
                 process.wait()
-
-    @contextmanager
-    def passing_signals_on(self) -> Generator[None]:
-        def handle(number: int, _frame: FrameType | None) -> None:
-            self._signal = number
-            for process in self._processes.values():
-                if process.poll() is None:
-                    process.send_signal(number)
-
-        before = {number: signal.signal(number, handle) for number in heeded((*REQUEUE, signal.SIGINT))}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

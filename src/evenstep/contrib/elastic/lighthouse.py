@@ -19,6 +19,7 @@ from evenstep.parallel.rank_info import ElasticRank, this_process
 HEARTBEAT_S = 0.1
 SILENT_S = 2.0  # a process that has sent no heartbeat for so long is lost
 _ANSWER_S = 5.0
+_ERRORS = (RuntimeError, ValueError, TimeoutError)  # of torchft
 
 
 def coordination() -> Any:
@@ -34,10 +35,10 @@ class Peer:
     """One process that has asked.
 
     Args:
-        name: no other process has it, not even one that takes the same place later.
-        tries: how many groups it has been in, or tried to be.
-        patient: whether it would rather wait for those that have not come.
-        store: where the first of a group lets the others find each other.
+        name: unique, also beside a process that takes the same place later.
+        tries: groups that it has been in, or tried to form.
+        patient: prefers to wait for processes that have not come.
+        store: address where the first process of a group lets the others rendezvous.
     """
 
     number: int
@@ -58,13 +59,13 @@ class Lighthouse:
             self._client = coordination().LighthouseClient(
                 place.lighthouse, connect_timeout=timedelta(seconds=_ANSWER_S)
             )
-        except (RuntimeError, ValueError, TimeoutError) as error:
+        except _ERRORS as error:
             raise self._silent(error) from error
         self._ended = Event()
         self._beating: Thread | None = None
 
     def ask(self, *, update: int, tries: int, patient: bool, store: str, timeout_s: float) -> list[Peer]:
-        """Those who ask as well, by number; see `Peer`."""
+        """All processes that ask at the same time, by number; see `Peer`."""
         if self._beating is None:
             self._beating = Thread(target=self._beat, name="evenstep-heartbeat", daemon=True)
             self._beating.start()
@@ -80,24 +81,24 @@ class Lighthouse:
                 shrink_only=False,
                 data=said,
             )
-        except (RuntimeError, ValueError, TimeoutError) as error:
+        except _ERRORS as error:
             raise self._silent(error) from error
         members = [Peer(name=one.replica_id, store=one.store_address, **one.data) for one in answer.participants]
         return sorted(members, key=lambda one: (one.number, one.name))
 
     def close(self) -> None:
-        """Be silent from now on."""
+        """Send no more heartbeats."""
         self._ended.set()
 
     def _beat(self) -> None:
         while not self._ended.wait(HEARTBEAT_S):
             try:
                 self._client.heartbeat(self.name)
-            except (RuntimeError, ValueError, TimeoutError):  # the next question says that nobody answers
+            except _ERRORS:  # the next question raises if nobody answers
                 self._ended.wait(1.0)
 
     def _silent(self, error: Exception) -> LostRankError:
         return LostRankError(
-            f"the lighthouse at {self.place.lighthouse}, which tells who is there, gives no answer: "
-            f"{str(error).splitlines()[0]} It runs in the launcher, or where `torchft_lighthouse` was started."
+            f"the lighthouse at {self.place.lighthouse} gives no answer: {str(error).splitlines()[0]} "
+            f"It runs in the launcher, or where `torchft_lighthouse` was started."
         )

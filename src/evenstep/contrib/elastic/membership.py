@@ -22,14 +22,14 @@ from evenstep.parallel.processes import Processes
 from evenstep.parallel.rank_info import RankInfo
 
 T = TypeVar("T")
-_KEPT = "that may be lost must each hold the whole model"
+_WHOLE = "ranks that may be lost must each hold the whole model; use `Ddp` or `Ordered`, no shards and no pipeline."
 _PAUSE_S = 0.1  # between two tries to form a group
 _MEETING_S = 5.0  # for processes that the lighthouse has just seen
 
 
 @final
 class Alone(Group):
-    """One of several that has not met the others yet: it gets from each of them what it says itself."""
+    """One of several processes before they have met: each value that it gathers is its own."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         self.rank, self.ranks = rank, ranks
@@ -38,20 +38,20 @@ class Alone(Group):
         return [value] * self.ranks
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
-        raise ArgumentError("the processes have not met yet, so they can't sum anything; call `train` first.")
+        raise ArgumentError("the processes have not met yet and can't sum; call `train` first.")
 
 
 @final
 class Elastic(Group):
-    """The processes that are there.
+    """The processes that are alive.
 
     Args:
-        timeout_s: the longest wait for another process, in seconds, in a collective and for one to come.
+        timeout_s: the longest wait for another process, in seconds, in a collective and to join.
 
     Attributes:
-        count: of processes that were started.
-        members: the numbers of those that are there, by name, in the order of their ranks. A rank changes with the
-            group; a number is kept by whoever takes a lost process's place; a name is nobody else's.
+        count: number of processes that were started.
+        members: numbers of the processes in the group, by name, in the order of their ranks. Ranks change with the
+            group; a process that replaces a lost one has its number; names are unique.
     """
 
     can_change = True
@@ -80,10 +80,10 @@ class Elastic(Group):
         return self._asking_s + self._now.waited_s
 
     def join(self, update: int) -> None:
-        """Be in a group with all that are there.
+        """Form a group of all processes that are alive.
 
         Args:
-            update: how many this process has committed; below 0 if what it holds is not the state of any.
+            update: number of updates that this process has committed; below 0 if it holds no consistent state.
         """
         self._update = max(update, 0)
         members, self._asked = self._asked, None
@@ -97,8 +97,8 @@ class Elastic(Group):
                 return
             if monotonic() > until:
                 raise LostRankError(
-                    f"process 0, which keeps the run folder, did not come within {self._timeout_s:g} s; there were "
-                    f"{_numbers(members)}. Go on from the newest checkpoint."
+                    f"process 0, which keeps the run folder, did not join within {self._timeout_s:g} s, only "
+                    f"{_numbers(members)}; resume from the newest checkpoint."
                 )
             members = None
             Event().wait(_PAUSE_S)
@@ -161,27 +161,25 @@ class Elastic(Group):
         self._lighthouse.close()
 
     def mesh(self, shard_ranks: int) -> DeviceMesh:
-        raise ArgumentError(f"ranks {_KEPT}, but sharding gives each a part of the model; use `Ddp` or `Ordered`.")
+        raise ArgumentError(_WHOLE)
 
     def split(self, parts: Sequence[Sequence[int]]) -> Group:
-        raise ArgumentError(f"ranks {_KEPT}, but a pipeline gives each a part of the model; use `Ddp` or `Ordered`.")
+        raise ArgumentError(_WHOLE)
 
 
-def _by_the_group_of_now(name: str) -> Callable[..., Any]:
+def _forwarding(name: str) -> Callable[..., Any]:
     def call(self: Elastic, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._now, name)(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
 
-    call.__name__ = name
     return call
 
 
-# `go_on` is not among them: after an error, `train` joins anew
 _FORWARDED = (
     "abort abort_reason begin_receive begin_send begin_work broadcast explained fail gather interrupt interrupted meet "
     "recorded sum sum_floats where"
-)
+)  # not `go_on`: after an error, `train` joins again
 for _name in _FORWARDED.split():
-    setattr(Elastic, _name, _by_the_group_of_now(_name))
+    setattr(Elastic, _name, _forwarding(_name))
 
 
 def _enough(members: list[Peer], count: int) -> bool:

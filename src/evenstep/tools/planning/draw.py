@@ -4,12 +4,9 @@ In text, `F3` is the forward of micro-batch 3, `1F3` that of stage 1 where a ran
 """
 
 import json
-from collections.abc import Iterable
-from typing import Any
 
 from rich.text import Text
 
-from evenstep.pipeline.action import Action
 from evenstep.pipeline.order import Span
 from evenstep.tools.planning.simulate import Simulation
 
@@ -52,36 +49,22 @@ def _label(span: Span, several: bool, room: int) -> str:
     return label.ljust(room, "-")
 
 
-def trace_event(
-    action: Action, *, start_s: float, duration_s: float, rank: int, pipeline: int = 0, **more: Any
-) -> dict[str, Any]:
-    """Event of a Chrome trace: one action on the line of its rank, in the group of its pipeline."""
-    return {
-        "name": str(action),
-        "cat": action.op.name,
-        "ph": "X",
-        "pid": pipeline,
-        "tid": rank,
-        "ts": 1e6 * start_s,
-        "dur": 1e6 * duration_s,
-        "args": more,
-    }
-
-
-def trace_text(events: Iterable[dict[str, Any]]) -> str:
-    """JSON of a Chrome trace, as Perfetto opens it; times in microseconds."""
-    listed = list(events)
-    lines = sorted({(event["pid"], event["tid"]) for event in listed})
-    names = [
-        {"name": "thread_name", "ph": "M", "pid": pipeline, "tid": rank, "args": {"name": f"rank {rank}"}}
-        for pipeline, rank in lines
-    ]
-    return json.dumps({"traceEvents": [*names, *listed], "displayTimeUnit": "ms"}) + "\n"
-
-
 def draw_trace(simulation: Simulation) -> str:
-    """Chrome trace of a simulated update."""
-    return trace_text(
-        trace_event(span.action, start_s=span.start, duration_s=span.end - span.start, rank=span.rank)
+    """Chrome trace of a simulated update, as Perfetto opens it: one line for each rank, times in microseconds."""
+    names = [
+        {"name": "thread_name", "ph": "M", "pid": 0, "tid": rank, "args": {"name": f"rank {rank}"}}
+        for rank in range(len(simulation.busy_s))
+    ]
+    events = [
+        {
+            "name": str(span.action),
+            "cat": span.action.op.name,
+            "ph": "X",
+            "pid": 0,
+            "tid": span.rank,
+            "ts": 1e6 * span.start,
+            "dur": 1e6 * (span.end - span.start),
+        }
         for span in simulation.spans
-    )
+    ]
+    return json.dumps({"traceEvents": [*names, *events], "displayTimeUnit": "ms"}) + "\n"
