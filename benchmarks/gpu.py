@@ -31,8 +31,7 @@ from torch.nn import functional  # noqa: E402
 from torch.nn.utils import clip_grad_norm_  # noqa: E402
 
 from evenstep import Ema, Engine, Task, Training  # noqa: E402
-from evenstep.checkpoint.staging import Staging  # noqa: E402
-from evenstep.checkpoint.tensorfile import TensorFile  # noqa: E402
+from evenstep.checkpoint.background import Staging  # noqa: E402
 from evenstep.precision import Float8Mixed, Precision  # noqa: E402
 from evenstep.precision.float8 import CAPABILITY, Recipe  # noqa: E402
 from evenstep.train.global_batch import global_batch  # noqa: E402
@@ -429,7 +428,7 @@ def saves(size: Size, device: torch.device) -> list[Row]:
     for _ in range(size.rounds + 1):
         _idle(device)
         began = time.perf_counter()
-        wait = staging.copy([TensorFile(tensors)])
+        _, wait = staging.copy(tensors)
         blocked.append(time.perf_counter() - began)
         wait()
         whole.append(time.perf_counter() - began)

@@ -20,7 +20,7 @@ LEARNED = ("task_coefficients", "task_balance")
 TASK_PARAMETERS = "task_parameters"
 """The part of a model that holds what its tasks train of their own."""
 
-_WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.")
+_WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 
 def plain(name: str) -> str:

@@ -22,7 +22,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from evenstep.checkpoint import CheckpointReader, Shard, storage, write_checkpoint
+from evenstep.checkpoint import CheckpointReader, Shard, tensor_file, write_checkpoint
 from evenstep.errors import CheckpointError
 
 torch.set_num_threads(1)
@@ -82,9 +82,9 @@ if phase == "save":
     path = write_checkpoint(folder, 3, state, group=Group())
     told = {"total": total(state), "error": ""}
     if rank == 1:
-        def fail(file):
+        def fail(path, values):
             raise OSError(28, "No space left on device")
-        storage.sync = fail
+        tensor_file.save = fail
     try:
         write_checkpoint(folder.parent / "broken", 4, state, group=Group())
     except CheckpointError as error:
@@ -168,7 +168,10 @@ def test_what_one_process_wrote_is_read_by_two(tmp_path: Path) -> None:
     folder = tmp_path / "one" / "checkpoints"
     (one,) = launch("save", folder, 1)
     names = sorted(file.name for file in (folder / "step-00000003").iterdir())
-    assert names == ["flat.safetensors", "manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"]
+    assert names == [
+        *("flat.safetensors", "manifest.json", "model.safetensors", "optimizer.safetensors"),
+        *("state.json", "tensors.json"),
+    ]
     assert [each["total"] for each in launch("load", folder, 2)] == [one["total"]] * 2
 
 

@@ -195,7 +195,7 @@ def test_the_library_imports_neither_config_nor_command_line_nor_heavy_extras() 
 
 def test_all_public_names_load_nothing_that_only_runs_need() -> None:
     heavy = [f"evenstep.train.{one}" for one in ("update.update", "loop", "setup", "engine_parts")]
-    heavy += ["evenstep.pipeline.stage", "evenstep.checkpoint.writer", "sysconfig"]
+    heavy += ["evenstep.pipeline.stage", "evenstep.checkpoint.write", "sysconfig"]
     assert not set(heavy) & set(loaded()[1])
 
 

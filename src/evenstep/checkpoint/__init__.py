@@ -5,22 +5,20 @@ from typing import TYPE_CHECKING
 from evenstep.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from evenstep.checkpoint.async_writer import AsyncWriter, SaveResult
     from evenstep.checkpoint.averaging import AveragedCheckpoint, average_checkpoints
-    from evenstep.checkpoint.damage import UnreadableError
-    from evenstep.checkpoint.emergency import write_emergency
+    from evenstep.checkpoint.background import AsyncWriter, SaveResult
+    from evenstep.checkpoint.emergency import discard_parts, join_parts, write_emergency, write_part
     from evenstep.checkpoint.export import export_weights
     from evenstep.checkpoint.folders import complete_checkpoints, step_name, step_update
     from evenstep.checkpoint.lock import LOCK, locked
-    from evenstep.checkpoint.manifest import FileEntry, Manifest
+    from evenstep.checkpoint.manifest import FileEntry, Manifest, UnreadableError
     from evenstep.checkpoint.mirror import Mirror
-    from evenstep.checkpoint.parts import discard_parts, join_parts, write_part
     from evenstep.checkpoint.ranks import ALONE, RankGroup, ended_on_all, on_all_ranks, patiently
-    from evenstep.checkpoint.reader import CheckpointReader, newest_checkpoint, read_checkpoint, verify
+    from evenstep.checkpoint.read import CheckpointReader, newest_checkpoint, read_checkpoint, verify
     from evenstep.checkpoint.retention import clean_leftovers, remove_checkpoint, retain
-    from evenstep.checkpoint.sharding import Shard, outline
+    from evenstep.checkpoint.shard import Shard, outline
     from evenstep.checkpoint.state import is_sharded, pack, unpack
-    from evenstep.checkpoint.writer import write_checkpoint
+    from evenstep.checkpoint.write import write_checkpoint
 
 __all__ = [
     "ALONE",
@@ -64,21 +62,19 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        ".async_writer": "AsyncWriter SaveResult",
+        ".background": "AsyncWriter SaveResult",
         ".averaging": "AveragedCheckpoint average_checkpoints",
-        ".damage": "UnreadableError",
-        ".emergency": "write_emergency",
+        ".emergency": "discard_parts join_parts write_emergency write_part",
         ".export": "export_weights",
         ".folders": "complete_checkpoints step_name step_update",
         ".lock": "LOCK locked",
-        ".manifest": "FileEntry Manifest",
+        ".manifest": "FileEntry Manifest UnreadableError",
         ".mirror": "Mirror",
-        ".parts": "discard_parts join_parts write_part",
         ".ranks": "ALONE RankGroup ended_on_all on_all_ranks patiently",
-        ".reader": "CheckpointReader newest_checkpoint read_checkpoint verify",
+        ".read": "CheckpointReader newest_checkpoint read_checkpoint verify",
         ".retention": "clean_leftovers remove_checkpoint retain",
-        ".sharding": "Shard outline",
+        ".shard": "Shard outline",
         ".state": "is_sharded pack unpack",
-        ".writer": "write_checkpoint",
+        ".write": "write_checkpoint",
     },
 )

@@ -1,28 +1,28 @@
-"""Weights of a run as safetensors files that others read: one file, or several with the hub's index.
+"""Weights of a run as safetensors files for other programs: one file, or several with the hub's index.
 
     model.safetensors                              all of it
-    model-00001-of-00003.safetensors, …            … or cut where a file would be larger than asked for
-    model.safetensors.index.json                   and what is in which
+    model-00001-of-00003.safetensors, …            or cut by size,
+    model.safetensors.index.json                   with the file of each tensor
 
-Of tied weights the first name is written, as `safetensors.torch.load_model` expects. Nothing else of the run goes
-along. Every byte of the checkpoint is verified before a file gets its name, and the index gets its name last; where
-anything fails, nothing is left. Reference: https://huggingface.co/docs/safetensors
+Of tied weights the first name is written, as `safetensors.torch.load_model` expects. Every byte of the checkpoint is
+verified before a file gets its name, and the index gets its name last. Reference:
+https://huggingface.co/docs/safetensors
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from evenstep import files
 from evenstep.arguments import format_name, require_word
-from evenstep.checkpoint import storage
-from evenstep.checkpoint.folders import SAVING
 from evenstep.checkpoint.state import DTYPE_NAMES
-from evenstep.checkpoint.tensorfile import TensorFile
-from evenstep.checkpoint.weights import INDEX_SUFFIX, SUFFIX, StoredWeights, index_of, open_weights
-from evenstep.checkpoint.writer import write_file
+from evenstep.checkpoint.tensor_file import SUFFIX, save
+from evenstep.checkpoint.weights import INDEX_SUFFIX, StoredWeights, open_weights
 from evenstep.errors import ArgumentError, CheckpointError
 
 ExportFormat = Literal["fp32", "bf16", "fp16"]
@@ -40,16 +40,16 @@ def export_weights(
     """Write the weights at `path` into the safetensors file `to`, or into several with an index; gives the files.
 
     Args:
-        path: a run (whose newest checkpoint is taken), a checkpoint, or whatever else `load_weights` takes.
+        path: a run (whose newest checkpoint is taken), a checkpoint, or anything else that `load_weights` takes.
         to: a new file that ends in `.safetensors`; its folder is made if need be.
         average: whether to take the average that a run has kept of its parameters.
-        dtype: the format of what is floating; None keeps what was saved.
-        max_file_bytes: the most bytes of tensors in a file; a tensor that is larger has one to itself. None: no limit.
+        dtype: the format of floating tensors; None keeps the saved one.
+        max_file_bytes: the most bytes of tensors in a file; a larger tensor has a file of its own. None: no limit.
 
     Raises:
-        ArgumentError: an argument that cannot be, or files that are there already.
+        ArgumentError: another suffix, an unknown format, or files that exist already.
         CheckpointError: weights that can't be read, that the format can't hold, or of an optimizer that evaluates
-            others (a schedule-free one); no file is there then.
+            others (a schedule-free one); no file is left then.
 
     >>> import tempfile
     >>> from evenstep.checkpoint import write_checkpoint
@@ -59,50 +59,56 @@ def export_weights(
     ['model.safetensors']
     """
     to = Path(to).expanduser()
-    _check(to, dtype)
+    if dtype is not None:
+        require_word("dtype", dtype, FORMATS)
+    stem = to.name.removesuffix(SUFFIX)
+    if stem in ("", to.name):
+        raise ArgumentError(
+            f"`to` must be a file that ends in `{SUFFIX}`, but is `{to}`; write `model{SUFFIX}`.", field="to"
+        )
     weights = open_weights(path, average=average)
     weights.check_evaluated()
-    names = _once(weights)
-    sizes = {name: _bytes(weights.outlines[name], dtype) for name in names}
+    first: dict[int, str] = {}
+    for name, outline in weights.outlines.items():
+        first.setdefault(id(outline), name)
+    once = list(first.values())
+    sizes = {name: _num_bytes(weights.outlines[name], dtype) for name in once}
     cuts = _cut(sizes, max_file_bytes)
-    files = [to] if len(cuts) == 1 else [_part(to, number, len(cuts)) for number in range(1, len(cuts) + 1)]
-    index = to.with_name(f"{to.name.removesuffix(SUFFIX)}{INDEX_SUFFIX}")
-    last = [] if len(cuts) == 1 else [index]
-    there = [file for file in (to, index, *files) if file.exists()]
-    if there:
-        raise ArgumentError(f"`{there[0]}` exists already, and nothing in it was touched; give another name.")
-    held = dict(zip(files, cuts, strict=True))
-    contents = {file.name: names for file, names in held.items()}
-    indices = {file: index_of(contents, sum(sizes.values())) for file in last}
-    _write(weights, held, indices, dtype=dtype)
-    return [*files, *last]
+    parts = [to.with_name(f"{stem}-{number:05d}-of-{len(cuts):05d}{SUFFIX}") for number in range(1, len(cuts) + 1)]
+    held = {to: once} if len(cuts) == 1 else dict(zip(parts, cuts, strict=True))
+    index = to.with_name(f"{stem}{INDEX_SUFFIX}")
+    for file in (to, index, *held):
+        if file.exists():
+            raise ArgumentError(
+                f"`{file}` exists already, and nothing in it was touched; give another name.", field="to"
+            )
+    contents = {
+        "metadata": {"total_size": sum(sizes.values())},
+        "weight_map": dict(sorted((name, file.name) for file, names in held.items() for name in names)),
+    }
+    _write(weights, held, {} if len(cuts) == 1 else {index: contents}, dtype=dtype)
+    return [*held, *([index] if len(cuts) > 1 else [])]
 
 
 def _write(
     weights: StoredWeights,
-    held: Mapping[Path, Sequence[str]],
-    indices: Mapping[Path, bytes],
+    held: Mapping[Path, list[str]],
+    indices: Mapping[Path, dict[str, Any]],
     *,
     dtype: str | None,
 ) -> None:
     folder = next(iter(held)).parent
-    staged = {file: file.with_name(f"{SAVING}{file.name}") for file in (*held, *indices)}
     try:
-        storage.make_folder(folder)
-        for place in staged.values():
-            place.unlink(missing_ok=True)  # of an export that was cut off
-        for file, names in held.items():
-            tensors = {name: converted(weights.read(name), name, dtype) for name in names}
-            write_file(staged[file], TensorFile(tensors).chunks())
-        weights.verify()
-        for file, content in indices.items():
-            write_file(staged[file], [content])
-        for file, place in staged.items():
-            storage.rename(place, file)
-        storage.sync_folder(folder)
+        files.make_folder(folder)
+        with ExitStack() as stack:  # which renames in the reverse order: the index last
+            new = {file: stack.enter_context(files.replacing(file)) for file in (*indices, *held)}
+            for file, names in held.items():
+                save(new[file], {name: converted(weights.read(name), name, dtype).contiguous() for name in names})
+            weights.verify()
+            for file, content in indices.items():
+                files.write(new[file], json.dumps(content, indent=2).encode() + b"\n")
     except BaseException as error:
-        for file, place in staged.items():  # none of them was there before
-            place.unlink(missing_ok=True)
+        for file in (*held, *indices):  # none of them existed before
             file.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise CheckpointError(
@@ -112,29 +118,13 @@ def _write(
         raise
 
 
-def _check(to: Path, dtype: str | None) -> None:
-    if dtype is not None:
-        require_word("dtype", dtype, FORMATS)
-    if to.suffix != SUFFIX or to.name == SUFFIX:
-        raise ArgumentError(
-            f"`to` must be a file that ends in `{SUFFIX}`, but is `{to}`; write `model{SUFFIX}`.", field="to"
-        )
-
-
-def _once(weights: StoredWeights) -> list[str]:
-    first: dict[int, str] = {}
-    for name, outline in weights.outlines.items():
-        first.setdefault(id(outline), name)
-    return list(first.values())
-
-
-def _bytes(outline: Tensor, dtype: str | None) -> int:
+def _num_bytes(outline: Tensor, dtype: str | None) -> int:
     size = outline.element_size() if dtype is None or not outline.is_floating_point() else FORMATS[dtype].itemsize
     return outline.numel() * size
 
 
 def _cut(sizes: Mapping[str, int], largest: int | None) -> list[list[str]]:
-    """Names in their order, in as few files as hold at most so many bytes each.
+    """Names in their order, in as few files as hold at most `largest` bytes each.
 
     >>> _cut({"a": 3, "b": 3, "c": 9, "d": 1}, 6), _cut({"a": 3, "b": 3}, None)
     ([['a', 'b'], ['c'], ['d']], [['a', 'b']])
@@ -150,16 +140,8 @@ def _cut(sizes: Mapping[str, int], largest: int | None) -> list[list[str]]:
     return cuts
 
 
-def _part(to: Path, number: int, count: int) -> Path:
-    """
-    >>> _part(Path("a/model.safetensors"), 1, 3).name
-    'model-00001-of-00003.safetensors'
-    """
-    return to.with_name(f"{to.name.removesuffix(SUFFIX)}-{number:05d}-of-{count:05d}{SUFFIX}")
-
-
 def converted(value: Tensor, name: str, dtype: str | None) -> Tensor:
-    """A tensor of this name in another format, if it is floating.
+    """The tensor `name` in another format, if it is floating.
 
     Raises:
         CheckpointError: the format, or a safetensors file, can't hold it.

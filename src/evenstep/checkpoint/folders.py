@@ -1,32 +1,27 @@
-"""Where checkpoints lie: their names, and which are there.
+"""Names of checkpoints, and the search for them. A process leaves nothing but these, whenever it dies.
 
-    checkpoints/step-00001000/             a checkpoint, complete if it has a manifest:
-        manifest.json, state.json, PART.safetensors
-    checkpoints/.saving-step-00001000/     being written
-    checkpoints/.replaced-step-00001000/   complete, while another of the same update takes its place
-    checkpoints/.removing-step-00001000/   being deleted, its manifest first
-    checkpoints/left-1-step-00001000/      complete, of a course that the run has left for an earlier state
-    checkpoints/.emergency-step-00001000/  a rank of a failing run says by it that it saves this update
-    emergency/update-00001000-part-…       what one rank of a failing run held of the state (`parts`)
-    latest                                 the name of the newest, for people; nothing here reads it
-
-Whatever the instant at which a process dies, what it leaves is one of these. This module neither changes anything
-(`writer`, `retention`) nor looks into a checkpoint (`verify`).
+checkpoints/step-00001000/             a checkpoint, complete if it has a manifest:
+    manifest.json, state.json, tensors.json, PART.safetensors
+checkpoints/.saving-step-00001000/     being written
+checkpoints/.replaced-step-00001000/   complete, while another of the same update takes its place
+checkpoints/.removing-step-00001000/   being deleted, its manifest first
+checkpoints/left-1-step-00001000/      complete, of a course that the run has left for an earlier state
+checkpoints/.emergency-step-00001000/  claim of the rank of a failing run that saves this update
+emergency/update-00001000-part-…       part of a state that one rank of a failing run held
+latest                                 the name of the newest, for people; nothing here reads it
 """
 
 import re
 from pathlib import Path
 
-from evenstep.checkpoint.manifest import MANIFEST
 from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.files import REPLACED
 
 CHECKPOINTS, EMERGENCY = "checkpoints", "emergency"
 LATEST = "latest"
-STATE = "state.json"
-TENSORS_SUFFIX = ".safetensors"
-LATEST_SAVING = ".latest.saving"
-SAVING, REPLACED, REMOVING = ".saving-", ".replaced-", ".removing-"
-CLAIM = ".emergency-"
+MANIFEST, STATE = "manifest.json", "state.json"
+REMOVING, CLAIM = ".removing-", ".emergency-"
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 _STEP = re.compile(r"step-(\d{8,18})")
 _LONGEST_NAME = 32  # bytes of a file that names a step folder
@@ -50,7 +45,7 @@ def step_name(update: int) -> str:
 
 
 def step_update(name: str) -> int | None:
-    """The update in the name of a step folder (also of one that is being replaced), or None for another name.
+    """The update in the name of a step folder (also a `.replaced-` one), or None for another name.
 
     >>> step_update("step-00001000"), step_update(".replaced-step-00001000"), step_update("best")
     (1000, 1000, None)
@@ -59,22 +54,8 @@ def step_update(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def is_step(name: str) -> bool:
-    """Whether a folder of this name is a checkpoint, or was or will be one.
-
-    >>> is_step("step-00001000"), is_step(".saving-step-00001000"), is_step("notes")
-    (True, True, False)
-    """
-    hidden = (SAVING, REPLACED, REMOVING, CLAIM)
-    return step_update(name) is not None or any(name.startswith(f"{each}step-") for each in hidden)
-
-
 def checkpoints_folder(path: Path) -> Path:
-    """The folder of checkpoints that `path` means: itself, or the one in the run folder `path`.
-
-    Raises:
-        ArgumentError: an address in an object store.
-    """
+    """The folder of checkpoints in the run folder `path`, or `path` itself if it is that folder."""
     inner = path / CHECKPOINTS
     return inner if inner.is_dir() else path
 
@@ -84,9 +65,9 @@ def is_complete(path: Path) -> bool:
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """The complete checkpoints in a folder of checkpoints, the oldest first; none where there is no folder.
+    """The complete checkpoints in a folder of checkpoints, the oldest first; none if there is no folder.
 
-    One that is being replaced counts as long as nothing has taken its place.
+    A checkpoint that is being replaced counts until the new one has its name.
 
     Raises:
         CheckpointError: a folder that cannot be listed.
@@ -104,16 +85,16 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 
 
 def without_manifest(folder: Path) -> list[Path]:
-    """The folders named as checkpoints that have lost what makes them complete; no process leaves one so."""
+    """The folders named as checkpoints that have lost their manifest; no process leaves one so."""
     found = sorted(folder.iterdir()) if folder.is_dir() else []
     return [path for path in found if _STEP.fullmatch(path.name) and path.is_dir() and not is_complete(path)]
 
 
 def named_by(path: Path) -> Path:
-    """The step folder that a file such as `best` or `latest` of a run folder names; `path` itself if it is none.
+    """The step folder that a file such as `best` or `latest` of a run folder names; any other `path` as it is.
 
     Raises:
-        CheckpointError: there is no such folder any more.
+        CheckpointError: the folder is gone.
     """
     if not path.is_file() or path.stat().st_size > _LONGEST_NAME:
         return path
@@ -129,11 +110,10 @@ def named_by(path: Path) -> Path:
 
 
 def locate(path: Path) -> Path:
-    """The step folder that `path` means: itself, the one that `best` or `latest` names, or the newest of a folder.
+    """The step folder `path`, the one that `best` or `latest` names, or the newest of a folder.
 
     Raises:
-        ArgumentError: an address in an object store.
-        CheckpointError: nothing there that is a checkpoint; the message lists what is.
+        CheckpointError: no checkpoint there; the message lists what is.
     """
     try:
         path = named_by(path.expanduser())
@@ -148,17 +128,19 @@ def locate(path: Path) -> Path:
         raise CheckpointError(f"`{error.filename or path}` cannot be read: {error.strerror}.") from error
 
 
-def said_of_unsaved(folder: Path) -> str:
+def unsaved_run(folder: Path) -> str:
+    """A sentence about the folder of a run without a complete checkpoint; "" for other folders."""
     if not (folder / "status.json").is_file():
         return ""
     return (
-        f"`{folder}` is the folder of a run that has no complete checkpoint yet; wait for its first, or make a file "
-        f"`stop` in it, at which a run that trains saves and ends."
+        f"`{folder}` is the folder of a run that has no complete checkpoint yet; wait for its first, or make the file "
+        f"`stop` in it, so that the run saves and ends."
     )
 
 
 def _nothing_at(path: Path) -> str:
-    if unsaved := said_of_unsaved(path):
+    unsaved = unsaved_run(path)
+    if unsaved:
         return unsaved
     if path.is_dir():
         return (

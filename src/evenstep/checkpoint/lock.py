@@ -1,12 +1,10 @@
 """A run folder belongs to one run at a time.
 
-The lock is the operating system's lock on a file, which ends with the process that holds it, however it ends; the
-file's content (host, process, time) is for people, and is how a lock that was left behind is told. Where the file
-system has no locks, the content alone decides.
+The lock is the operating system's lock on the file `.lock`, which ends with the process that holds it. A JSON file
+beside it names the holder, for people.
 """
 
 import errno
-import fcntl
 import json
 import os
 import socket
@@ -14,11 +12,13 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import cast
+
+from filelock import FileLock, Timeout
 
 from evenstep.errors import CheckpointError
+from evenstep.files import replacing
 
-LOCK = ".lock"
+LOCK, HOLDER = ".lock", ".lock.json"
 
 
 @contextmanager
@@ -32,98 +32,46 @@ def locked(folder: Path) -> Generator[str]:
     >>> with tempfile.TemporaryDirectory() as run:
     ...     with locked(Path(run)):
     ...         sorted(file.name for file in Path(run).iterdir())
-    ['.lock']
+    ['.lock', '.lock.json']
     """
-    path = folder / LOCK
+    lock = FileLock(folder / LOCK, thread_local=False)
+    holder = folder / HOLDER
+    mine = json.dumps(_self())
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = _opened(path)
-    except OSError as error:
-        raise _unlockable(folder, error) from error
-    try:
-        try:
-            left = _read(descriptor)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(_self()).encode(), 0)
-        except OSError as error:
-            raise _unlockable(folder, error) from error
-        yield f"took over the lock of {_described(left)}, which has ended without giving it back" if left else ""
-    finally:
-        if _is_at(descriptor, path):  # else the folder was deleted meanwhile, and the file is another run's
-            path.unlink(missing_ok=True)  # before it is let go, so that nobody locks a file that is about to vanish
-        os.close(descriptor)
-
-
-def _unlockable(folder: Path, error: OSError) -> CheckpointError:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    advice = "free some space" if full else "make it writable"
-    return CheckpointError(
-        f"the run folder `{folder}` cannot be locked: {error.strerror}; {advice} or put the run elsewhere."
-    )
-
-
-def _opened(path: Path) -> int:
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            _lock(descriptor, path)
-            if _is_at(descriptor, path):
-                return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)  # whoever held it has just removed it
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except OSError:
-        return False
-
-
-def _lock(descriptor: int, path: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        holder = _read(descriptor)
-        no_locks = error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES) and not no_locks:
-            raise
-        if no_locks and not (holder and _may_live(holder)):
-            return
+        lock.acquire(blocking=False)
+        left = _described(holder) if holder.exists() else ""
+        with replacing(holder, sync=False) as new:
+            new.write_text(mine)
+    except Timeout as error:
         raise CheckpointError(
-            f"the run folder `{path.parent}` is in use by {_described(holder)}; wait for it to end, or give this run "
-            f"another name. If that process is gone for certain, delete `{path}`."
+            f"the run folder `{folder}` is in use by {_described(holder)}; wait for it to end, or give this run "
+            f"another name. If that process is gone for certain, delete `{folder / LOCK}`."
         ) from error
+    except OSError as error:
+        if lock.is_locked:
+            lock.release()
+            (folder / LOCK).unlink(missing_ok=True)
+        advice = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "make it writable"
+        raise CheckpointError(
+            f"the run folder `{folder}` cannot be locked: {error.strerror}; {advice} or put the run elsewhere."
+        ) from error
+    try:
+        yield f"took over the lock of {left}, which has ended without giving it back" if left else ""
+    finally:
+        if holder.exists() and holder.read_text() == mine:  # else the folder was deleted, and is another run's
+            holder.unlink()
+            (folder / LOCK).unlink(missing_ok=True)
+        lock.release()
 
 
 def _self() -> dict[str, str | int]:
     return {"host": socket.gethostname(), "pid": os.getpid(), "since": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
-def _read(descriptor: int) -> dict[str, object]:
+def _described(holder: Path) -> str:
     try:
-        content: object = json.loads(os.pread(descriptor, 4096, 0) or b"{}")
-    except ValueError:
-        return {"host": "?"}
-    return cast("dict[str, object]", content) if isinstance(content, dict) else {"host": "?"}
-
-
-def _may_live(holder: dict[str, object]) -> bool:
-    pid = holder.get("pid")
-    if holder.get("host") != socket.gethostname() or not isinstance(pid, int):
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _described(holder: dict[str, object]) -> str:
-    if not holder:
+        content = json.loads(holder.read_bytes())
+        return f"process {content['pid']} on {content['host']}, since {content['since']}"
+    except (OSError, ValueError, KeyError, TypeError):  # cut off, or foreign
         return "another process"
-    return f"process {holder.get('pid', '?')} on {holder.get('host', '?')}, since {holder.get('since', '?')}"

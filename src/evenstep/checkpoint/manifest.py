@@ -1,27 +1,31 @@
-"""The manifest of a checkpoint: which files it has, of which size and checksum, and what wrote it.
+"""Manifest of a checkpoint: its files with sizes and checksums, and the software that wrote it.
 
-It is written last, so a folder with a manifest is a complete checkpoint and one without is not. The checksums find
-damage, also of the manifest itself; they are no signature and say nothing of who wrote it.
+It is written last, so a folder with a manifest is a complete checkpoint. Checksums find damage, also of the manifest
+itself; they are no signature. `tensors.json` has the checksums of the values of tensors.
 """
 
 import json
 import platform
-import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, final
 from zlib import crc32
 
 import torch
 
-from evenstep.checkpoint.damage import UnreadableError, json_object, named_errors
+from evenstep.checkpoint.folders import MANIFEST, step_update
+from evenstep.errors import CheckpointError
 from evenstep.version import __version__
 
-MANIFEST = "manifest.json"
-FORMAT = 1
-FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+FORMAT = 2
+
+
+@final
+class UnreadableError(CheckpointError):
+    """A checkpoint that is damaged, foreign or of another format: an older one may be sound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +33,8 @@ class FileEntry:
     """One file of a checkpoint.
 
     Args:
-        crc32: its checksum, eight hexadecimal digits.
+        bytes: its size.
+        crc32: checksum of a JSON file, or of the header of a file of tensors: eight hexadecimal digits.
     """
 
     bytes: int
@@ -38,16 +43,16 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a checkpoint says of itself.
+    """Description of a checkpoint.
 
     Args:
-        format: version of the layout of the folder, `FORMAT` when written by this evenstep.
+        format: version of the layout of the folder.
         evenstep, torch, python: versions that wrote it.
         update: number of committed updates in the state.
         created: time of writing, ISO 8601, UTC.
-        ranks: how many processes wrote it together.
-        resumed_from: the checkpoint that the run went on from before it wrote this one; None if it began afresh.
-        files: name → entry, without the manifest itself.
+        ranks: number of processes that wrote it together.
+        resumed_from: the checkpoint that the run went on from before it wrote this one; None for a new run.
+        files: entry of each file by name, without the manifest itself.
     """
 
     format: int
@@ -88,37 +93,99 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of the checkpoint `folder`.
 
     Raises:
-        UnreadableError: none there, a damaged one, or one of a newer evenstep; the message names the file.
+        UnreadableError: it is missing, damaged, or of another format; the message names the file.
     """
     path = folder / MANIFEST
     with named_errors(path):
         if not path.is_file():
-            raise UnreadableError(f"`{path}` is not there, so `{folder}` is no complete checkpoint.")
-        return parse_manifest(path.read_bytes(), path)
-
-
-def parse_manifest(data: bytes, path: Path | str) -> Manifest:
-    """The manifest of which `data` are the content, as `path` for errors.
-
-    Raises:
-        UnreadableError: a damaged one, or one of a newer evenstep.
-        BadFileError: something else.
-    """
-    fields: dict[str, Any] = json_object(data)
-    written = fields.get("format")
-    if type(written) is int and written > FORMAT:
+            raise UnreadableError(f"`{path}` is missing, so `{folder}` is no complete checkpoint.")
+        fields: dict[str, Any] = json_object(path.read_bytes(), path)
+    if fields.get("format") != FORMAT:
         raise UnreadableError(
-            f"`{path}` has format {written}, written by evenstep {fields.get('evenstep')}, but this is evenstep "
-            f"{__version__}, which reads up to format {FORMAT}; upgrade evenstep."
+            f"`{path}` has format {fields.get('format')}, written by evenstep {fields.get('evenstep')}, but this is "
+            f"evenstep {__version__}, which reads format {FORMAT}; read it with the evenstep that wrote it."
         )
     checksum = fields.pop("crc32", None)
     if checksum != _checksum(fields):
         raise UnreadableError(f"`{path}` is damaged: its content does not have its checksum {checksum!r}.")
-    files: dict[str, Any] = fields["files"]
-    known: dict[str, Any] = {name: fields[name] for name in Manifest.__slots__}
-    known["files"] = {name: FileEntry(bytes=file["bytes"], crc32=file["crc32"]) for name, file in files.items()}
-    return Manifest(**known)
+    files = {name: FileEntry(**entry) for name, entry in fields.pop("files").items()}
+    return Manifest(**fields, files=files)
+
+
+def check_structure(path: Path) -> Manifest:
+    """Compare names and sizes of the files in the step folder `path` with its manifest, which is returned.
+
+    Raises:
+        UnreadableError: for the first file that is missing or of another size.
+    """
+    manifest = read_manifest(path)
+    if step_update(path.name) not in (None, manifest.update):
+        raise UnreadableError(f"`{path}` is the checkpoint of update {manifest.update}; give it back its name.")
+    for name, entry in manifest.files.items():
+        file = path / name
+        with named_errors(file):
+            if not file.is_file():
+                raise UnreadableError(f"`{file}` is missing; take an older checkpoint.")
+            size = file.stat().st_size
+        if size != entry.bytes:
+            raise UnreadableError(
+                f"`{file}` has {size} bytes, but {entry.bytes} were written; take an older checkpoint."
+            )
+    return manifest
+
+
+def read_json(step: Path, name: str, manifest: Manifest) -> dict[str, Any]:
+    """The object in the JSON file `name` of the checkpoint `step`.
+
+    Raises:
+        UnreadableError: it is missing or damaged.
+    """
+    path = step / name
+    if name not in manifest.files:
+        raise UnreadableError(f"`{path}` is not in the manifest; take an older checkpoint.")
+    with named_errors(path):
+        data = path.read_bytes()
+    if digits(crc32(data)) != manifest.files[name].crc32:
+        raise damaged(path)
+    return json_object(data, path)
+
+
+def json_object(data: bytes, path: Path) -> dict[str, Any]:
+    """The JSON object in the content `data` of the file `path`.
+
+    Raises:
+        UnreadableError: `data` is not JSON, or no object.
+    """
+    try:
+        content: object = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError(f"`{path}` is not JSON ({error}); it is damaged.") from error
+    if not isinstance(content, dict):
+        raise UnreadableError(f"`{path}` is not a JSON object; it is damaged.")
+    return cast("dict[str, Any]", content)
+
+
+def damaged(path: Path) -> UnreadableError:
+    """The error for a file whose content does not have its checksum."""
+    return UnreadableError(f"`{path}` is damaged: its checksum differs from the written one; take an older checkpoint.")
+
+
+@contextmanager
+def named_errors(path: Path) -> Generator[None]:
+    """Raise an UnreadableError with the name of the file for an OSError inside the `with`."""
+    try:
+        yield
+    except OSError as error:
+        raise UnreadableError(f"`{error.filename or path}` cannot be read: {error.strerror}.") from error
+
+
+def digits(checksum: int) -> str:
+    """
+    >>> digits(0xBEEF)
+    '0000beef'
+    """
+    return f"{checksum:08x}"
 
 
 def _checksum(content: object) -> str:
-    return f"{crc32(json.dumps(content, sort_keys=True, separators=(',', ':')).encode()):08x}"
+    return digits(crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()))

@@ -2,28 +2,23 @@
 
     MIRROR/NAME/step-00001000/    what the folder of the same name holds, in a run folder called NAME
 
-An object store cannot rename, but an object is there whole or not at all. So the manifest is the last that is written
-and the first that is removed: a copy without it is absent. What was copied is verified when it is fetched, into a
-folder that gets its name when every byte has its checksum. Which checkpoints are worth a copy is not decided here.
+An object store cannot rename, but an object is complete or absent. So the manifest is written last and removed first:
+a copy without it is absent. A copy is verified when it is fetched, before its folder gets its name.
 """
 
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, final
 
-from evenstep.checkpoint import storage
-from evenstep.checkpoint.damage import UnreadableError, named_errors
-from evenstep.checkpoint.folders import SAVING, step_update
-from evenstep.checkpoint.integrity import check_checksum
-from evenstep.checkpoint.manifest import MANIFEST, parse_manifest, read_manifest
-from evenstep.checkpoint.retention import discard, superseded
-from evenstep.checkpoint.tensorfile import CHUNK_BYTES
-from evenstep.checkpoint.writer import write_file
+from evenstep import files
+from evenstep.checkpoint.folders import MANIFEST, step_update
+from evenstep.checkpoint.manifest import UnreadableError, read_manifest
+from evenstep.checkpoint.read import verify
+from evenstep.checkpoint.retention import superseded
 from evenstep.errors import ArgumentError, CheckpointError, MissingExtraError, clause
 
 _PROBE = ".probe"
-_AHEAD_BYTES = 32 << 20
 _EXTRAS = {"s3": ("s3fs", "s3"), "s3a": ("s3fs", "s3")}
 _ADVICE = {
     "NoCredentialsError": "give credentials as its library takes them, such as AWS_ACCESS_KEY_ID and "
@@ -38,7 +33,7 @@ class Mirror:
     """The copies of the checkpoints of one run.
 
     Args:
-        address: where runs have their copies, as fsspec writes it: `s3://BUCKET/FOLDER`.
+        address: of the copies of all runs, as fsspec writes it: `s3://BUCKET/FOLDER`.
         name: of the run folder.
 
     Raises:
@@ -54,7 +49,7 @@ class Mirror:
 
         self.address = f"{address.rstrip('/')}/{name}"
         protocol = address.partition("://")[0]
-        # of the kinds of store that are known here, only disks have folders, which must be made and removed
+        # only disks have folders, which must be made and removed
         self._has_folders = protocol in ("file", "local")
         try:
             found: tuple[Any, str] = url_to_fs(self.address, **({"auto_mkdir": True} if self._has_folders else {}))
@@ -74,7 +69,7 @@ class Mirror:
 
     @classmethod
     def of_run(cls, address: str, folder: Path) -> Self:
-        """The copies of the checkpoints of the run in `folder`, whose name they have."""
+        """The copies of the checkpoints of the run in `folder`, under its name."""
         return cls(address, folder.absolute().name)
 
     def check(self) -> None:
@@ -89,21 +84,22 @@ class Mirror:
             raise CheckpointError(f"the mirror `{self.address}` gave back other bytes than were written; don't use it.")
 
     def check_unused(self) -> None:
-        """Raise ArgumentError if there are copies already, for a run that has made none."""
+        """Raise ArgumentError if there are copies of an earlier run."""
         steps = self.steps()
         if steps:
             raise ArgumentError(
-                f"`{self.address}` holds copies of checkpoints up to {steps[-1]}, of a run of this name; nothing was "
-                f"touched. To go on with that run: `--resume auto`, or `trainer.resume()` before `trainer.train()`; to "
-                f"train another: give it another name or folder, or another `mirror`; to start over: delete them first."
+                f"`{self.address}` holds copies of checkpoints up to {steps[-1]}, of a run of this name. To go on with "
+                f"it: `--resume auto`, or `trainer.resume()` before `trainer.train()`; to train another: give another "
+                f"name or folder, or another `mirror`; to start over: delete the copies first.",
+                field="mirror",
             )
 
     def steps(self) -> list[str]:
-        """The names of the checkpoints that are there, the oldest first."""
+        """The names of the complete copies, the oldest first."""
         return [name for name, files in self._listed().items() if MANIFEST in files]
 
     def upload(self, step: Path, names: Collection[str]) -> None:
-        """Copy the files `names` of the checkpoint `step`, of which there must be no copy.
+        """Copy the files `names` of the checkpoint `step`, which has no copy yet.
 
         Raises:
             CheckpointError: they can't be copied.
@@ -113,23 +109,23 @@ class Mirror:
                 self._store.put_file(str(step / name), f"{self._root}/{step.name}/{name}")
 
     def publish(self, step: Path) -> None:
-        """Make a checkpoint of the files that were copied of `step`, by whichever rank.
+        """Copy the manifest of `step`, after all ranks have copied their files.
 
         Raises:
-            CheckpointError: not all are there, or the manifest can't be written.
+            CheckpointError: a file was not copied, or the manifest can't be written.
         """
         manifest, there = read_manifest(step), self._listed().get(step.name, {})
         missing = sorted(name for name, entry in manifest.files.items() if there.get(name) != entry.bytes)
         if missing:
             raise CheckpointError(
-                f"the mirror `{self.address}` did not get all of {step.name}: {', '.join(missing)} is not there, or of "
-                f"another size, so the copy does not count."
+                f"the mirror `{self.address}` did not get all of {step.name}: {', '.join(missing)} is missing there or "
+                f"of another size, so the copy does not count."
             )
         with self._named("written"):
             self._store.pipe_file(f"{self._root}/{step.name}/{MANIFEST}", (step / MANIFEST).read_bytes())
 
     def copy(self, step: Path) -> None:
-        """Copy the checkpoint `step`, by one process, in place of a copy that is there.
+        """Copy the checkpoint `step` by one process, and replace an older copy.
 
         Raises:
             CheckpointError: it can't be copied.
@@ -139,27 +135,23 @@ class Mirror:
         self.publish(step)
 
     def fetch(self, name: str, folder: Path) -> Path:
-        """Put the copy `name` into the folder of checkpoints `folder`; gives the step folder.
+        """Download the copy `name` into the folder of checkpoints `folder`; gives the step folder.
 
         Raises:
-            UnreadableError: the copy is damaged, and not there in `folder`.
+            UnreadableError: the copy is damaged; `folder` then stays without it.
             CheckpointError: it can't be read, or the disk does not take it.
         """
-        target, staging = folder / name, folder / f"{SAVING}{name}"
-        data = b"".join(self._chunks(name, MANIFEST))
-        with named_errors(f"{self.address}/{name}/{MANIFEST}"):
-            manifest = parse_manifest(data, f"{self.address}/{name}/{MANIFEST}")
+        target = folder / name
         try:
-            if staging.exists():
-                discard(staging)
-            storage.make_folder(staging)
-            for file, entry in manifest.files.items():
-                written = write_file(staging / file, self._chunks(name, file))
-                check_checksum(f"{self.address}/{name}/{file}", written.crc32, entry)
-            write_file(staging / MANIFEST, [data])
-            storage.sync_folder(staging)
-            storage.rename(staging, target)
-            storage.sync_folder(folder)
+            files.make_folder(folder)
+            with files.replacing(target) as new:
+                new.mkdir()
+                self._download(f"{name}/{MANIFEST}", new / MANIFEST)
+                for file in read_manifest(new).files:
+                    self._download(f"{name}/{file}", new / file)
+                verify(new)
+        except UnreadableError as error:
+            raise UnreadableError(f"the copy `{self.address}/{name}` can't be used: {error}") from error
         except OSError as error:
             raise CheckpointError(
                 f"`{self.address}/{name}` can't be fetched, as `{error.filename or target}` can't be written: "
@@ -168,7 +160,7 @@ class Mirror:
         return target
 
     def retain(self, *, keep_last: int | None, keep_every_updates: int | None, protect: Collection[str]) -> None:
-        """Remove all copies but those that `retain` would keep of such checkpoints.
+        """Remove the copies that `evenstep.checkpoint.retain` would delete.
 
         Raises:
             CheckpointError: one can't be removed.
@@ -192,7 +184,7 @@ class Mirror:
                     self._store.rmdir(f"{self._root}/{name}")
 
     def clean(self) -> list[str]:
-        """Remove what killed processes have left half copied, or half removed; gives a sentence for each thing done."""
+        """Remove incomplete copies of killed processes; gives a sentence for each."""
         left = [name for name, files in self._listed().items() if MANIFEST not in files]
         for name in left:
             self.remove(name)
@@ -209,20 +201,18 @@ class Mirror:
                 steps.setdefault(step, {})[file] = entry["size"]
         return dict(sorted(steps.items(), key=lambda step: step_update(step[0]) or 0))
 
-    def _chunks(self, name: str, file: str) -> Iterator[bytes]:
+    def _download(self, inner: str, file: Path) -> None:
         with self._named("read"):
             try:
-                with self._store.open(f"{self._root}/{name}/{file}", "rb", block_size=_AHEAD_BYTES) as source:
-                    while chunk := source.read(CHUNK_BYTES):
-                        yield chunk
+                self._store.get_file(f"{self._root}/{inner}", str(file))
             except FileNotFoundError as error:
-                raise UnreadableError(f"`{self.address}/{name}/{file}` is not there, so that copy is none.") from error
+                raise UnreadableError(f"`{self.address}/{inner}` is missing.") from error
 
     @contextmanager
     def _named(self, what: str) -> Generator[None]:
         try:
             yield
-        except (CheckpointError, GeneratorExit):
+        except CheckpointError:
             raise
         except Exception as error:  # each library has errors of its own
             advice = _ADVICE.get(type(error).__name__, "look at the address, the network and the store")

@@ -1,29 +1,26 @@
-"""Who writes which piece of a tensor that is cut over ranks: torch's own planner, our own files.
+"""Which rank writes which piece of a tensor that is cut over ranks, by torch's planner.
 
-The planner of `torch.distributed.checkpoint` knows DTensors and spreads what is replicated over the ranks. Its storage
-is not used, since that unpickles, and so executes, what it reads. Importing it takes a second, so this module is
-imported only where something is sharded.
+The planner of `torch.distributed.checkpoint` knows DTensors and spreads replicated tensors over the ranks. Its storage
+is not used, as that unpickles the metadata that it reads. Importing it takes a second, so this module is imported only
+where a state has shards.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast, final
 
-import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem
 
-from evenstep.checkpoint.damage import BadFileError
-from evenstep.checkpoint.sharding import Shard
-from evenstep.checkpoint.table import TensorEntry, TensorPiece, check_cover, piece_key
+from evenstep.checkpoint.shard import Shard, TensorEntry, TensorPiece, check_cover
 from evenstep.errors import CheckpointError, clause
 
 
 @final
 class SavePlanner(DefaultSavePlanner):
-    """torch's planner over named tensors, DTensors and Shards, which also finds the block of a `Shard`."""
+    """torch's planner over named tensors, DTensors and Shards."""
 
     def __init__(self, tensors: Mapping[str, Any]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -31,23 +28,24 @@ class SavePlanner(DefaultSavePlanner):
 
     def create_local_plan(self) -> SavePlan:
         plan = super().create_local_plan()
-        # a rank that holds nothing of a tensor has nothing to write, but a tensor without elements must not get lost
+        # a rank without elements of a tensor writes nothing, but a tensor without elements must be written
         return replace(plan, items=[item for item in plan.items if not _is_empty_part(item)])
 
     def lookup_object(self, index: MetadataIndex) -> Any:
         leaf = self.state_dict[index.fqn]
         return leaf.local if isinstance(leaf, Shard) else super().lookup_object(index)
 
-    def pieces(self, rank: int, plans: Sequence[SavePlan]) -> tuple[dict[str, Tensor], dict[str, TensorEntry]]:
-        """What this rank writes, and all tensors of all ranks, whose pieces have no place in a file yet.
+    def pieces(
+        self, plans: Sequence[SavePlan], files: Sequence[str], rank: int
+    ) -> tuple[dict[str, Tensor], dict[str, TensorEntry]]:
+        """The pieces that this rank writes by their names in its file, and the entries of all tensors.
 
-        Every rank comes to the same entries from the same plans.
+        All ranks get the same entries from the same plans.
 
         Args:
-            plans: the local ones of all ranks, by rank.
-
-        Returns:
-            Piece by its name in this rank's file, and what each tensor is.
+            plans: the local plans of all ranks, by rank.
+            files: names of the files of all ranks, by rank.
+            rank: of this process.
 
         Raises:
             CheckpointError: pieces that do not make up their tensors.
@@ -56,23 +54,19 @@ class SavePlanner(DefaultSavePlanner):
             everybody, metadata = self.create_global_plan(list(plans))
         except (ValueError, AssertionError) as error:
             raise CheckpointError(f"the ranks' pieces do not make up one state: {clause(str(error))}.") from error
-        mine: dict[str, Tensor] = {}
-        for item in self.finish_plan(everybody[rank]).items:
-            piece = self.resolve_data(item)
-            assert isinstance(piece, Tensor), "all leaves are tensors"
-            mine[piece_key(item.index.fqn, cast("torch.Size", item.index.offset))] = piece
+        items = self.finish_plan(everybody[rank]).items
+        mine = {_name(item.index): cast("Tensor", self.resolve_data(item)) for item in items}
+        written = {_name(item.index): file for file, plan in zip(files, everybody, strict=True) for item in plan.items}
         saved = cast("dict[str, TensorStorageMetadata]", metadata.state_dict_metadata)
-        entries = {name: _entry(one) for name, one in saved.items()}
         for name in self.state_dict:
-            if name not in entries:
-                raise CheckpointError(f"no rank holds any of the tensor `{name}`, so it cannot be saved.")
-            try:
-                check_cover(name, entries[name])
-            except BadFileError as error:
-                raise CheckpointError(
-                    f"what the ranks hold together {clause(str(error))}; each element must be held once."
-                ) from error
-        return mine, entries
+            if name not in saved:
+                raise CheckpointError(f"no rank holds any of the tensor `{name}`, so it cannot be saved.", field=name)
+            check_cover(name, saved[name].size, [(chunk.offsets, chunk.sizes) for chunk in saved[name].chunks])
+        return mine, {name: _entry(name, one, written) for name, one in saved.items()}
+
+
+def _name(index: MetadataIndex) -> str:
+    return f"{index.fqn}@{','.join(map(str, index.offset or ()))}"
 
 
 def _is_empty_part(item: WriteItem) -> bool:
@@ -80,9 +74,10 @@ def _is_empty_part(item: WriteItem) -> bool:
     return 0 in data.chunk.sizes and 0 not in data.size
 
 
-def _entry(saved: TensorStorageMetadata) -> TensorEntry:
-    pieces = tuple(
-        TensorPiece(offsets=tuple(chunk.offsets), sizes=tuple(chunk.sizes), file="", begin=0, end=0)
-        for chunk in saved.chunks
-    )
-    return TensorEntry(dtype=saved.properties.dtype, shape=tuple(saved.size), pieces=pieces)
+def _entry(name: str, saved: TensorStorageMetadata, written: Mapping[str, str]) -> TensorEntry:
+    names = [_name(MetadataIndex(name, chunk.offsets)) for chunk in saved.chunks]
+    pieces = [
+        TensorPiece(tuple(chunk.offsets), tuple(chunk.sizes), written[at], at)
+        for chunk, at in zip(saved.chunks, names, strict=True)
+    ]
+    return TensorEntry(saved.properties.dtype, tuple(saved.size), tuple(pieces))

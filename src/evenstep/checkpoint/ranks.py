@@ -1,7 +1,7 @@
-"""The processes that write or read one checkpoint together, as the little that this package needs of them.
+"""The group of processes that write or read one checkpoint together.
 
-Whatever goes wrong on one rank goes wrong on all: a fault is told to everybody before anybody goes on. How ranks talk
-is not known here; `evenstep.parallel.Group` is one way.
+An error on one rank is an error on all: ranks exchange errors before any of them continues. `evenstep.parallel.Group`
+is one such group.
 """
 
 from collections.abc import Callable
@@ -9,12 +9,11 @@ from concurrent.futures import Future, wait
 from threading import Thread
 from typing import Protocol, TypeVar, cast, final
 
-from evenstep.checkpoint.damage import UnreadableError
 from evenstep.errors import CheckpointError
 
 T = TypeVar("T")
 TALK_EVERY_S = 1.0
-"""How often ranks that wait for each other's work say that they do, so that nobody takes them for lost."""
+"""How often ranks exchange messages while they wait, so that none of them is taken for lost."""
 
 
 class RankGroup(Protocol):
@@ -25,7 +24,7 @@ class RankGroup(Protocol):
     @property
     def ranks(self) -> int: ...
     def gather(self, value: T) -> list[T]:
-        """Everybody's value, by rank."""
+        """Values of all ranks, by rank."""
         ...
 
 
@@ -48,45 +47,46 @@ ALONE = SingleRank()
 
 
 def together(group: RankGroup, act: Callable[[], T]) -> list[T]:
-    """Do something on every rank; gives everybody's result, by rank, or raises on all if it raised on any.
+    """Call `act` on every rank; gives the results of all, by rank, or raises on all if one raised.
 
     Args:
-        group: all of which call this.
-        act: what this rank does; it may not wait for the others.
+        group: all of its ranks call this.
+        act: work of this rank, which does not wait for others.
 
     Raises:
-        Exception: what `act` raised, on the ranks where it did.
-        CheckpointError: on the others, an UnreadableError if it was one; it names the first of those ranks.
+        Exception: the error of `act`, on the ranks where it raised.
+        CheckpointError: on the other ranks, of the same class if it was a CheckpointError; it names the first rank
+            that raised.
     """
     result, raised = None, None
     try:
         result = act()
-    except Exception as error:  # noqa: BLE001 - raised again below, once the others know
+    except Exception as error:  # noqa: BLE001 - raised below, after the other ranks have it
         raised = error
-    kind = UnreadableError if isinstance(raised, UnreadableError) else CheckpointError
-    told = group.gather((result, "" if raised is None else str(raised) or type(raised).__name__, kind))
+    kind = type(raised) if isinstance(raised, CheckpointError) else CheckpointError
+    everybody = group.gather((result, "" if raised is None else str(raised) or type(raised).__name__, kind))
     if raised is not None:
         raise raised
-    for rank, (_, fault, their_kind) in enumerate(told):
+    for rank, (_, fault, their_kind) in enumerate(everybody):
         if fault:
             raise their_kind(f"on rank {rank} of {group.ranks}: {fault}")
-    return [cast("T", theirs) for theirs, _, _ in told]
+    return [cast("T", theirs) for theirs, _, _ in everybody]
 
 
 def on_all_ranks(group: RankGroup, act: Callable[[], T]) -> T:
-    """The same, but gives only this rank's result, which need not be such as can be sent."""
+    """As `together`, but gives only this rank's result, which need not be picklable."""
     own: list[T] = []
     together(group, lambda: own.append(act()))
     return own[0]
 
 
 def patiently(group: RankGroup, act: Callable[[], T]) -> list[T]:
-    """The same as `together`, of what may take longer than ranks wait for each other."""
+    """As `together`, for work that takes longer than ranks wait for each other."""
     return together(group, ended_on_all(group, act).result)
 
 
 def ended_on_all(group: RankGroup, act: Callable[[], T]) -> "Future[T]":
-    """Do something in a thread, while ranks keep talking; gives how it ended here, when it has ended on all of them."""
+    """Call `act` in a thread, wait until it has ended on all ranks, and give its future here."""
     job = in_background(act)
     while not all(group.gather(not wait([job], TALK_EVERY_S).not_done)):
         pass
@@ -94,13 +94,13 @@ def ended_on_all(group: RankGroup, act: Callable[[], T]) -> "Future[T]":
 
 
 def in_background(act: Callable[[], T]) -> "Future[T]":
-    """Do something in a thread, which does not keep the process from ending: a disk may hang."""
+    """Call `act` in a daemon thread, so that a disk that hangs does not keep the process from ending."""
     future: Future[T] = Future()
 
     def run() -> None:
         try:
             future.set_result(act())
-        except BaseException as error:  # noqa: BLE001 - raised again where the result is taken
+        except BaseException as error:  # noqa: BLE001 - raised by `result()`
             future.set_exception(error)
 
     Thread(target=run, name="evenstep-save", daemon=True).start()

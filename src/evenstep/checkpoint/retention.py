@@ -1,28 +1,26 @@
-"""Deleting checkpoints, the old ones and what killed processes left behind, and setting aside.
+"""Deletes old checkpoints and leftovers of killed processes, and sets checkpoints aside.
 
-A checkpoint that goes is renamed out of sight, loses its manifest, then its data, so that a half-deleted one is
-never taken for a checkpoint. The newest sound one always stays. Which of them are worth protecting is not decided
-here.
+A checkpoint is renamed, loses its manifest, then its data, so a half-deleted one is never taken for a checkpoint. The
+newest sound one always stays.
 """
 
 from collections.abc import Collection, Sequence
 from itertools import count
 from pathlib import Path
 
-from evenstep.checkpoint import storage
+from evenstep import files
 from evenstep.checkpoint.folders import (
     CLAIM,
-    LATEST_SAVING,
+    LATEST,
+    MANIFEST,
     REMOVING,
-    REPLACED,
-    SAVING,
     complete_checkpoints,
     is_complete,
     step_update,
 )
-from evenstep.checkpoint.integrity import check_structure
-from evenstep.checkpoint.manifest import MANIFEST
+from evenstep.checkpoint.manifest import check_structure
 from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.files import REPLACED, SAVING
 
 
 def retain(
@@ -34,8 +32,7 @@ def retain(
 ) -> list[Path]:
     """Delete all complete checkpoints but the last `keep_last`, those of every n-th update and the protected ones.
 
-    Only checkpoints whose files are all there, with their sizes, count as kept; one that is not sound is neither
-    counted nor deleted, because somebody should look at it.
+    Checkpoints with a missing file or one of another size are neither counted nor deleted.
 
     Args:
         folder: the folder of checkpoints.
@@ -60,7 +57,10 @@ def retain(
             f"`keep_last` must be at least 1, or None to keep all, but is {keep_last}.", field="keep_last"
         )
     if keep_every_updates is not None and keep_every_updates < 1:
-        raise ArgumentError(f"`keep_every_updates` must be at least 1, or None, but is {keep_every_updates}.")
+        raise ArgumentError(
+            f"`keep_every_updates` must be at least 1, or None, but is {keep_every_updates}.",
+            field="keep_every_updates",
+        )
     sound = {path.name: path for path in complete_checkpoints(folder) if _is_sound(path)}
     old = [sound[name] for name in superseded(list(sound), keep_last, keep_every_updates, protect)]
     for path in old:
@@ -71,30 +71,30 @@ def retain(
 def superseded(
     names: Sequence[str], keep_last: int | None, keep_every_updates: int | None, protect: Collection[str]
 ) -> list[str]:
-    """Which of the checkpoints `names`, the oldest first, need not be kept; arguments are those of `retain`.
+    """The checkpoints among `names`, the oldest first, that `retain` would delete.
 
     >>> superseded(["step-00000010", "step-00000015", "step-00000020"], 1, 10, ())
     ['step-00000015']
     """
-    old = (
-        [] if keep_last is None else [name for name in names[:-keep_last] if name.removeprefix(REPLACED) not in protect]
-    )
+    if keep_last is None:
+        return []
+    old = [name for name in names[:-keep_last] if name.removeprefix(REPLACED) not in protect]
     return [name for name in old if keep_every_updates is None or (step_update(name) or 0) % keep_every_updates]
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Delete the step folder `path`, so that at no instant a part of it is seen as a checkpoint.
+    """Delete the step folder `path`; at every instant it is either complete or no checkpoint.
 
     Raises:
-        CheckpointError: it cannot be deleted; it then is either still whole or no longer seen.
+        CheckpointError: it cannot be deleted.
     """
     doomed = path.with_name(f"{REMOVING}{path.name.removeprefix(REPLACED)}")
     try:
         if doomed.exists():
             discard(doomed)
-        storage.rename(path, doomed)
+        files.rename(path, doomed)
         discard(doomed)
-        storage.sync_folder(path.parent)
+        files.sync_path(path.parent)
     except OSError as error:
         raise CheckpointError(
             f"the checkpoint `{path}` cannot be deleted: {error.strerror}; make its folder writable or delete "
@@ -103,16 +103,17 @@ def remove_checkpoint(path: Path) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename the step folder `path`, so that it stays as it is and is counted and deleted by nobody; gives the new one.
+    """Rename the step folder `path` to `left-N-…`, which is neither counted nor deleted; gives the new path.
 
     Raises:
         CheckpointError: it cannot be renamed.
     """
     name = path.name.removeprefix(REPLACED)
-    aside = next(one for number in count(1) if not (one := path.with_name(f"left-{number}-{name}")).exists())
+    names = (path.with_name(f"left-{number}-{name}") for number in count(1))
+    aside = next(one for one in names if not one.exists())
     try:
-        storage.rename(path, aside)
-        storage.sync_folder(path.parent)
+        files.rename(path, aside)
+        files.sync_path(path.parent)
     except OSError as error:
         raise CheckpointError(
             f"the checkpoint `{path}`, of a course that the run leaves, cannot be renamed: {error.strerror}; make its "
@@ -122,10 +123,10 @@ def set_aside(path: Path) -> Path:
 
 
 def clean_leftovers(folder: Path) -> list[str]:
-    """Put in order what killed saves and deletions left in a folder of checkpoints; call it while nobody saves there.
+    """Remove or finish what killed saves and deletions left in a folder of checkpoints, while no save is in flight.
 
     Returns:
-        A sentence for each thing done.
+        A sentence for each leftover.
 
     Raises:
         CheckpointError: a leftover that cannot be deleted.
@@ -142,9 +143,9 @@ def clean_leftovers(folder: Path) -> list[str]:
             elif path.name.startswith(CLAIM):
                 discard(path)
                 done.append(f"removed `{path.name}`, left by an emergency save that was cut off")
-        pointer = folder.parent / LATEST_SAVING
+        pointer = folder.parent / f"{SAVING}{LATEST}"
         if pointer.is_file():
-            storage.remove(pointer)
+            files.remove_file(pointer)
             done.append(f"removed `{pointer.name}`, left by a save that was cut off")
     except OSError as error:
         raise CheckpointError(
@@ -155,32 +156,24 @@ def clean_leftovers(folder: Path) -> list[str]:
 
 
 def settle_replaced(new: Path) -> str:
-    """End a replacement that was cut off: drop the old checkpoint if the new one is there, else put it back."""
+    """End a replacement that was cut off: delete the old checkpoint if the new one is complete, else put it back."""
     old = new.with_name(f"{REPLACED}{new.name}")
     if not is_complete(old) or is_complete(new):
         discard(old)
         return f"removed `{old.name}`, whose replacement is complete"
     if new.exists():
         discard(new)
-    storage.rename(old, new)
-    storage.sync_folder(new.parent)
+    files.rename(old, new)
+    files.sync_path(new.parent)
     return f"put `{new.name}` back, whose replacement was cut off"
 
 
 def discard(folder: Path) -> None:
     """Delete a folder and all in it, its manifest before anything else; of a link to a folder, the link."""
-    if folder.is_symlink():
-        storage.remove(folder)
-        return
-    if is_complete(folder):
-        storage.remove(folder / MANIFEST)
-        storage.sync_folder(folder)
-    for path in sorted(folder.iterdir()):
-        if path.is_dir() and not path.is_symlink():
-            discard(path)
-        else:
-            storage.remove(path)
-    storage.remove_folder(folder)
+    if is_complete(folder) and not folder.is_symlink():
+        files.remove_file(folder / MANIFEST)
+        files.sync_path(folder)
+    files.remove(folder)
 
 
 def _is_sound(path: Path) -> bool:

@@ -1,21 +1,22 @@
 """A nested state as named tensors and a JSON skeleton, and back.
 
-The skeleton holds everything that is not a tensor and, where a tensor stood, its name; what JSON lacks (tuples, int
-keys, inf and nan) is a one-key object whose key begins with `$`. Nothing is pickled: what has no exact form here is
-refused by name when it is saved, not when it is needed.
-
-It keeps values, not objects: an `OrderedDict` comes back as a dict, a parameter as a tensor without `requires_grad`.
+The skeleton has all that is no tensor and, in the place of a tensor, its name. JSON lacks tuples, sets, deques, int
+keys, inf and nan: each is an object of one key that begins with `$`. Nothing is pickled: a value without an exact form
+is refused when it is saved. An `OrderedDict` or `defaultdict` comes back as a dict, a number of numpy as a plain one,
+a parameter as a tensor without `requires_grad`.
 """
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping
-from typing import TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from evenstep.checkpoint.damage import UnreadableError
+from evenstep.checkpoint.folders import FILE_NAME
+from evenstep.checkpoint.manifest import UnreadableError
 from evenstep.errors import CheckpointError
 
 JSON: TypeAlias = "dict[str, JSON] | list[JSON] | str | int | float | bool | None"
@@ -41,26 +42,86 @@ DTYPE_NAMES: Mapping[torch.dtype, str] = {
 """The dtypes that a safetensors file names; tensors of other dtypes are stored as their bytes."""
 
 _FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+_DICTS = (dict, OrderedDict, defaultdict)
 
 
 def is_sharded(value: object) -> bool:
-    """Whether `value` is a tensor cut over ranks: a `Shard`, a DTensor, or whatever else DCP can ask for its pieces."""
+    """Whether `value` is a tensor cut over ranks: a `Shard`, a DTensor, or another class that DCP asks for pieces."""
     return hasattr(type(value), "__create_write_items__")
 
 
-def pack(tree: object, name: str, sharded: dict[str, object] | None = None) -> tuple[dict[str, Tensor], JSON]:
-    """Split a tree of dict, list, tuple, Tensor, str, int, float, bool and None into tensors and a skeleton.
-
-    A tensor is named by its path below `name`, joined with dots, so that a module's `state_dict()` keeps its names.
-    Tensors that are the same memory in the same way (tied parameters) get one name; views that only overlap are
-    each stored whole. No tensor is copied or moved here.
+class FlatState(NamedTuple):
+    """A state as tensors and values.
 
     Args:
-        name: what to call the root in messages.
+        whole: tensors that are whole, by part and by name in the part.
+        sharded: tensors that are cut over ranks, by `PART/NAME`.
+        values: all that is no tensor, by part.
+    """
+
+    whole: dict[str, dict[str, Tensor]]
+    sharded: dict[str, Any]
+    values: dict[str, JSON]
+
+    def by_name(self) -> dict[str, Any]:
+        """Every tensor by `PART/NAME`."""
+        whole = {f"{part}/{name}": tensor for part, each in self.whole.items() for name, tensor in each.items()}
+        return {**whole, **self.sharded}
+
+
+def flat_state(state: Mapping[str, object], *, alone: bool) -> FlatState:
+    """Take `state` apart, without a copy.
+
+    Args:
+        alone: whether this is the only process, which holds all of a tensor that is cut over ranks.
+
+    Raises:
+        CheckpointError: a value with no exact form, or a part whose name can't be a file's.
+    """
+    flat = FlatState({}, {}, {})
+    for part, tree in state.items():
+        if not FILE_NAME.fullmatch(part):
+            raise CheckpointError(
+                f"{part!r} cannot be a top-level key of a state, as it names a file; use letters, digits, `_` and `-`."
+            )
+        cut: dict[str, Any] = {}
+        flat.whole[part], flat.values[part] = pack(tree, part, cut)
+        for name, leaf in cut.items():
+            local = local_of(leaf)
+            if local.dtype not in DTYPE_NAMES:
+                raise CheckpointError(
+                    f"`{part}.{name}` is cut over ranks and of dtype {local.dtype}, which no safetensors file has; "
+                    f"save it in another dtype."
+                )
+            if not alone:
+                flat.sharded[f"{part}/{name}"] = leaf
+            elif local.shape == leaf.size():
+                flat.whole[part][name] = local
+            else:
+                raise CheckpointError(
+                    f"`{part}.{name}` is cut over ranks, but one process alone is to save it; save it with all."
+                )
+    return flat
+
+
+def local_of(leaf: Any) -> Tensor:
+    """The block of a sharded tensor that this rank holds."""
+    return cast("Tensor", leaf.__get_tensor_shard__(None)).detach()
+
+
+def pack(tree: object, name: str, sharded: dict[str, object] | None = None) -> tuple[dict[str, Tensor], JSON]:
+    """Split a tree into tensors and a skeleton of dict, list, tuple, set, deque, Counter, str, numbers and None.
+
+    A tensor is named by its path below `name`, joined with dots, so that a module's `state_dict()` keeps its names.
+    Tied tensors (of the same memory, shape and strides) get one name; views that only overlap are stored whole each.
+    No tensor is copied or moved.
+
+    Args:
+        name: of the root, in errors.
         sharded: takes the tensors that are cut over ranks, by name; None refuses them.
 
     Raises:
-        CheckpointError: a value with no exact form, named by its path.
+        CheckpointError: a value with no exact form; its path is the error's field.
 
     >>> tensors, skeleton = pack({"bias": torch.zeros(2), 3: (1, float("inf"))}, "model")
     >>> list(tensors), skeleton
@@ -83,19 +144,30 @@ class _Packer:
             return self._encode_sharded(self.sharded, node, path)
         if isinstance(node, Tensor):
             return self._encode_tensor(node, path)
-        kind = type(node)
-        if node is None or kind is bool or kind is str or kind is int:
-            return cast("bool | str | int | None", node)
+        if isinstance(node, np.generic):
+            node = node.item()  # stays as it is if Python has no such number
+        kind: Any = type(node)
+        live: Any = node
+        if node is None or kind in (bool, str, int):
+            return live
         if kind is float:
-            number = cast(float, node)
-            return number if math.isfinite(number) else {"$float": str(number)}
-        if kind is list or kind is tuple:
-            parts = cast("list[object] | tuple[object, ...]", node)
-            encoded = [self.encode(part, (*path, str(index))) for index, part in enumerate(parts)]
-            return encoded if kind is list else {"$tuple": encoded}
-        if kind is dict or kind is OrderedDict:
-            return self._encode_dict(cast("dict[object, object]", node), path)
-        raise self._refuse(path, f"is a `{kind.__module__}.{kind.__qualname__}`", _advice(node))
+            return live if math.isfinite(live) else {"$float": str(live)}
+        if kind is list:
+            return self._encode_each(live, path)
+        if kind is tuple:
+            return {"$tuple": self._encode_each(live, path)}
+        if kind is deque:
+            return {"$deque": [live.maxlen, self._encode_each(live, path)]}
+        if kind in (set, frozenset):
+            return {f"${kind.__name__}": self._encode_each(sorted(live, key=repr), path)}
+        if kind is Counter:
+            return {"$counter": self._encode_dict(live, path)}
+        if kind in _DICTS:
+            return self._encode_dict(live, path)
+        raise self._refuse(path, f"is a `{kind.__module__}.{kind.__qualname__}`", "save plain values of it")
+
+    def _encode_each(self, nodes: Any, path: tuple[str, ...]) -> list[JSON]:
+        return [self.encode(node, (*path, str(index))) for index, node in enumerate(nodes)]
 
     def _encode_dict(self, node: dict[object, object], path: tuple[str, ...]) -> JSON:
         pairs: list[tuple[str | int, JSON]] = []
@@ -135,18 +207,16 @@ class _Packer:
         return {"$tensor": name}
 
     def _free_name(self, wanted: str) -> str:
-        # "__metadata__" is taken by the safetensors format itself
+        # "__metadata__" is taken by the safetensors format
         name, count = wanted, 1
         while name in self.tensors or name in (self.sharded or ()) or name == "__metadata__":
-            name, count = f"{wanted}~{count}", count + 1
+            name = f"{wanted}~{count}"
+            count += 1
         return name
 
     def _refuse(self, path: tuple[str, ...], what: str, advice: str) -> CheckpointError:
         place = ".".join((self.name, *(part for part in path if part)))  # a single task's name is ""
-        return CheckpointError(
-            f"`{place}` {what}, which cannot be saved; a state holds dict, list, tuple, Tensor, str, int, float, "
-            f"bool and None: {advice}."
-        )
+        return CheckpointError(f"`{place}` {what}, which cannot be saved; {advice}.", field=place)
 
 
 def unpack(skeleton: JSON, tensors: Mapping[str, Tensor], name: str) -> object:
@@ -154,34 +224,38 @@ def unpack(skeleton: JSON, tensors: Mapping[str, Tensor], name: str) -> object:
 
     Args:
         skeleton, tensors: as `pack` gave them.
-        name: what to call the root in messages.
+        name: of the root, in errors.
 
     Raises:
-        UnreadableError: for a number format that this torch lacks.
+        UnreadableError: a dtype that this torch lacks.
 
     >>> unpack({"$dict": [[3, {"$tuple": [1, {"$float": "inf"}]}]]}, {}, "model")
     {3: (1, inf)}
     """
-    return _decode(skeleton, tensors, name)
-
-
-def _decode(node: JSON, tensors: Mapping[str, Tensor], name: str) -> object:
-    if isinstance(node, list):
-        return [_decode(part, tensors, name) for part in node]
-    if not isinstance(node, dict):
-        return node
-    match node:
-        case {"$tuple": list(parts)}:
-            return tuple(_decode(part, tensors, name) for part in parts)
+    if isinstance(skeleton, list):
+        return [unpack(part, tensors, name) for part in skeleton]
+    if not isinstance(skeleton, dict):
+        return skeleton
+    match skeleton:
+        case {"$tuple": parts}:
+            return tuple(cast("list[object]", unpack(parts, tensors, name)))
+        case {"$set": parts}:
+            return set(cast("list[object]", unpack(parts, tensors, name)))
+        case {"$frozenset": parts}:
+            return frozenset(cast("list[object]", unpack(parts, tensors, name)))
+        case {"$deque": [maxlen, parts]}:
+            return deque(cast("list[object]", unpack(parts, tensors, name)), cast("int | None", maxlen))
+        case {"$counter": counts}:
+            return Counter(cast("dict[object, int]", unpack(counts, tensors, name)))
         case {"$float": str(text)}:
             return _FLOATS[text]
         case {"$dict": list(pairs)}:
-            return {key: _decode(value, tensors, name) for key, value in cast("list[tuple[str | int, JSON]]", pairs)}
+            return {key: unpack(part, tensors, name) for key, part in cast("list[tuple[str | int, JSON]]", pairs)}
         case {"$tensor": str(tensor_name), **rest}:
             tensor = tensors[tensor_name]
             return _from_bytes(tensor, rest["dtype"], name) if rest else tensor
         case _:
-            return {key: _decode(value, tensors, name) for key, value in node.items()}
+            return {key: unpack(part, tensors, name) for key, part in skeleton.items()}
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
@@ -195,12 +269,3 @@ def _from_bytes(stored: Tensor, dtype_name: JSON, name: str) -> Tensor:
     if not isinstance(dtype, torch.dtype):
         raise UnreadableError(f"`{name}` holds a tensor of `{dtype_name}`, which torch {torch.__version__} lacks.")
     return stored.reshape(-1).view(dtype).reshape(stored.shape[:-1])
-
-
-def _advice(node: object) -> str:
-    if type(node).__module__ == "numpy":
-        return "use `.item()` of a numpy scalar, `torch.from_numpy` of an array"
-    for kind in (int, float, str, tuple, list, dict):
-        if isinstance(node, kind):
-            return f"convert it to a plain {kind.__name__}"
-    return "save what it is made of"

@@ -1,41 +1,40 @@
-"""Weights by name out of files: a run's checkpoint, safetensors as the hub has them, or a file of `torch.save`.
+"""Weights by name out of files.
 
     a run, a checkpoint, an average of checkpoints        its model, or the average that follows it
-    X.safetensors, a folder with model.safetensors        the hub's layout, whole
+    X.safetensors, a folder with one                      as the hub has models
     X.safetensors.index.json, a folder with one           … cut into several files
-    any other file                                        `torch.load(weights_only=True)`: a dict of tensors, or one
-                                                          that holds it as `state_dict`, `model` or the like
+    any other file, a folder with pytorch_model.bin       `torch.load(weights_only=True)`: a dict of tensors, or a dict
+                                                          that holds one as `state_dict`, `model` or the like
 
-Nothing is executed, and of the first three no values are read before they are asked for. What the weights are for is
-not known here.
+Nothing is executed, and values of the first three are read when they are needed. Names are without the prefixes of
+wrappers such as `_orig_mod.`, and without the counter of `torch.optim.swa_utils.AveragedModel`.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast, final
 
 import torch
 from torch import Tensor
 
-from evenstep.checkpoint.damage import BadFileError, json_object
 from evenstep.checkpoint.folders import (
     CHECKPOINTS,
     checkpoints_folder,
     complete_checkpoints,
     is_complete,
     named_by,
-    said_of_unsaved,
+    unsaved_run,
 )
-from evenstep.checkpoint.reader import CheckpointReader
-from evenstep.checkpoint.table import Table, TensorEntry
-from evenstep.checkpoint.tensorfile import bytes_of, read_header
+from evenstep.checkpoint.read import CheckpointReader
+from evenstep.checkpoint.tensor_file import SUFFIX, TensorFile
 from evenstep.errors import ArgumentError, CheckpointError, clause
 from evenstep.tensors import LEARNED, TASK_PARAMETERS, by_plain_name
 
-SUFFIX, INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
+INDEX_SUFFIX = ".safetensors.index.json"
 _OLDER = "pytorch_model.bin"
 _HELD_AS = ("state_dict", "model", "model_state_dict", "weights", "module")
+_AVERAGED, _COUNTER = "module.", "n_averaged"  # names of `AveragedModel`
 
 
 @final
@@ -43,11 +42,12 @@ class StoredWeights:
     """Named tensors in files.
 
     Args:
-        source: where they are, for people.
-        outlines: what each is, as a tensor of its shape and format whose values mean nothing; tied ones are one object.
-        read: gives the values of one, on the CPU.
-        verify: raises an UnreadableError if anything in the files is not as it was written, where that can be known.
-        trained_by: the optimizer for which these are parameters to train, and not those that the run has evaluated.
+        source: their place, for people.
+        outlines: by name, tensors of the same shape and dtype, of which no value is to be used; tied ones are one
+            object.
+        read: gives the values of a tensor, on the CPU.
+        verify: raises an UnreadableError for damage, where files have checksums.
+        trained_by: the optimizer that trains these parameters, if it evaluates others.
     """
 
     def __init__(
@@ -59,11 +59,14 @@ class StoredWeights:
         verify: Callable[[], None],
         trained_by: str = "",
     ) -> None:
-        self.source, self.outlines, self.trained_by = source, outlines, trained_by
-        self.read, self.verify = read, verify
+        self.source = source
+        self.outlines = outlines
+        self.trained_by = trained_by
+        self.read = read
+        self.verify = verify
 
     def behind(self, prefix: str) -> "StoredWeights":
-        """The same, in which a name that begins with `prefix` is without it."""
+        """The same weights, without `prefix` where a name begins with it."""
         theirs = {name.removeprefix(prefix): name for name in self.outlines}
         return StoredWeights(
             source=self.source,
@@ -74,7 +77,7 @@ class StoredWeights:
         )
 
     def check_evaluated(self) -> None:
-        """Raise CheckpointError where the run has evaluated other parameters, so that others would be worse off."""
+        """Raise CheckpointError if the run has evaluated other parameters than these."""
         if self.trained_by:
             raise CheckpointError(
                 f"`{self.source}` holds the training weights of {self.trained_by}; `evenstep export RUN` makes those "
@@ -86,12 +89,12 @@ def open_weights(path: Path | str | StoredWeights, *, average: bool = False) -> 
     """The weights at `path`.
 
     Args:
-        path: weights that are open already stay as they are.
-        average: whether those of a run's average are meant instead of its model's.
+        path: see the top of this module; weights that are open already are returned as they are.
+        average: whether to take a run's average instead of its model.
 
     Raises:
-        ArgumentError: it is no path, or an empty one, which would be the current folder.
-        CheckpointError: there are none, or none that can be read.
+        ArgumentError: an empty path, which would be the current folder.
+        CheckpointError: no weights there, or none that can be read.
     """
     if isinstance(path, StoredWeights):
         return path
@@ -100,21 +103,18 @@ def open_weights(path: Path | str | StoredWeights, *, average: bool = False) -> 
     path = named_by(Path(path).expanduser())
     if is_complete(path) or (path.is_dir() and complete_checkpoints(checkpoints_folder(path))):
         return _of_checkpoint(path, average=average)
-    if average and path.exists():
+    if not path.exists():
+        raise CheckpointError(f"`{path}` does not exist; give a run, a checkpoint, or a file of weights.")
+    if average:
         raise CheckpointError(f"`{path}` is no run and no checkpoint, so it has no average; leave `average` out.")
-    try:
-        if path.is_dir():
-            return _of_folder(path)
-        if not path.exists():
-            raise CheckpointError(f"`{path}` does not exist; give a run, a checkpoint, or a file of weights.")
-        if path.name.endswith(INDEX_SUFFIX):
-            return _of_index(path)
-        return _of_file(path) if path.suffix == SUFFIX else _of_torch(path)
-    except OSError as error:
-        raise CheckpointError(f"`{error.filename or path}` cannot be read: {error.strerror}.") from error
+    file = _in_folder(path) if path.is_dir() else path
+    if file.name.endswith(INDEX_SUFFIX):
+        return _of_tensors(path, _of_index(file))
+    return _of_tensors(path, TensorFile(file).stored if file.suffix == SUFFIX else _of_torch(file))
 
 
 def own_weights(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a model's state by plain name, without those that belong to its tasks."""
     of_tasks = (*LEARNED, TASK_PARAMETERS)
     named = by_plain_name(state).items()
     return {name: one for name, one in named if isinstance(one, Tensor) and not name.startswith(of_tasks)}
@@ -127,13 +127,14 @@ def _of_checkpoint(path: Path, *, average: bool) -> StoredWeights:
     if not model:
         raise CheckpointError(f"`{reader.path}` has no weights of a model; give a checkpoint of a run.")
     held = own_weights(model)
+    trained_by = str(reader.state.get("run", {}).get("trained_by", ""))
     if average:
         held = _averages(reader, held)
+        trained_by = ""
 
     def read(name: str) -> Tensor:
         return reader.read(held[name]) if held[name].is_meta else held[name]
 
-    trained_by = "" if average else str(reader.state.get("run", {}).get("trained_by", ""))
     return StoredWeights(source=str(reader.path), outlines=held, read=read, verify=reader.verify, trained_by=trained_by)
 
 
@@ -144,91 +145,45 @@ def _averages(reader: CheckpointReader, model: Mapping[str, Tensor]) -> dict[str
             f"`{reader.path}` has no average of the parameters, since the run kept none (`[ema]`); take its model's "
             f"weights, without `average`."
         )
-    first = {id(one): averages[name] for name, one in model.items() if name in averages}
-    return {name: averages.get(name, first.get(id(one), one)) for name, one in model.items()}
+    tied = {id(one): averages[name] for name, one in model.items() if name in averages}
+    return {name: averages.get(name, tied.get(id(one), one)) for name, one in model.items()}
 
 
-def _of_folder(folder: Path) -> StoredWeights:
-    whole = sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIX))
-    cut = sorted(path for path in folder.iterdir() if path.name.endswith(INDEX_SUFFIX))
-    if len(cut) == 1:
-        return _of_index(cut[0])
-    if len(whole) == 1 and not cut:
-        return _of_file(whole[0])
-    if not whole and not cut and (folder / _OLDER).exists():
-        return _of_torch(folder / _OLDER)
-    there = ", ".join(f"`{path.name}`" for path in (*whole, *cut)) or "none"
+def _in_folder(folder: Path) -> Path:
+    for pattern in (f"*{INDEX_SUFFIX}", f"*{SUFFIX}", _OLDER):
+        found = sorted(folder.glob(pattern))
+        if len(found) == 1:
+            return found[0]
+        if found:
+            break
+    else:
+        found = []
+    there = ", ".join(f"`{path.name}`" for path in found) or "none"
     raise CheckpointError(
-        said_of_unsaved(folder)
-        or f"`{folder}` is no run, no `{CHECKPOINTS}` folder and no folder with one set of weights: of safetensors "
-        f"files it has {there}. Give the file itself, or the `{INDEX_SUFFIX}` that names several."
+        unsaved_run(folder)
+        or f"`{folder}` is no run, no `{CHECKPOINTS}` folder and no folder with one set of weights: it has {there}. "
+        f"Give the file itself, or the `{INDEX_SUFFIX}` that names several."
     )
 
 
-def _of_index(path: Path) -> StoredWeights:
+def _of_index(path: Path) -> dict[str, Tensor]:
     try:
-        places = json_object(path.read_bytes())["weight_map"]
-    except (BadFileError, KeyError) as error:
-        raise CheckpointError(f"`{path}` has no weight_map; give an index of several files.") from error
-    return _of_files(path, cast("dict[str, str]", places))
-
-
-def _of_file(path: Path) -> StoredWeights:
-    return _of_headers(path, {name: (path, entry) for name, entry in _header(path, path.name).items()})
-
-
-def _of_files(path: Path, places: Mapping[str, str]) -> StoredWeights:
-    headers = {file: _header(path, file) for file in sorted({*places.values()})}
+        places: dict[str, str] = json.loads(path.read_bytes())["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"`{path}` has no weight_map ({clause(error)}); give an index of several files."
+        ) from error
+    files = {file: TensorFile(path.with_name(file)).stored for file in sorted({*places.values()})}
     for name, file in places.items():
-        if name not in headers[file]:
-            raise CheckpointError(f"`{path}` names `{name}`, which is not in `{file}`; fetch both again.")
-    there = {name: file for file, header in headers.items() for name in header}
-    return _of_headers(
-        path, {name: (path.with_name(at), headers[at][name]) for name, at in {**there, **places}.items()}
-    )
+        if name not in files[file]:
+            raise CheckpointError(f"`{path}` names `{name}`, which is not in `{file}`; fetch both again.", field=name)
+    held = {name: one for stored in files.values() for name, one in stored.items()}
+    return held | {name: files[file][name] for name, file in places.items()}
 
 
-def _header(path: Path, name: str) -> Table:
-    file = path.with_name(name)
-    try:
-        return read_header(file)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"`{path}` names `{name}`, which is not there; fetch it as well.") from error
-    except BadFileError as error:
-        raise CheckpointError(f"`{file}` {clause(str(error))}; give a whole safetensors file.") from error
-
-
-def _of_headers(path: Path, table: Mapping[str, tuple[Path, TensorEntry]]) -> StoredWeights:
-    plain = by_plain_name(table)
-    outlines = {name: torch.empty(one.shape, dtype=one.dtype, device="meta") for name, (_, one) in plain.items()}
-    return StoredWeights(
-        source=str(path), outlines=outlines, read=lambda name: _values(*plain[name]), verify=lambda: None
-    )
-
-
-def _values(file: Path, entry: TensorEntry) -> Tensor:
-    (piece,), values = entry.pieces, torch.empty(entry.shape, dtype=entry.dtype)
-    with file.open("rb") as opened:
-        opened.seek(piece.begin)
-        if opened.readinto(bytes_of(values)) != piece.end - piece.begin:
-            raise CheckpointError(f"`{file}` ended while it was read; it is damaged.")
-    return values
-
-
-def _of_torch(path: Path) -> StoredWeights:
-    return _of_held(path, _tensors_of(path))
-
-
-def _of_held(path: Path, tensors: Mapping[str, Tensor]) -> StoredWeights:
-    held = by_plain_name(tensors)
-    return StoredWeights(source=str(path), outlines=held, read=lambda name: held[name], verify=lambda: None)
-
-
-def _tensors_of(path: Path) -> dict[str, Tensor]:
+def _of_torch(path: Path) -> dict[str, Tensor]:
     try:
         content: object = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise CheckpointError(f"`{path}` can't be read: {clause(error)}.") from error
     except Exception as error:
         raise CheckpointError(
             f"`{path}` can't be read by `torch.load(weights_only=True)`: {clause(error)}; give a file of "
@@ -251,8 +206,8 @@ def _tensors_in(content: object) -> dict[str, Tensor]:
     return found if 2 * len(found) > len(content) else {}
 
 
-def index_of(files: Mapping[str, Sequence[str]], num_bytes: int) -> bytes:
-    """The content of the index of weights that are cut into files: which tensor is in which."""
-    places = {name: file for file, names in files.items() for name in names}
-    content = {"metadata": {"total_size": num_bytes}, "weight_map": dict(sorted(places.items()))}
-    return json.dumps(content, indent=2).encode() + b"\n"
+def _of_tensors(path: Path, tensors: Mapping[str, Tensor]) -> StoredWeights:
+    held = by_plain_name(tensors)
+    if all(name == _COUNTER or name.startswith(_AVERAGED) for name in held):
+        held.pop(_COUNTER, None)
+    return StoredWeights(source=str(path), outlines=held, read=lambda name: held[name].clone(), verify=lambda: None)

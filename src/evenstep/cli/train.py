@@ -242,7 +242,7 @@ def _begin(trainer: Trainer, source: str, reset: Collection[Reset]) -> None:
 @contextmanager
 def _removed_without_updates(folder: Path, trainer: Trainer) -> Generator[None]:
     """Remove the folder of a new run that fails before its first update."""
-    is_new = not folder.exists() or all(path.name == LOCK for path in folder.iterdir())
+    is_new = not folder.exists() or all(path.name.startswith(LOCK) for path in folder.iterdir())
     try:
         yield
     except BaseException:

@@ -2,22 +2,20 @@
 
 import errno
 import os
-from collections.abc import Callable
-from io import FileIO
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Self
 
 import pytest
 import torch
+from torch import Tensor
 
-from evenstep.checkpoint import storage
+from evenstep import files
+from evenstep.checkpoint import export, tensor_file
 
-OPERATIONS = (
-    *("make_folder", "create", "write", "sync", "close", "sync_folder", "rename", "remove", "remove_folder"),
-    "free_bytes",
-)
-REAL = SimpleNamespace(**{name: getattr(storage, name) for name in OPERATIONS})
+OPERATIONS = ("make_folder", "write", "sync_path", "rename", "remove_file", "remove_folder")
+REAL = SimpleNamespace(save=tensor_file.save, **{name: getattr(files, name) for name in OPERATIONS})
 
 
 class FailingDisk:
@@ -31,62 +29,55 @@ class FailingDisk:
         self.failed = False
 
     def __enter__(self) -> Self:
-        for name in OPERATIONS:
-            setattr(storage, name, getattr(self, name))
+        self._use(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in OPERATIONS:
-            setattr(storage, name, getattr(REAL, name))
+        self._use(REAL)
 
-    def _count(self, operation: str) -> None:
+    def _use(self, disk: object) -> None:
+        for name in OPERATIONS:
+            setattr(files, name, getattr(disk, name))
+        for module in (tensor_file, export):
+            module.save = disk.save  # type: ignore[attr-defined]
+
+    def _count(self, operation: str, path: Path) -> None:
         number = len(self.operations)
         self.operations.append(operation)
         if self.fail_at is not None and (number == self.fail_at or (self.for_good and number > self.fail_at)):
             self.failed = True
-            raise OSError(self.code, os.strerror(self.code))
+            raise OSError(self.code, os.strerror(self.code), str(path))
 
     def make_folder(self, path: Path) -> None:
-        self._count("make_folder")
+        self._count("make_folder", path)
         path.mkdir(parents=True, exist_ok=True)
 
-    def create(self, path: Path) -> FileIO:
-        self._count("create")
-        return REAL.create(path)
-
-    def write(self, file: FileIO, data: bytes | memoryview) -> None:
+    def write(self, path: Path, data: bytes) -> None:
         # a disk that is full takes a part of the bytes
-        half = memoryview(data)[: len(data) // 2]
-        REAL.write(file, half)
-        self._count("write")
-        REAL.write(file, memoryview(data)[len(half) :])
+        REAL.write(path, data[: len(data) // 2])
+        self._count("write", path)
+        path.write_bytes(data)
 
-    def sync(self, file: FileIO) -> None:
-        self._count("sync")
-        REAL.sync(file)
+    def save(self, path: Path, values: Mapping[str, Tensor]) -> None:
+        path.write_bytes(b"half")
+        self._count("save", path)
+        REAL.save(path, values)
 
-    def close(self, file: FileIO) -> None:
-        REAL.close(file)
-        self._count("close")
-
-    def sync_folder(self, path: Path) -> None:
-        self._count("sync_folder")
-        REAL.sync_folder(path)
+    def sync_path(self, path: Path) -> None:
+        self._count("sync_path", path)
+        REAL.sync_path(path)
 
     def rename(self, source: Path, target: Path) -> None:
-        self._count("rename")
+        self._count("rename", source)
         REAL.rename(source, target)
 
-    def remove(self, path: Path) -> None:
-        self._count("remove")
-        REAL.remove(path)
+    def remove_file(self, path: Path) -> None:
+        self._count("remove_file", path)
+        REAL.remove_file(path)
 
     def remove_folder(self, path: Path) -> None:
-        self._count("remove_folder")
+        self._count("remove_folder", path)
         REAL.remove_folder(path)
-
-    def free_bytes(self, path: Path) -> int:
-        return 5_000_000
 
 
 @pytest.fixture

@@ -149,7 +149,7 @@ def test_a_fault_at_any_operation_leaves_nothing(limit: int | None, tmp_path: Pa
         assert bool(list(to.parent.glob("*"))) != disk.failed
         if not disk.failed:
             break
-    assert 6 < fail_at < 99
+    assert 4 < fail_at < 99
 
 
 @pytest.mark.parametrize(

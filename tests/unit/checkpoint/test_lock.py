@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -52,9 +51,10 @@ def test_another_process_is_refused_while_it_lives_and_taken_over_when_killed(tm
 
 @pytest.mark.parametrize("left", ["", "{", "[]", json.dumps({"pid": "x"})])
 def test_a_lock_file_without_a_holder_is_no_obstacle(tmp_path: Path, left: str) -> None:
-    (tmp_path / LOCK).write_text(left)
+    (tmp_path / LOCK).touch()
+    (tmp_path / ".lock.json").write_text(left)
     with locked(tmp_path) as said:
-        assert bool(said) == bool(left)
+        assert said
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_full_disk_is_a_fault_of_the_folder_and_leaves_no_lock(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "pwrite", full)
+        patched.setattr(Path, "write_text", full)
         with pytest.raises(CheckpointError):
             locked(tmp_path).__enter__()
     assert list(tmp_path.iterdir()) == []

@@ -6,17 +6,19 @@ each operation of real saves, several of the disks that may be left are made and
 """
 
 import random
-from collections.abc import Callable, Sequence
-from io import FileIO
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
-from evenstep.checkpoint import newest_checkpoint, retain, storage, write_checkpoint
+from evenstep import files
+from evenstep.checkpoint import newest_checkpoint, retain, tensor_file, write_checkpoint
 
 State = Callable[[int], dict[str, object]]
 Choice = Callable[[Sequence[Any]], Any]
+REAL_SAVE = tensor_file.save
 
 
 class File:
@@ -70,11 +72,6 @@ class Modelled:
     def _inner(self, path: Path) -> Path:
         return path.relative_to(self._root)
 
-    def _file(self, file: FileIO) -> File:
-        found = self.model.find(self._inner(Path(str(file.name))))
-        assert isinstance(found, File)
-        return found
-
     def make_folder(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
         at = self.model
@@ -82,29 +79,28 @@ class Modelled:
             if name not in at.now:
                 at.put(name, Folder())
             if name != path.name:
-                del at.may_be[:-1]  # parents are durable; see `storage.make_folder`
+                del at.may_be[:-1]  # parents are durable; see `files.make_folder`
             at = at.folder(Path(name))
         self._after()
 
-    def create(self, path: Path) -> FileIO:
-        self.model.folder(self._inner(path.parent)).put(path.name, File())
+    def write(self, path: Path, data: bytes) -> None:
+        path.write_bytes(data)
+        self._written(path)
+
+    def save(self, path: Path, values: Mapping[str, Tensor]) -> None:
+        REAL_SAVE(path, values)
+        self._written(path)
+
+    def _written(self, path: Path) -> None:
+        """The file is new; any part of it may be on the disk."""
+        data = path.read_bytes()
+        file = File()
+        file.may_be += [data[: len(data) // 2], data]
+        self.model.folder(self._inner(path.parent)).put(path.name, file)
         self._after()
-        return FileIO(path, "xb")
 
-    def write(self, file: FileIO, data: bytes | memoryview) -> None:
-        file.write(data)
-        self._file(file).may_be.append(self._file(file).may_be[-1] + bytes(data))
-        self._after()
-
-    def sync(self, file: FileIO) -> None:
-        del self._file(file).may_be[:-1]
-        self._after()
-
-    def close(self, file: FileIO) -> None:
-        file.close()
-
-    def sync_folder(self, path: Path) -> None:
-        del self.model.folder(self._inner(path)).may_be[:-1]
+    def sync_path(self, path: Path) -> None:
+        del self.model.find(self._inner(path)).may_be[:-1]
         self._after()
 
     def rename(self, source: Path, target: Path) -> None:
@@ -115,7 +111,7 @@ class Modelled:
         del folder.may_be[-2]  # it has either name at each instant
         self._after()
 
-    def remove(self, path: Path) -> None:
+    def remove_file(self, path: Path) -> None:
         path.unlink()
         self.model.folder(self._inner(path.parent)).take(path.name)
         self._after()
@@ -149,8 +145,9 @@ def test_what_was_acknowledged_survives_a_loss_of_power_at_any_operation(
             seen.add(update)
 
     disk = Modelled(tmp_path / "real", crash)
-    for name in ("make_folder", "create", "write", "sync", "close", "sync_folder", "rename", "remove", "remove_folder"):
-        monkeypatch.setattr(storage, name, getattr(disk, name))
+    for name in ("make_folder", "write", "sync_path", "rename", "remove_file", "remove_folder"):
+        monkeypatch.setattr(files, name, getattr(disk, name))
+    monkeypatch.setattr(tensor_file, "save", disk.save)
     folder = tmp_path / "real" / "run" / "checkpoints"
     for update in (1, 2, 2, 3):
         write_checkpoint(folder, update, state(update))

@@ -101,14 +101,14 @@ def test_a_deleted_checkpoint_loses_its_manifest_before_its_data(folder: Path, s
     removed: list[str] = []
 
     class Watched(failing_disk):
-        def remove(self, path: Path) -> None:
+        def remove_file(self, path: Path) -> None:
             removed.append(path.name)
-            super().remove(path)
+            super().remove_file(path)
 
     path = write_checkpoint(folder, 1, state(1))
     with Watched():
         remove_checkpoint(path)
-    assert removed == ["manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"]
+    assert removed == ["manifest.json", "model.safetensors", "optimizer.safetensors", "state.json", "tensors.json"]
 
 
 def test_of_a_checkpoint_that_is_a_link_only_the_link_is_deleted(five: Path, tmp_path: Path):
@@ -128,11 +128,11 @@ def test_leftovers_of_killed_saves_and_deletions_are_removed_and_said(five: Path
     for name in (".saving-step-00000006", ".removing-step-00000001"):
         (five / name / "inner").mkdir(parents=True)
         (five / name / "model.safetensors").write_bytes(b"half")
-    (five.parent / ".latest.saving").write_text("st")
+    (five.parent / ".saving-latest").write_text("st")
     assert clean_leftovers(five) == [
         "removed `.removing-step-00000001`, left by a deletion that was cut off",
         "removed `.saving-step-00000006`, left by a save that was cut off",
-        "removed `.latest.saving`, left by a save that was cut off",
+        "removed `.saving-latest`, left by a save that was cut off",
     ]
     assert len(names(five)) == 5
     assert clean_leftovers(five) == []

@@ -3,7 +3,8 @@
 import json
 import math
 import warnings
-from collections import OrderedDict, namedtuple
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.optim.lr_scheduler import MultiStepLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR
 
 from evenstep.checkpoint.state import DTYPE_NAMES, pack, unpack
 from evenstep.errors import CheckpointError
+from refused import refused
 
 
 def round_trip(tree: object) -> object:
@@ -158,27 +161,82 @@ def test_an_ordered_dict_comes_back_as_a_dict():
     assert same(round_trip(OrderedDict(b=1, a=2)), {"b": 1, "a": 2})
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        Counter({3: 1, 7: 2}),
+        deque([1, (2, 3)], maxlen=5),
+        deque(["a"]),
+        {1, "two", (3, 4)},
+        frozenset({1}),
+        {"inner": {0: {5}}},
+    ],
+)
+def test_other_containers_come_back_as_they_were(value: object):
+    back = round_trip(value)
+    assert (type(back), back) == (type(value), value)
+    assert getattr(back, "maxlen", None) == getattr(value, "maxlen", None)
+
+
+@pytest.mark.parametrize(
+    "value", [np.float64(1.5), np.float32(0.1), np.int64(7), np.uint8(3), np.bool_(True), np.float64("inf")]
+)
+def test_numbers_of_numpy_come_back_as_plain_ones(value: np.generic):
+    assert same(round_trip([value]), [value.item()])
+
+
+def test_defaults_of_a_dict_are_dropped():
+    assert same(round_trip(defaultdict(list, a=[1])), {"a": [1]})
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda optimizer: MultiStepLR(optimizer, [2, 4, 4]),
+        lambda optimizer: ReduceLROnPlateau(optimizer, patience=1),
+        lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=8),
+        lambda optimizer: SequentialLR(optimizer, [StepLR(optimizer, 2), MultiStepLR(optimizer, [1])], [3]),
+    ],
+)
+def test_torchs_schedulers_go_on_after_the_round_trip(build: Any):
+    rates: list[list[float]] = []
+    for stopped in (False, True):
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+        scheduler = build(optimizer)
+        rates.append([])
+        for step in range(6):
+            if stopped and step == 3:
+                saved, groups = round_trip([scheduler.state_dict(), optimizer.state_dict()])
+                optimizer.load_state_dict(groups)
+                scheduler = build(optimizer)
+                scheduler.load_state_dict(saved)
+                optimizer.load_state_dict(groups)
+            optimizer.step()
+            scheduler.step(*([np.float64(1.0)] if isinstance(scheduler, ReduceLROnPlateau) else []))
+            rates[-1].append(optimizer.param_groups[0]["lr"])
+    assert rates[0] == rates[1]
+
+
 Point = namedtuple("Point", "x y")
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    "value",
     [
-        (np.float64(1.5), r"`hooks\.best\.0` is a `numpy\.float64`.*use `\.item\(\)`"),
-        (np.int64(1), r"numpy\.int64"),
-        (np.zeros(2), r"numpy\.ndarray.*`torch\.from_numpy`"),
-        (b"raw", r"`builtins\.bytes`"),
-        ({1, 2}, r"`builtins\.set`"),
-        (Point(1, 2), r"Point`.*plain tuple"),
-        (torch.Size([1]), r"Size`.*plain tuple"),
-        (torch.float32, r"dtype"),
-        (object(), r"`builtins\.object`"),
-        ({(1, 2): 3}, r"has the key \(1, 2\) of type `tuple`.*use str or int keys"),
-        ({True: 3}, r"has the key True of type `bool`"),
-        (torch.zeros(2, device="meta"), r"without plain values \(meta\)"),
-        (torch.zeros(2, 2).to_sparse(), r"without plain values \(torch\.sparse_coo\)"),
+        np.zeros(2),
+        np.longdouble(1),
+        np.complex128(1),
+        b"raw",
+        Point(1, 2),
+        torch.Size([1]),
+        torch.float32,
+        object(),
+        {(1, 2): 3},
+        {True: 3},
+        torch.zeros(2, device="meta"),
+        torch.zeros(2, 2).to_sparse(),
     ],
 )
-def test_what_has_no_exact_form_is_refused_by_its_path(value: object, message: str):
-    with pytest.raises(CheckpointError):
+def test_what_has_no_exact_form_is_refused_by_its_path(value: object):
+    with refused(CheckpointError, "hooks.best.0"):
         pack({"best": [value]}, "hooks")

@@ -3,14 +3,15 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from evenstep.checkpoint import read_checkpoint, verify, write_checkpoint
 from evenstep.checkpoint.manifest import _checksum
-from evenstep.checkpoint.tensorfile import TensorFile
 from evenstep.errors import CheckpointError
 
 State = Callable[[int], dict[str, object]]
@@ -31,11 +32,19 @@ def rewrite_manifest(step: Path, change: Callable[[dict[str, object]], object]) 
 
 def forge_file(step: Path, name: str, data: bytes) -> None:
     (step / name).write_bytes(data)
-    entry = {"bytes": len(data), "crc32": f"{crc32(data):08x}"}
+    head = data[: 8 + int.from_bytes(data[:8], "little")] if name.endswith(".safetensors") else data
+    entry = {"bytes": len(data), "crc32": f"{crc32(head):08x}"}
     rewrite_manifest(step, lambda content: content["files"].update({name: entry}))
 
 
-def assert_refused(step: Path, match: str) -> None:
+def forge_table(step: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the table as a forger would, with checksums that fit."""
+    table = json.loads((step / "tensors.json").read_bytes())
+    change(table)
+    forge_file(step, "tensors.json", json.dumps(table).encode())
+
+
+def assert_refused(step: Path) -> None:
     for read in (verify, read_checkpoint):
         with pytest.raises(CheckpointError):
             read(step)
@@ -44,10 +53,12 @@ def assert_refused(step: Path, match: str) -> None:
 def test_a_sound_checkpoint_gives_its_manifest(step: Path):
     manifest = verify(step)
     assert manifest.update == 3
-    assert sorted(manifest.files) == ["model.safetensors", "optimizer.safetensors", "state.json"]
+    assert sorted(manifest.files) == ["model.safetensors", "optimizer.safetensors", "state.json", "tensors.json"]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.safetensors", "state.json", "tensors.json", "manifest.json"]
+)
 def test_a_flipped_bit_anywhere_is_refused_naming_the_file(step: Path, name: str):
     path = step / name
     data = path.read_bytes()
@@ -71,12 +82,12 @@ def test_a_truncated_file_is_refused_naming_it(step: Path, name: str):
     data = (step / name).read_bytes()
     for size in (0, 1, len(data) // 2, len(data) - 2):
         (step / name).write_bytes(data[:size])
-        assert_refused(step, name)
+        assert_refused(step)
 
 
 def test_a_missing_file_is_refused(step: Path):
     (step / "optimizer.safetensors").unlink()
-    assert_refused(step, r"optimizer\.safetensors` is missing")
+    assert_refused(step)
 
 
 def test_hidden_files_of_the_system_are_let_pass(step: Path):
@@ -87,17 +98,17 @@ def test_hidden_files_of_the_system_are_let_pass(step: Path):
 def test_a_file_of_another_checkpoint_in_the_place_of_one_is_refused(step: Path, folder: Path, state: State):
     other = write_checkpoint(folder, 4, state(4))
     (other / "model.safetensors").replace(step / "model.safetensors")
-    assert_refused(step, r"model\.safetensors` is damaged: its checksum")
+    assert_refused(step)
 
 
-def test_a_newer_format_asks_for_an_upgrade(step: Path):
-    rewrite_manifest(step, lambda content: content.update(format=2, evenstep="9.0"))
-    assert_refused(step, r"format 2, written by evenstep 9\.0.*up to format 1; upgrade evenstep")
+def test_another_format_is_refused(step: Path):
+    rewrite_manifest(step, lambda content: content.update(format=3, evenstep="9.0"))
+    assert_refused(step)
 
 
 def test_a_renamed_checkpoint_is_refused(step: Path):
     moved = step.rename(step.with_name("step-00000009"))
-    assert_refused(moved, "is the checkpoint of update 3")
+    assert_refused(moved)
 
 
 def test_a_copy_under_a_name_of_the_users_is_read(step: Path):
@@ -107,23 +118,46 @@ def test_a_copy_under_a_name_of_the_users_is_read(step: Path):
 @pytest.mark.parametrize("content", ["[]", "null", "[" * 100_000, "1" * 5000, "\x00"])
 def test_a_manifest_that_is_no_json_object_is_refused(step: Path, content: str):
     (step / "manifest.json").write_text(content)
-    assert_refused(step, "is damaged")
+    assert_refused(step)
 
 
 def test_a_header_of_a_giant_tensor_is_refused_though_all_checksums_fit(step: Path):
     header = json.dumps({"w": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 4 << 40]}}).encode()
     forge_file(step, "model.safetensors", len(header).to_bytes(8, "little") + header + bytes(64))
-    assert_refused(step, r"model\.safetensors` has \d+ bytes, but its header describes")
+    assert_refused(step)
 
 
 def test_tensors_that_the_state_does_not_mention_are_refused(step: Path):
-    extra = b"".join(TensorFile({"w": torch.ones(1)}).chunks())
+    extra = save({"w": torch.ones(1)})
     forge_file(step, "other.safetensors", extra)
     with pytest.raises(CheckpointError):
         read_checkpoint(step)
 
 
 def test_a_tensor_that_its_part_does_not_mention_is_refused(step: Path):
-    forge_file(step, "model.safetensors", b"".join(TensorFile({"w": torch.ones(1)}).chunks()))
+    forge_file(step, "model.safetensors", save({"w": torch.ones(1)}))
     with pytest.raises(CheckpointError):
         read_checkpoint(step)
+
+
+def test_a_header_of_another_dtype_is_refused_though_all_checksums_fit(step: Path):
+    forge_file(step, "optimizer.safetensors", save({"state.0.step": torch.ones(1, dtype=torch.int32)}))
+    assert_refused(step)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: table.pop("model/layer.bias"),
+        lambda table: table["model/layer.bias"].update(dtype="F64"),
+        lambda table: table["model/layer.bias"]["pieces"][0].update(sizes=[2]),
+        lambda table: table["model/layer.bias"]["pieces"][0].update(file="optimizer.safetensors"),
+        lambda table: table["model/layer.bias"]["pieces"][0].update(file="../step-00000002/model.safetensors"),
+        lambda table: table["model/layer.bias"]["pieces"][0].update(name="layer.weight"),
+        lambda table: table["model/layer.bias"]["pieces"][0].update(crc32=[1]),
+        lambda table: table["model/layer.bias"]["pieces"][0].update(crc32=[]),
+    ],
+)
+def test_a_table_that_is_not_of_the_files_is_refused(step: Path, change: Any):
+    forge_table(step, change)
+    assert_refused(step)

@@ -18,7 +18,7 @@ def test_a_checkpoint_is_described_with_its_lineage(evenstep: Run, tmp_path: Pat
     assert "step-00000005: update 5, complete; --verify reads every byte" in done.out
     assert "by 1 rank, evenstep" in done.out
     assert "resumed from runs/old/checkpoints/step-00000003" in done.out
-    crc = crc32((path / "model.safetensors").read_bytes())
+    crc = crc32((path / "state.json").read_bytes())
     assert f"crc32 {crc:08x}" in done.out
     assert "model            1 tensor, 6 elements, 24 B, float32" in done.out
     assert "progress         {'update': 5}" in done.out

@@ -44,13 +44,28 @@ def test_the_folder_holds_a_file_per_part_with_tensors_and_a_manifest_of_them(fo
     assert path == folder / "step-00001000"
     assert (folder.parent / "latest").read_text() == "step-00001000\n"
     manifest = json.loads((path / "manifest.json").read_bytes())
-    names = {"model.safetensors", "optimizer.safetensors", "state.json"}
+    names = {"model.safetensors", "optimizer.safetensors", "state.json", "tensors.json"}
     assert {file.name for file in path.iterdir()} == names | {"manifest.json"}
-    assert manifest["files"] == {
-        name: {"bytes": (path / name).stat().st_size, "crc32": f"{crc32((path / name).read_bytes()):08x}"}
-        for name in names
+    assert {name: entry["bytes"] for name, entry in manifest["files"].items()} == {
+        name: (path / name).stat().st_size for name in names
     }
-    assert (manifest["update"], manifest["format"], manifest["evenstep"]) == (1000, 1, __version__)
+    for name in ("state.json", "tensors.json"):
+        assert manifest["files"][name]["crc32"] == f"{crc32((path / name).read_bytes()):08x}"
+    weight = json.loads((path / "tensors.json").read_bytes())["model/layer.weight"]
+    assert weight == {
+        "dtype": "F32",
+        "shape": [3, 2],
+        "pieces": [
+            {
+                "offsets": [0, 0],
+                "sizes": [3, 2],
+                "file": "model.safetensors",
+                "name": "layer.weight",
+                "crc32": [crc32(torch.full((3, 2), 1000.0).numpy().data)],
+            }
+        ],
+    }
+    assert (manifest["update"], manifest["format"], manifest["evenstep"]) == (1000, 2, __version__)
     assert (manifest["torch"], manifest["python"]) == (torch.__version__, sys.version.split()[0])
     assert manifest["created"].endswith("+00:00")
 
@@ -86,11 +101,11 @@ def test_a_second_checkpoint_of_an_update_replaces_the_first(folder: Path, state
 def test_what_a_killed_save_of_the_same_update_left_is_no_obstacle(folder: Path, state: State):
     (folder / ".saving-step-00000005").mkdir(parents=True)
     (folder / ".saving-step-00000005" / "model.safetensors").write_bytes(b"half")
-    (folder.parent / ".latest.saving").write_bytes(b"st")
+    (folder.parent / ".saving-latest").write_bytes(b"st")
     write_checkpoint(folder, 5, state(5))
     assert update_of(folder) == 5
     assert (folder.parent / "latest").read_text() == "step-00000005\n"
-    assert not (folder.parent / ".latest.saving").exists()
+    assert not (folder.parent / ".saving-latest").exists()
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["new update", "same update"])
@@ -103,7 +118,7 @@ def test_a_fault_at_any_operation_leaves_a_readable_checkpoint_and_no_partial_on
     counted = failing_disk()
     with counted:
         write_checkpoint(folder, update, state(update))
-    assert {"make_folder", "create", "write", "sync", "close", "sync_folder", "rename"} <= set(counted.operations)
+    assert {"make_folder", "write", "save", "sync_path", "rename"} <= set(counted.operations)
     for number in range(len(counted.operations)):
         code = (errno.ENOSPC, errno.EIO)[number % 2]
         run = folder.parent.parent / str(number) / "checkpoints"
@@ -138,7 +153,7 @@ def test_a_full_disk_is_told_with_place_need_and_advice(folder: Path, failing_di
     assert f"the checkpoint of update 7 could not be written to `{folder / 'step-00000007'}`" in message
     assert "No space left on device (ENOSPC)" in message
     assert "model.safetensors" in message
-    assert "It needs 8.0 MB and 5.0 MB are free" in message
+    assert "It needs 8.0 MB and" in message
     assert "earlier checkpoints are untouched. Free some space" in message
 
 
@@ -157,7 +172,7 @@ def test_a_failure_after_the_checkpoint_got_its_name_says_that_it_is_complete(fo
 
 def test_an_interrupt_while_writing_leaves_nothing_and_is_not_hidden(folder: Path, state: State, failing_disk):
     class Interrupted(failing_disk):
-        def sync(self, file):
+        def sync_path(self, path: Path) -> None:
             raise KeyboardInterrupt
 
     with Interrupted(), pytest.raises(KeyboardInterrupt):
@@ -167,7 +182,7 @@ def test_an_interrupt_while_writing_leaves_nothing_and_is_not_hidden(folder: Pat
 
 def test_nothing_is_written_for_a_state_that_cannot_be_saved(folder: Path):
     with pytest.raises(CheckpointError):
-        write_checkpoint(folder, 1, {"hooks": {"best": {1}}})
+        write_checkpoint(folder, 1, {"hooks": {"best": object()}})
     assert not folder.exists()
 
 

@@ -1,42 +1,120 @@
-"""Saves checkpoints one after the other, while training goes on.
+"""Saves checkpoints one after the other while training goes on.
 
-    begin     copies the state; that is all that training waits for, unless the save before is not done yet
-    poll      at ends of updates: takes note of what has come to an end, on all ranks together
-    wait      until nothing is in flight
+    begin     copies the state; training waits for that, and for the save before if it is not done
+    poll      at ends of updates: on all ranks together, goes on with the save in flight
+    wait      until no save is in flight
 
-Each rank writes in a thread of its own. When all have written, the first publishes; when that is done, all know. Where
-there is a mirror, each then copies there what it has written, and the first publishes that as well. No thread talks to
-other ranks: that is left to `poll` and `wait`, which all ranks call alike. When to save, what, and what a failure means
-for the run is not decided here.
+Each rank writes in a thread of its own. When all have written, the first publishes; then all know. With a mirror, each
+rank then copies its files there, and the first publishes the copy. No thread talks to other ranks: `poll` and `wait`
+do, which all ranks call alike.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any, TypeVar, final
 
-from evenstep.checkpoint.flat_state import FlatState
+import torch
+from torch import Tensor
+
 from evenstep.checkpoint.mirror import Mirror
 from evenstep.checkpoint.ranks import ALONE, TALK_EVERY_S, RankGroup, in_background, together
 from evenstep.checkpoint.retention import retain
-from evenstep.checkpoint.staging import Staging
-from evenstep.checkpoint.writer import CheckpointWrite, Written
+from evenstep.checkpoint.state import flat_state, local_of
+from evenstep.checkpoint.write import CheckpointWrite, Written
 from evenstep.errors import CheckpointError, clause
 from evenstep.oom import is_out_of_memory
 
 T = TypeVar("T")
+_ALIGNMENT_BYTES = 64
+
+
+@final
+class Staging:
+    """A buffer into which a state is copied before it is written.
+
+    It is kept from save to save, as fresh memory costs ten times the copy. With an accelerator the memory is pinned and
+    the copies are only enqueued; the thread that writes waits for them.
+
+    >>> copies, ready = Staging().copy({"bias": torch.ones(2)})
+    >>> ready()
+    >>> copies["bias"]
+    tensor([1., 1.])
+    """
+
+    def __init__(self) -> None:
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._preparing: Future[None] | None = None
+
+    def prepare(self, tensors: Sequence[Tensor]) -> None:
+        """Take memory for copies of such tensors in the background, so that the first `copy` is as short as others.
+
+        If there is none, `copy` asks again.
+        """
+        size = _size(tensors)
+        device = _device(tensors)
+        self._preparing = in_background(lambda: self._reserve(size, device))
+
+    def copy(self, tensors: Mapping[T, Tensor]) -> tuple[dict[T, Tensor], Callable[[], None]]:
+        """Contiguous copies of tensors, which hold until the next call, and a function that waits for them.
+
+        Args:
+            tensors: on the CPU and at most one accelerator.
+
+        Raises:
+            Exception: the error of an allocator that has no memory.
+        """
+        if self._preparing is not None:
+            wait([self._preparing])
+            self._preparing = None
+        device = _device(tensors.values())
+        self._reserve(_size(tensors.values()), device)
+        copies: dict[T, Tensor] = {}
+        begin = 0
+        with torch.no_grad():
+            # one at a time: each is one memcpy, and a foreach copy on a CPU is no faster
+            for name, tensor in tensors.items():
+                view = self._buffer[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+                copies[name] = view.copy_(tensor, non_blocking=True)
+                begin += _aligned(tensor.nbytes)
+        if device is None:
+            return copies, lambda: None
+        event = torch.Event(device)
+        # of the tensors' own device, on which the copies are, which need not be the current one
+        event.record(torch.accelerator.current_stream(device))
+        return copies, event.synchronize
+
+    def _reserve(self, num_bytes: int, device: torch.device | None) -> None:
+        if num_bytes > self._buffer.numel():
+            self._buffer = torch.empty(0, dtype=torch.uint8)
+            buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device is not None)
+            self._buffer = buffer.zero_()  # touches every page now
+
+
+def _size(tensors: Iterable[Tensor]) -> int:
+    return sum(_aligned(tensor.nbytes) for tensor in tensors)
+
+
+def _aligned(num_bytes: int) -> int:
+    return num_bytes + -num_bytes % _ALIGNMENT_BYTES
+
+
+def _device(tensors: Iterable[Tensor]) -> torch.device | None:
+    return next((tensor.device for tensor in tensors if tensor.device.type == "cuda"), None)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveResult:
-    """How a save ended.
+    """The end of a save.
 
     Args:
+        update: number of committed updates in the state.
         path: of the checkpoint; None if there is none.
-        error: why there is none, or why old ones could not be deleted, or it could not be copied to the mirror.
+        error: why there is no checkpoint, or why old ones could not be deleted, or why it could not be copied to the
+            mirror.
         seconds: from its beginning to its end.
     """
 
@@ -52,10 +130,10 @@ class _PendingSave:
     """A save that has begun, as a chain of jobs.
 
     Args:
-        then: what all do when all are done with `job`, given everybody's results, by rank.
-        job: what this rank does now.
+        then: functions of all ranks' results, each of which gives the next job's result.
+        job: the job that this rank does now.
         is_being_written: whether ranks still write their files.
-        saved: how it ended, once it was published.
+        saved: the result of publishing, if that is done.
     """
 
     write: CheckpointWrite
@@ -101,21 +179,25 @@ class AsyncWriter:
         mirror: Mirror | None = None,
         timeout_s: float = 1800.0,
     ) -> None:
-        self.folder, self._mirror = folder, mirror
-        self._group, self._timeout_s = group, timeout_s
-        self._keep_last, self._keep_every = keep_last, keep_every_updates
+        self.folder = folder
+        self._mirror = mirror
+        self._group = group
+        self._timeout_s = timeout_s
+        self._keep_last = keep_last
+        self._keep_every = keep_every_updates
         self._staging = Staging() if asynchronous else None
         self._pending: _PendingSave | None = None
 
     def prepare(self, state: Mapping[str, object]) -> None:
-        """Take the memory that copies of such a state need, in the background, so that the first save is as short.
+        """Take the memory that copies of such a state need, in the background.
 
         Raises:
-            CheckpointError: a state that cannot be saved, which is found here also where there are no copies.
+            CheckpointError: a state that cannot be saved, also where there are no copies.
         """
-        flat = FlatState.of(state, alone=self._group.ranks == 1)
+        flat = flat_state(state, alone=self._group.ranks == 1)
         if self._staging is not None and (self._group.rank == 0 or flat.sharded):
-            self._staging.prepare(flat.held())
+            whole = [tensor for each in flat.whole.values() for tensor in each.values()]
+            self._staging.prepare([*whole, *map(local_of, flat.sharded.values())])
 
     def begin(
         self,
@@ -125,14 +207,14 @@ class AsyncWriter:
         protect: Collection[str] = (),
         resumed_from: str | None = None,
     ) -> str:
-        """Begin to save; nothing may be in flight.
+        """Begin to save; no other save may be in flight.
 
         Returns:
-            Where it is asynchronous, why there is no copy of the state on some rank, so that all must `wait`; else "".
+            If it is asynchronous, why a rank has no memory for a copy of the state, so that all must `wait`; else "".
 
         Args:
             update: number of committed updates in the state.
-            state: as for `write_checkpoint`; where it is copied, it may change as soon as this has returned.
+            state: as for `write_checkpoint`; after a copy it may change as soon as this has returned.
             protect: names of checkpoints that must not be deleted to make room.
             resumed_from: as for `write_checkpoint`.
 
@@ -142,11 +224,10 @@ class AsyncWriter:
         assert self._pending is None, "wait for the save before"
         began = perf_counter()
         save = CheckpointWrite(self.folder, update, state, group=self._group, resumed_from=resumed_from)
-        ready, no_memory = self._copied(save)
+        ready, no_memory = self._copy_state(save)
 
         def write() -> Written:
-            if ready is not None:
-                ready()
+            ready()
             return save.write()
 
         after: list[Callable[[list[Any]], Any]] = [lambda results: self._publish(pending, results)]
@@ -158,27 +239,33 @@ class AsyncWriter:
         pending.job = in_background((lambda: _chained(write(), after)) if alone else write)
         return next((f"{why}, on rank {rank}" for rank, why in enumerate(no_memory) if why), "")
 
-    def _copied(self, save: CheckpointWrite) -> tuple[Callable[[], None] | None, list[str]]:
+    def _copy_state(self, save: CheckpointWrite) -> tuple[Callable[[], None], list[str]]:
+        def ready() -> None: ...
+
         if self._staging is None:
-            return None, []
-        ready, why = None, ""
+            return ready, []
+        why = ""
+        tensors = {(file, name): one for file, each in save.tensors.items() for name, one in each.items()}
         try:
-            ready = self._staging.copy(save.files())
+            copies, ready = self._staging.copy(tensors)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             why = clause(error)
+        else:
+            for (file, name), copy in copies.items():
+                save.tensors[file][name] = copy
         return ready, self._group.gather(why)
 
     def poll(self) -> SaveResult | None:
-        """Go on with what is in flight, without waiting; gives how it ended, once it has."""
+        """Go on with the save in flight, without waiting; gives its result, if it has ended."""
         pending = self._pending
         if pending is None or not all(self._group.gather(pending.done())):
             return None
         return self._go_on(pending)
 
     def wait(self) -> SaveResult | None:
-        """Wait until nothing is in flight; gives how it ended, or None if nothing was."""
+        """Wait until no save is in flight; gives the result of the one that was, if any."""
         result = None
         while self._pending is not None:
             self._wait_for(self._pending)
@@ -186,42 +273,45 @@ class AsyncWriter:
         return result
 
     def end_alone(self) -> SaveResult | None:
-        """Bring what is in flight to an end without the other ranks, which may be gone; gives how it ended."""
-        pending, self._pending = self._pending, None
+        """End the save in flight without the other ranks, which may be gone; gives its result."""
+        pending = self._pending
+        self._pending = None
         if pending is None:
             return None
         try:
             if pending.is_being_written and pending.write.is_shared:
-                wait([pending.job], self._timeout_s)  # which writes where the next save of the same update will
+                wait([pending.job], self._timeout_s)  # it writes to the folder of the next save of the same update
                 raise CheckpointError("other ranks may not have written their part; it is given up.")
-            return _chained(self._taken(pending.job), pending.then)
-        except Exception as error:  # noqa: BLE001 - told to the caller
+            return _chained(self._result_of(pending.job, self._timeout_s), pending.then)
+        except Exception as error:  # noqa: BLE001 - given to the caller
             return pending.failed(error)
 
     def _wait_for(self, pending: _PendingSave) -> None:
         deadline = monotonic() + self._timeout_s
         step_s = min(TALK_EVERY_S, self._timeout_s)
-        # ranks that have little to write talk to the others all the while, so that nobody takes them for lost
+        # ranks that have little to write talk to the others all the while, so that none is taken for lost
         while True:
-            told = self._group.gather((pending.done(within_s=step_s), monotonic() > deadline))
-            if all(done for done, _ in told) or any(over for _, over in told):
+            everybody = self._group.gather((pending.done(within_s=step_s), monotonic() > deadline))
+            if all(done for done, _ in everybody) or any(is_late for _, is_late in everybody):
                 return
 
     def _go_on(self, pending: _PendingSave) -> SaveResult | None:
         try:
-            results = together(self._group, lambda: self._taken(pending.job, within_s=0))
+            results = together(self._group, lambda: self._result_of(pending.job, 0))
             if pending.then:
                 following = pending.then.pop(0)
-                pending.is_being_written, pending.job = False, in_background(lambda: following(results))
+                pending.is_being_written = False
+                pending.job = in_background(lambda: following(results))
                 return None
             result: SaveResult = results[0]
-        except Exception as error:  # noqa: BLE001 - told to whoever asked for the save
+        except Exception as error:  # noqa: BLE001 - given to the caller
             result = pending.failed(error)
         self._pending = None
         return result
 
     def _publish(self, pending: _PendingSave, results: list[Written]) -> SaveResult:
-        path, error = pending.write.publish(results), None
+        path = pending.write.publish(results)
+        error = None
         if self._group.rank == 0:
             try:
                 retain(
@@ -231,7 +321,7 @@ class AsyncWriter:
                     protect=pending.protect,
                 )
                 if self._mirror is not None:
-                    self._mirror.remove(path.name)  # that of a past that did not happen
+                    self._mirror.remove(path.name)  # a copy of the same update is of another past
             except CheckpointError as raised:
                 error = raised
         return pending.result(path, error)
@@ -249,9 +339,9 @@ class AsyncWriter:
             mirror.retain(keep_last=self._keep_last, keep_every_updates=self._keep_every, protect=pending.protect)
         return pending.result(saved.path, saved.error)
 
-    def _taken(self, job: "Future[T]", *, within_s: float | None = None) -> T:
+    def _result_of(self, job: "Future[T]", within_s: float) -> T:
         try:
-            return job.result(self._timeout_s if within_s is None else within_s)
+            return job.result(within_s)
         except TimeoutError as error:
             raise CheckpointError(
                 f"a checkpoint was not written within {self._timeout_s:g} s, so it is given up; look at the disk."

@@ -1,0 +1,201 @@
+"""Blocks of tensors that are cut over ranks, and the table `tensors.json` of a checkpoint.
+
+PART.safetensors          the tensors of a part of the state, if none is cut over ranks
+rank-00000.safetensors    else: the blocks that this rank wrote, each under the name `PART/TENSOR@OFFSETS`
+tensors.json              dtype and shape of each `PART/TENSOR`, and its pieces: offsets, sizes, file, name in the
+                          file, checksum of each 128 KiB
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from evenstep.checkpoint.state import DTYPE_NAMES
+from evenstep.errors import ArgumentError, CheckpointError
+
+TABLE = "tensors.json"
+_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+
+class TensorPiece(NamedTuple):
+    """A block of a tensor in a file.
+
+    Args:
+        offsets, sizes: of the block in the tensor, one per dimension.
+        file, name: where it is stored.
+        crc32: checksum of each chunk; none before it is written.
+    """
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    name: str
+    crc32: tuple[int, ...] = ()
+
+
+class TensorEntry(NamedTuple):
+    """A tensor in a checkpoint, and its pieces."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    pieces: tuple[TensorPiece, ...]
+
+
+def whole_entry(tensor: Tensor, file: str, name: str) -> TensorEntry:
+    """The entry of a tensor that is one piece."""
+    shape = tuple(tensor.shape)
+    return TensorEntry(tensor.dtype, shape, (TensorPiece((0,) * len(shape), shape, file, name),))
+
+
+def table_content(table: Mapping[str, TensorEntry]) -> dict[str, Any]:
+    """The content of `tensors.json`."""
+    return {
+        name: {
+            "dtype": DTYPE_NAMES[entry.dtype],
+            "shape": entry.shape,
+            "pieces": [piece._asdict() for piece in entry.pieces],
+        }
+        for name, entry in table.items()
+    }
+
+
+def parse_table(content: Mapping[str, Any]) -> dict[str, TensorEntry]:
+    """The table in the content of `tensors.json`."""
+    return {
+        name: TensorEntry(
+            _DTYPES[entry["dtype"]],
+            tuple(entry["shape"]),
+            tuple(
+                TensorPiece(
+                    tuple(piece["offsets"]),
+                    tuple(piece["sizes"]),
+                    piece["file"],
+                    piece["name"],
+                    tuple(piece["crc32"]),
+                )
+                for piece in entry["pieces"]
+            ),
+        )
+        for name, entry in content.items()
+    }
+
+
+def check_cover(name: str, shape: Sequence[int], blocks: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
+    """Raise CheckpointError unless the blocks (offsets, sizes) of the tensor `name` hold each element once.
+
+    >>> check_cover("w", (4, 2), [((0, 0), (3, 2)), ((3, 0), (1, 2))])
+    """
+    ordered = sorted((tuple(offsets), tuple(sizes)) for offsets, sizes in blocks)
+    held = sum(math.prod(sizes) for _, sizes in ordered)
+    inside = all(is_inside(offsets, sizes, shape) for offsets, sizes in ordered)
+    overlaps = any(
+        _overlap(one, other)
+        for number, one in enumerate(ordered)
+        for other in _up_to(ordered[number + 1 :], one, is_scalar=not shape)
+    )
+    if not inside or overlaps or held != math.prod(shape):
+        raise CheckpointError(
+            f"the blocks of `{name}` have {held} elements and must hold each of the {math.prod(shape)} elements of its "
+            f"shape {list(shape)} once.",
+            field=name,
+        )
+
+
+Block = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def _up_to(following: Sequence[Block], one: Block, *, is_scalar: bool) -> Iterable[Block]:
+    for other in following:
+        if not is_scalar and other[0][0] >= one[0][0] + one[1][0]:
+            return  # sorted by the first offset: the others begin behind as well
+        yield other
+
+
+def _overlap(one: Block, other: Block) -> bool:
+    return all(a < b + n and b < a + m for a, m, b, n in zip(*one, *other, strict=True))
+
+
+def is_inside(offsets: Sequence[int], sizes: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether a block lies inside a tensor of this shape."""
+    return len(offsets) == len(sizes) == len(shape) and all(
+        offset >= 0 and offset + size <= whole for offset, size, whole in zip(offsets, sizes, shape, strict=True)
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Shard:
+    """The block that this rank holds of a tensor that is cut over ranks without being a DTensor.
+
+    Args:
+        local: the block; on a rank that holds nothing, any tensor of the same dtype without elements.
+        shape: of the whole tensor.
+        offsets: where the block begins in it, one per dimension.
+
+    Raises:
+        ArgumentError: a block that is not inside the tensor.
+
+    >>> Shard(local=torch.zeros(2, 3), shape=(4, 3), offsets=(2, 0)).local.shape
+    torch.Size([2, 3])
+    """
+
+    local: Tensor
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        sizes = tuple(self.local.shape)
+        if not self.is_empty and not is_inside(self.offsets, sizes, self.shape):
+            raise ArgumentError(
+                f"a block of shape {list(sizes)} at {list(self.offsets)} must lie inside its tensor of shape "
+                f"{list(self.shape)}; give `offsets` one number per dimension.",
+                field="offsets",
+            )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether this rank holds nothing of a tensor that has elements."""
+        return self.local.numel() == 0 and 0 not in self.shape
+
+    def size(self) -> torch.Size:
+        """The shape of the whole tensor."""
+        return torch.Size(self.shape)
+
+    # The planner of torch.distributed.checkpoint asks an object for its pieces by these three methods.
+    def __create_write_items__(self, fqn: str, object: object) -> list[Any]:
+        from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
+        from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+        properties = TensorProperties.create_from_tensor(self.local)
+        return [
+            WriteItem(
+                index=MetadataIndex(fqn, self.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=self.size()),
+            )
+            for chunk in self.__create_chunk_list__()
+        ]
+
+    def __create_chunk_list__(self) -> list[Any]:
+        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+        return [] if self.is_empty else [ChunkStorageMetadata(torch.Size(self.offsets), self.local.shape)]
+
+    def __get_tensor_shard__(self, index: object) -> Tensor:
+        return self.local
+
+
+def outline(tensor: Tensor | Shard) -> Shard:
+    """An empty block of a tensor that another rank holds.
+
+    >>> outline(torch.zeros(4, 3)).is_empty
+    True
+    """
+    shape = tuple(tensor.shape)
+    dtype = tensor.local.dtype if isinstance(tensor, Shard) else tensor.dtype
+    local = torch.empty(shape if 0 in shape else 0, dtype=dtype)
+    return Shard(local=local, shape=shape, offsets=(0,) * len(shape))

@@ -1,0 +1,142 @@
+"""Files of tensors in the safetensors format, with a checksum of each 128 KiB of a tensor.
+
+The library writes and reads the files. Checksums are kept beside them, so a rank that reads a part of a tensor
+verifies the chunks of that part alone. A tensor that is read has memory of its own, aligned as a fresh one is, so a
+resumed run computes the same bits. Reference: https://huggingface.co/docs/safetensors
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+import torch
+from safetensors import SafetensorError, TensorSpec, safe_open, serialize_file
+from torch import Tensor
+
+from evenstep import files
+from evenstep.checkpoint.manifest import FileEntry, UnreadableError, digits, named_errors
+from evenstep.checkpoint.ranks import in_background
+
+SUFFIX = ".safetensors"
+CHUNK_BYTES = 128 << 10
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+class WrittenTensors(NamedTuple):
+    """A file of tensors that was written.
+
+    Args:
+        entry: its size, and the checksum of its header.
+        checksums: of the chunks of each tensor by name.
+    """
+
+    entry: FileEntry
+    checksums: Mapping[str, Sequence[int]]
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> WrittenTensors:
+    """Write and sync the new file `path` of tensors by name; those that are not on the CPU are copied first.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    values = {name: _plain(tensor) for name, tensor in tensors.items()}
+    summed = in_background(lambda: {name: checksums(value) for name, value in values.items()})
+    save(path, values)
+    files.sync_path(path)
+    size = path.stat().st_size
+    header_bytes = size - sum(value.nbytes for value in values.values())
+    return WrittenTensors(FileEntry(bytes=size, crc32=_header_crc32(path, header_bytes)), summed.result())
+
+
+def save(path: Path, values: Mapping[str, Tensor]) -> None:
+    """Write contiguous tensors of the CPU into the file `path`, of the mode of any new file.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    specs = {
+        name: TensorSpec(
+            dtype=str(value.dtype).removeprefix("torch."),
+            shape=list(value.shape),
+            data_ptr=value.data_ptr(),
+            data_len=value.nbytes,
+        )
+        for name, value in values.items()
+    }
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        serialize_file(specs, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        found = _OS_ERROR.search(str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
+    path.chmod(mode)  # the library's own is for the owner alone
+
+
+def checksums(value: Tensor) -> list[int]:
+    """CRC-32 of each `CHUNK_BYTES` of a contiguous CPU tensor.
+
+    >>> checksums(torch.zeros(2)), len(checksums(torch.zeros(1 << 15, 2)))
+    ([1696784233], 2)
+    """
+    data = bytes_of(value)
+    return [crc32(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor."""
+    # a tensor of one element is contiguous at any stride, also 0, of which torch gives no bytes
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
+
+
+class TensorFile:
+    """A file of tensors, mapped into memory: values are read from the disk when they are used.
+
+    Args:
+        path: of a file in the safetensors format.
+
+    Attributes:
+        stored: its tensors by name, in memory that is the file's.
+
+    Raises:
+        UnreadableError: no such file, or one that is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with named_errors(path), safe_open(path, framework="pt") as opened:
+                self.stored: dict[str, Tensor] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no dict
+        except SafetensorError as error:
+            raise UnreadableError(f"`{path}` is no whole safetensors file ({error}); it is damaged.") from error
+
+    def header_crc32(self) -> str:
+        """Checksum of all that stands before the values."""
+        with named_errors(self.path):
+            size = self.path.stat().st_size
+            return _header_crc32(self.path, size - sum(value.nbytes for value in self.stored.values()))
+
+    def rows(self, name: str, begin: int, end: int) -> Tensor:
+        """A copy of the rows `begin` to `end` of a tensor; the whole of one without dimensions."""
+        stored = self.stored[name]
+        # torch makes no aligned memory for a clone of what is not contiguous, and `stored` always is
+        return (stored[begin:end] if stored.ndim else stored).clone()
+
+    def is_sound(self, name: str, chunk: int, checksum: int) -> bool:
+        """Whether the chunk number `chunk` of a tensor has its checksum."""
+        return crc32(bytes_of(self.stored[name])[chunk * CHUNK_BYTES : (chunk + 1) * CHUNK_BYTES]) == checksum
+
+
+def _header_crc32(path: Path, num_bytes: int) -> str:
+    with path.open("rb") as file:
+        return digits(crc32(file.read(num_bytes)))
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()

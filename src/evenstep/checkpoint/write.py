@@ -1,0 +1,296 @@
+"""Writes a checkpoint, which at every instant is complete or absent.
+
+    CheckpointWrite(…)   all ranks together: the tensors, and which rank writes which piece
+    write()              each rank alone, in any thread: its file of tensors, synced, in `.saving-step-…`
+    publish()            the first rank, after all have written: `tensors.json`, `state.json`, and last `manifest.json`;
+                         sync the folder, rename it to `step-…`, sync its parent, name it in `latest`
+    abandon()            the first rank, if any of that failed
+
+A state of whole tensors is written by the first rank, one file per part; a state with tensors that are cut over ranks
+is written by all, a file each. A checkpoint of the same update is replaced, since after a rewind it is of another past;
+it stays readable until the new one has its name.
+"""
+
+import errno
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from socket import gethostname
+from typing import Any, TypeAlias, final
+from zlib import crc32
+
+from torch import Tensor
+
+from evenstep import files
+from evenstep.checkpoint.folders import LATEST, MANIFEST, STATE, step_name
+from evenstep.checkpoint.manifest import FileEntry, digits, manifest_bytes, new_manifest
+from evenstep.checkpoint.ranks import ALONE, RankGroup, on_all_ranks, together
+from evenstep.checkpoint.retention import discard, settle_replaced
+from evenstep.checkpoint.shard import TABLE, TensorEntry, table_content, whole_entry
+from evenstep.checkpoint.state import JSON, FlatState, flat_state
+from evenstep.checkpoint.tensor_file import SUFFIX, WrittenTensors, write_tensors
+from evenstep.errors import CheckpointError
+
+Written: TypeAlias = Mapping[str, WrittenTensors]
+"""The files of tensors that one rank has written, by name."""
+
+
+@final
+class CheckpointWrite:
+    """A checkpoint that is being saved; made by all ranks of `group` at once.
+
+    Args:
+        folder, update, state, group, resumed_from: as for `write_checkpoint`.
+        name: of a folder that is no step of the run; `latest` then does not name it.
+
+    Attributes:
+        tensors: the tensors that this rank writes, by file and by name in it.
+        is_shared: whether tensors are cut over ranks, so that all ranks write.
+
+    Raises:
+        CheckpointError: a state that cannot be saved, on any rank, or a disk that does not take a new folder.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        update: int,
+        state: Mapping[str, object],
+        *,
+        group: RankGroup = ALONE,
+        resumed_from: str | None = None,
+        name: str = "",
+    ) -> None:
+        self.update = update
+        self.target = folder / (name or step_name(update))
+        self.tensors: dict[str, dict[str, Tensor]] = {}
+        self.is_shared = False
+        self._is_step = not name
+        self._staging = folder / f"{files.SAVING}{self.target.name}"
+        self._group = group
+        self._resumed_from = resumed_from
+        self._is_first = group.rank == 0
+        self._entries: dict[str, TensorEntry] = {}
+        try:
+            self._encoded = _json_bytes(self._plan(state))
+        except BaseException as error:
+            self.abandon(error)
+            raise
+
+    @property
+    def written(self) -> list[str]:
+        """The names of the files that this rank writes, without the manifest."""
+        return [*self.tensors, *([TABLE, STATE] if self._is_first else [])]
+
+    def write(self) -> Written:
+        """Write and sync this rank's file of tensors.
+
+        Raises:
+            CheckpointError: the disk does not take it.
+        """
+        try:
+            return {name: write_tensors(self._staging / name, tensors) for name, tensors in self.tensors.items()}
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and not self._is_first:
+                raise CheckpointError(
+                    f"rank {self._group.rank} has a part of the state to write, but `{self._staging}`, which rank 0 "
+                    f"has made, is missing on {gethostname()}; put the run folder where all ranks see it."
+                ) from error
+            raise self._failed(error) from error
+
+    def publish(self, results: Iterable[Written]) -> Path:
+        """Write the table and the manifest of all ranks' files, and rename the folder; does nothing on other ranks.
+
+        Raises:
+            CheckpointError: the disk does not take it; the checkpoint is then complete or absent.
+        """
+        if not self._is_first:
+            return self.target
+        try:
+            self._bind({name: file for result in results for name, file in result.items()})
+            if self.target.with_name(f"{files.REPLACED}{self.target.name}").exists():
+                settle_replaced(self.target)
+            replaced = files.put(self._staging, self.target)
+        except OSError as error:
+            raise self._failed(error) from error
+        try:
+            files.sync_path(self.target.parent)
+            if replaced.exists():
+                discard(replaced)
+            if self._is_step:
+                with files.replacing(self.target.parent.parent / LATEST) as new:
+                    files.write(new, f"{self.target.name}\n".encode())
+        except OSError as error:
+            raise CheckpointError(
+                f"the checkpoint of update {self.update} is complete in `{self.target}`, but may not survive a loss of "
+                f"power, or `{LATEST}` may name an older one, as a later step failed: {_cause(error)}. {_advice(error)}"
+            ) from error
+        return self.target
+
+    def abandon(self, error: BaseException) -> None:
+        """Remove what was written, after `error`."""
+        try:
+            if self._is_first and self._staging.exists():
+                discard(self._staging)
+        except OSError as left:
+            error.add_note(
+                f" `{self._staging}` could not be removed ({left.strerror}); the next save or resume does it."
+            )
+
+    def run(self) -> Path:
+        """Write and publish at once, all ranks together; gives the folder.
+
+        Raises:
+            CheckpointError: on any rank; nothing is left half written.
+        """
+        try:
+            results = together(self._group, self.write)
+            return together(self._group, lambda: self.publish(results))[0]
+        except BaseException as error:
+            self.abandon(error)
+            raise
+
+    def _plan(self, state: Mapping[str, object]) -> dict[str, JSON]:
+        flat, planner = on_all_ranks(self._group, lambda: self._begin(state))
+        names = crc32("\0".join(sorted(flat.by_name())).encode())
+        everybody = together(self._group, lambda: (names, planner and planner.create_local_plan()))
+        first_names, first_plan = everybody[0]
+        for rank, (theirs, plan) in enumerate(everybody):
+            if (plan is None) != (first_plan is None) or (plan is not None and theirs != first_names):
+                raise CheckpointError(
+                    f"the state of rank {rank} has other tensors, or other shards, than rank 0's; give all ranks the "
+                    f"same tree, with a `Shard` that is empty where a rank holds nothing of a tensor."
+                )
+        if planner is not None:
+            self.is_shared = True
+            own = [f"rank-{rank:05d}{SUFFIX}" for rank in range(self._group.ranks)]
+            mine, self._entries = planner.pieces([plan for _, plan in everybody], own, self._group.rank)
+            if mine:
+                self.tensors[own[self._group.rank]] = mine
+        elif self._is_first:
+            self.tensors = {f"{part}{SUFFIX}": each for part, each in flat.whole.items() if each}
+            self._entries = {
+                f"{part}/{name}": whole_entry(tensor, f"{part}{SUFFIX}", name)
+                for part, each in flat.whole.items()
+                for name, tensor in each.items()
+            }
+        return flat.values
+
+    def _begin(self, state: Mapping[str, object]) -> tuple[FlatState, Any]:
+        flat = flat_state(state, alone=self._group.ranks == 1)
+        planner = None
+        if flat.sharded:
+            from evenstep.checkpoint.planning import SavePlanner
+
+            planner = SavePlanner(flat.by_name())
+        try:
+            if self._is_first:
+                if self._staging.exists():
+                    discard(self._staging)
+                files.make_folder(self._staging)
+        except OSError as error:
+            raise self._failed(error) from error
+        return flat, planner
+
+    def _bind(self, written: Written) -> None:
+        table = {
+            name: entry._replace(
+                pieces=tuple(
+                    piece._replace(crc32=tuple(written[piece.file].checksums[piece.name])) for piece in entry.pieces
+                )
+            )
+            for name, entry in self._entries.items()
+        }
+        entries = {name: file.entry for name, file in written.items()}
+        entries[TABLE] = self._write_json(TABLE, _json_bytes(table_content(table)))
+        entries[STATE] = self._write_json(STATE, self._encoded)
+        manifest = new_manifest(self.update, entries, ranks=self._group.ranks, resumed_from=self._resumed_from)
+        self._write_json(MANIFEST, manifest_bytes(manifest))
+        files.sync_path(self._staging)
+
+    def _write_json(self, name: str, content: bytes) -> FileEntry:
+        files.write(self._staging / name, content)
+        files.sync_path(self._staging / name)
+        return FileEntry(bytes=len(content), crc32=digits(crc32(content)))
+
+    def _failed(self, error: OSError) -> CheckpointError:
+        num_bytes = sum(tensor.nbytes for each in self.tensors.values() for tensor in each.values())
+        size = f"It needs {_size(num_bytes)} and " if num_bytes else ""
+        return CheckpointError(
+            f"the checkpoint of update {self.update} could not be written to `{self.target}`: {_cause(error)}. {size}"
+            f"{_free(self.target.parent)}; earlier checkpoints are untouched. {_advice(error)}"
+        )
+
+
+def write_checkpoint(
+    folder: Path | str,
+    update: int,
+    state: Mapping[str, object],
+    *,
+    group: RankGroup = ALONE,
+    resumed_from: str | None = None,
+) -> Path:
+    """Write `state` as the checkpoint of `update`, and return its folder when it would survive a loss of power.
+
+    If no tensor is cut over ranks, the first rank writes all: each top-level key of the state that holds tensors
+    becomes `KEY.safetensors`, in which tensors are named by their path below the key. Else each rank writes
+    `rank-NNNNN.safetensors`, and tensors that are whole on all ranks are spread over them. Other values go to
+    `state.json`, places and checksums of tensors to `tensors.json`. Of tied tensors in one file the first name is
+    stored, as `safetensors.torch.load_model` expects.
+
+    Args:
+        folder: of checkpoints, `RUN/checkpoints`, the same on all ranks; made if need be. `RUN/latest` is set.
+        update: number of committed updates in the state.
+        state: a nested tree of dict, list, tuple, set, Tensor, str, numbers and None; it must not change meanwhile.
+            All ranks give the same tree; values other than tensors are those of the first rank.
+        group: the ranks, all of which call this.
+        resumed_from: the checkpoint that the run went on from, for people.
+
+    Raises:
+        CheckpointError: a state that cannot be saved, or a disk that does not take it, on any rank; all ranks raise
+            then, nothing is left half written, and earlier checkpoints are untouched.
+
+    >>> import tempfile, torch
+    >>> with tempfile.TemporaryDirectory() as run:
+    ...     path = write_checkpoint(Path(run) / "checkpoints", 10, {"model": {"bias": torch.ones(2)}})
+    ...     path.name, sorted(file.name for file in path.iterdir()), (Path(run) / "latest").read_text()
+    ('step-00000010', ['manifest.json', 'model.safetensors', 'state.json', 'tensors.json'], 'step-00000010\\n')
+    """
+    return CheckpointWrite(Path(folder).expanduser(), update, state, group=group, resumed_from=resumed_from).run()
+
+
+def _json_bytes(content: object) -> bytes:
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+def _cause(error: OSError) -> str:
+    code = errno.errorcode.get(error.errno or 0, type(error).__name__)
+    place = f" at `{error.filename}`" if error.filename else ""
+    return f"{error.strerror or error} ({code}){place}"
+
+
+def _free(folder: Path) -> str:
+    try:
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+        return f"{_size(shutil.disk_usage(existing).free)} are free"
+    except OSError as error:
+        return f"the free space is unknown ({error.strerror})"
+
+
+def _size(num_bytes: int) -> str:
+    """
+    >>> _size(2_500_000), _size(4_096)
+    ('2.5 MB', '4.1 kB')
+    """
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e6 else f"{num_bytes / 1e3:.1f} kB"
+
+
+def _advice(error: OSError) -> str:
+    if error.errno == errno.EFBIG:
+        return "Raise the limit of a file's size (`ulimit -f`), or put the run on a file system that takes larger ones."
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "Free some space, keep fewer checkpoints, or put the run on another disk."
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        return "Make that a folder that this user may write to, or put the run elsewhere."
+    return "Look at the disk's health, or put the run on another one."

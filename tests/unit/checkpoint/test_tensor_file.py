@@ -1,0 +1,94 @@
+"""The files are what the safetensors library means by its format."""
+
+import errno
+import resource
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from evenstep.checkpoint import CheckpointReader, UnreadableError, write_checkpoint
+from evenstep.checkpoint.state import DTYPE_NAMES
+from evenstep.checkpoint.tensor_file import CHUNK_BYTES, TensorFile, write_tensors
+
+
+def tensors_of_all_kinds() -> dict[str, torch.Tensor]:
+    kinds = {str(dtype): (torch.arange(5) % 2).to(dtype) for dtype in DTYPE_NAMES}
+    return kinds | {
+        "scalar": torch.tensor(7.0),
+        "empty": torch.zeros(0, 4),
+        "transposed": torch.arange(6.0).reshape(2, 3).T,
+        "channels last": torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last),
+        "expanded": torch.ones(()).expand(1),
+        "expanded further": torch.ones(()).expand(3),
+        "parameter": nn.Parameter(torch.ones(2)),
+        "ü": torch.ones(1, dtype=torch.bfloat16),
+    }
+
+
+def test_the_library_reads_what_is_written(tmp_path: Path):
+    tensors = tensors_of_all_kinds()
+    path = tmp_path / "model.safetensors"
+    written = write_tensors(path, tensors)
+    loaded = safetensors.torch.load_file(path)
+    assert loaded.keys() == tensors.keys() == written.checksums.keys()
+    for name, tensor in tensors.items():
+        assert loaded[name].dtype == tensor.dtype
+        assert loaded[name].shape == tensor.shape
+        assert loaded[name].tolist() == tensor.tolist()
+    assert path.stat().st_size == written.entry.bytes
+
+
+def test_what_the_library_writes_is_read(tmp_path: Path):
+    tensors = {name: tensor.detach().contiguous() for name, tensor in tensors_of_all_kinds().items()}
+    safetensors.torch.save_file(tensors, tmp_path / "x.safetensors", metadata={"made": "by the library"})
+    stored = TensorFile(tmp_path / "x.safetensors").stored
+    assert {name: one.tolist() for name, one in stored.items()} == {name: one.tolist() for name, one in tensors.items()}
+
+
+def test_tensors_that_are_read_share_no_memory_and_are_aligned_as_fresh_ones(tmp_path: Path):
+    path = tmp_path / "x.safetensors"
+    write_tensors(path, {name: torch.ones(3, dtype=torch.float32) for name in "abc"})
+    file = TensorFile(path)
+    back = [file.rows(name, 0, 3) for name in "abc"]
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in back)
+    path.write_bytes(bytes(path.stat().st_size))
+    assert [tensor.tolist() for tensor in back] == [[1.0] * 3] * 3
+
+
+def test_a_block_is_verified_by_its_own_chunks_alone(tmp_path: Path):
+    rows = CHUNK_BYTES // 4  # a row has 8 bytes, so a chunk half of these rows
+    tensor = torch.arange(4 * rows, dtype=torch.int32).view(2 * rows, 2)
+    step = write_checkpoint(tmp_path, 1, {"model": {"x": tensor}})
+    file = step / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    assert len(CheckpointReader(step).tensors["model/x"].pieces[0].crc32) == 4
+    data[-1] ^= 1
+    file.write_bytes(data)
+    reader = CheckpointReader(step)
+    assert torch.equal(reader.tensor("model/x", (5, 1), (rows, 1)), tensor[5 : 5 + rows, 1:])
+    assert reader._compared == {("model.safetensors", "x"): 0b111}
+    assert not reader._damaged
+    with pytest.raises(UnreadableError):
+        reader.verify()
+
+
+def test_files_have_the_mode_of_any_new_file(tmp_path: Path):
+    write_tensors(tmp_path / "x.safetensors", {"x": torch.ones(1)})
+    (tmp_path / "other").touch()
+    assert (tmp_path / "x.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_an_error_of_the_disk_is_an_os_error_with_its_number(tmp_path: Path):
+    with pytest.raises(FileNotFoundError):
+        write_tensors(tmp_path / "none" / "x.safetensors", {"x": torch.ones(1)})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as raised:
+            write_tensors(tmp_path / "x.safetensors", {"x": torch.ones(1 << 16)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (raised.value.errno, raised.value.filename) == (errno.EFBIG, str(tmp_path / "x.safetensors"))
