@@ -8,6 +8,7 @@ import gc
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from evenstep.errors import MissingExtraError
@@ -44,6 +45,14 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
         return sorted({*vars(sys.modules[package]), *home_of})
 
     return named, listed
+
+
+def homes_in(stub: Path) -> dict[str, str]:
+    """The modules that a stub imports from, each with the names, separated by spaces."""
+    import ast
+
+    imports = [node for node in ast.parse(stub.read_text("utf-8")).body if isinstance(node, ast.ImportFrom)]
+    return {str(node.module): " ".join(alias.name for alias in node.names) for node in imports}
 
 
 def load(target: str) -> Any:
