@@ -47,7 +47,7 @@ def mixture(several: Any, *, micro: int = 2, repeats: dict[str, int] | None = No
             )
             for seed, (name, size) in enumerate(BATCHES.items())
         },
-        mixing=AllTasks(repeats=repeats),
+        mixing=AllTasks(repeats=repeats or {}),
     )
 
 

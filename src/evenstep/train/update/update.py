@@ -1,14 +1,15 @@
 """One update: weigh → plan → run → judge → apply."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import final
 
+import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from evenstep.data import GlobalBatch
+from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import TaskError
 from evenstep.events import Incident, StepBegin, StepEnd
 from evenstep.internals import profiler_runs
@@ -22,24 +23,23 @@ from evenstep.train.failures import FailurePolicy
 from evenstep.train.progress import Progress
 from evenstep.train.tasks.weighting import Combine
 from evenstep.train.trained import TrainedParameters
-from evenstep.train.update.accumulation import Accumulation
 from evenstep.train.update.context import MicrobatchResults, TrainContext
 from evenstep.train.update.execution import Execution
+from evenstep.train.update.microbatch import MicrobatchStep
 from evenstep.train.update.outcome import PendingUpdate
-from evenstep.train.update.pipeline_batches import check_batches, check_weights
 from evenstep.train.update.recovery import Attempt, Recovery
 from evenstep.train.update.rollback import Rollback
-from evenstep.train.update.weigh import Weights, weigh
+from evenstep.train.update.weigh import Weights, check_batches, check_pipeline_weights, weigh
 
 
 @final
 class Update:
-    """Executes updates of one model.
+    """Executes updates of one model: weigh → run → judge → apply.
 
     Args:
         parameters: those of the model that are clipped and stepped together, on whichever rank.
         on_out_of_memory: the policy for micro-batches that don't fit: retry, cut in two, or stop.
-        combine: what is made of the tasks' separate gradients; None accumulates them into one.
+        combine: the method that combines the tasks' separate gradients; None accumulates them into one.
 
     Attributes:
         rollback: undoes what passes changed.
@@ -69,22 +69,19 @@ class Update:
         self.reads_at_once = apply.reads_at_once
         self._apply, self.average, self.learning_rates = apply, average, learning_rates
         self._branch_of_steps = branch(context.seed, "step")
-        self._recovery = recovery = Recovery(
+        self._recovery = Recovery(
             execution=execution, context=context, report=report, on_out_of_memory=on_out_of_memory
         )
-        self.rollback = rollback = Rollback(model, context, execution, trained)
-        self._accumulate = Accumulation(
-            context=context, execution=execution, recovery=recovery, rollback=rollback, trained=trained
-        )
-        self._gather: Callable[[Weights, int], MicrobatchResults] = self._accumulate
+        self.rollback = Rollback(model, context, execution, trained)
+        self._run: Callable[[Weights, int], MicrobatchResults] = self._accumulate
         if combine is not None:
             held = {id(one) for one in parameters}
             by_name = {name: one for name, one in named_parameters(model).items() if id(one) in held}
-            self._gather = load("evenstep.contrib.multitask.per_task:PerTaskGradients")(
+            self._run = load("evenstep.contrib.multitask.per_task:PerTaskGradients")(
                 accumulate=self._accumulate, combine=combine, parameters=by_name, context=context, execution=execution
             )
         self.is_whole, self.is_computing = True, False
-        self._first = 0  # the update that is made first
+        self._first = 0  # number of the update that is made first
 
     def __call__(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
         """Execute the update that follows `before` with `batch`.
@@ -93,22 +90,26 @@ class Update:
         S·Σ_t λ_t·Σ∇S_m / Σw_m, or S·Σ∇S_m where the weight is late; what is left of S / Σw_m goes into the divisor of
         `Apply`.
         """
-        update = before.update + 1
+        pending = PendingUpdate(
+            batch=batch,
+            before=before,
+            loss_scale=self._context.loss_scale.state_dict(),
+            rates=self.learning_rates.last,
+            aborted=1.0,
+            total=0.0,
+        )
         self.is_computing = True
         try:
-            self.rollback.begin(update, batch)
+            self.rollback.begin(pending.number, batch)
             self.trained.follow()
-            if not self._model.training:
-                raise TaskError(
-                    f"update {update} trains a model that is in evaluation mode; something has called `eval()` on it "
-                    f"and not `train()` afterwards. Freeze single layers by calling `eval()` on those."
-                )
-            apply = None
-            for attempt in self._attempts(f"update {update}", update):
+            self._check_mode(pending.number)
+            computed = None
+            for attempt in self._attempts(f"update {pending.number}", pending.number):
                 with attempt:
-                    apply = self._compute(batch, before)
-            assert apply is not None, "one attempt has succeeded"
-            return apply()
+                    weights = self._weigh(batch, pending)
+                    computed = weights, *self._gradients(weights, pending)
+            assert computed is not None, "one attempt has succeeded"
+            return self._step(pending, *computed)
         except RuntimeError:
             self._refuse_sparse()
             raise
@@ -118,41 +119,74 @@ class Update:
     def _attempts(self, place: str, update: int) -> Iterator[Attempt]:
         return self._recovery.attempts(place, update, self.rollback.begin_passes())
 
-    def _compute(self, batch: GlobalBatch, before: Progress) -> Callable[[], PendingUpdate]:
-        update = before.update + 1
-        self._first = self._first or update
-        if update == self._first and self._execution.pipeline.ranks > 1:  # each time it is begun: all ask together
+    def _weigh(self, batch: GlobalBatch, pending: PendingUpdate) -> Weights:
+        self._first = self._first or pending.number
+        if pending.number == self._first and self._execution.pipeline.ranks > 1:
             check_batches(self._execution.pipeline, batch)
         weights = self.weigh(batch)
+        pending.skipped_samples = weights.skipped_samples
         self._context.phases.lap("weigh")
-        pending = PendingUpdate(
-            batch=batch,
-            before=before,
-            loss_scale=self._context.loss_scale.state_dict(),
-            rates=self.learning_rates.last,
-            aborted=1.0,
-            total=0.0,
-            skipped_samples=weights.skipped_samples,
-        )
-        grads, squared = list[Tensor](), None
-        if weights.totals:  # else nobody has work
-            pending.gathered = self._gather(weights, update)
-            self.rollback.check_writes()
-            self.rollback.buffers.settle()
-            self._execution.reducers.share_buffers(self.rollback.buffers)
-            grads = gradients(self._parameters, sparse=self._sparse)
-            squared = self._execution.norms.squared(grads)
-        return partial(self._judge_and_apply, pending, weights, grads, squared)
+        return weights
 
-    def _judge_and_apply(
+    def _gradients(self, weights: Weights, pending: PendingUpdate) -> tuple[list[Tensor], Tensor | None]:
+        """The gradients, and ‖g‖₂² over all parameters, stages and shards, or None without any."""
+        if not weights.totals:  # nobody has work
+            return [], None
+        pending.gathered = self._run(weights, pending.number)
+        self.rollback.check_writes()
+        self.rollback.buffers.settle()
+        self._execution.reducers.share_buffers(self.rollback.buffers)
+        grads = gradients(self._parameters, sparse=self._sparse)
+        return grads, self._execution.norms.squared(grads)
+
+    def _accumulate(self, weights: Weights, update: int) -> MicrobatchResults:
+        """Leave the gradients of an update's micro-batches in `.grad`, summed over all ranks."""
+        context, execution = self._context, self._execution
+        self.rollback.forget_gradients()
+        step = MicrobatchStep.of_update(context, weights, update)
+        with step:
+            if execution.reducers.per_pass:
+                self._run_in_turn(weights, step)
+            else:
+                self._recovery.runs(step)
+                execution.trainer.run(execution.plan(step.lay_out(weights.work), True), step)
+        for parameter in self.trained.outside:
+            parameter.grad = None
+        results = step.gathered
+        if all(context.tasks[name].late_weight for name in weights.totals):
+            results.late_total = self._late_total(step.late_weights, weights)
+            step.settle_late(results.late_total)
+        return results
+
+    def _run_in_turn(self, weights: Weights, step: MicrobatchStep) -> None:
+        execution, parts = self._execution, [weights.of(task) for task in weights.totals]
+        for part in parts:
+            last = part is parts[-1]
+            passes = self._context.cuts.passes(self._context.tasks, part.work)
+            execution.pad_passes(passes, self._dummy, backward=True, kind=next(iter(part.totals)), last=last)
+            self._recovery.runs(step)
+            execution.trainer.run(execution.plan(step.lay_out(part.work), last), step)
+
+    @contextmanager
+    def _dummy(self, microbatch: Microbatch) -> Generator[MicrobatchStep]:
+        step = MicrobatchStep.dummy(self._context, microbatch)
+        with self.rollback.buffers.unchanged(), step:
+            self._recovery.runs(step)
+            yield step
+
+    def _late_total(self, late: dict[int, Tensor], weights: Weights) -> Tensor:
+        dtype = torch.float32 if self._context.device.type == "mps" else torch.float64  # mps has no float64
+        each = torch.zeros(weights.num_microbatches, dtype=dtype, device=self._context.device)
+        for microbatch, weight in late.items():
+            each[microbatch] = weight
+        self._execution.group.sum(each)()
+        return each.sum()
+
+    def _step(
         self, pending: PendingUpdate, weights: Weights, grads: list[Tensor], squared: Tensor | None
     ) -> PendingUpdate:
-        """Step the optimizer if the gradient is finite; gives how the update ended.
-
-        Args:
-            squared: ‖g‖₂² over all parameters, stages and shards; None where nobody has work, or no task gave a loss.
-        """
-        update, reducers = pending.number, self._execution.reducers
+        """Step the optimizer if the gradient is finite; gives how the update ended."""
+        update, reducers, context = pending.number, self._execution.reducers, self._context
         rates = self.learning_rates(update, pending.batch.position.epoch)
         if squared is None:  # nobody has work, or no loss of what is trained
             self.rollback.judge(1.0)
@@ -161,10 +195,10 @@ class Update:
             return pending
         pending.total, divisor = self._total_and_divisor(weights, pending.gathered)
         self.is_whole = False  # until all that follows has been applied
-        begin, bus = partial(StepBegin, update=update, divisor=divisor), self._context.bus
+        begin = partial(StepBegin, update=update, divisor=divisor)
         named = record_function("apply") if profiler_runs() else nullcontext()
-        with named, bus.span("step", begin, lambda error: StepEnd(update=update)):
-            if "before_step" in bus.heard:  # which may have put other tensors there
+        with named, context.bus.span("step", begin, lambda error: StepEnd(update=update)):
+            if "before_step" in context.bus.heard:  # which may have put other tensors there
                 grads = gradients(self._parameters, sparse=self._sparse)
             with self._keyed(update) if self._apply.may_draw else nullcontext():
                 applied = self._apply(grads, squared, divisor, update)
@@ -175,12 +209,11 @@ class Update:
         if self.average is not None and not pending.is_known_aborted:
             self.average.after_update(update, pending.aborted)
         self.is_whole = True
-        put = self._context.storage.put
-        put("train/grad_norm", pending.norm, update=update)
+        context.storage.put("train/grad_norm", pending.norm, update=update)
         for name, rate in zip(self.learning_rates.names, rates, strict=True):
-            put(name, rate, update=update)
-        if self._context.precision.retries_overflow:
-            put("train/loss_scale", self._context.loss_scale.value, update=update)
+            context.storage.put(name, rate, update=update)
+        if context.precision.retries_overflow:
+            context.storage.put("train/loss_scale", context.loss_scale.value, update=update)
         return pending
 
     def _keyed(self, update: int) -> AbstractContextManager[None]:
@@ -196,6 +229,13 @@ class Update:
         if gathered.total is not None:
             return gathered.total, scale * (gathered.total > 0)
         return weights.total, scale
+
+    def _check_mode(self, update: int) -> None:
+        if not self._model.training:
+            raise TaskError(
+                f"update {update} trains a model that is in evaluation mode; something has called `eval()` on it and "
+                f"not `train()` afterwards. Freeze single layers by calling `eval()` on those."
+            )
 
     def _refuse_sparse(self) -> None:
         for name, parameter in () if self._sparse else named_parameters(self._model).items():
@@ -238,7 +278,7 @@ class Update:
         place = f"update {update}, which is looked at again"
         for attempt in self._attempts(place, update):
             with attempt:
-                self._gather(self.weigh(batch), update)
+                self._run(self.weigh(batch), update)
         self.rollback.judge(1.0)
 
     def has_finite_gradient(self) -> bool:
@@ -252,5 +292,5 @@ class Update:
         stamp = 1.0 if group.ranks == 1 else 1.0 + (self.trained.stamp ^ self.learning_rates.checksum)
         weights = weigh(context.tasks, batch, group, stamp=stamp)
         if self._execution.pipeline.ranks > 1:
-            check_weights(self._execution.pipeline, batch, weights)
+            check_pipeline_weights(self._execution.pipeline, batch, weights)
         return weights
