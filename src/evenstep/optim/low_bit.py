@@ -1,6 +1,7 @@
 """Optimizer state in few bits, such as torchao's, as plain tensors in a dict, and back to the bit.
 
-Only classes in the table below are made of a file. (Dettmers et al., 2021, https://arxiv.org/abs/2110.02861.)
+Only classes in the table below are made from a file. Reference: Dettmers et al., 2021,
+https://arxiv.org/abs/2110.02861.
 """
 
 from collections.abc import Mapping
@@ -12,22 +13,16 @@ from torch import Tensor
 from evenstep.errors import CheckpointError, clause
 from evenstep.lazy import load_optional
 
-_KIND, _TENSORS, _VALUES = "low_bit", "tensors", "values"
-
 CLASSES: Mapping[str, str] = {
     "OptimState8bit": "torchao.optim.subclass_8bit",
     "OptimState4bit": "torchao.optim.subclass_4bit",
     "OptimStateFp8": "torchao.optim.subclass_fp8",
 }
-"""The classes of tensors that are known, each with the module that has it."""
+"""The known classes of tensors, each with its module."""
 
 
 def is_low_bit(value: object) -> bool:
-    """True for a tensor of a known class.
-
-    >>> is_low_bit(torch.zeros(2))
-    False
-    """
+    """True for a tensor of a known class."""
     kind = type(value)
     return CLASSES.get(kind.__name__) == kind.__module__
 
@@ -37,45 +32,48 @@ def as_plain(value: Any) -> Any:
     if not is_low_bit(value):
         return value
     names, values = value.__tensor_flatten__()
-    tensors = {name: getattr(value, name) for name in names}
-    return {_KIND: type(value).__name__, _TENSORS: tensors, _VALUES: [_plain(one) for one in values]}
+    return {
+        "low_bit": type(value).__name__,
+        "tensors": {name: getattr(value, name) for name in names},
+        "values": [_as_json(one) for one in values],
+    }
 
 
 def from_plain(value: Any, device: torch.device) -> Any:
     """Inverse of `as_plain`, on `device`, in new memory."""
-    if not isinstance(value, dict) or _KIND not in value:
+    if not isinstance(value, dict) or "low_bit" not in value:
         return value
     saved = cast("dict[str, Any]", value)
-    name = str(saved[_KIND])
+    name = str(saved["low_bit"])
     if name not in CLASSES:
         raise CheckpointError(
             f"the checkpoint's optimizer state holds a tensor of class {name!r}, but known are {', '.join(CLASSES)}; "
             f"resume with the version of evenstep that saved it."
         )
     kind: Any = getattr(load_optional(CLASSES[name], "quantization"), name)
-    tensors = {key: one.to(device, copy=True) for key, one in saved[_TENSORS].items()}
+    tensors = {key: one.to(device, copy=True) for key, one in saved["tensors"].items()}
     try:
-        return kind.__tensor_unflatten__(tensors, [_value(one) for one in saved[_VALUES]], None, None)
+        return kind.__tensor_unflatten__(tensors, [_from_json(one) for one in saved["values"]], None, None)
     except (TypeError, KeyError, AssertionError, AttributeError) as error:
         raise CheckpointError(
-            f"the checkpoint's optimizer state of class {name} can't be put together again: {clause(error)}; "
-            f"resume with the version of torchao that saved it."
+            f"the checkpoint's optimizer state of class {name} does not fit this version of torchao: {clause(error)}; "
+            f"resume with the version that saved it."
         ) from error
 
 
 def inner_tensors(value: Tensor) -> list[Tensor]:
     """The plain tensors of a tensor: itself, or the parts of a tensor of a known class."""
-    return [*as_plain(value)[_TENSORS].values()] if is_low_bit(value) else [value]
+    return [*as_plain(value)["tensors"].values()] if is_low_bit(value) else [value]
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
     return {"shape": list(value)} if isinstance(value, torch.Size) else value
 
 
-def _value(plain: Any) -> Any:
-    if not isinstance(plain, dict):
-        return plain
-    told = cast("dict[str, Any]", plain)
-    return torch.Size(told["shape"]) if "shape" in told else getattr(torch, str(told["dtype"]))
+def _from_json(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    entry = cast("dict[str, Any]", value)
+    return torch.Size(entry["shape"]) if "shape" in entry else getattr(torch, str(entry["dtype"]))

@@ -1,7 +1,7 @@
 """Table of the optimizers that ranks may share: by elements (`fsdp`), by whole parameters (`zero1`, stages), or not.
 
 A part of a model is stepped exactly only if the optimizer's result for it depends on nothing else. Torch's own classes
-are each tested to the bit; other classes say it themselves.
+are each tested to the bit; other classes declare it.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import cast
 
-import torch
+from torch import optim
 from torch.optim import Optimizer
 
 from evenstep.internals import has_state_hooks
@@ -24,28 +24,24 @@ class Granularity(IntEnum):
     MODEL = 2
 
 
+_ELEMENTWISE = (
+    *(optim.Adadelta, optim.Adagrad, optim.Adam, optim.AdamW, optim.Adamax),
+    *(optim.ASGD, optim.NAdam, optim.RAdam, optim.RMSprop, optim.SGD),
+)
+
 TORCH: Mapping[type[Optimizer], Granularity] = MappingProxyType(
     {
-        torch.optim.Adadelta: Granularity.ELEMENT,
-        torch.optim.Adagrad: Granularity.ELEMENT,
-        torch.optim.Adam: Granularity.ELEMENT,
-        torch.optim.AdamW: Granularity.ELEMENT,
-        torch.optim.Adamax: Granularity.ELEMENT,
-        torch.optim.ASGD: Granularity.ELEMENT,
-        torch.optim.NAdam: Granularity.ELEMENT,
-        torch.optim.RAdam: Granularity.ELEMENT,
-        torch.optim.RMSprop: Granularity.ELEMENT,
-        torch.optim.SGD: Granularity.ELEMENT,
-        torch.optim.Rprop: Granularity.PARAMETER,  # torch has no kernels for shards
-        torch.optim.Adafactor: Granularity.PARAMETER,  # takes means over rows and columns
-        torch.optim.Muon: Granularity.PARAMETER,  # orthogonalises whole matrices
-        torch.optim.SparseAdam: Granularity.PARAMETER,  # torch has no kernels for shards
-        torch.optim.LBFGS: Granularity.MODEL,  # searches along one line for all parameters
+        **dict.fromkeys(_ELEMENTWISE, Granularity.ELEMENT),
+        optim.Rprop: Granularity.PARAMETER,  # torch has no kernels for shards
+        optim.Adafactor: Granularity.PARAMETER,  # takes means over rows and columns
+        optim.Muon: Granularity.PARAMETER,  # orthogonalises whole matrices
+        optim.SparseAdam: Granularity.PARAMETER,  # torch has no kernels for shards
+        optim.LBFGS: Granularity.MODEL,  # searches along one line for all parameters
     }
 )
 """Torch's classes, without their subclasses."""
 
-NO_FUSED_SHARDS = (torch.optim.Adagrad, torch.optim.SGD)
+NO_FUSED_SHARDS = (optim.Adagrad, optim.SGD)
 """Classes whose fused kernels take no shards."""
 
 TORCHAO = tuple(
@@ -57,10 +53,11 @@ TORCHAO = tuple(
 def granularity(optimizer: Optimizer) -> Granularity | None:
     """Granularity of an optimizer, from the tables or from the optimizer itself; None if unknown.
 
-    A class says `elementwise = True` or `parameterwise = True` in its own body, since subclasses may differ. It may
-    also be said of the object.
+    A class declares `elementwise = True` or `parameterwise = True` in its own body, since subclasses may differ. The
+    attribute may also be one of the object.
 
-    >>> granularity(torch.optim.Muon([torch.zeros(2, 2, requires_grad=True)])).name
+    >>> from torch import zeros
+    >>> granularity(optim.Muon([zeros(2, 2, requires_grad=True)])).name
     'PARAMETER'
     """
     kind = type(optimizer)
@@ -74,18 +71,12 @@ def granularity(optimizer: Optimizer) -> Granularity | None:
     return Granularity.PARAMETER if own.get("parameterwise") is True else None
 
 
-def tells_itself(optimizer: Optimizer) -> bool:
-    """True if the optimizer has its own `state_dict`, or hooks on it."""
+def has_own_state_dict(optimizer: Optimizer) -> bool:
     return has_state_hooks(optimizer) or type(optimizer).state_dict is not Optimizer.state_dict
 
 
-def why_not_by(part: Granularity, optimizer: Optimizer) -> str:
-    """Reason why ranks can't share the parts that an optimizer steps; "" if they can.
-
-    >>> optimizer = torch.optim.Adam([torch.zeros(2, 2, requires_grad=True)])
-    >>> why_not_by(Granularity.ELEMENT, optimizer)
-    ''
-    """
+def shard_refusal(part: Granularity, optimizer: Optimizer) -> str:
+    """Reason why ranks can't share the parts that an optimizer steps; "" if they can."""
     for one in inner(optimizer):
         name = type(one).__name__
         steps = granularity(one)

@@ -20,7 +20,7 @@ from evenstep.internals import unwrapped
 from evenstep.optim.ema import Ema
 from evenstep.optim.multi import inner
 from evenstep.optim.schedules import LrSchedule
-from evenstep.optim.sharing import TORCH, Granularity, tells_itself, why_not_by
+from evenstep.optim.sharing import TORCH, Granularity, has_own_state_dict, shard_refusal
 from evenstep.options import SAVED_BY, Checkpointing, Failures, Training, check_rewinds
 from evenstep.parallel import Group, Mesh, ParameterLayout, Single, Strategy, rank_info_of
 from evenstep.parallel.rank_info import elastic_rank_of
@@ -276,8 +276,8 @@ def _check_shared(optimizer: Optimizer, layout: ParameterLayout, *, stages: bool
     shards = layout.divides == "elements"
     cut = "with `fsdp` each rank steps a part of every parameter" if shards else "each rank steps some parameters"
     advice = "take `zero1` or `ddp`" if shards else "train without stages" if stages else "take `ddp`"
-    why = why_not_by(Granularity.ELEMENT if shards else Granularity.PARAMETER, optimizer)
-    if not why and (told := [type(one).__name__ for one in inner(optimizer) if tells_itself(one)]):
+    why = shard_refusal(Granularity.ELEMENT if shards else Granularity.PARAMETER, optimizer)
+    if not why and (told := [type(one).__name__ for one in inner(optimizer) if has_own_state_dict(one)]):
         why = f"{told[0]} has a `state_dict` of its own, of which the parts can't be put together"
     if why:
         raise ArgumentError(f"{cut}, but {why}: {advice}.", field="optimizer")

@@ -24,7 +24,7 @@ from evenstep import (
 from evenstep.errors import ArgumentError, HookError, TaskError
 from evenstep.internals import unwrapped_step
 from evenstep.optim.schedules import CosineRestarts
-from evenstep.optim.sharing import TORCH, Granularity, granularity, why_not_by
+from evenstep.optim.sharing import TORCH, Granularity, granularity, shard_refusal
 from evenstep.parallel import Fsdp, Group, Ordered, Single, Strategy, Zero1
 from evenstep.train.checks import check_optimizer
 from refused import refused
@@ -110,7 +110,7 @@ def test_of_a_class_that_is_not_yours_it_is_said_of_the_object() -> None:
     optimizer: Any = Unknown(net().parameters())
     assert granularity(optimizer) is None
     optimizer.elementwise = True
-    assert why_not_by(Granularity.ELEMENT, optimizer) == why_not_by(Granularity.PARAMETER, optimizer) == ""
+    assert shard_refusal(Granularity.ELEMENT, optimizer) == shard_refusal(Granularity.PARAMETER, optimizer) == ""
 
 
 def test_zero1_with_optimizers_that_may_look_at_all_parameters_is_refused_when_built() -> None:
