@@ -16,6 +16,8 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+# torch.distributed has stores and groups without types, torch.utils.pytree is not in all versions
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo, Store, TCPStore
 from torch.autograd import graph
 from torch.optim import Optimizer
@@ -23,25 +25,28 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = ["PrefixStore", "ProcessGroup", "ProcessGroupGloo", "Store", "TCPStore", "TorchDispatchMode", "pytree"]
-# `torch.distributed` has stores and groups without types, `torch.utils.pytree` is not in all versions, and the dispatch
-# mode is documented under this name only.
 
 _torch = cast("Any", torch)
-_backward, _nodes = cast("Any", graph)._engine_run_backward, logging.getLogger(graph.__name__)
+_backward = cast("Any", graph)._engine_run_backward
+_nodes = logging.getLogger(graph.__name__)
 _engine = cast("Any", torch.autograd).Variable._execution_engine
 _optimizers = cast("Any", import_module("torch.optim.optimizer"))
 _WRAPPED_STEP = cast("Any", Optimizer).profile_hook_step(Optimizer.step).__code__
-_BACKWARD_HOOKS, _ACCUMULATE_HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
 _WITHOUT_GRAD = _optimizers._use_grad_for_differentiable(Optimizer.step).__code__
-_IS_SPARSE, _NORMS_TAKE_SPARSE = attrgetter("is_sparse"), torch.__version__ >= "2.15"  # as versions, not as text
-_profiler = cast("Callable[[], bool]", cast("Any", torch.autograd)._profiler_enabled)
+_BACKWARD_HOOKS = attrgetter("_backward_hooks")
+_ACCUMULATE_HOOKS = attrgetter("_post_accumulate_grad_hooks")
+_IS_SPARSE = attrgetter("is_sparse")
+_NORMS_TAKE_SPARSE = torch.__version__ >= "2.15"  # as versions, not as text
+
+
+# --- Kernels of torch's optimizers: one launch for many tensors.
+
+fused_adam, fused_adamw, fused_sgd = _torch._fused_adam_, _torch._fused_adamw_, _torch._fused_sgd_
+foreach_add, foreach_subtract = _torch._foreach_add_, _torch._foreach_sub_
 
 
 def foreach_norms(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
-    """‖t‖₂ of each tensor, 0-dim, computed in `dtype` (None: in its own); this and the next four in one launch.
-
-    torch's optimizers are made of these kernels, which have no public names.
-    """
+    """‖t‖₂ of each tensor, 0-dim, computed in `dtype` (None: in its own)."""
     if _NORMS_TAKE_SPARSE and any(map(_IS_SPARSE, tensors)):
         raise RuntimeError("norms of sparse tensors are those of their coalesced values")
     return _torch._foreach_norm(tensors) if dtype is None else _torch._foreach_norm(tensors, 2, dtype)
@@ -71,14 +76,15 @@ def foreach_move(tensors: Sequence[Tensor], ends: Sequence[Tensor], share: float
         _torch._foreach_lerp_(tensors, ends, share)
 
 
-def any_gradient_hooks(parameters: Sequence[Tensor]) -> bool:
-    if not any(map(_BACKWARD_HOOKS, parameters)) and not any(map(_ACCUMULATE_HOOKS, parameters)):
-        return False
-    return any(map(has_gradient_hooks, parameters))
-
+# --- Autograd.
 
 set_grad_enabled = cast("Callable[[bool], None]", _torch._C._set_grad_enabled)
-"""What `torch.set_grad_enabled` calls, which is a class that takes three times as long."""
+"""Function behind the class `torch.set_grad_enabled`, which takes three times as long."""
+
+base_of = cast("Callable[[Tensor], Tensor | None]", attrgetter("_base"))
+"""Tensor that another one is a view of; None for a tensor that is no view."""
+
+profiler_runs = cast("Callable[[], bool]", cast("Any", torch.autograd)._profiler_enabled)
 
 
 class NoGrad:
@@ -94,33 +100,15 @@ class NoGrad:
         set_grad_enabled(self._before)
 
 
-fused_adam, fused_adamw, fused_sgd = _torch._fused_adam_, _torch._fused_adamw_, _torch._fused_sgd_
-foreach_add, foreach_subtract = _torch._foreach_add_, _torch._foreach_sub_
-"""The kernels that torch's fused optimizers are made of."""
-
-base_of = cast("Callable[[Tensor], Tensor | None]", attrgetter("_base"))
-"""The tensor that one is a view of; None for one that is no view."""
-
-
-def has_gradient_hooks(parameter: Tensor) -> bool:
-    return bool(_foreign(parameter._backward_hooks)) or bool(accumulation_hook(parameter))
-
-
-def accumulation_hook(parameter: Tensor) -> str:
-    """The module of what of the user's is called each time the parameter's gradient was added to; "" for nothing."""
-    return next(iter(_foreign(getattr(parameter, "_post_accumulate_grad_hooks", None))), "")
-
-
-def _foreign(hooks: Any) -> list[str]:
-    places = [str(getattr(getattr(hook, "func", hook), "__module__", "")) for hook in (hooks or {}).values()]
-    return [place for place in places if not place.startswith("evenstep.")]
+def times_written(tensor: Tensor) -> int:
+    return tensor._version
 
 
 def adds_to_gradients(nodes: Sequence[object]) -> bool:
-    """Whether the backward that runs now adds to the `.grad` of leaves, by the nodes that do so; nothing public tells.
+    """True if the running backward adds to the `.grad` of leaves, by their accumulating nodes.
 
-    A backward may be one within another: `torch.autograd.grad` adds nothing, also where it is asked for these leaves,
-    which torch raises at.
+    A backward may run inside another one: `torch.autograd.grad` adds nothing. torch raises where it is asked for these
+    leaves.
     """
     try:
         return all(map(_torch._C._will_engine_execute_node, nodes))
@@ -128,69 +116,45 @@ def adds_to_gradients(nodes: Sequence[object]) -> bool:
         return False
 
 
-def times_written(tensor: Tensor) -> int:
-    return tensor._version
-
-
 def run_backward(loss: Tensor, gradient: Tensor) -> None:
-    """Go back from `loss`, beginning with `gradient`; the graph is freed.
+    """Backward from `loss`, beginning with `gradient`; the graph is freed.
 
-    `torch.autograd.backward` first looks at the gradient, which costs as much as three small kernels. What comes after
-    that logs each node where that is asked for, and keeps Python's context for the threads of devices: the CPU goes
-    back in this one.
+    `torch.autograd.backward` first checks the gradient, which costs as much as three small kernels. Its inner function
+    also logs each node if asked to, and keeps Python's context for the threads of devices, which the CPU does not need.
     """
-    go_back = _backward if not loss.is_cpu or _nodes.isEnabledFor(logging.DEBUG) else _engine.run_backward
-    go_back((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+    run = _backward if not loss.is_cpu or _nodes.isEnabledFor(logging.DEBUG) else _engine.run_backward
+    run((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
-def profiler_runs() -> bool:
-    return _profiler()
+def local_tensor(tensor: Tensor) -> Tensor:
+    """This rank's shard of a sharded tensor, sharing its memory; any other tensor itself.
+
+    The import of `DTensor` takes long, and with autograd this would be a view.
+    """
+    to_local = getattr(tensor, "to_local", None)
+    if to_local is None:
+        return tensor
+    with torch.no_grad():
+        return to_local()
 
 
-def record_memory_history() -> None:
-    cast("Any", torch.cuda.memory)._record_memory_history(max_entries=1_000_000)
+# --- Hooks.
 
 
-def save_memory_history(path: Path) -> None:
-    cast("Any", torch.cuda.memory)._dump_snapshot(str(path))
+def _foreign(hooks: Any) -> list[str]:
+    modules = [str(getattr(getattr(hook, "func", hook), "__module__", "")) for hook in (hooks or {}).values()]
+    return [module for module in modules if not module.startswith("evenstep.")]
 
 
-def end_memory_history() -> None:
-    """Record no more."""
-    cast("Any", torch.cuda.memory)._record_memory_history(enabled=None)
+def has_gradient_hooks(parameter: Tensor) -> bool:
+    """True if the user has hooks on the parameter's gradient."""
+    return bool(_foreign(parameter._backward_hooks) or _foreign(_ACCUMULATE_HOOKS(parameter)))
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
-    """The module that `torch.compile` wrapped, whose parameter names have no prefix; or `module` itself."""
-    return cast("nn.Module", getattr(module, "_orig_mod", module))
-
-
-def say_stepped(optimizer: Optimizer) -> None:
-    vars(optimizer)["_opt_called"] = True
-
-
-def compiled_in_place(module: nn.Module) -> bool:
-    return cast("Any", module)._compiled_call_impl is not None
-
-
-def has_step_hooks(optimizer: Optimizer) -> bool:
-    one = cast("Any", optimizer)
-    if "step" in vars(optimizer):  # where torch's LR schedulers put theirs
-        return True
-    for hooks in (one._optimizer_step_pre_hooks, one._optimizer_step_post_hooks):
-        for hook in hooks.values():
-            if not str(getattr(hook, "__module__", "")).startswith("evenstep."):
-                return True
-    return False
-
-
-def has_foreign_hooks(module: nn.Module) -> bool:
-    return any(_foreign(held) for part in module.modules() for held in _hooks_around(part))
-
-
-def _hooks_around(module: nn.Module) -> tuple[Any, Any, Any, Any]:
-    one = cast("Any", module)
-    return one._forward_hooks, one._forward_pre_hooks, one._backward_hooks, one._backward_pre_hooks
+def any_gradient_hooks(parameters: Sequence[Tensor]) -> bool:
+    if not any(map(_BACKWARD_HOOKS, parameters)) and not any(map(_ACCUMULATE_HOOKS, parameters)):
+        return False
+    return any(map(has_gradient_hooks, parameters))
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -198,40 +162,58 @@ def has_hooks(module: nn.Module) -> bool:
     return bool(one._forward_hooks or one._forward_pre_hooks)
 
 
+def has_foreign_hooks(module: nn.Module) -> bool:
+    """True if the user has hooks on the module or a part of it."""
+    return any(_foreign(hooks) for part in module.modules() for hooks in _hooks_of(part))
+
+
+def _hooks_of(module: Any) -> tuple[Any, ...]:
+    return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+
+
+# --- Modules.
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module that `torch.compile` wrapped, whose parameter names have no prefix; or `module` itself."""
+    return cast("nn.Module", getattr(module, "_orig_mod", module))
+
+
+def compiled_in_place(module: nn.Module) -> bool:
+    return cast("Any", module)._compiled_call_impl is not None
+
+
 def children_of(module: nn.Module) -> dict[str, nn.Module]:
-    """The live dict of a module's children: `named_children` leaves out one that stands there for the second time, and
-    `add_module` refuses names that are also attributes, such as "layers" or "last".
+    """The live dict of a module's children: `named_children` leaves out repetitions, and `add_module` refuses names
+    that are also attributes.
     """
     return _live(cast("Any", module)._modules)
 
 
 def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
-    """The live dict of a module's own parameters, to see whether others have taken their places."""
+    """The live dict of a module's own parameters."""
     return _live(cast("Any", module)._parameters)
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
-    """The live dict of a module's own buffers, in which one can be put back without `__setattr__`."""
+    """The live dict of a module's own buffers, which takes them without `__setattr__`."""
     return _live(cast("Any", module)._buffers)
+
+
+def _live(own: Any) -> Any:
+    return own if isinstance(own, dict) else dict(own.items())
 
 
 def places_of(
     model: nn.Module, held_by: Callable[[nn.Module], Mapping[str, Tensor | None]]
 ) -> dict[int, tuple[str, ...]]:
-    """Where each parameter, or buffer, stands: by its `id` the names of all its places, each place once.
-
-    A tensor has several where modules share it, and one in a module that has several names itself.
-    """
+    """All names of each parameter, or buffer, by its `id`: a tensor of shared modules has several."""
     places: dict[int, tuple[str, ...]] = {}
     for name, module in model.named_modules():
         for key, one in held_by(module).items():
             if one is not None:
                 places[id(one)] = (*places.get(id(one), ()), f"{name}.{key}" if name else key)
     return places
-
-
-def _live(own: Any) -> Any:
-    return own if isinstance(own, dict) else dict(own.items())
 
 
 def is_saved(module: nn.Module, buffer: str) -> bool:
@@ -243,25 +225,25 @@ def share_contents(view: nn.Module, module: nn.Module) -> None:
         view.__dict__[name] = module.__dict__[name]
 
 
+# --- Optimizers.
+
 TAKES_SCALE = "_step_supports_amp_scaling"
-"""The attribute by which an optimizer says that its kernel takes `grad_scale` and `found_inf`."""
+"""Attribute of optimizers whose kernel takes `grad_scale` and `found_inf`."""
 
 
 def takes_scale(optimizer: Optimizer) -> bool:
-    """Whether the optimizer's kernels take `grad_scale` and `found_inf`, as torch's fused ones do.
+    """True if the optimizer's kernels take `grad_scale` and `found_inf`, as torch's fused ones do.
 
-    Torch asks its constructor's `fused` alone, but steps groups that have another by code that takes neither.
+    Torch looks at its constructor's `fused` alone, but steps groups with another one by code that takes neither.
     """
     groups: list[dict[str, Any]] = optimizer.param_groups
     return bool(getattr(optimizer, TAKES_SCALE, False)) and all(group.get("fused", True) for group in groups)
 
 
 def looks_at_gradients(optimizer: Optimizer) -> bool:
-    """Whether code of somebody's own gets the gradients before the optimizer's kernel does.
-
-    Such code knows nothing of the kernel's `grad_scale`, unless its class says itself that it takes it.
-    """
-    one, replaced = cast("Any", optimizer), vars(optimizer).get("step")
+    """True if the user's code reads the gradients before the optimizer's kernel, and so before `grad_scale`."""
+    one = cast("Any", optimizer)
+    replaced = vars(optimizer).get("step")
     if replaced is not None and not hasattr(replaced, "_wrapped_by_lr_sched"):
         return True
     if _foreign(one._optimizer_step_pre_hooks) or _foreign(_optimizers._global_optimizer_pre_hooks):
@@ -275,17 +257,17 @@ def _is_packaged(step: Any) -> bool:
 
 
 def unwrapped_step(optimizer: Any) -> Callable[[Any], object] | None:
-    """The optimizer's step without what torch wraps around it; None where somebody would see the difference.
+    """The optimizer's step without torch's wrapper; None if a profiler or a hook would see the difference.
 
-    The range that it records for a profiler and the search for hooks cost as much as ten small kernels.
+    The range for a profiler and the search for hooks cost as much as ten small kernels.
     """
     step = type(optimizer).step
     if (
         getattr(step, "__code__", None) is _WRAPPED_STEP
-        and "step" not in vars(optimizer)  # where torch's LR schedulers put theirs
+        and "step" not in vars(optimizer)  # torch's LR schedulers put theirs there
         and not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
         and not (_optimizers._global_optimizer_pre_hooks or _optimizers._global_optimizer_post_hooks)
-        and not _profiler()
+        and not profiler_runs()
     ):
         return step.__wrapped__
     return None
@@ -296,8 +278,35 @@ def is_torchs_step(step: Any) -> bool:
     return step.__code__ is _WITHOUT_GRAD and step.__wrapped__.__globals__["__name__"].startswith("torch.optim.")
 
 
+def has_step_hooks(optimizer: Optimizer) -> bool:
+    """True if the user has hooks on the optimizer's step, or an LR scheduler of torch."""
+    one = cast("Any", optimizer)
+    hooks = (one._optimizer_step_pre_hooks, one._optimizer_step_post_hooks)
+    return "step" in vars(optimizer) or any(map(_foreign, hooks))
+
+
 def has_state_hooks(optimizer: Optimizer) -> bool:
     return bool(cast("Any", optimizer)._optimizer_state_dict_post_hooks)
+
+
+def say_stepped(optimizer: Optimizer) -> None:
+    """Keep torch's LR schedulers from warning of a missing step."""
+    vars(optimizer)["_opt_called"] = True
+
+
+# --- Memory history of CUDA, workers of loaders.
+
+
+def record_memory_history() -> None:
+    cast("Any", torch.cuda.memory)._record_memory_history(max_entries=1_000_000)
+
+
+def save_memory_history(path: Path) -> None:
+    cast("Any", torch.cuda.memory)._dump_snapshot(str(path))
+
+
+def end_memory_history() -> None:
+    cast("Any", torch.cuda.memory)._record_memory_history(enabled=None)
 
 
 def workers_of(loader: object) -> list[Any]:
@@ -305,31 +314,17 @@ def workers_of(loader: object) -> list[Any]:
 
 
 def end_workers(loader: object) -> None:
-    """End a loader's processes now: torch does so when the garbage collector finds the iterator, which a traceback can
-    delay without bound.
-    """
+    """End a loader's processes now; torch waits for the garbage collector, which a traceback can delay."""
     shutdown = getattr(loader, "_shutdown_workers", None)
     if shutdown is not None:
         shutdown()
 
 
-def local_tensor(tensor: Tensor) -> Tensor:
-    """The part of a sharded tensor that this rank holds, sharing its memory; any other tensor itself.
-
-    Asked without importing `DTensor`, which takes long, and without autograd, which would make a view.
-    """
-    to_local = getattr(tensor, "to_local", None)
-    if to_local is None:
-        return tensor
-    with torch.no_grad():
-        return to_local()
+# --- Process groups.
 
 
 def group_around(backend: Any, kind: Any, device_type: str, store: Store, rank: int, ranks: int) -> ProcessGroup:
-    """A process group in which one backend does all the work.
-
-    `new_group` makes one as well, but keeps it for as long as the process lives, and all ranks must call it.
-    """
+    """A process group of one backend. `new_group` must be called by all ranks and keeps the group for good."""
     group = cast("Any", ProcessGroup(store, rank, ranks))
     group._set_default_backend(kind)
     group._register_backend(torch.device(device_type), kind, backend)
@@ -337,15 +332,12 @@ def group_around(backend: Any, kind: Any, device_type: str, store: Store, rank: 
 
 
 def set_timeout(backend: Any, timeout: timedelta) -> None:
-    """Set how long a backend's operations may take from now on; its constructor has another one, for connecting."""
+    """Set the timeout of a backend's operations; its constructor's is for connecting too."""
     backend._set_default_timeout(timeout)
 
 
 def nccl_around(store: Store, rank: int, ranks: int, timeout: timedelta, device: torch.device) -> Any:
-    """NCCL's backend for a CUDA device, connected; how long its operations may take is an option without public name.
-
-    By itself NCCL connects in the first collective, in which it waits for the others without an end.
-    """
+    """NCCL's backend for a CUDA device, connected. By itself NCCL connects in the first collective, without timeout."""
     kind = cast("Any", dist).ProcessGroupNCCL
     options = kind.Options()
     options._timeout = timeout
@@ -355,5 +347,5 @@ def nccl_around(store: Store, rank: int, ranks: int, timeout: timedelta, device:
 
 
 def name_of_group(group: ProcessGroup) -> str:
-    """The name by which functional collectives find the group, in torch's table of all groups."""
+    """Name of the group for functional collectives, from torch's table of all groups."""
     return cast("Any", dist.distributed_c10d)._world.pg_names[group]
