@@ -15,12 +15,6 @@ def replace_text(path: Path, text: str) -> None:
 
     Raises:
         EvenstepError: it cannot be written; the old content stays.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     replace_text(Path(folder, "best"), "step-00000010")
-    ...     Path(folder, "best").read_text()
-    'step-00000010'
     """
     with writing(path, then="resume it"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,14 +61,6 @@ def append(file: FileIO, text: str) -> None:
 
     Raises:
         OSError: it cannot be written.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     with appending(Path(folder, "lines")) as file:
-    ...         append(file, "one\\n")
-    ...         append(file, "two\\n")
-    ...     Path(folder, "lines").read_text()
-    'one\\ntwo\\n'
     """
     left = memoryview(text.encode())
     end = file.seek(0, os.SEEK_END)

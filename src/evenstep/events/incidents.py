@@ -18,12 +18,6 @@ class IncidentFiles:
     Args:
         folder: run folder; None writes nothing.
         makes_folder: create the run folder if it is missing.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     path = IncidentFiles(Path(folder)).write(Incident(kind="overflow", update=7, message="It overflowed."))
-    ...     path.name, path.read_text().splitlines()[0]
-    ('00000007-overflow.txt', 'overflow at update 7')
     """
 
     def __init__(self, folder: Path | None, *, makes_folder: bool = True) -> None:

@@ -1,7 +1,4 @@
-"""Texts, images and histograms that a run shows beside its numbers, under a name at an update.
-
-A value is read when it is made, and waits for its device: show something now and then, not in each update.
-"""
+"""Texts, images and histograms of a run, each under a name at an update. Making one waits for the device."""
 
 import re
 import struct

@@ -16,15 +16,7 @@ Mode = Literal["min", "max"]
 @final
 @option
 class MetricTarget:
-    """A metric to follow.
-
-    Raises:
-        ArgumentError: a metric without a "/", or another mode.
-
-    >>> target = MetricTarget(metric="valid/loss", mode="min", min_delta=0.0)
-    >>> target.better(1.0, than=2.0), target.better(2.0, than=2.0), target.better(float("nan"), than=None)
-    (True, False, False)
-    """
+    """A metric to follow."""
 
     metric: Annotated[str, Matching(".+/.+")]
     """Evaluation and metric, such as "valid/loss"."""

@@ -20,10 +20,6 @@ class DerivedMetrics:
         of_tasks: functions by name, by task; the task of a run with a single one is "".
         evaluating: tasks with an `evaluate` of their own, whose evaluations have other metrics than training. Their
             functions are left out where a metric that they ask for belongs to the other.
-
-    >>> derived = DerivedMetrics({"": {"ppl": lambda metrics: math.exp(metrics["loss"])}})
-    >>> derived([Record(3, "valid/loss", 0.0, 8.0)])
-    [Record(update=3, name='valid/ppl', value=1.0, weight=8.0)]
     """
 
     def __init__(self, of_tasks: Mapping[str, Mapping[str, Derived]], *, evaluating: Collection[str] = ()) -> None:
@@ -115,12 +111,6 @@ class Throughput:
         total: Σ weights of all updates so far.
         flops_per_sample: FLOPs of forward and backward; None if they were not counted.
         peak_flops: FLOPs per second of all devices together; None if unknown.
-
-    >>> throughput = Throughput(["train/loss"], "tokens")
-    >>> throughput.total = 500.0
-    >>> records = [Record(11, "train/loss", 2.0, 60.0), Record(11, "perf/update_s", 0.25, 1.0)]
-    >>> [(record.name, record.value) for record in throughput(records)]
-    [('progress/tokens', 560.0), ('perf/tokens_per_s', 240.0)]
     """
 
     def __init__(self, losses: Sequence[str] = (), unit: str = "weight") -> None:

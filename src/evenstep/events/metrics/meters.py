@@ -23,12 +23,7 @@ State: TypeAlias = dict[str, tuple[int, dict[str, Any]]]
 @final
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """State of one rank's meter since it was last reset.
-
-    Args:
-        key: key of the metric, without the prefix of its place.
-        state: on the CPU.
-    """
+    """State of one rank's meter, on the CPU, and the key of its metric, without the prefix of its place."""
 
     key: str
     state: State

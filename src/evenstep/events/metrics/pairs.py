@@ -32,12 +32,6 @@ def copied(number: Any, name: str) -> Number:
 
     Raises:
         ArgumentError: not one real number.
-
-    >>> buffer = torch.zeros(())
-    >>> number = copied(buffer, "loss")
-    >>> buffer += 1
-    >>> number
-    0.0
     """
     if type(number) is float:
         return number
@@ -56,11 +50,7 @@ def copied(number: Any, name: str) -> Number:
 
 
 def pairs_of(pending: Sequence[Entry]) -> Pairs:
-    """Sums and weights by (update, name), in the order first put.
-
-    >>> pairs_of([(1, "loss", 1.0, 2.0), (1, "loss", 2.0**-60, 1.0), (1, "lr", 0.5, 1.0)])
-    {(1, 'loss'): (1.0, 3.0, 8.673617379884035e-19, 0.0), (1, 'lr'): (0.5, 1.0)}
-    """
+    """Sums and weights by (update, name), in the order first put."""
     sums: dict[tuple[int, str], list[float]] = {}
     weights: dict[tuple[int, str], list[float]] = {}
     numbers = _read(pending)
@@ -112,11 +102,7 @@ def means(pairs: Pairs) -> list[Record]:
 
 
 def pack(scalars: Sequence[Tensor]) -> Tensor:
-    """0-dim tensors of one device, of any types, as one tensor [len(scalars)] there; exact for integers below 2⁵³.
-
-    >>> pack([torch.tensor(0.5), torch.tensor(2**40 + 1)])
-    tensor([5.0000e-01, 1.0995e+12], dtype=torch.float64)
-    """
+    """0-dim tensors of one device, of any types, as one tensor [len(scalars)] there; exact for integers below 2⁵³."""
     wide = torch.float32 if scalars[0].device.type == "mps" else torch.float64  # Apple's GPUs have no float64
     with torch.no_grad():
         return torch.stack([one if one.is_floating_point() else one.to(wide) for one in scalars])

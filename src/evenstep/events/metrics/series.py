@@ -19,13 +19,7 @@ class Record(NamedTuple):
 
 @final
 class Series:
-    """Columns of updates, values and weights.
-
-    >>> series = Series([1, 3], [0.5, 0.25], [8.0, 8.0])
-    >>> series.add(Record(2, "loss", 0.75, 8.0))
-    >>> series.values_before(3, 2)
-    [0.5, 0.75]
-    """
+    """Columns of updates, values and weights."""
 
     __slots__ = ("updates", "values", "weights")
 

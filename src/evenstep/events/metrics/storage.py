@@ -1,7 +1,4 @@
-"""Every metric of a run as a pair (sum, weight): kept on its device until it is read, then averaged and remembered.
-
-Settling reads all pending pairs with one copy per device, and adds pairs of one name and update: Σ sums / Σ weights.
-"""
+"""Metrics of a run as pairs (sum, weight): kept on their devices until they are read, then averaged and remembered."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -103,12 +100,6 @@ class Storage:
 
         Raises:
             ArgumentError: another name.
-
-        >>> from evenstep.events import Text
-        >>> storage = Storage()
-        >>> storage.show("valid/text", Text("once upon a time"), update=3)
-        >>> storage.take_shown()
-        [Shown(update=3, name='valid/text')]
         """
         shown = Shown(update=update, name=name, value=value)
         if shown not in self._shown:  # equal: of the same update and name
@@ -121,11 +112,7 @@ class Storage:
         return shown
 
     def follow(self, settled: int) -> None:
-        """Drop pending pairs that other ranks have settled while this rank lost its connection.
-
-        Args:
-            settled: largest number of settlings of any rank.
-        """
+        """Drop pending pairs if another rank has settled more often, while this rank lost its connection."""
         if self.settled < settled:
             self._pending.clear()
             self._meters.reset()

@@ -9,7 +9,7 @@ from typing import TextIO, final
 
 from evenstep.events.event import Event, TrainBegin, TrainEnd
 from evenstep.events.metrics.series import Record
-from evenstep.events.writers.live import LiveLine, Pace, Progress, live_on
+from evenstep.events.writers.live import LiveLine, Progress, clock, live_on, per_second
 from evenstep.events.writers.writer import Writer
 
 _LATEST = ("lr", "loss_scale")
@@ -100,7 +100,6 @@ class ConsoleWriter(Writer):
         """Sum and weight of training metrics since the last line."""
         self._newest: dict[str, float] = {}
         self._line_at = -_LINE_S
-        self._pace = Pace()
 
     def _take(self, update: int, records: Iterable[Record]) -> None:
         evaluated: dict[str, float] = {}
@@ -126,25 +125,21 @@ class ConsoleWriter(Writer):
         self._window.clear()
         self._line_at = perf_counter()
         if self._live is not None:
-            cells.append(_per_second(self._rate))
+            cells.append(per_second(self._rate))
         else:
             cells.append(f"{self._rate:.3g} updates/s")
             done = self._written - self._first
             if self._updates is not None and done:
                 left_s = (self._updates - update) * (perf_counter() - self._first_at) / done
-                cells.append(f"{_clock(left_s)} left")
+                cells.append(f"{clock(left_s)} left")
         self._print(update, cells)
 
     def _progress(self) -> Progress:
-        now = perf_counter()
         update = self._written if self._committed is None else self._committed()
-        self._pace.see(update, now)
-        left_s = None if self._updates is None else self._pace.left_s(self._updates, now)
         newest = dict(self._newest)  # another thread writes to it
         loss = {"loss": newest.pop("loss")} if "loss" in newest else {}
         values = [f"{name} {value:.4g}" for name, value in {**loss, **newest}.items()]
-        pace = [_per_second(self._pace.rate), *([] if left_s is None else [f"{_clock(left_s)} left"])]
-        return Progress(update, self._updates, values or ["loss -"], pace)
+        return Progress(update, self._updates, values)
 
     def _cells(self, metrics: Mapping[str, float]) -> list[str]:
         cells: list[str] = []
@@ -174,13 +169,3 @@ def _lines(place: str, cells: Sequence[str], width: int | None) -> list[str]:
             lines.append(" " * len(place))
         lines[-1] += f"  {cell}"
     return [line.rstrip() for line in lines]
-
-
-def _per_second(rate: float) -> str:
-    return f"{rate:.3g}/s" if rate >= 0.1 or not rate else f"{1 / rate:.3g} s each"
-
-
-def _clock(seconds: float) -> str:
-    minutes, second = divmod(round(max(seconds, 0.0)), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -177,14 +177,6 @@ class Writers:
         writers: closed.
         report: takes the faults of writers as incidents. An incident that no writer can take is also logged by Python's
             `logging`.
-
-    >>> class Print(Writer):
-    ...     def write(self, records):
-    ...         print(*records)
-    >>> writers = Writers([Print()], report=print)
-    >>> with writers.opened(None, 0):
-    ...     writers.write([Record(1, "loss", 0.5, 8.0)])
-    Record(update=1, name='loss', value=0.5, weight=8.0)
     """
 
     def __init__(self, writers: Iterable[Writer], report: Callable[[Incident], None]) -> None:

@@ -11,10 +11,9 @@ from evenstep.events.metrics.series import Record
 
 
 class Writer(ABC):
-    """Base of all writers.
+    """Base of all writers: opened when training begins, given every value of every metric once, closed at the end.
 
-    A writer is opened when training begins, gets every value of every metric once, by update, and is closed when
-    training ends. Values may come late: for an update of which it has written other values already.
+    Values come by update, but some come late, after others of their update.
 
     >>> class Lowest(Writer):
     ...     def write(self, records):
