@@ -1,30 +1,13 @@
 import weakref
-from typing import Any
 
 from evenstep.errors import HookError
 from evenstep.events import Bus, Hook
 from refused import refused
 
 
-def test_a_hook_is_named_after_its_class() -> None:
-    class Mine(Hook): ...
-
-    assert Mine().name == "Mine"
-
-
 def test_a_hook_without_trainer_says_so() -> None:
     with refused(HookError, "Hook"):
         _ = Hook().trainer
-
-
-def test_a_hook_sees_its_trainer_even_if_its_class_has_its_own_constructor(trainer: Any) -> None:
-    class Mine(Hook):
-        def __init__(self) -> None:
-            self.mine = 1
-
-    hook = Mine()
-    Bus([hook], trainer)
-    assert hook.trainer is trainer
 
 
 def test_neither_hooks_nor_bus_keep_the_trainer_alive() -> None:

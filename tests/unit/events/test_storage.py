@@ -68,29 +68,6 @@ def test_a_weight_of_zero_in_all_leaves_the_metric_out() -> None:
     assert storage.names() == ()
 
 
-def test_records_come_by_update_and_then_in_the_order_first_put() -> None:
-    storage = Storage()
-    for update, name in [(2, "b"), (1, "z"), (2, "a"), (1, "y"), (2, "b")]:
-        storage.put(name, 1.0, update=update)
-    assert [(record.update, record.name) for record in storage.settle()] == [(1, "z"), (1, "y"), (2, "b"), (2, "a")]
-
-
-def test_nan_and_inf_are_values_like_others() -> None:
-    storage = Storage()
-    storage.put("a", torch.tensor(float("nan")), 2, update=1)
-    storage.put("b", float("-inf"), update=1)
-    a, b = storage.settle()
-    assert math.isnan(a.value)
-    assert b.value == -math.inf
-
-
-def test_each_settling_gives_each_value_once() -> None:
-    storage = Storage()
-    storage.put("a", 1.0, update=1)
-    assert len(storage.settle()) == 1
-    assert storage.settle() == []
-
-
 def test_a_late_value_of_a_settled_update_is_kept() -> None:
     storage = Storage()
     storage.put("a", 1.0, update=1)
@@ -99,16 +76,6 @@ def test_a_late_value_of_a_settled_update_is_kept() -> None:
     storage.put("a", 6.0, 2, update=1)
     assert storage.settle() == [Record(1, "a", 3.0, 2.0)]
     assert [(record.update, record.value) for record in storage.history("a")] == [(1, 1.0), (1, 3.0), (2, 5.0)]
-
-
-def test_values_are_summed_in_double_precision() -> None:
-    storage = Storage()
-    for _ in range(3):
-        storage.put("a", torch.tensor(2.0**24), torch.tensor(2**40 + 1), update=1)
-    storage.put("a", torch.tensor(1.0), 0, update=1)
-    (record,) = storage.settle()
-    assert record.weight == 3 * (2**40 + 1)
-    assert record.value == (3 * 2.0**24 + 1) / (3 * (2**40 + 1))
 
 
 def test_scalars_of_another_device_are_packed_exactly_in_one_tensor() -> None:
@@ -229,15 +196,6 @@ def test_the_weights_of_a_window_are_counted_in_it_where_other_ranks_alone_have_
     found = {(record.update, record.name): record.value for record in records}
     assert [found.get((update, "progress/tokens")) for update in (1, 2)] == [10.0, 30.0]
     assert [found.get((update, "perf/tokens_per_s")) for update in (1, 2)] == [20.0, 40.0]
-
-
-def test_a_rank_with_nothing_pending_takes_part_in_the_gathering() -> None:
-    assert Storage().settle(lambda pairs: [{(4, "a"): [6.0, 2.0]}, pairs]) == [(4, "a", 3.0, 2.0)]
-
-
-def test_a_metric_that_never_came_has_no_values() -> None:
-    storage = Storage()
-    assert (storage.history("a"), storage.latest("a")) == ([], None)
 
 
 def test_the_history_holds_no_more_than_it_is_told_to() -> None:

@@ -46,14 +46,6 @@ def test_the_link_names_the_checkpoint_of_the_best_update_only(trainer: Any) -> 
     assert hook.kept_checkpoints() == ("step-00000010",)
 
 
-def test_a_failed_save_is_not_linked(trainer: Any) -> None:
-    trainer.folder.mkdir()
-    hook = attached(trainer)
-    hook.after_evaluate(evaluated(10, 2.0))
-    hook.after_save(SaveEnd(update=10, path=None))
-    assert not (trainer.folder / "best").exists()
-
-
 def test_a_checkpoint_that_could_not_be_saved_is_none_of_the_best(trainer: Any) -> None:
     trainer.folder.mkdir()
     hook = attached(trainer)

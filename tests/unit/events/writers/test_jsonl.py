@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.errors import EvenstepError
-from evenstep.events import JsonlWriter, Record
+from evenstep.errors import ArgumentError, EvenstepError
+from evenstep.events import Incident, JsonlWriter, Record
+from refused import refused
 
 
 def written(folder: Path, *batches: list[Record], update: int = 0) -> str:
@@ -42,30 +43,12 @@ def test_every_line_is_strict_json_and_gives_the_same_number_back(
         assert isinstance(read[name], float) == math.isfinite(value)
 
 
-def test_what_is_not_finite_is_a_string(tmp_path: Path) -> None:
-    records = [Record(1, "a", math.nan, 1.0), Record(1, "b", math.inf, 1.0), Record(1, "c", -math.inf, 1.0)]
-    assert written(tmp_path, records) == '{"update": 1, "a": "nan", "b": "inf", "c": "-inf"}\n'
-
-
-def test_a_line_can_be_read_as_soon_as_it_is_written(tmp_path: Path) -> None:
-    writer = JsonlWriter()
-    writer.open(tmp_path, 0)
-    writer.write([Record(1, "a", 1.0, 1.0)])
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"update": 1, "a": 1.0}\n'
-    writer.close()
-
-
 def test_a_resumed_run_drops_what_will_happen_again_and_a_half_written_line(tmp_path: Path) -> None:
     written(tmp_path, [Record(update, "a", float(update), 1.0) for update in range(1, 6)])
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"update": 6, "a"')
     text = written(tmp_path, [Record(4, "a", 40.0, 1.0)], update=3)
     assert [json.loads(line)["a"] for line in text.splitlines()] == [1.0, 2.0, 3.0, 40.0]
-
-
-def test_a_half_written_line_alone_is_dropped_too(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"update": 1, "a": 1.0}\n{"upd')
-    assert written(tmp_path, update=100) == '{"update": 1, "a": 1.0}\n'
 
 
 @pytest.mark.parametrize("line", ["not json\n", "[1]\n", '{"a": 1}\n', "\x00\x00\n", "3\n"])
@@ -84,3 +67,20 @@ def test_what_is_no_file_is_refused_and_nobody_waits_for_it(tmp_path: Path) -> N
         make(place)
         with pytest.raises(EvenstepError):
             JsonlWriter().open(place.parent, 0)
+
+
+def test_incidents_are_appended_to_a_file_of_their_own(tmp_path: Path) -> None:
+    writer = JsonlWriter()
+    writer.open(tmp_path, 0)
+    assert not (tmp_path / "incidents.jsonl").exists()
+    for update in (3, 5):
+        writer.event("incident", Incident(kind="overflow", update=update, message="halved", details={"scale": 2.0}))
+    writer.close()
+    lines = [json.loads(line) for line in (tmp_path / "incidents.jsonl").read_text().splitlines()]
+    assert lines[1] == {"update": 5, "kind": "overflow", "message": "halved", "details": {"scale": 2.0}}
+    assert len(lines) == 2
+
+
+def test_a_run_without_a_folder_has_no_files() -> None:
+    with refused(ArgumentError, "folder"):
+        JsonlWriter().open(None, 0)

@@ -64,14 +64,6 @@ def test_each_gets_everything_in_order() -> None:
     assert notes == ["open1", "open2", "write1", "flush1", "write2", "flush2", "event1", "event2", "close1", "close2"]
 
 
-def test_no_records_are_no_call() -> None:
-    notes: list[str] = []
-    writers = Writers([Notes(notes)], refuse)
-    with writers.opened(None, 0):
-        writers.write([])
-    assert notes == ["open", "close"]
-
-
 def test_a_full_disk_names_writer_file_and_cause_and_the_others_still_get_theirs() -> None:
     notes: list[str] = []
     heard: list[Incident] = []
@@ -139,15 +131,6 @@ def test_a_fault_while_writing_or_closing_never_hides_the_original() -> None:
     assert "Traceback" in heard[0].traceback
 
 
-def test_a_fault_while_closing_alone_is_told_after_all_are_closed() -> None:
-    notes: list[str] = []
-    heard: list[Incident] = []
-    with Writers([Notes(notes, "1", {"close": full()}), Notes(notes, "2")], heard.append).opened(None, 0):
-        pass
-    assert notes[-1] == "close2"
-    assert "No space left" in heard[0].message
-
-
 def test_a_fault_while_opening_closes_those_that_are_open() -> None:
     notes: list[str] = []
     writers = Writers([Notes(notes, "1"), Notes(notes, "2", {"open": full()}), Notes(notes, "3")], refuse)
@@ -175,23 +158,6 @@ def test_what_comes_while_closed_waits_for_the_next_opening() -> None:
     with writers.opened(None, 5):
         pass
     assert got == [("incident", INCIDENT), *RECORDS]
-
-
-def test_opening_again_works() -> None:
-    notes: list[str] = []
-    writers = Writers([Notes(notes)], refuse)
-    for _ in range(2):
-        with writers.opened(None, 0):
-            writers.write(RECORDS)
-    assert notes == ["open", "write", "flush", "close"] * 2
-
-
-def test_what_a_writer_was_given_is_flushed_so_that_others_can_read_it() -> None:
-    notes: list[str] = []
-    writers = Writers([Notes(notes)], refuse)
-    with writers.opened(None, 0):
-        writers.write(RECORDS)
-        assert notes == ["open", "write", "flush"]
 
 
 def test_going_back_forgets_what_came_after_even_where_the_disk_is_full_just_then(tmp_path: Path) -> None:
