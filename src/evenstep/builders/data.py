@@ -15,7 +15,7 @@ from evenstep.config.arguments import Call
 from evenstep.config.schema import FailuresTable
 from evenstep.config.schema_data import DataTable
 from evenstep.data import Data, MapData, Reading, StreamData
-from evenstep.data.batch_sizes import largest
+from evenstep.data.sampling import largest
 from evenstep.errors import ConfigError, EvenstepError
 
 

@@ -4,8 +4,8 @@ from pydantic import Field
 
 from evenstep.config.section import Args, Count, CountOrAuto, CountOrPairs, Natural, Positive, Section, TargetName
 from evenstep.data import MapData, Reading, StreamData
-from evenstep.data.batch_sizes import Unit
 from evenstep.data.batching import Oversized
+from evenstep.data.sampling import Unit
 
 
 class TargetTable(Section):

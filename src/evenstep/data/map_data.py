@@ -1,18 +1,18 @@
 """Global batches of a map-style dataset, the same for every number of ranks and workers."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import chain, tee
 from math import ceil
-from typing import NamedTuple, final
+from typing import NamedTuple, cast, final
 from zlib import crc32
 
 from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Position, Total
-from evenstep.data.batch_sizes import Unit
 from evenstep.data.batching import Lengths, Oversized, share
 from evenstep.data.dataset import MapDataset, count_samples, fingerprint_of
 from evenstep.data.loader import DEFAULT_COLLATE, Collate, Fetcher, InlineLoader, Reading, Reply, Request, WorkerLoader
-from evenstep.data.sampling import EpochBatches, Sampling
+from evenstep.data.sampling import Sampling, Sizes, Unit
 from evenstep.data.tree import can_pin
 from evenstep.errors import DataError
 
@@ -81,8 +81,8 @@ class MapData(Data):
         self,
         dataset: MapDataset,
         *,
-        global_batch_size: int | Sequence[tuple[int, int]] | None = None,
-        global_batch_tokens: int | Sequence[tuple[int, int]] | None = None,
+        global_batch_size: Sizes = None,
+        global_batch_tokens: Sizes = None,
         micro_batch_size: int | None = None,
         micro_batch_tokens: int | None = None,
         lengths: Lengths | None = None,
@@ -119,7 +119,7 @@ class MapData(Data):
         self.limit_batches = limit_batches
         self._in_columns = collate is DEFAULT_COLLATE
         self._fingerprint: dict[str, JSON] | None = None
-        self._epochs: dict[tuple[int, int, int | None], EpochBatches] = {}
+        self._epoch = lru_cache(_EPOCHS_KEPT)(self._sampling.epoch)
         self._collate = collate
         self._num_workers = num_workers
         self._reading = reading
@@ -142,7 +142,7 @@ class MapData(Data):
         >>> MapData([1, 2, 3], global_batch_size=2).num_batches(0, seed=1)
         2
         """
-        return self._epoch(epoch, seed).num_batches
+        return self._epoch(epoch, seed=seed, limit=self.limit_batches).num_batches
 
     def fingerprint(self) -> dict[str, JSON]:
         """The dataset's size, lengths and own fingerprint, and every choice that decides which samples make an update.
@@ -157,16 +157,19 @@ class MapData(Data):
 
     def _new_fingerprint(self) -> dict[str, JSON]:
         sampling = self._sampling
-        size, tokens = sampling.global_batch_size, sampling.global_batch_tokens
-        changing: JSON = None if sampling.sizes is None else sampling.sizes.as_json
+        size = cast("JSON", sampling.global_batch_size)
+        tokens = cast("JSON", sampling.global_batch_tokens)
+        if sampling.sizes is not None:
+            pairs: JSON = sampling.sizes.as_json
+            size, tokens = (pairs, None) if tokens is None else (None, pairs)
         packed: dict[str, JSON] = {"packed": True} if sampling.packed and sampling.global_batch_tokens else {}
         ordered: dict[str, JSON] = {"order": "enciphered"} if sampling.shuffle else {}
         return {
             **packed,
             "kind": "map",
             "num_samples": sampling.num_samples,
-            "global_batch_size": size if isinstance(size, int | None) else changing,
-            "global_batch_tokens": tokens if isinstance(tokens, int | None) else changing,
+            "global_batch_size": size,
+            "global_batch_tokens": tokens,
             "num_skipped": sampling.num_skipped,
             "batch_size_multiple": sampling.batch_size_multiple,
             "length_window": sampling.length_window if sampling.global_batch_tokens else None,
@@ -266,7 +269,7 @@ class MapData(Data):
     def _plan(self, start: Position, *, seed: int, rank: int, ranks: int) -> Iterator[_Planned]:
         position = start
         while self._num_epochs is None or position.epoch < self._num_epochs:
-            epoch = self._epoch(position.epoch, seed)
+            epoch = self._epoch(position.epoch, seed=seed, limit=self.limit_batches)
             samples = epoch.batch(position.batch)
             microbatches = self._sampling.microbatches(samples)
             following = position.after(ends_epoch=position.batch + 1 == epoch.num_batches)
@@ -279,16 +282,6 @@ class MapData(Data):
             requests = requests or [Request(position.epoch, position.batch, 0, [], epoch.key)]
             yield _Planned(position, following, len(microbatches), len(samples), requests)
             position = following
-
-    def _epoch(self, epoch: int, seed: int) -> EpochBatches:
-        limit = self.limit_batches
-        batches = self._epochs.get((epoch, seed, limit))
-        if batches is None:
-            batches = self._sampling.epoch(epoch, seed=seed, limit=limit)
-            while len(self._epochs) >= _EPOCHS_KEPT:
-                del self._epochs[next(iter(self._epochs))]
-            self._epochs[epoch, seed, limit] = batches
-        return batches
 
 
 def _microbatch(request: Request, reply: Reply, *, in_columns: bool) -> Microbatch:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from evenstep import MapData, Mixture
 from evenstep.data import Position
-from evenstep.data.batch_sizes import BatchSizes, batch_sizes
+from evenstep.data.sampling import BatchSizes
 from evenstep.errors import ArgumentError, DataError
 from refused import refused
 
@@ -26,7 +26,7 @@ def pairs(draw: st.DrawFn) -> list[tuple[int, int]]:
 def test_every_epoch_is_cut_as_a_loop_over_the_whole_run_would(
     given: list[tuple[int, int]], num_samples: int, unit: str
 ) -> None:
-    sizes = batch_sizes("global_batch_size", given, unit)
+    sizes = BatchSizes.of("global_batch_size", given, unit)
     number = 0
     for epoch in range(12):
         expected, place = [], 0

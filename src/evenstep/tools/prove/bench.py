@@ -23,7 +23,7 @@ from evenstep.config.schema_data import DataTable
 from evenstep.config.sources import Setting, settings_in
 from evenstep.config.tasks import data_tables, schedules_of
 from evenstep.data import Data
-from evenstep.data.batch_sizes import largest
+from evenstep.data.sampling import largest
 from evenstep.errors import DataError, EvenstepError
 from evenstep.events import Hook
 from evenstep.parallel import Group
