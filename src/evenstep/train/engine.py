@@ -10,7 +10,7 @@ that importing all public names takes little longer than importing torch.
 """
 
 import logging
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -61,7 +61,7 @@ class Engine:
     Args:
         model: any module. It is moved to the device and put into training mode.
         task: a `Task`, which says what a batch means; or a mapping of several tasks by name.
-        optimizer: of the model's parameters, any of torch.optim except LBFGS.
+        optimizer: of the model's parameters, any of torch.optim except LBFGS, or a tuple of several.
         strategy: how ranks share the model and its gradients, as for `Trainer`.
         precision: the number formats, as a `Precision` or by name, such as "bf16-mixed"; float32 by default.
         lr_schedule: multiplies each group's learning rate, as for `Trainer`. None leaves the rates alone.
@@ -98,7 +98,7 @@ class Engine:
         self,
         model: nn.Module,
         task: Task | Mapping[str, Task],
-        optimizer: Optimizer,
+        optimizer: Optimizer | Sequence[Optimizer],
         *,
         strategy: Strategy | str | None = None,
         precision: Precision | str | None = None,

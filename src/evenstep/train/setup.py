@@ -5,7 +5,7 @@ is the order in which they are asked.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from evenstep.data import Data
 from evenstep.events import Storage
 from evenstep.oom import build_emptying
+from evenstep.optim.multi import joined
 from evenstep.optim.schedules import LrSchedule, plateaus_of
 from evenstep.options import Training
 from evenstep.parallel import Group, Strategy
@@ -108,7 +109,7 @@ def set_up(
     *,
     model: nn.Module,
     task: Task | Mapping[str, Task],
-    optimizer: Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     strategy: Strategy | str | None,
     precision: Precision | str | None,
     lr_schedule: LrSchedule | str | Mapping[str, Any] | None,
@@ -135,6 +136,7 @@ def set_up(
     require_gradients("an engine or a trainer was built")
     check_launched(strategy, model, os.environ)
     check_model(model)
+    optimizer = joined(optimizer)
     with attached(model, named(task), optimizer):
         formats, schedule = precision_of(precision), lr_schedule_of(lr_schedule)
         sharing = strategy_of(strategy, device, model)

@@ -54,8 +54,8 @@ class Trainer:
     Args:
         model: any module. It is moved to the device.
         task: a `Task`, which says what a batch means; or a mapping of several tasks by name.
-        optimizer: of the model's parameters, any of torch.optim except LBFGS; with `fused=True` scaling and clipping
-            happen in its kernel.
+        optimizer: of the model's parameters, any of torch.optim except LBFGS, or a tuple of several; with `fused=True`
+            scaling and clipping happen in its kernel.
         data: the training data: `MapData`, `StreamData`, `Mixture`, or a `DataLoader`, of which evenstep uses the
             dataset, whether it shuffles, and the batch size as the global batch size.
         updates: how many updates to commit; give this or `epochs`.
@@ -96,7 +96,7 @@ class Trainer:
         *,
         model: nn.Module,
         task: Task | Mapping[str, Task],
-        optimizer: Optimizer,
+        optimizer: Optimizer | Sequence[Optimizer],
         data: "Data | DataLoader[Any]",
         updates: int | None = None,
         epochs: int | None = None,
@@ -149,7 +149,7 @@ class Trainer:
         self._sharing = type(setup.strategy).__name__
         self._is_training = self._has_trained = False
         self._thread = 0  # in which it trains
-        self.model, self.optimizer, self.evaluations = model, optimizer, sets
+        self.model, self.optimizer, self.evaluations = model, setup.optimizer, sets
         self.device, self.storage = setup.device, setup.storage
         self.folder = None if folder is None else Path(folder).expanduser()
         self._resumed = False

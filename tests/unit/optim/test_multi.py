@@ -44,7 +44,7 @@ def trained(clip_norm: float | None = None, **more: Any) -> Trainer:
     trainer = Trainer(
         model=model,
         task=Square(),
-        optimizer=MultiOptimizer(*both(model, **more)),
+        optimizer=both(model, **more),
         data=data,
         updates=4,
         device="cpu",
@@ -166,11 +166,12 @@ class Telling(torch.optim.SGD):
     "given",
     [
         lambda model: [torch.optim.SGD(model.parameters()), torch.optim.Adam(model[0].parameters())],
+        lambda model: [torch.optim.SGD(model.parameters()), torch.optim.SGD(model[0].parameters())],
         lambda model: [Telling(model.parameters())],
     ],
 )
 def test_what_can_not_be_one_is_refused(given: Any) -> None:
-    with refused(ArgumentError, "optimizers"):
+    with refused(ArgumentError, "optimizer"):
         MultiOptimizer(*given(net()))
 
 
