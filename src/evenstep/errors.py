@@ -1,20 +1,19 @@
-"""Every error that evenstep raises on purpose, one tree, one file.
+"""All errors that evenstep raises on purpose, in one tree.
 
-An error's text is for the person who must act: what was, what must be, what to do. It is not for our own
-invariants, which are `assert`s, nor for faults that training survives, which are `Incident` events.
+The text of an error says what was, what must be, and what to do. Faults that training survives are `Incident` events.
 
     EvenstepError
-    ├── ArgumentError (also ValueError)    an argument of the library that cannot be
+    ├── ArgumentError (also ValueError)    a wrong argument
     │   └── ConfigError                    faults of a run file, environment or command line; exit code 2
     ├── DataError                          a dataset, sampler or loader that fails
-    ├── TaskError                          a task or model that does not do what an update needs
+    ├── TaskError                          a task or model that breaks its contract
     ├── NonFiniteError (also ArithmeticError)  a loss or gradient that is inf or NaN, or a loss scale at its floor
-    ├── OutOfMemoryError (also MemoryError)  what does not fit into memory, however finely it is cut
-    ├── PlanError                          a plan that is not a complete, ordered update
-    ├── CheckpointError                    a checkpoint that cannot be written, found, trusted or fitted
-    ├── ReplicaError                       ranks that should hold the same and do not
+    ├── OutOfMemoryError (also MemoryError)  no memory, however small the pieces
+    ├── PlanError                          a plan that is no complete, ordered update
+    ├── CheckpointError                    a checkpoint that can't be written, found, trusted or loaded
+    ├── ReplicaError                       ranks with different parameters, settings or data
     ├── LostRankError                      another rank that failed, froze or never came
-    ├── HookError                          a hook or writer that is not one
+    ├── HookError                          a wrong hook or writer
     └── MissingExtraError (also ImportError)   an optional dependency that is not installed
 """
 
@@ -51,7 +50,7 @@ class EvenstepError(Exception):
 
 
 class ArgumentError(EvenstepError, ValueError):
-    """An argument that cannot be: the message names it, its value, and what is allowed."""
+    """A wrong argument; the message has its name, its value and what is allowed."""
 
 
 class ConfigError(ArgumentError):
@@ -71,35 +70,35 @@ class DataError(EvenstepError):
 
 
 class TaskError(EvenstepError):
-    """A task or a model that does not do what an update needs."""
+    """A task or a model that breaks its contract with the engine."""
 
 
 class NonFiniteError(EvenstepError, ArithmeticError):
-    """A loss or gradient that is inf or NaN and that the run's policy does not let pass."""
+    """A loss or gradient that is inf or NaN, with the policy to stop."""
 
 
 class OutOfMemoryError(EvenstepError, MemoryError):
-    """Something that does not fit into memory, however finely it is cut."""
+    """No memory, however small the pieces."""
 
 
 class PlanError(EvenstepError):
-    """A plan that is not a complete, ordered update; raised before anything runs."""
+    """A plan that is no complete, ordered update; raised before anything runs."""
 
 
 class CheckpointError(EvenstepError):
-    """A checkpoint that cannot be written, found, trusted, or fitted to this run."""
+    """A checkpoint that can't be written, found, trusted or loaded."""
 
 
 class ReplicaError(EvenstepError):
-    """Ranks that should hold the same and do not: parameters, configurations, data; the message names the ranks."""
+    """Ranks with different parameters, settings or data; the message names the ranks."""
 
 
 class LostRankError(EvenstepError):
-    """Another rank failed, froze or never came: the message names it, and what was waited for."""
+    """Another rank that failed, froze or never came; the message names it and the operation."""
 
 
 class HookError(EvenstepError):
-    """A hook or a writer that is not one: a misspelt method, two of one name, a lost trainer."""
+    """A wrong hook or writer: a misspelt method, two of one name, another trainer's."""
 
 
 class MissingExtraError(EvenstepError, ImportError):
@@ -111,27 +110,26 @@ class MissingExtraError(EvenstepError, ImportError):
         )
 
 
-_LONGEST = 20_000  # characters of a text of others, which may hold a whole tensor or file
+_LONGEST = 20_000  # characters; the text of a foreign error may hold a whole tensor or file
 
 
 def keepable(text: str) -> str:
-    r"""What others have raised, as files and other ranks can take it: in UTF-8, and without the middle of what is long.
-
-    Bytes of a file's name that are not UTF-8 are written out.
+    r"""A text of a foreign error in UTF-8, without its middle if it is long, so that files and other ranks can take it.
 
     >>> keepable("caf\udce9.png")
     'caf\\udce9.png'
     >>> len(keepable("x" * 3_000_000))
     20044
     """
-    if left_out := max(len(text) - _LONGEST, 0):
+    left_out = max(len(text) - _LONGEST, 0)
+    if left_out:
         half = _LONGEST // 2
         text = f"{text[:half]}\n… {left_out:,} characters are left out here …\n{text[-half:]}"
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def clause(error: BaseException | str) -> str:
-    """What an error says, as a part of a sentence of ours: its type and its text, without a full stop at the end.
+    """Type and text of an error as a part of a sentence, without a full stop.
 
     >>> clause(ValueError("no such file.")), clause(TimeoutError()), clause("the disk is full.")
     ('ValueError: no such file', 'TimeoutError', 'the disk is full')

@@ -1,10 +1,8 @@
-"""What running out of memory looks like, and how what is no longer needed is given back.
+"""Out of memory: how errors of all libraries and devices are recognised, and how cached memory is freed.
 
-Only the devices' caching allocators have a class of their own for it. Kernels, libraries and allocators that ask the
-driver themselves say it in words, which stand in one table here. All of them are refusals that leave the device as it
-was, so that a smaller piece can be tried: also CUDA's own "out of memory" (error 2), which, unlike a fault of a kernel,
-does not stay with the context. A collective that found no memory is none of them: what its peers have of it is not
-known. It does not decide what is done about it; that is `evenstep.train`'s.
+Only the caching allocators raise a class of their own; other libraries say it in a text. Each of these errors leaves
+the device as it was, so that a smaller piece can be tried. A collective that found no memory is not among them: its
+peers may have received a part.
 """
 
 import gc
@@ -17,7 +15,7 @@ from evenstep.errors import ArgumentError, EvenstepError
 if TYPE_CHECKING:
     import torch
 
-# in lower case; of "out of memory" by itself anybody may speak, for whom cutting is no answer
+# in lower case; "out of memory" alone may stand in errors of anything
 WORDS = (
     "cuda error: out of memory",
     "cuda driver error: out of memory",
@@ -25,8 +23,8 @@ WORDS = (
     "triton error [cuda]: out of memory",
     "triton error [hip]: out of memory",
     "mps backend out of memory",
-    "out of memory. tried to allocate",  # of the caching allocators, whichever device's, also where it was wrapped
-    "defaultcpuallocator: ",  # "can't allocate memory: you tried to allocate ..."
+    "out of memory. tried to allocate",  # caching allocators of all devices
+    "defaultcpuallocator: ",
     "cudaerrormemoryallocation",
     "hiperroroutofmemory",
     "cublas_status_alloc_failed",
@@ -39,7 +37,7 @@ WORDS = (
     "rocblas_status_memory_error",
     "hipblas_status_alloc_failed",
     "miopenstatusallocfailed",
-    "ur_result_error_out_of_device_memory",  # of Intel's GPUs: the unified runtime and its predecessor
+    "ur_result_error_out_of_device_memory",  # Intel's GPUs
     "ur_result_error_out_of_host_memory",
     "pi_error_out_of_resources",
 )
@@ -47,7 +45,7 @@ _COLLECTIVES = ("DistBackendError", "DistError", "DistNetworkError", "DistStoreE
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that there was no memory left, on whatever device, and that a smaller piece can be tried.
+    """Whether a device or the host had no memory left, so that a smaller piece can be tried.
 
     >>> is_out_of_memory(MemoryError()), is_out_of_memory(ValueError("out of memory"))
     (True, False)
@@ -55,7 +53,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     True
     """
     if isinstance(error, EvenstepError):
-        return False  # said on purpose, when nothing can be done about it any more
+        return False
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     if not isinstance(error, RuntimeError) or type(error).__name__ in _COLLECTIVES:
@@ -65,7 +63,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def give_back() -> None:
-    """Free what nothing refers to any more, cycles included, and return cached device memory to the device."""
+    """Free unreachable cycles, and return cached memory to the device."""
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and torch.accelerator.is_available():
@@ -73,26 +71,18 @@ def give_back() -> None:
 
 
 def build_emptying(every_updates: int | None, device: "torch.device") -> Callable[[int], None] | None:
-    """What is called with the number of each update that has ended; None where there is nothing to do.
+    """Function of the number of an update that empties the allocator's cache after some of them; None for never.
 
-    It gives back what the allocator keeps for later, which another process on the device, or an allocator in pieces,
-    may need; by itself it makes updates slower. It frees nothing that is in use.
-
-    Args:
-        every_updates: how often it empties the cache; None for never.
+    Other processes on the device may need that memory. Updates become slower.
 
     Raises:
-        ArgumentError: the device's allocator keeps nothing.
-
-    >>> import torch
-    >>> build_emptying(None, torch.device("cpu"))
+        ArgumentError: the device is a CPU, whose allocator has no cache.
     """
     if every_updates is None:
         return None
     if device.type == "cpu":
         raise ArgumentError(
-            f"`memory.empty_cache_every_updates` is {every_updates}, but the run is on a CPU, where freed memory is "
-            f"not kept for later; leave it out, or compute on an accelerator (`device`).",
+            "`memory.empty_cache_every_updates` needs an accelerator, but `device` is cpu; leave it out.",
             field="memory.empty_cache_every_updates",
         )
 

@@ -1,10 +1,8 @@
-"""The process of a command or run: exit codes, signals, the command that starts another one, whose code a line is.
+"""The process of a command or a run: exit codes, signals, its command line, and lines of the user's code.
 
-Before a run trains, a signal ends the command; during training it stops the run where it can be saved. SIGTERM,
-SIGUSR1, SIGUSR2 (schedulers send them before they end a job) and SIGHUP (a terminal that closes) ask for the end and
-for another run; Ctrl-C asks for the end alone. A second signal leaves at once, except copies of the first, which a
-launcher and a process group pass on. Handlers hold inside the `with` and are restored afterwards. Importing this loads
-no torch.
+SIGTERM, SIGUSR1, SIGUSR2 and SIGHUP ask for the end and for another run, as schedulers do; Ctrl-C asks for the end
+alone. Before training a signal ends the command; during training the run stops where it can be saved. A second signal
+leaves at once, except copies of the first one. Importing this loads no torch.
 """
 
 import atexit
@@ -24,36 +22,33 @@ from typing import final
 EXIT_DONE = 0
 EXIT_ERROR = 1
 EXIT_CONFIG = 2
-EXIT_REQUEUE = 75  # sysexits' EX_TEMPFAIL: stopped by SIGTERM and saved, wants to be run again
-EXIT_INTERRUPTED = 130  # as a shell says of a command that Ctrl-C has ended
-FINAL = (EXIT_DONE, EXIT_CONFIG, EXIT_REQUEUE, EXIT_INTERRUPTED)  # after which no rank is started again
+EXIT_REQUEUE = 75  # sysexits' EX_TEMPFAIL: stopped by SIGTERM and saved, to be run again
+EXIT_INTERRUPTED = 130  # a shell's code of a command that Ctrl-C has ended
+FINAL = (EXIT_DONE, EXIT_CONFIG, EXIT_REQUEUE, EXIT_INTERRUPTED)  # no rank is started again after these
+CODE_FILE = "_EVENSTEP_CODE_FILE"  # names the file of rank 0's exit code, for evenstep's launcher
 
-CODE_FILE = "_EVENSTEP_CODE_FILE"  # where rank 0 leaves its exit code for evenstep's launcher
-
-_OURS = Path(__file__).resolve().parent
 REQUEUE = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
-_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 COPIES_S = 2.0
+_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+_OURS = Path(__file__).resolve().parent
 
 
 @final
 class Terminated(KeyboardInterrupt):
-    """One of `REQUEUE` came while nothing was being trained, or a second one."""
+    """A signal of `REQUEUE` before training, or a second one during it."""
 
 
 def heeded(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """The signals that are not ignored, as `nohup` has it for SIGHUP."""
     return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
 
 
 @contextmanager
 def ending(*, leaves: bool = False) -> Generator[None]:
-    """Let SIGTERM, SIGUSR1, SIGUSR2 and SIGHUP end the `with` as Ctrl-C does, so that what it has begun is tidied up.
+    """Raise Terminated at a signal of `REQUEUE` inside the `with`.
 
     Args:
-        leaves: whether the process ends after the `with`: then no handler is given back, and `leave_with` must follow.
-
-    Raises:
-        Terminated: at one of them.
+        leaves: the process ends after the `with`; then the signals stay ignored, and `leave_with` must follow.
     """
 
     def handle(_number: int, _frame: FrameType | None) -> None:
@@ -69,10 +64,7 @@ def ending(*, leaves: bool = False) -> Generator[None]:
 
 @contextmanager
 def not_swallowed() -> Generator[None]:
-    """Let a signal that ends the command do so also where it comes in the midst of an import that catches its error.
-
-    torch's does, here and there: the error is gone, or has become another one. Then it is raised again at the end.
-    """
+    """Handle a signal again after the `with` if it came inside: some imports of torch catch and drop its error."""
     came: list[int] = []
     numbers = (signal.SIGINT, *REQUEUE) if threading.current_thread() is threading.main_thread() else ()
     before = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
@@ -93,30 +85,25 @@ def not_swallowed() -> Generator[None]:
 
 
 def leave_with(code: int) -> None:
-    """Let a process that only has to tidy up itself end with `code`, whatever signals are still sent to it.
-
-    They end it at once while other modules' exit functions run, which may hang; what Python itself does last, when it
-    calls no handlers any more, passes in moments.
-    """
+    """Let later signals end the process at once with `code`, also while exit functions run, which may hang."""
     for number in (*REQUEUE, signal.SIGINT):
-        # a shell has what it starts in its background ignore SIGINT
+        # shells let commands in the background ignore SIGINT
         if number in REQUEUE or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda _number, _frame: os._exit(code))
 
 
 def ignore_at_the_end() -> None:
-    """Ignore the signals once all exit functions have run that are registered after this call."""
+    """Ignore signals after all exit functions that are registered from now on."""
     atexit.register(lambda: [signal.signal(number, signal.SIG_IGN) for number in (*REQUEUE, signal.SIGINT)])
 
 
-def interrupted(said: str) -> KeyboardInterrupt:
-    """The error of a Ctrl-C that was answered in peace, of which a notebook shows the text alone.
+def interrupted(message: str) -> KeyboardInterrupt:
+    """The error after a Ctrl-C that was handled; notebooks show its text alone.
 
-    It is of no class of its own: of others than `KeyboardInterrupt` Python does not know that they end a program by a
-    signal, as shells and parents expect.
+    It has no class of its own: Python ends a program by SIGINT only for `KeyboardInterrupt` itself.
     """
-    error = KeyboardInterrupt(said)
-    vars(error)["_render_traceback_"] = lambda: [f"KeyboardInterrupt: {said}"]  # IPython asks for it
+    error = KeyboardInterrupt(message)
+    vars(error)["_render_traceback_"] = lambda: [f"KeyboardInterrupt: {message}"]  # read by IPython
     return error
 
 
@@ -124,25 +111,23 @@ def interrupted(said: str) -> KeyboardInterrupt:
 def stopping(
     request_stop: Callable[..., None], *, spares_own: bool = False
 ) -> Generator[Callable[[], signal.Signals | None]]:
-    """Pass signals on to `request_stop` inside the `with`; outside the main thread, which alone gets signals, nothing.
+    """Pass signals inside the `with` to `request_stop`, if this is the main thread.
 
-    Gives a function that tells which signal has asked for the end, if any.
+    Gives a function that returns the signal that has asked for the end, or None.
 
     Args:
-        request_stop: takes the reason, and by `requeue` whether the run is to go on later; called from a signal
-            handler, so it may only note both.
-        spares_own: whether handlers that the program has set itself stay as they are.
+        request_stop: called in a signal handler with the reason, and `requeue=` for another run later.
+        spares_own: leave handlers that the program has set itself.
 
     Raises:
-        KeyboardInterrupt: at the second signal, wherever the program is.
+        KeyboardInterrupt: at the second signal.
     """
     caught: signal.Signals | None = None
     owner, first_at = os.getpid(), 0.0
 
     def handle(number: int, _frame: FrameType | None) -> None:
         nonlocal caught, first_at
-        # a data worker that was forked from this process has inherited the handler, but not the run
-        if os.getpid() != owner:
+        if os.getpid() != owner:  # a forked data worker has inherited the handler
             if number == signal.SIGTERM:
                 os._exit(128 + number)
             return
@@ -157,11 +142,10 @@ def stopping(
             return
         caught, first_at = signal.Signals(number), monotonic()
         request_stop(caught.name, requeue=caught in REQUEUE)
-        with suppress(OSError):  # nobody reads our messages any more, which is no reason not to save
-            # not print, because a print may be what was interrupted
-            again = "Ctrl-C again" if number == signal.SIGINT else "another one"
-            what = f"{caught.name}: stopping after this update; {again} leaves at once"
-            os.write(2, f"\nevenstep: {what}.\n".encode())
+        again = "Ctrl-C again" if number == signal.SIGINT else "another one"
+        text = f"\nevenstep: {caught.name}: stopping after this update; {again} leaves at once.\n"
+        with suppress(OSError):  # a closed standard error is no reason not to save
+            os.write(2, text.encode())  # not `print`, which may be interrupted itself
 
     is_main = threading.current_thread() is threading.main_thread()
     numbers = (*heeded(REQUEUE), signal.SIGINT)
@@ -179,20 +163,20 @@ def _is_handled(number: signal.Signals) -> bool:
 
 
 def command() -> list[str]:
-    """Python and its arguments before those of `evenstep`.
+    """Python and its arguments that start evenstep in another process as in this one.
 
-    `python -m` puts the working directory before the standard library, and the command `evenstep` does not: there a
-    file of a recipe such as `queue.py` is in nobody's way, so that it must not be in that of the ranks either.
+    `python -m` puts the working directory before the standard library, the command `evenstep` does not (`-P`): a file
+    `queue.py` of a recipe must not replace Python's in the ranks either.
     """
     as_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
     return [sys.executable, *([] if as_module else ["-P"]), "-m", "evenstep"]
 
 
 def user_line(error: BaseException, *, below: int = 0) -> str:
-    """The innermost line of the user's own code in the traceback of `error`: `FILE:LINE in FUNCTION`, or nothing.
+    """The innermost line of the user's code in a traceback, `FILE:LINE in FUNCTION`; "" for none.
 
     Args:
-        below: how many of the outermost frames are not looked at.
+        below: number of outermost frames to skip.
     """
     for frame in reversed(traceback.extract_tb(error.__traceback__)[below:]):
         if is_users(frame.filename):
@@ -201,10 +185,7 @@ def user_line(error: BaseException, *, below: int = 0) -> str:
 
 
 def is_users(filename: str) -> bool:
-    """Whether a file is neither evenstep's nor Python's nor an installed library's.
-
-    A cell of a notebook is a user's; of files that are not there, nothing is known.
-    """
+    """Whether a file is neither evenstep's nor Python's nor a library's; a cell of a notebook is the user's."""
     if "ipykernel" in filename or filename.startswith("<ipython-input"):
         return not filename.endswith(".py") or "site-packages" not in filename
     file = Path(filename).resolve()
@@ -213,7 +194,7 @@ def is_users(filename: str) -> bool:
 
 
 def is_ours(filename: str) -> bool:
-    """Whether a file is evenstep's; the recipes that come with it are users'.
+    """Whether a file is evenstep's; the recipes count as the user's.
 
     >>> is_ours(__file__)
     True
@@ -224,6 +205,6 @@ def is_ours(filename: str) -> bool:
 
 @cache
 def _libraries() -> tuple[Path, ...]:
-    import sysconfig  # slow, and only errors ask
+    import sysconfig  # slow, and only errors need it
 
     return tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))

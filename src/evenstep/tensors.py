@@ -1,9 +1,4 @@
-"""Tensors of a model: their names in checkpoints, their order in memory, and numbers on their device.
-
-Names leave out the wrappers of `torch.compile` and of activation checkpointing, so that a checkpoint fits a model with
-and without them. Layouts matter to fused kernels, which pair the elements of a parameter and its gradient by their
-place in memory. Numbers of the host are written by a kernel: a copy would wait for the device.
-"""
+"""Tensors of a model: names in checkpoints, order in memory, and numbers on their device."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,16 +10,16 @@ from torch.optim import Optimizer
 from evenstep.errors import ArgumentError, CheckpointError
 
 LEARNED = ("task_coefficients", "task_balance")
-"""The parts of a model that hold what is learned about its tasks: by coefficients, and by what combines gradients."""
+"""Parts of a model with learned coefficients of tasks and with the state of methods that combine gradients."""
 
 TASK_PARAMETERS = "task_parameters"
-"""The part of a model that holds what its tasks train of their own."""
+"""Part of a model with the modules of tasks."""
 
-_WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+_WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.")  # by `torch.compile` and torch's activation checkpointing
 
 
 def plain(name: str) -> str:
-    """A name as it would be if nothing were compiled.
+    """Name of a tensor without the wrappers of `torch.compile` and of activation checkpointing.
 
     >>> plain("blocks.0._orig_mod.weight"), plain("_orig_mod.head.bias")
     ('blocks.0.weight', 'head.bias')
@@ -34,37 +29,35 @@ def plain(name: str) -> str:
     return name
 
 
-def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The model's parameters, each once, by plain name."""
-    return {plain(name): parameter for name, parameter in model.named_parameters()}
-
-
-def parameters_in(optimizer: Optimizer) -> list[nn.Parameter]:
-    """The parameters of an optimizer, in the order of its groups."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def named_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """The model's buffers, each once, by plain name."""
-    return {plain(name): buffer for name, buffer in model.named_buffers()}
-
-
-def state_of(model: nn.Module) -> dict[str, Any]:
-    """The model's `state_dict` by plain names."""
-    return by_plain_name(model.state_dict())
-
-
 def by_plain_name(values: Mapping[str, Any]) -> dict[str, Any]:
     return {plain(name): value for name, value in values.items()}
 
 
-def load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Load what `state_of` gave of a model that is compiled elsewhere, or not at all.
+def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters of a model, each once, by plain name."""
+    return by_plain_name(dict(model.named_parameters()))
 
-    What its own `state_dict` leaves out, such as a frozen part, stays as it is.
+
+def named_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers of a model, each once, by plain name."""
+    return by_plain_name(dict(model.named_buffers()))
+
+
+def parameters_in(optimizer: Optimizer) -> list[nn.Parameter]:
+    """Parameters of an optimizer, in the order of its groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def state_of(model: nn.Module) -> dict[str, Any]:
+    """The `state_dict` of a model by plain names, so that it fits the model compiled and not."""
+    return by_plain_name(model.state_dict())
+
+
+def load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Load the result of `state_of`. Tensors that the model's `state_dict` leaves out stay as they are.
 
     Raises:
-        CheckpointError: its `load_state_dict` does not know a name that its own `state_dict` gives.
+        CheckpointError: the model's `load_state_dict` does not know a name that its `state_dict` gives.
     """
     given = {name: state[plain(name)] for name in model.state_dict()}
     if type(model).load_state_dict is not nn.Module.load_state_dict:
@@ -79,7 +72,7 @@ def load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def gradient_format(parameter: Tensor) -> torch.dtype:
-    """The number format in which a parameter's gradients are summed: mostly its own; float32 where that is left open.
+    """Number format in which the gradients of a parameter are summed; float32 if torch leaves it open.
 
     >>> gradient_format(torch.zeros(1, dtype=torch.float64))
     torch.float64
@@ -88,20 +81,22 @@ def gradient_format(parameter: Tensor) -> torch.dtype:
 
 
 def laid_out(tensor: Tensor, like: Tensor) -> Tensor:
-    """`tensor` in the shape of `like`, and lying in memory as that does; a copy only where it lay otherwise.
+    """`tensor` with the shape and the strides of `like`; a copy only if its strides differ.
 
-    A stand-in that takes no memory (`expand`) says nothing of how it should lie.
+    torch's fused optimizers pair elements of a parameter and of its gradient by their place in memory, and gradients
+    come from other ranks row by row. Tensors of `expand` say nothing about strides.
 
     >>> laid_out(torch.arange(4.0), torch.zeros(2, 2).t()).stride()
     (1, 2)
     """
     shaped = tensor.view(like.shape)
-    as_is = shaped.stride() == like.stride() or 0 in like.stride()
-    return shaped if as_is else torch.empty_like(like, dtype=tensor.dtype).copy_(shaped)
+    if shaped.stride() == like.stride() or 0 in like.stride():
+        return shaped
+    return torch.empty_like(like, dtype=tensor.dtype).copy_(shaped)
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether its values lie in memory as they are: not sparse, quantised or nested.
+    """Whether a tensor is neither sparse nor quantised nor nested.
 
     >>> is_dense(torch.eye(2)), is_dense(torch.eye(2).to_sparse())
     (True, False)
@@ -110,7 +105,7 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def shares_memory(tensor: Tensor) -> bool:
-    """Whether elements of `tensor` are one memory, as after `expand`: torch writes into no such tensor.
+    """Whether several elements are one place in memory, as after `expand`; torch refuses to write there.
 
     >>> shares_memory(torch.ones(1).expand(5)), shares_memory(torch.ones(1, 1).expand(1, 1))
     (True, False)
@@ -120,23 +115,22 @@ def shares_memory(tensor: Tensor) -> bool:
 
 
 def scalar_on(value: float | Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """`value` as a 0-dim tensor on `device`; no accelerator is waited for.
+    """`value` as a 0-dim tensor on `device`. The host does not wait for an accelerator: a kernel writes the number.
 
     Args:
         value: a number, or a tensor on the CPU or on `device`.
-        dtype: of the result; None: that of the tensor, or torch's for such a number.
+        dtype: of the result; by default that of the tensor, or torch's for such a number.
 
     >>> scalar_on(2, torch.device("cpu")), scalar_on(torch.tensor(2), torch.device("cpu"), torch.float64)
     (tensor(2), tensor(2., dtype=torch.float64))
     """
     if isinstance(value, Tensor):
-        # what an accelerator still computes must be waited for; memory of the host is read before the call returns
         return value.to(device=device, dtype=dtype, non_blocking=device.type != "cpu")
     return torch.full((), value, dtype=dtype, device=device)
 
 
 def device_here(device: str | torch.device) -> torch.device:
-    """The device as its tensors have it: "cuda" is one of several by its number.
+    """Device of this machine with its number, such as "cuda:0" for "cuda".
 
     Raises:
         ArgumentError: this machine has no such device.
@@ -146,7 +140,7 @@ def device_here(device: str | torch.device) -> torch.device:
     """
     try:
         return torch.empty(0, device=torch.device(device)).device
-    except (RuntimeError, AssertionError, ImportError) as error:  # torch asks for the package of some by an import
+    except (RuntimeError, AssertionError, ImportError) as error:
         why = str(error).splitlines()[0]
         raise ArgumentError(
             f"`device` must be 'auto', 'cpu' or an accelerator of this machine, but is '{device}': {why}",
@@ -155,5 +149,6 @@ def device_here(device: str | torch.device) -> torch.device:
 
 
 def make_current(device: torch.device) -> None:
+    """Make an accelerator torch's current one: streams, events and other libraries use that one."""
     if device.type == "cuda" and device != torch.device("cuda"):
         torch.cuda.set_device(device)
