@@ -12,8 +12,7 @@ def test_values_are_ordered_by_update_and_then_by_arrival(arrivals: list[list[in
     updates = [update for together in arrivals for update in together]
     values = map(float, count())
     for together in arrivals:
-        for update, value in zip(together, values, strict=False):
-            series.add(Record(update, "loss", value, 1.0))
+        series.add([Record(update, "loss", value, 1.0) for update, value in zip(together, values, strict=False)])
     expected = sorted(((update, float(order)) for order, update in enumerate(updates)), key=lambda pair: pair[0])
     assert [(record.update, record.value) for record in series.records("x")] == expected
 

@@ -4,7 +4,7 @@ Sums are exact and rounded once: a rank sends its rounded pair and the rest that
 same bits on any number of ranks.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import chain, zip_longest
 from math import fsum, inf, isfinite, isnan, nan
@@ -41,7 +41,7 @@ def copied(number: Any, name: str) -> Number:
             raise ArgumentError(f"metric `{name}` must be one number, but has shape {shape}; sum it.", field=name)
         if not number.is_cpu:
             return number.detach().clone()
-        number = number.detach().item()
+        number = (number.detach() if number.requires_grad else number).item()
     try:
         return float(number)
     except (TypeError, ValueError, OverflowError) as error:
@@ -51,21 +51,23 @@ def copied(number: Any, name: str) -> Number:
 
 def pairs_of(pending: Sequence[Entry]) -> Pairs:
     """Sums and weights by (update, name), in the order first put."""
-    sums: dict[tuple[int, str], list[float]] = {}
-    weights: dict[tuple[int, str], list[float]] = {}
+    pairs: Pairs = {}
+    several: dict[tuple[int, str], list[float]] = {}
     numbers = _read(pending)
-    for update, name, _, _ in pending:
+    for (update, name, _, _), total, weight in zip(pending, numbers[::2], numbers[1::2], strict=True):
+        if not 0.0 <= weight < inf:
+            weight = nan  # unlike a negative number it stays visible in every sum, so that all ranks raise
         key = update, name
-        sums.setdefault(key, []).append(next(numbers))
-        weight = next(numbers)
-        # NaN, unlike a negative number, stays visible in every sum, so that all ranks raise
-        weights.setdefault(key, []).append(weight if 0.0 <= weight < inf else nan)
-    return {
-        key: (one[0], weights[key][0])
-        if len(one) == 1
-        else tuple(chain.from_iterable(zip_longest(_parts(one), _parts(weights[key]), fillvalue=0.0)))
-        for key, one in sums.items()
-    }
+        if key not in pairs:
+            pairs[key] = total, weight
+        elif key in several:
+            several[key] += total, weight
+        else:
+            several[key] = [*pairs[key], total, weight]
+    for key, each in several.items():
+        parts = zip_longest(_parts(each[::2]), _parts(each[1::2]), fillvalue=0.0)
+        pairs[key] = tuple(chain.from_iterable(parts))
+    return pairs
 
 
 def joined(everybody: Sequence[Pairs]) -> Pairs:
@@ -85,6 +87,7 @@ def means(pairs: Pairs) -> list[Record]:
         ArgumentError: for a weight that is negative or not finite.
     """
     records: list[Record] = []
+    new = tuple.__new__  # a named tuple's own is Python code
     for (update, name), pair in pairs.items():
         if isinstance(pair, Seen):
             continue
@@ -97,7 +100,7 @@ def means(pairs: Pairs) -> list[Record]:
             )
         if weight:
             value = pair[0] / weight if len(pair) == 2 else _quotient(pair)
-            records.append(Record(update, name, value, weight))
+            records.append(new(Record, (update, name, value, weight)))
     return records
 
 
@@ -108,7 +111,7 @@ def pack(scalars: Sequence[Tensor]) -> Tensor:
         return torch.stack([one if one.is_floating_point() else one.to(wide) for one in scalars])
 
 
-def _read(pending: Sequence[Entry]) -> Iterator[float]:
+def _read(pending: Sequence[Entry]) -> list[float]:
     numbers: list[Any] = [number for entry in pending for number in entry[2:]]
     of_devices: dict[torch.device, list[int]] = {}
     for index, number in enumerate(numbers):
@@ -118,7 +121,7 @@ def _read(pending: Sequence[Entry]) -> Iterator[float]:
         values = pack([numbers[index] for index in indices]).tolist()
         for index, value in zip(indices, values, strict=True):
             numbers[index] = value
-    return iter(numbers)
+    return numbers
 
 
 def _parts(values: list[float]) -> list[float]:

@@ -2,7 +2,7 @@
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, final
 
 _SAVED_VALUES = 1000
@@ -30,15 +30,19 @@ class Series:
         self.values = array("d", values)
         self.weights = array("d", weights)
 
-    def add(self, record: Record) -> None:
-        """Insert a value behind those of its update and of earlier ones."""
-        update, _, value, weight = record
-        place = len(self.updates)
-        if place and update < self.updates[-1]:
+    def add(self, records: Sequence[Record]) -> None:
+        """Insert values, which come by update, each behind those of its update and of earlier ones."""
+        if not self.updates or records[0].update >= self.updates[-1]:
+            updates, _, values, weights = zip(*records, strict=True)
+            self.updates.extend(updates)
+            self.values.extend(values)
+            self.weights.extend(weights)
+            return
+        for update, _, value, weight in records:
             place = bisect_right(self.updates, update)
-        self.updates.insert(place, update)
-        self.values.insert(place, value)
-        self.weights.insert(place, weight)
+            self.updates.insert(place, update)
+            self.values.insert(place, value)
+            self.weights.insert(place, weight)
 
     def keep(self, count: int) -> None:
         """Drop all but the last `count` values."""

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from math import fsum
+from operator import itemgetter
 from typing import Any, final
 
 import torch
@@ -180,9 +181,11 @@ class Storage:
         if self._derived:
             counts = {(update, key[1:]): fsum(pair[::2]) for (update, key), pair in summed.items() if key[:1] == COUNT}
             records += self._derived(records, counts)
-        records.sort(key=_update)
-        records += self.throughput(records)
-        records.sort(key=_update)
+        records.sort(key=itemgetter(0))
+        more = self.throughput(records)
+        if more:
+            records += more
+            records.sort(key=itemgetter(0))
         self._remember(records)
         return records
 
@@ -224,19 +227,14 @@ class Storage:
     def _remember(self, records: Iterable[Record]) -> None:
         of_names = defaultdict[str, list[Record]](list)
         for record in records:
-            of_names[record.name].append(record)
+            of_names[record[1]].append(record)
         for name, theirs in of_names.items():
             if name not in self._series:
                 self._series[_checked(name)] = Series()
             series = self._series[name]
-            for record in theirs:
-                series.add(record)
+            series.add(theirs)
             if len(series.updates) > 2 * self._limit:
                 series.keep(self._limit)
-
-
-def _update(record: Record) -> int:
-    return record.update
 
 
 def _checked(name: str) -> str:
